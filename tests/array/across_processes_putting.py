@@ -38,11 +38,11 @@ from xlashard import (  # noqa: E402
     processes,
 )
 from xlashard.array import cross_process_check  # noqa: E402
-from xlashard.array.placement.target import Places  # noqa: E402
+from xlashard.array.placement.target import ResolvedSharding  # noqa: E402
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError  # noqa: E402
 
 SOMETIMES: Any = "sometimes"
-PLACES: Any = Places
+PLACES: Any = ResolvedSharding
 
 
 def check(x: Array, v: np.ndarray) -> None:

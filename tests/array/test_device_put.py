@@ -31,10 +31,10 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which ways of moving bytes between buffers were gone."""
     gone: list[str] = []
     ways = {
-        "retile": compiled,
-        "carry": p2p,
-        "move_in_pieces": p2p,
-        "move_in_memory": host_memory,
+        "reshard_by_program": compiled,
+        "carry_shards": p2p,
+        "reshard_by_pieces": p2p,
+        "reshard_in_host_memory": host_memory,
     }
     for name, module in ways.items():
         call = getattr(module, name)
@@ -96,7 +96,9 @@ def test_same_devices_take_one_program(moves: list[str], way: str) -> None:
     for place in (named(None, ("x", "y")), named(), SHARDINGS["listed tiles"]):
         moves.clear()
         device_put(x, place)
-        assert moves == ["move_in_memory" if way == "in one memory" else "retile"]
+        assert moves == [
+            "reshard_in_host_memory" if way == "in one memory" else "reshard_by_program"
+        ]
 
 
 def test_values_without_dimensions_move_too(way: str) -> None:
@@ -112,14 +114,14 @@ def test_other_devices(moves: list[str], way: str) -> None:
     first = NamedSharding(Mesh(DEVICES[:4], ("z",)), P("z"))
     x = device_put(V, NamedSharding(HALF, P("z")))
     for place, ways in (
-        (first, ["carry"]),
-        (NamedSharding(first.mesh, P(None, "z")), ["carry", "retile"]),
-        (named("x", "y"), ["move_in_pieces"]),
-        (DEVICES[0], ["move_in_pieces"]),
+        (first, ["carry_shards"]),
+        (NamedSharding(first.mesh, P(None, "z")), ["carry_shards", "reshard_by_program"]),
+        (named("x", "y"), ["reshard_by_pieces"]),
+        (DEVICES[0], ["reshard_by_pieces"]),
     ):
         moves.clear()
         assert same(device_put(x, place), V)
-        assert moves == (["move_in_memory"] if emulated else ways)
+        assert moves == (["reshard_in_host_memory"] if emulated else ways)
     assert same(device_put(device_put(V, DEVICES[6]), named("x")), V)
 
 

@@ -34,7 +34,7 @@ FROM_SHAPES = {
 
 def placed(sharding: Any) -> Samples[Any]:
     """The samples by a sharding; replicated on its devices where it is not for their rank."""
-    place = xlashard.array.placement.target.as_placement(sharding, "sharding").sharding
+    place = xlashard.array.placement.target.parse_placement(sharding, "sharding").sharding
     copies = GSPMDSharding(place.devices, "{replicated}", memory_kind=place.memory_kind)
 
     def put(value: np.ndarray) -> Array:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.facts import naming
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit
-from xlashard.array.core.closure_names import variable_of
+from xlashard.array.core.closure_names import closure_variable_name
 from xlashard.errors import DeletedError, DeviceMismatchError
 
 MESH = Mesh(np.array(jax.devices()), ("d",))
@@ -68,16 +68,16 @@ NAMES = list(functions_over(GLOBAL))
 def test_the_variable_is_found(name: str) -> None:
     array = elsewhere()
     function = functions_over(array)[name]
-    assert variable_of(function, array) == name
-    assert variable_of(function, array.to_jax()) == name
-    assert variable_of(function, elsewhere()) is None
+    assert closure_variable_name(function, array) == name
+    assert closure_variable_name(function, array.to_jax()) == name
+    assert closure_variable_name(function, elsewhere()) is None
 
 
 def test_globals_and_the_first_parameters_own_name() -> None:
-    assert variable_of(lambda x: x @ GLOBAL, GLOBAL) == "GLOBAL"
+    assert closure_variable_name(lambda x: x @ GLOBAL, GLOBAL) == "GLOBAL"
     model = Model(GLOBAL)
     del model.params
-    assert variable_of(model.by_attribute, GLOBAL) == "this.layer.weight"
+    assert closure_variable_name(model.by_attribute, GLOBAL) == "this.layer.weight"
 
 
 def test_circles_and_unbound_variables_end() -> None:
@@ -87,9 +87,9 @@ def test_circles_and_unbound_variables_end() -> None:
     def reads(x: Any) -> Any:
         return x, circle, later
 
-    assert variable_of(reads, GLOBAL) is None
+    assert closure_variable_name(reads, GLOBAL) is None
     later = GLOBAL
-    assert variable_of(reads, GLOBAL) == "later"
+    assert closure_variable_name(reads, GLOBAL) == "later"
 
 
 @pytest.mark.parametrize("name", NAMES)

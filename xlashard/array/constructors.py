@@ -17,16 +17,22 @@ from xlashard.array.core.repr import index_text
 from xlashard.array.device_put import placed
 from xlashard.array.host.put import gather_pieces, host_value, stage_piece
 from xlashard.array.host.read import read_value
-from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, number_places
-from xlashard.array.placement.oom import needed_by, out_of_memory
-from xlashard.array.placement.target import Places, as_shape, as_sharding, check_whole, places
-from xlashard.array.placement.transfer_guard import Way, free_transfers, guarded, guards_in_force
+from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, resolve_key_data
+from xlashard.array.placement.oom import as_out_of_memory_error, memory_required
+from xlashard.array.placement.target import (
+    ResolvedSharding,
+    check_reduced_sharding,
+    parse_shape,
+    parse_sharding,
+    resolve_sharding,
+)
+from xlashard.array.placement.transfer_guard import Way, allow_transfers, guarded, guards_in_force
 from xlashard.array.reshard.execute import relayout, reshard
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 from xlashard.sharding import SingleDeviceSharding, from_jax
 
 
-class Given(NamedTuple):
+class PieceInput(NamedTuple):
     """A value on its way to a device.
 
     Attributes:
@@ -50,7 +56,7 @@ class Given(NamedTuple):
         return (self.value if self.keys is None else self.keys).dtype
 
 
-def as_given(x: Any, name: Callable[[], str], instead: str) -> Given:
+def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
     """Reads a value; one that is spread over devices is brought to the first of them.
 
     Args:
@@ -67,17 +73,17 @@ def as_given(x: Any, name: Callable[[], str], instead: str) -> Given:
             f"{name()} is traced, and only known values can be put on devices one by one: {instead}"
         )
     if isinstance(x, np.ndarray):
-        return Given(*host_value(x, name))
+        return PieceInput(*host_value(x, name))
     if is_key_array(x):
-        return Given(_on_one_device(key_handle(x)), False, x)
+        return PieceInput(_on_one_device(key_handle(x)), False, x)
     if not isinstance(x, Array | HandleType):
-        return Given(*host_value(x, name))
+        return PieceInput(*host_value(x, name))
     try:
         check_alive(x)
     except DeletedError as error:
         raise DeletedError(f"{name()}: {error}") from None
     handle: Handle = x.to_jax() if isinstance(x, Array) else x
-    return Given(_on_one_device(handle), handle.weak_type)
+    return PieceInput(_on_one_device(handle), handle.weak_type)
 
 
 def _on_one_device(handle: Handle) -> Any:
@@ -88,7 +94,7 @@ def _on_one_device(handle: Handle) -> Any:
     if handle.sharding.num_devices == 1:
         return handle
     device = from_jax(handle.sharding).devices[0]
-    return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
+    return reshard(handle, resolve_sharding(handle.shape, SingleDeviceSharding(device)))
 
 
 def make_array_from_callback(
@@ -131,9 +137,9 @@ def make_array_from_callback(
                [3, 4, 5]], dtype=int32)
     """
     with short_tracebacks:
-        there, layout = as_sharding(sharding, "sharding")
-        target = places(as_shape(shape), there)
-        check_whole(there, "make_array_from_callback")
+        there, layout = parse_sharding(sharding, "sharding")
+        target = resolve_sharding(parse_shape(shape), there)
+        check_reduced_sharding(there, "make_array_from_callback")
         holders: dict[int, list[int]] = {}
         for number, tile in enumerate(target.tiles):
             holders.setdefault(tile, []).append(number)
@@ -142,7 +148,7 @@ def make_array_from_callback(
 
 
 def array_of_pieces(
-    target: Places,
+    target: ResolvedSharding,
     groups: Sequence[list[int]],
     data_callback: Callable[[tuple[slice, ...]], Any],
     dtype: Any = None,
@@ -173,7 +179,7 @@ def array_of_pieces(
             "write make_array_from_callback(shape, sharding, data_callback, dtype=...)"
         )
     ordered = [buffers[number] for number in range(len(target.positions))]
-    with free_transfers():
+    with allow_transfers():
         return finished(ordered, expected, target, layout, keys)
 
 
@@ -190,11 +196,11 @@ def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slic
         raise
 
 
-def _staged(value: Any, target: Places, numbers: list[int]) -> dict[int, Any]:
+def _staged(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
     try:
         return stage_piece(value, target, numbers)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        scarce = out_of_memory(error, [needed_by(target, value.dtype)])
+        scarce = as_out_of_memory_error(error, [memory_required(target, value.dtype)])
         if scarce is None:
             raise
     raise scarce  # no-catalogue: needs a process with little memory
@@ -218,9 +224,9 @@ def canonical_dtype(dtype: Any) -> Any:
         ) from None
 
 
-def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> Given:
+def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> PieceInput:
     """Checks one piece against the shape and dtype that it must have."""
-    piece = as_given(given, lambda: _name(index), _OUTSIDE)
+    piece = as_piece_input(given, lambda: _name(index), _OUTSIDE)
     if piece.shape != shape:
         raise PlacementError(
             f"{_name(index)} has shape {piece.shape}, but the pieces of this array have shape "
@@ -245,7 +251,7 @@ def _name(index: Any) -> str:
     return f"data_callback's piece for index {index_text(index)}"
 
 
-def _crossing(piece: Given, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
+def _crossing(piece: PieceInput, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
     """The block in which a piece goes to its devices, if the transfer guards let it."""
     guards = guards_in_force()
     if guards is None:
@@ -253,13 +259,13 @@ def _crossing(piece: Given, index: Any, devices: list[Device]) -> AbstractContex
     way = Way.HOST_TO_DEVICE
     if not isinstance(piece.value, np.ndarray):
         if piece.value.devices() == set(devices):
-            return free_transfers()
+            return allow_transfers()
         way = Way.DEVICE_TO_DEVICE
     return guarded(guards, way, _name(index), "device_put(whole, sharding)")
 
 
 def finished(
-    buffers: list[Any], dtype: Any, target: Places, layout: Layout | None, keys: Any
+    buffers: list[Any], dtype: Any, target: ResolvedSharding, layout: Layout | None, keys: Any
 ) -> Any:
     """One array over buffers that are where they belong.
 
@@ -279,5 +285,5 @@ def finished(
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
     numbers = buffers[0]
-    there = number_places(target, numbers.shape[len(target.shape) :])
+    there = resolve_key_data(target, numbers.shape[len(target.shape) :])
     return keys_over(gather_pieces(buffers, numbers.dtype, there), keys)

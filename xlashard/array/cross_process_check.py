@@ -23,7 +23,7 @@ from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.array import Array
-from xlashard.array.core.base import Holder
+from xlashard.array.core.base import ArrayBase
 from xlashard.array.host.put import as_host_value
 from xlashard.array.host.read import read_value
 from xlashard.array.keys import is_key_array, key_handle
@@ -85,7 +85,7 @@ class _Tree:
         return leaf_paths(self._x, "x")
 
 
-def concerns_others(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
+def spans_processes(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
     """Whether any leaf comes from or goes to devices of other processes."""
     if coordination.process_count() < 2:
         return False
@@ -100,7 +100,7 @@ def _is_here(x: Any) -> bool:
     return not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.is_fully_addressable
 
 
-def own_values(
+def compare_across_processes(
     x: Any, leaves: Sequence[Any], placements: Sequence[Placement], check: Check | None
 ) -> set[int]:
     """The numbers of the leaves that stand for themselves in each process, compared if need be.
@@ -125,7 +125,7 @@ def own_values(
             continue
         target = placement.sharding
         takers = _processes(target)
-        givers = _givers(leaf)
+        givers = _source_processes(leaf)
         if givers is None:
             if len(takers) > 1 or not target.is_fully_addressable:
                 own.append(_Leaf(number, tree, leaf, target, takers))
@@ -133,12 +133,12 @@ def own_values(
             everybody = tuple(sorted(givers.union(takers)))
             if coordination.process_index() in everybody:
                 unclear.append(_Leaf(number, tree, leaf, target, everybody))
-    own += _asked(unclear)
+    own += _find_process_copies(unclear)
     _compare(sorted(own, key=lambda leaf: leaf.number), _DEFAULT if check is None else check)
     return {leaf.number for leaf in own}
 
 
-def as_check(given: Any) -> Check | None:
+def parse_check(given: Any) -> Check | None:
     """Reads what a caller wrote.
 
     Raises:
@@ -152,7 +152,7 @@ def as_check(given: Any) -> Check | None:
     )
 
 
-def _givers(x: Any) -> set[int] | None:
+def _source_processes(x: Any) -> set[int] | None:
     """The processes whose devices an array is bound to; None if it stands for itself."""
     if not isinstance(x, jax.Array):
         return None
@@ -174,7 +174,7 @@ def _known_processes(sharding: Sharding) -> tuple[int, ...]:
     return processes.processes_of(sharding.devices)
 
 
-def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
+def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     """Which of the arrays are one for each process, as all of them say together."""
     by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
     for leaf in unclear:
@@ -183,9 +183,11 @@ def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     for group, its in sorted(by_group.items()):
         mine = [[_type_of(leaf.x), _ids(leaf.x)] for leaf in its]
         try:
-            came = processes.RENDEZVOUS.exchange(_invitation(group), json.dumps(mine))
+            came = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(mine))
         except processes.BarrierTimeoutError as error:
-            raise _missed(error, its, group) from None  # no-catalogue: needs several processes
+            raise _timeout_error(
+                error, its, group
+            ) from None  # no-catalogue: needs several processes
         said = {process: json.loads(text) for process, text in came.items()}
         types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
         if any(listed != types[group[0]] for listed in types.values()):
@@ -216,7 +218,7 @@ def _listed(types: dict[int, list[str]]) -> str:
 type _Key = tuple[Any, ...]
 
 
-class Compared:
+class ComparedCalls:
     """What was compared before, by the line that called."""
 
     def __init__(self) -> None:
@@ -234,7 +236,7 @@ class Compared:
             self._seen[key] = None
 
 
-_compared = Compared()
+_compared = ComparedCalls()
 
 
 def _compare(own: Sequence[_Leaf], check: Check) -> None:
@@ -253,9 +255,11 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
             processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its
         ]
         try:
-            found = processes.differences(_invitation(group), named)
+            found = processes.differences(_barrier(group), named)
         except processes.BarrierTimeoutError as error:
-            raise _missed(error, its, group) from None  # no-catalogue: needs several processes
+            raise _timeout_error(
+                error, its, group
+            ) from None  # no-catalogue: needs several processes
         if found:
             raise _unequal(found, group)  # no-catalogue: needs several processes
         _compared.add(key)
@@ -285,13 +289,13 @@ def _value(x: Any) -> np.ndarray:
     """What is put on the devices, on the host."""
     if isinstance(x, jax.Array):
         handle = key_handle(x) if is_key_array(x) else x
-        array = handle if isinstance(handle, Holder) else Array.from_jax(handle)
+        array = handle if isinstance(handle, ArrayBase) else Array.from_jax(handle)
         return read_value(array, explicit=True)
     value, dtype, _ = as_host_value(x, lambda: "it")
     return np.asarray(value, dtype)
 
 
-def _invitation(group: tuple[int, ...]) -> "processes.Barrier":
+def _barrier(group: tuple[int, ...]) -> "processes.Barrier":
     """Who meets. Threads besides the main one meet by the line that calls, each its own kind."""
     series = "device_put"
     if threading.current_thread() is not threading.main_thread():
@@ -299,7 +303,7 @@ def _invitation(group: tuple[int, ...]) -> "processes.Barrier":
     return processes.Barrier(group, series, _TIMEOUT, what="device_put")
 
 
-def _missed(
+def _timeout_error(
     error: "processes.BarrierTimeoutError", leaves: Sequence[_Leaf], group: tuple[int, ...]
 ) -> ProcessesError:
     first = leaves[0]

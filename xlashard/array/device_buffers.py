@@ -10,7 +10,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, Tracer, dressed, split
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
-from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.core.buffer_shape import reshape_buffer
 from xlashard.array.core.shard import Shard
 from xlashard.array.device_put import placed
 from xlashard.array.from_single_device_arrays import make_array_from_single_device_arrays
@@ -88,7 +88,7 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
 
 def without(buffer: Handle, dims: Sequence[int]) -> Handle:
     """A handle on one device without some dimensions of size 1; as it is, if there are none."""
-    return in_shape(buffer, without_dims(buffer.shape, dims)) if dims else buffer
+    return reshape_buffer(buffer, without_dims(buffer.shape, dims)) if dims else buffer
 
 
 def make_sharded_device_array(

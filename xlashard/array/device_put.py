@@ -13,24 +13,29 @@ from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, dressed
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, type_text
-from xlashard.array.cross_process_check import Check, as_check, concerns_others, own_values
+from xlashard.array.cross_process_check import (
+    Check,
+    compare_across_processes,
+    parse_check,
+    spans_processes,
+)
 from xlashard.array.host.put import HostPut, as_host_value, host_route, put_values
 from xlashard.array.host.read import read_value, start_read
-from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
-from xlashard.array.placement.oom import needed_by, out_of_memory
+from xlashard.array.keys import is_key_array, key_handle, keys_over, resolve_key_data
+from xlashard.array.placement.oom import as_out_of_memory_error, memory_required
 from xlashard.array.placement.prefix import broadcast_prefix, leaf_path
 from xlashard.array.placement.target import (
     Placement,
-    Places,
-    as_placement,
-    is_place,
-    is_there,
-    places,
+    ResolvedSharding,
+    is_in_place,
+    is_target,
+    parse_placement,
     reorders_devices,
-    requested_places,
+    resolve_requested,
+    resolve_sharding,
 )
 from xlashard.array.placement.transfer_guard import Guards, Way, check_transfer, guards_in_force
-from xlashard.array.reshard.execute import put_own, relayout, reshard
+from xlashard.array.reshard.execute import put_local_copy, relayout, reshard
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
@@ -133,7 +138,7 @@ def device_put(
     """
     # Not by short_tracebacks, which costs something where nothing goes wrong.
     try:
-        return _put_tree(x, device, src, (donate, may_alias), as_check(check))
+        return _put_tree(x, device, src, (donate, may_alias), parse_check(check))
     except Exception as error:
         shorten(error)
         raise
@@ -142,7 +147,7 @@ def device_put(
 def _put_tree(x: Any, device: Any, src: Any, flags: tuple[Any, Any], check: Check | None) -> Any:
     donate, may_alias = flags
     leaves, treedef = jax.tree.flatten(x)
-    entries = broadcast_prefix(device, x, is_place, "device", "x")
+    entries = broadcast_prefix(device, x, is_target, "device", "x")
     donated = broadcast_prefix(donate, x, _is_flag, "donate", "x")
     aliased = broadcast_prefix(may_alias, x, _is_flag, "may_alias", "x")
     gives, shares = (donated, aliased) if donate is False else _each_once(leaves, donated, aliased)
@@ -155,7 +160,7 @@ def _put_tree(x: Any, device: Any, src: Any, flags: tuple[Any, Any], check: Chec
         try:
             placement = known.get(id(entry))
             if placement is None:
-                placement = known[id(entry)] = as_placement(entry, "device")
+                placement = known[id(entry)] = parse_placement(entry, "device")
             ways.append(placement)
             steps.append(_plan_leaf(leaf, placement, gives[number], shares[number], src))
             if guards is not None:
@@ -163,8 +168,8 @@ def _put_tree(x: Any, device: Any, src: Any, flags: tuple[Any, Any], check: Chec
         except XlashardError as error:
             raise at_path(error, leaf_path(x, number, "x")) from None
     with nullcontext() if guards is None else jax.transfer_guard("allow"):
-        if concerns_others(ways, leaves):
-            for number in own_values(x, leaves, ways, check):
+        if spans_processes(ways, leaves):
+            for number in compare_across_processes(x, leaves, ways, check):
                 steps[number] = _plan_leaf(
                     leaves[number], ways[number], gives[number], shares[number], src, own=True
                 )
@@ -233,7 +238,7 @@ def _check_crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -
         check_transfer(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
         return
     if fresh or not (
-        placement.sharding is None or is_there(x, placement) or reorders_devices(x, placement)
+        placement.sharding is None or is_in_place(x, placement) or reorders_devices(x, placement)
     ):
         check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
 
@@ -279,7 +284,7 @@ def _plan_leaf(
     array = x if isinstance(x, Array) else Array.from_jax(x)
     check_alive(array)
     if placement.sharding is not None:
-        requested_places(array.shape, placement.sharding)
+        resolve_requested(array.shape, placement.sharding)
 
     def put() -> Array:
         check_alive(array)
@@ -296,10 +301,10 @@ def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> "HostPut
     where = placement.sharding
     committed = where is not None
     place = SingleDeviceSharding(default_device()) if where is None else where
-    target = requested_places(value.shape, place)
+    target = resolve_requested(value.shape, place)
     if not target.tiling.is_partial:
         return HostPut(value, host_route(target, dtype, weak_type, committed), bool(may_alias))
-    whole = places(value.shape, target.sharding.reduced_sharding)
+    whole = resolve_sharding(value.shape, target.sharding.reduced_sharding)
     step = HostPut(value, host_route(whole, dtype, weak_type), False)
 
     def put() -> Array:
@@ -309,7 +314,7 @@ def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> "HostPut
     return put
 
 
-def _put_host(handle: Handle, placement: Placement, target: Places) -> Array:
+def _put_host(handle: Handle, placement: Placement, target: ResolvedSharding) -> Array:
     if placement.sharding is None:
         return wrap(handle)
     return placed(relayout(handle, placement.layout, target), placement.sharding)
@@ -347,15 +352,15 @@ def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool, ow
         and array._own_sharding is placement.sharding
     ):
         return array
-    target = places(handle.shape, placement.sharding)
+    target = resolve_sharding(handle.shape, placement.sharding)
     try:
         if own:
-            moved = put_own(handle, target)
+            moved = put_local_copy(handle, target)
         else:
             moved = reshard(handle, target, donate=donate, fresh=fresh)
         moved = relayout(moved, placement.layout, target)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        scarce = out_of_memory(error, [needed_by(target, handle.dtype)])
+        scarce = as_out_of_memory_error(error, [memory_required(target, handle.dtype)])
         if scarce is None:
             raise
     else:
@@ -366,10 +371,10 @@ def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool, ow
 def _renewed(array: Array, donate: bool) -> Array:
     """The same array in the same place, in other buffers or with the source used up."""
     handle = array.to_jax()
-    target = places(handle.shape, array.sharding)
+    target = resolve_sharding(handle.shape, array.sharding)
     moved = reshard(handle, target, donate=donate, fresh=not donate)
     if not handle.committed:
-        moved = dressed(moved, target.twin, committed=False)
+        moved = dressed(moved, target.jax_sharding, committed=False)
     out = wrap(moved)
     out._own_sharding = array._own_sharding
     return out
@@ -397,8 +402,8 @@ def _put_keys(
             "without unreduced axes"
         )
     if placement.sharding is not None:
-        logical = requested_places(tuple(keys.shape), placement.sharding)
-        there: Places = number_places(logical, numbers.shape[keys.ndim :])
+        logical = resolve_requested(tuple(keys.shape), placement.sharding)
+        there: ResolvedSharding = resolve_key_data(logical, numbers.shape[keys.ndim :])
         placement = Placement(there.sharding)
     out = _put_array(numbers, placement, donate, fresh=may_alias is False, own=own)
     if donate and not numbers.is_deleted():

@@ -15,7 +15,12 @@ from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import type_text
 from xlashard.array.device_put import device_put
 from xlashard.array.host.put import host_value, put_value
-from xlashard.array.placement.target import Placement, as_placement, memory_kind_of, places
+from xlashard.array.placement.target import (
+    Placement,
+    memory_kind_of,
+    parse_placement,
+    resolve_sharding,
+)
 from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding, to_jax
 
@@ -49,7 +54,7 @@ def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) 
         Array([1., 2., 3.], dtype=float32)
     """
     with short_tracebacks:
-        placement = as_placement(device, "device")
+        placement = parse_placement(device, "device")
         where = _memory_of(external)
         if where == dlpack.HOST_MEMORY:
             there = _cpu_device(external, placement)
@@ -141,7 +146,7 @@ def _from_numpy(external: np.ndarray, device: Device, copy: bool | None) -> Hand
         why = why if value.dtype == external.dtype else f"becomes {value.dtype.name}"
         if why:
             raise DLPackError(_unshared(external, why))
-    target = places(value.shape, SingleDeviceSharding(device))
+    target = resolve_sharding(value.shape, SingleDeviceSharding(device))
     return put_value(value, target, alias=not copy)
 
 

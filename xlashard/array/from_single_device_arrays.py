@@ -11,10 +11,15 @@ from xlashard._jax.runtime.transfer import Handle, Tracer
 from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import check_alive
-from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.core.buffer_shape import reshape_buffer
 from xlashard.array.core.donation import record_shard
 from xlashard.array.keys import is_key_dtype, key_handle, keys_over
-from xlashard.array.placement.target import Places, as_shape, as_sharding, places
+from xlashard.array.placement.target import (
+    ResolvedSharding,
+    parse_shape,
+    parse_sharding,
+    resolve_sharding,
+)
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 from xlashard.geometry.sharding_spec import without_dims
 from xlashard.sharding import PmapSharding
@@ -54,15 +59,17 @@ def make_array_from_single_device_arrays(
         (4, 2)
     """
     with short_tracebacks:
-        there, layout = as_sharding(sharding, "sharding")
+        there, layout = parse_sharding(sharding, "sharding")
         if layout is not None:
             raise ArgumentError("the arrays have their layouts already: give the sharding alone")
-        target = places(as_shape(shape), there)
-        singles = read_singles(_with_unstacked_dims(arrays, target), _HERE)
-        return joined(singles, target, None if dtype is None else canonical_dtype(dtype), _HERE)
+        target = resolve_sharding(parse_shape(shape), there)
+        singles = read_single_device_arrays(_with_unstacked_dims(arrays, target), _HERE)
+        return assemble_arrays(
+            singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
+        )
 
 
-def _with_unstacked_dims(arrays: Any, target: Places) -> Any:
+def _with_unstacked_dims(arrays: Any, target: ResolvedSharding) -> Any:
     """The arrays as early `pmap` gave them, with the dimensions that it had left out."""
     sharding, shape = target.sharding, target.shard_shape
     dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
@@ -79,8 +86,8 @@ def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
     check_alive(array)
     if is_key_dtype(array.dtype):
         numbers = key_handle(array)
-        return keys_over(in_shape(numbers, (*shape, *numbers.shape[array.ndim :])), array)
-    return in_shape(array.to_jax() if isinstance(array, Array) else array, shape)
+        return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
+    return reshape_buffer(array.to_jax() if isinstance(array, Array) else array, shape)
 
 
 class Caller(NamedTuple):
@@ -102,7 +109,7 @@ class Caller(NamedTuple):
 _HERE = Caller("make_array_from_single_device_arrays", "arrays")
 
 
-class Single(NamedTuple):
+class SingleDeviceArray(NamedTuple):
     """One of the arrays given.
 
     Attributes:
@@ -120,7 +127,7 @@ class Single(NamedTuple):
     is_key: bool
 
 
-def read_singles(arrays: Any, caller: Caller) -> list[Single]:
+def read_single_device_arrays(arrays: Any, caller: Caller) -> list[SingleDeviceArray]:
     """Checks that values are arrays on one device each, and alive.
 
     Raises:
@@ -132,10 +139,12 @@ def read_singles(arrays: Any, caller: Caller) -> list[Single]:
             f"{caller.argument} must be a list of arrays, not {type(arrays).__name__}: for one "
             "write [array]"
         )
-    return [_as_single(caller, number, array) for number, array in enumerate(arrays)]
+    return [_as_single_device_array(caller, number, array) for number, array in enumerate(arrays)]
 
 
-def joined(singles: Sequence[Single], target: Places, dtype: Any, caller: Caller) -> Any:
+def assemble_arrays(
+    singles: Sequence[SingleDeviceArray], target: ResolvedSharding, dtype: Any, caller: Caller
+) -> Any:
     """One array over arrays that are on its devices.
 
     Args:
@@ -166,7 +175,7 @@ def joined(singles: Sequence[Single], target: Places, dtype: Any, caller: Caller
     return out
 
 
-def _as_single(caller: Caller, number: int, array: Any) -> Single:
+def _as_single_device_array(caller: Caller, number: int, array: Any) -> SingleDeviceArray:
     name = caller.name(number)
     if isinstance(array, Tracer):
         raise ArgumentError(
@@ -193,12 +202,14 @@ def _as_single(caller: Caller, number: int, array: Any) -> Single:
             "[shard.data for shard in x.addressable_shards]"
         )
     (device,) = devices
-    return Single(name, array, handle, device, is_key)
+    return SingleDeviceArray(name, array, handle, device, is_key)
 
 
-def _by_device(singles: Sequence[Single], target: Places) -> dict[Device, Single]:
+def _by_device(
+    singles: Sequence[SingleDeviceArray], target: ResolvedSharding
+) -> dict[Device, SingleDeviceArray]:
     """Checks that the arrays are on exactly this process's devices of the sharding."""
-    found: dict[Device, Single] = {}
+    found: dict[Device, SingleDeviceArray] = {}
     for single in singles:
         if single.device in found:
             raise PlacementError(
@@ -225,7 +236,7 @@ def _listed(devices: list[Device]) -> str:
     return ", ".join(map(str, devices))
 
 
-def _check_fits(single: Single, target: Places, dtype: Any) -> None:
+def _check_fits(single: SingleDeviceArray, target: ResolvedSharding, dtype: Any) -> None:
     found = single.array.dtype
     if found != dtype:
         raise PlacementError(

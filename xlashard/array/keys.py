@@ -14,7 +14,7 @@ import numpy as np
 
 from xlashard._jax.runtime.transfer import Handle
 from xlashard.array.core.shard import Shard
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.errors import ArgumentError
 from xlashard.sharding import (
     GSPMDSharding,
@@ -67,7 +67,7 @@ def key_shards(keys: Any) -> list[Shard]:
     return Shard.all_of(sharding, keys.shape, [keys.addressable_data(n) for n in range(count)])
 
 
-def number_places(logical: Places, extra: tuple[int, ...]) -> Places:
+def resolve_key_data(logical: ResolvedSharding, extra: tuple[int, ...]) -> ResolvedSharding:
     """Where the numbers of keys go whose key array goes to some places.
 
     Args:
@@ -80,4 +80,4 @@ def number_places(logical: Places, extra: tuple[int, ...]) -> Places:
         sharding = GSPMDSharding(
             sharding.devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind
         )
-    return places((*logical.shape, *extra), sharding)
+    return resolve_sharding((*logical.shape, *extra), sharding)

@@ -11,14 +11,14 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import put, separate
 from xlashard.array.device_put import at_path, placed
 from xlashard.array.host.put import host_value, put_value
-from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
+from xlashard.array.keys import is_key_array, key_handle, keys_over, resolve_key_data
 from xlashard.array.placement.prefix import broadcast_prefix, leaf_path
 from xlashard.array.placement.target import (
-    as_shape,
-    as_sharding,
-    check_whole,
-    is_place,
-    requested_places,
+    check_reduced_sharding,
+    is_target,
+    parse_shape,
+    parse_sharding,
+    resolve_requested,
 )
 from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force
 from xlashard.array.reshard.execute import relayout
@@ -68,7 +68,7 @@ def make_array_from_process_local_data(
     """
     with short_tracebacks:
         leaves, treedef = jax.tree.flatten(local_data)
-        entries = broadcast_prefix(sharding, local_data, is_place, "sharding", "local_data")
+        entries = broadcast_prefix(sharding, local_data, is_target, "sharding", "local_data")
         shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
         out = []
         guards = guards_in_force()
@@ -76,7 +76,7 @@ def make_array_from_process_local_data(
             try:
                 if isinstance(entry, jax.Device):
                     entry = SingleDeviceSharding(entry)
-                there = as_sharding(entry, "sharding")
+                there = parse_sharding(entry, "sharding")
                 if guards is None:
                     out.append(_from_local(*there, leaf, shape))
                     continue
@@ -94,7 +94,7 @@ def _is_shape(x: Any) -> bool:
 
 
 def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Any:
-    check_whole(sharding, "make_array_from_process_local_data")
+    check_reduced_sharding(sharding, "make_array_from_process_local_data")
     keys = data if is_key_array(data) else None
     if keys is None:
         value, _ = host_value(data, lambda: "it")
@@ -104,21 +104,21 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
     shape = (
         _inferred_shape(local, sharding)
         if global_shape is None
-        else as_shape(global_shape, "global_shape")
+        else parse_shape(global_shape, "global_shape")
     )
     if len(shape) != len(local):
         raise PlacementError(
             f"local data of shape {local} have {len(local)} dimensions, global_shape {shape} "
             f"has {len(shape)}: give a global_shape of {counted(len(local), 'dimension')}"
         )
-    logical = requested_places(shape, sharding)
-    target = logical if keys is None else number_places(logical, value.shape[len(local) :])
+    logical = resolve_requested(shape, sharding)
+    target = logical if keys is None else resolve_key_data(logical, value.shape[len(local) :])
     if local == shape:
         handle = put_value(value, target)
     else:
         windows = _windows(local, shape, logical.tiling, logical.positions)
         pieces = separate([value[window] for window in windows])
-        handle = put(target.aval(value.dtype), target.twin, pieces, target.devices)
+        handle = put(target.aval(value.dtype), target.jax_sharding, pieces, target.devices)
     if keys is None:
         return placed(relayout(handle, layout, target), sharding)
     if layout is not None:

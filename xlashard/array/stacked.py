@@ -12,20 +12,20 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_is_there
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, make_aval, put
-from xlashard.array.constructors import Given, as_given
+from xlashard.array.constructors import PieceInput, as_piece_input
 from xlashard.array.core.array import Array
-from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.core.buffer_shape import reshape_buffer
 from xlashard.array.device_put import placed
 from xlashard.array.host.copying import private_copy
 from xlashard.array.host.put import put_on
-from xlashard.array.keys import keys_over, number_places
+from xlashard.array.keys import keys_over, resolve_key_data
 from xlashard.array.placement.prefix import leaf_path
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.placement.transfer_guard import (
     Guards,
     Way,
+    allow_transfers,
     check_transfer,
-    free_transfers,
     guards_in_force,
 )
 from xlashard.errors import ArgumentError, PlacementError, counted
@@ -137,8 +137,8 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
             name = partial(leaf_path, x, number, "x")
             if guards is not None:
                 _ask(guards, leaf, name)
-            with free_transfers():
-                piece = as_given(leaf, name, _OUTSIDE)
+            with allow_transfers():
+                piece = as_piece_input(leaf, name, _OUTSIDE)
                 out.append(_over([piece] * len(there), there))
         return treedef.unflatten(out)
 
@@ -195,8 +195,10 @@ def _stacked(
             _ask(guards, value, partial(name, number))
     elif _are_plain(values):
         return _put_plain(values, devices)
-    with free_transfers():
-        pieces = [as_given(x, partial(name, number), _OUTSIDE) for number, x in enumerate(values)]
+    with allow_transfers():
+        pieces = [
+            as_piece_input(x, partial(name, number), _OUTSIDE) for number, x in enumerate(values)
+        ]
         shape, dtype = pieces[0].shape, pieces[0].dtype
         for number, piece in enumerate(pieces):
             if (piece.shape, piece.dtype) != (shape, dtype):
@@ -220,10 +222,10 @@ def _are_plain(values: Sequence[Any]) -> bool:
 def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Array:
     """`_over` for such."""
     target = _places((len(devices), *values[0].shape), devices)
-    aval = make_aval(target.shape, values[0].dtype, target.twin)
+    aval = make_aval(target.shape, values[0].dtype, target.jax_sharding)
     alias = not _begin_apart(values)
     rows = [private_copy(value)[None] for value in values] if alias else [v[None] for v in values]
-    handle = put(aval, target.twin, rows, target.devices, alias=alias)
+    handle = put(aval, target.jax_sharding, rows, target.devices, alias=alias)
     return placed(handle, target.sharding)
 
 
@@ -234,24 +236,24 @@ def _begin_apart(values: Sequence[np.ndarray]) -> bool:
     return len({value.ctypes.data for value in values}) == len(values)
 
 
-def _over(pieces: list[Given], devices: tuple[Device, ...]) -> Any:
+def _over(pieces: list[PieceInput], devices: tuple[Device, ...]) -> Any:
     """One array of a piece for each device, which get the leading dimension here."""
     first = pieces[0]
     keys = first.keys
     shape = first.shape
     target = _places((len(devices), *shape), devices)
     if keys is not None:
-        target = number_places(target, first.value.shape[len(shape) :])
+        target = resolve_key_data(target, first.value.shape[len(shape) :])
     weak_type = all(piece.weak_type for piece in pieces)
-    aval = make_aval(target.shape, first.value.dtype, target.twin, weak_type)
+    aval = make_aval(target.shape, first.value.dtype, target.jax_sharding, weak_type)
     values, alias = _in_place(pieces, target)
-    handle = put(aval, target.twin, values, target.devices, alias=alias)
+    handle = put(aval, target.jax_sharding, values, target.devices, alias=alias)
     return placed(handle, target.sharding) if keys is None else keys_over(handle, keys)
 
 
 @lru_cache(maxsize=1024)
-def _places(shape: tuple[int, ...], devices: tuple[Device, ...]) -> Places:
-    return places(shape, _one_on_each(len(shape), devices))
+def _places(shape: tuple[int, ...], devices: tuple[Device, ...]) -> ResolvedSharding:
+    return resolve_sharding(shape, _one_on_each(len(shape), devices))
 
 
 @lru_cache(maxsize=256)
@@ -259,7 +261,7 @@ def _one_on_each(ndim: int, devices: tuple[Device, ...]) -> PmapSharding:
     return PmapSharding(devices, spec_over_one_dim(ndim, 0, len(devices)))
 
 
-def _in_place(pieces: list[Given], target: Places) -> tuple[list[Any], bool]:
+def _in_place(pieces: list[PieceInput], target: ResolvedSharding) -> tuple[list[Any], bool]:
     """The pieces in the shape that they have on their devices, and whether nobody else has them.
 
     Each is a NumPy array everywhere, or a handle everywhere, as jaxlib wants it.
@@ -278,13 +280,13 @@ def _in_place(pieces: list[Given], target: Places) -> tuple[list[Any], bool]:
     return [ready[id(piece)] for piece in pieces], alias
 
 
-def _shaped(value: Any, target: Places, device: Device, on_host: bool) -> Any:
+def _shaped(value: Any, target: ResolvedSharding, device: Device, on_host: bool) -> Any:
     """One piece with its leading dimension, still where it was."""
     if on_host:
         window = value if isinstance(value, np.ndarray) else host_view(value)[0]
         return window.reshape(target.shard_shape)
     if not isinstance(value, np.ndarray):
-        return in_shape(value, target.shard_shape)
+        return reshape_buffer(value, target.shard_shape)
     return put_on(device, value.reshape(target.shard_shape))
 
 

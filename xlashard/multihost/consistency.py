@@ -9,7 +9,7 @@ import numpy as np
 
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard.array.cross_process_check import Compared
+from xlashard.array.cross_process_check import ComparedCalls
 from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,
@@ -68,7 +68,7 @@ def mismatched_pieces(by_process: Mapping[int, PieceDigests], path: str) -> list
     ]
 
 
-_compared = Compared()
+_compared = ComparedCalls()
 
 
 def read_check(check: Any) -> CheckName:

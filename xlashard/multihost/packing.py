@@ -17,7 +17,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard.array import Array
 from xlashard.array.device_put import device_put
 from xlashard.array.host.read import read_value
-from xlashard.array.placement.transfer_guard import free_transfers
+from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.multihost.host_local.convert import host_local_array_to_global_array
 from xlashard.pjit import pjit
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
@@ -65,7 +65,7 @@ def gathered_by_devices(block: np.ndarray) -> np.ndarray:
 
     Each device of a process gathers a part, so that all devices transfer at once.
     """
-    with free_transfers():
+    with allow_transfers():
         everywhere = device_put(
             _sharded_rows(block), NamedSharding(_mesh(), PartitionSpec(None, "device"))
         )
@@ -74,7 +74,7 @@ def gathered_by_devices(block: np.ndarray) -> np.ndarray:
 
 def broadcast_by_devices(block: np.ndarray, *, is_source: bool) -> np.ndarray:
     """Return the block of the source process; others pass a block of the same size."""
-    with free_transfers():
+    with allow_transfers():
         mine = block if is_source else np.zeros_like(block)
         return _bytes_of(_summed(_mesh())(_sharded_rows(mine)), block.nbytes)
 

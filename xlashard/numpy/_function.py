@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xlashard.array import Array
-from xlashard.array.core.wrappers import forwarding
+from xlashard.array.core.wrappers import wrap_jax_function
 from xlashard.numpy._placing import placing
 
 
@@ -17,7 +17,7 @@ def function_over(theirs: Callable[..., Any], name: str, module: str) -> Callabl
         name: What it is called in `module`.
         module: The full name of the module that has ours.
     """
-    ours = forwarding(theirs, name, Array)
+    ours = wrap_jax_function(theirs, name, Array)
     try:
         has_device = "device" in inspect.signature(theirs).parameters
     except ValueError:

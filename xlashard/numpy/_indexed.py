@@ -3,7 +3,7 @@
 from typing import Any
 
 from xlashard.array import Array
-from xlashard.array.core.unwrap import as_arrays, bare
+from xlashard.array.core.unwrap import unwrap, wrap_results
 
 
 class Indexed:
@@ -14,7 +14,7 @@ class Indexed:
         self.__doc__ = theirs.__doc__
 
     def __getitem__(self, key: Any) -> Any:
-        return as_arrays(Array, self._theirs[bare(key)], (key,))
+        return wrap_results(Array, self._theirs[unwrap(key)], (key,))
 
     def __repr__(self) -> str:
         return repr(self._theirs)

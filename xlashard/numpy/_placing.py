@@ -16,7 +16,7 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.trace.tracing import is_top_level
 from xlashard.array import Array, device_put
-from xlashard.array.placement.target import as_placement
+from xlashard.array.placement.target import parse_placement
 from xlashard.pjit import pjit, with_sharding_constraint
 from xlashard.sharding import Sharding
 
@@ -56,7 +56,7 @@ def placing(theirs: Function, ours: Function, name: str) -> Function:
             raise
 
     def placed(args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
-        placement = as_placement(device, f"device of {name}()")
+        placement = parse_placement(device, f"device of {name}()")
         sharding = placement.sharding
         if sharding is None:
             return ours(*args, **kwargs)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array import Array
-from xlashard.array.core.fallback import Call, tried_again
-from xlashard.array.core.unwrap import as_arrays, bare
+from xlashard.array.core.fallback import JaxCall, retry_call
+from xlashard.array.core.unwrap import unwrap, wrap_results
 from xlashard.numpy._function import as_named, function_over
 
 _NAMES = ("x", "y", "z")
@@ -51,13 +51,13 @@ class ufunc:
             if len(args) == 2 and not kwargs:
                 # Nearly all calls; a list of them to unpack again costs a tenth of the cheapest.
                 x, y = args
-                x = x._handle if type(x) is Array else bare(x)
-                out = call(x, y._handle if type(y) is Array else bare(y))
+                x = x._handle if type(x) is Array else unwrap(x)
+                out = call(x, y._handle if type(y) is Array else unwrap(y))
             else:
-                out = call(*map(bare, args), **bare(kwargs))
+                out = call(*map(unwrap, args), **unwrap(kwargs))
         except Exception as failed:
             try:
-                out = tried_again(failed, Call(self.__name__, call, args, kwargs, _NAMES))
+                out = retry_call(failed, JaxCall(self.__name__, call, args, kwargs, _NAMES))
             except Exception as error:
                 shorten(error)
                 raise
@@ -65,7 +65,7 @@ class ufunc:
             array = Array()
             array._handle = out
             return array
-        return as_arrays(Array, out, (args, kwargs))
+        return wrap_results(Array, out, (args, kwargs))
 
     def _method(self, name: str) -> Callable[..., Any]:
         return function_over(getattr(self._theirs, name), f"{self.__name__}.{name}", self._module)

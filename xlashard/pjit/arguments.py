@@ -12,7 +12,7 @@ from xlashard._jax.runtime.transfer import base_handle, callback_result, lacks_b
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
-from xlashard.array.core.donation import how_deleted
+from xlashard.array.core.donation import deletion_cause
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
 from xlashard.lazily import dataclass
 from xlashard.sharding import XLACompatibleSharding, from_jax
@@ -98,7 +98,7 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
 
 
 def _deleted_text(value: Any, path: str, aval: Any) -> str:
-    how = how_deleted(bare(value), value._deleted_by if isinstance(value, Array) else None)
+    how = deletion_cause(bare(value), value._deleted_by if isinstance(value, Array) else None)
     advice = "make it anew"
     if "donated" in how:
         advice = "use what that call returned, or leave the argument out of its donate_argnums"

@@ -10,8 +10,8 @@ import numpy as np
 from xlashard._jax.runtime.dispatch import handles_of_keys
 from xlashard._jax.trace.jaxprs import is_host_array, is_ref
 from xlashard._jax.trace.tracing import abstractify
-from xlashard.array.core.closure_names import variable_of
-from xlashard.array.host.read import value_of
+from xlashard.array.core.closure_names import closure_variable_name
+from xlashard.array.host.read import handle_value
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare, check_alive
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
@@ -88,7 +88,7 @@ def _a_reference() -> str:
 
 def named_value(value: Any, function: Any, called: str) -> str:
     """An array that a function closes over, by the variable where one leads to it."""
-    variable = None if function is None else variable_of(function, value)
+    variable = None if function is None else closure_variable_name(function, value)
     if variable is None:
         return f"an array that {called} closes over"
     return f"{variable}, an array that {called} closes over"
@@ -141,4 +141,4 @@ def _digest(value: Any) -> str:
     handle = bare(value)
     if handle.is_deleted() or not handle.is_fully_addressable:
         return ""
-    return processes.digest(value_of(*handles_of_keys([handle]))).hex()
+    return processes.digest(handle_value(*handles_of_keys([handle]))).hex()

@@ -29,7 +29,7 @@ from xlashard._jax.trace.primitives import (
 )
 from xlashard.array import device_put
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.placement.transfer_guard import free_transfers
+from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.shardings.error_hints import described
@@ -189,7 +189,7 @@ def _witness(sharding: XLACompatibleSharding) -> Any:
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
     # It is a computation, whatever JAX moves for it.
-    with free_transfers():
+    with allow_transfers():
         return _constrained(x, sharding)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from xlashard._jax.runtime import compiler, dispatch, execute
 from xlashard._jax.trace import jaxprs
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
-from xlashard.array.core.donation import Taker
+from xlashard.array.core.donation import DonationTracker
 from xlashard.array.core.handles import KindOf, is_handle, unwrapped, wrap_result
 from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import NonFiniteError
@@ -41,7 +41,7 @@ class DonationInfo:
 
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
-    taker: Taker
+    taker: DonationTracker
     naming: "Naming | None" = None
 
 

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, is_reference
-from xlashard.array.core.donation import Taker
+from xlashard.array.core.donation import DonationTracker
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
@@ -91,7 +91,7 @@ class Function:
         self.static = static
         self.parameters = Parameters.of(fun, static, options.donate)
         self.compile_log = CompileLog(self.name, fun)
-        self.taker = Taker(self.parameters.signature.function)
+        self.taker = DonationTracker(self.parameters.signature.function)
         self.is_spread = False
         # Programs that closed-over arrays are arguments of, where they could be donated too.
         self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()

@@ -18,7 +18,7 @@ from xlashard._jax.runtime.global_state import kept_by_jaxpr
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround, used_parts
 from xlashard._jax.trace.primitives import call_primitive
-from xlashard.array.core.donation import Taker, release_shards
+from xlashard.array.core.donation import DonationTracker, release_shards
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed_over import is_hoisted
@@ -91,7 +91,7 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     given = None
     if any(piece.donated):
         paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        given = DonationInfo(piece.donated, tuple(paths), Taker(piece.name))
+        given = DonationInfo(piece.donated, tuple(paths), DonationTracker(piece.name))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)

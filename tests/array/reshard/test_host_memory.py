@@ -16,7 +16,7 @@ from tests.array.cases import DEVICES, named, same
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, Sharding, device_put
 from xlashard._jax.runtime.executables import extra_bytes
 from xlashard.array.reshard import compiled, host_memory, p2p
-from xlashard.array.reshard.compiled import cut_into_slabs
+from xlashard.array.reshard.compiled import split_into_chunks
 from xlashard.geometry import Tiling
 
 SHAPE = (64, 64, 32)
@@ -47,7 +47,7 @@ def small_programs_too(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets arrays of a few KB be moved as those of many GB are."""
     monkeypatch.setattr(host_memory, "in_one_memory", lambda *places: False)
     monkeypatch.setattr(compiled, "_NEGLIGIBLE_BYTES", 0)
-    programs = compiled.move_for
+    programs = compiled.compiled_reshard_for
     programs.cache_clear()
     yield
     programs.cache_clear()
@@ -60,10 +60,10 @@ def test_a_program_needs_at_most_one_shard(
     source: Sharding, target: Sharding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
-    move_for = compiled.move_for
+    move_for = compiled.compiled_reshard_for
     monkeypatch.setattr(
         compiled,
-        "move_for",
+        "compiled_reshard_for",
         lambda order: (ran.append((order, move_for(order))), ran[-1][1])[1],
     )
     x = device_put(V, source)
@@ -77,16 +77,16 @@ def test_a_program_needs_at_most_one_shard(
 
 def test_slabs_are_parts_of_every_shard() -> None:
     rows, columns = (Tiling.from_indices((12, 8), i) for i in (ROWS, COLUMNS))
-    slabs = cut_into_slabs((12, 8), rows, columns, 2)
+    slabs = split_into_chunks((12, 8), rows, columns, 2)
     assert slabs is not None
     # Twelve rows in four tiles of three, eight columns in four tiles of two.
     assert slabs.shape == (4, 3, 4, 2)
     assert (slabs.dim, slabs.count, slabs.thickness) == (1, 2, 2)
-    finest = cut_into_slabs((12, 8), rows, columns, 100)
+    finest = split_into_chunks((12, 8), rows, columns, 100)
     assert finest is not None
     assert (finest.count, finest.thickness) == (3, 1)
-    assert cut_into_slabs((4, 4), rows, columns, 2) is None
-    assert cut_into_slabs((), Tiling.replicated(4, 0), Tiling.replicated(4, 0), 2) is None
+    assert split_into_chunks((4, 4), rows, columns, 2) is None
+    assert split_into_chunks((), Tiling.replicated(4, 0), Tiling.replicated(4, 0), 2) is None
 
 
 ROWS = [(slice(3 * i, 3 * i + 3), slice(None)) for i in range(4)]

@@ -41,20 +41,20 @@ def test_what_is_in_place_does_not_move() -> None:
 
 OTHER_HALF = NamedSharding(jax.sharding.Mesh(np.array(DEVICES[:4]), ("z",)), P("z"))
 ROUTES: dict[str, tuple[Any, Any, tuple[str, ...], int]] = {
-    "columns": (ROWS, COLUMNS, ("program",), 3 * 64),
+    "columns": (ROWS, COLUMNS, ("compiled",), 3 * 64),
     "carried": (NamedSharding(HALF, P("z")), OTHER_HALF, ("carry",), 128),
     "carried, then cut": (
         NamedSharding(HALF, P("z")),
         NamedSharding(OTHER_HALF.mesh, P(None, "z")),
-        ("carry", "program"),
+        ("carry", "compiled"),
         3 * 128,
     ),
-    "in pieces": (NamedSharding(HALF, P("z")), COLUMNS, ("pieces",), 128 + 64 + 128),
+    "in pieces": (NamedSharding(HALF, P("z")), COLUMNS, ("p2p",), 128 + 64 + 128),
     "another memory": (ROWS, named(("x", "y"), memory_kind="pinned_host"), ("copy",), 2 * 64),
     "columns of another memory": (
         ROWS,
         named(None, ("x", "y"), memory_kind="pinned_host"),
-        ("program", "copy"),
+        ("compiled", "copy"),
         3 * 64,
     ),
 }
@@ -68,8 +68,8 @@ def test_the_route_is_the_one_that_is_taken(
     for module in (host_memory, plan):
         monkeypatch.setattr(module, "in_one_memory", lambda *places: False)
     taken: list[str] = []
-    go = execute._go
-    monkeypatch.setattr(execute, "_go", lambda way, *rest: (taken.append(way), go(way, *rest))[1])
+    go = execute._run
+    monkeypatch.setattr(execute, "_run", lambda way, *rest: (taken.append(way), go(way, *rest))[1])
     x = device_put(V, source)
     report = reshard_plan(x, target)
     assert report.route == route
@@ -121,7 +121,7 @@ def test_it_prints_every_pair_where_asked(capsys: pytest.CaptureFixture[str]) ->
 def test_it_travels_as_json() -> None:
     report = reshard_plan(device_put(V, ROWS), COLUMNS)
     found = json.loads(report.to_json())
-    assert found["format"] == 1
+    assert found["format"] == 2
     assert found["bytes_moved"] == 448
     assert found["pairs"][0] == {"source": 0, "destination": 1, "nbytes": 8}
     assert len(found["pairs"]) == 56

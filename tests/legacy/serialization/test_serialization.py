@@ -23,7 +23,7 @@ from tests.facts import naming
 from tests.processes import run_many
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array.placement.target import Places
+from xlashard.array.placement.target import ResolvedSharding
 from xlashard.errors import (
     ArgumentError,
     ProcessesError,
@@ -410,7 +410,7 @@ def test_they_stand_where_programs_import_them_from() -> None:
 def test_devices_with_memory_of_their_own(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # On GPU and TPU each piece goes to its devices as soon as it is read.
     saving.run_serialization([device_put(V, named("x"))], [spec])
-    monkeypatch.setattr(Places, "on_host", False)
+    monkeypatch.setattr(ResolvedSharding, "on_host", False)
     for place in (named("x", "y"), named("y"), named(), SingleDeviceSharding(jax.devices()[3])):
         (back,) = saving.run_deserialization([place], [spec], dtypes=[jnp.bfloat16])
         assert same(back, V.astype(jnp.bfloat16))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array.core.donation import how_deleted
+from xlashard.array.core.donation import deletion_cause
 from xlashard.errors import ArgumentError, DeletedError
 from xlashard.wording import typed
 
@@ -16,7 +16,7 @@ type Handle = Any
 _OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_own_sharding", "_value_cache"})
 
 
-class Holder(jax.Array):
+class ArrayBase(jax.Array):
     """Holds one buffer handle.
 
     Attributes:
@@ -95,7 +95,7 @@ def check_alive(*operands: Any) -> None:
         DeletedError: Naming the first that is.
     """
     for x in operands:
-        if isinstance(x, Holder):
+        if isinstance(x, ArrayBase):
             if x._buffers.is_deleted():
                 raise DeletedError(_deleted_text(x._buffers, x._deleted_by)) from None
         elif type(x) is HandleType and x.is_deleted():
@@ -103,6 +103,6 @@ def check_alive(*operands: Any) -> None:
 
 
 def _deleted_text(handle: Handle, taker: str | None) -> str:
-    how = how_deleted(handle, taker)
+    how = deletion_cause(handle, taker)
     advice = "use what that call returned instead" if "donated" in how else "make it anew"
     return f"an Array {type_text(handle)} has been deleted: {how}; {advice}"

@@ -10,7 +10,7 @@ from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, host_view,
 from xlashard.sharding import SingleDeviceSharding
 
 
-def in_shape(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = None) -> Handle:
+def reshape_buffer(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = None) -> Handle:
     """The elements of a handle on one device in another shape, in memory of their own, uncommitted.
 
     On a CPU they are copied where they lie. Elsewhere no transfer can change the shape of a
@@ -29,10 +29,10 @@ def in_shape(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = No
     if device.platform == "cpu":
         window = host_view(handle)[0].reshape(shape)
         return put(aval, there, [window], [device], committed=False)
-    return assemble(aval, there, [by_program(handle, shape)], committed=False)
+    return assemble(aval, there, [reshape_by_program(handle, shape)], committed=False)
 
 
-def by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
+def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
     """The elements in another shape, on any platform."""
     (device,) = handle.sharding.device_set
     kind, normal = handle.sharding.memory_kind, default_memory_kind(device)

@@ -11,7 +11,7 @@ import numpy as np
 
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_host_array
-from xlashard.array.core.base import Holder, check_alive, type_text
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.host.read import holds_value
 from xlashard.errors import DeletedError, NotAddressableError
 
@@ -20,7 +20,7 @@ _DEPTH = 3
 _SEARCHED = 10_000
 
 
-def variable_of(function: Any, array: Any) -> str | None:
+def closure_variable_name(function: Any, array: Any) -> str | None:
     """How a function's own code names an array: `w`, `self.params['w']`, `helper: w`.
 
     Args:
@@ -66,15 +66,15 @@ def _in_callers(array: Any) -> tuple[str, str] | None:
     frame = sys._getframe(1)
     while frame is not None:
         for value in list(frame.f_locals.values()):
-            if callable(value) and _is_somebodys(value):
-                variable = variable_of(value, array)
+            if callable(value) and _is_user_function(value):
+                variable = closure_variable_name(value, array)
                 if variable is not None:
                     return _name(value), variable
         frame = frame.f_back
     return None
 
 
-def _is_somebodys(function: Any) -> bool:
+def _is_user_function(function: Any) -> bool:
     """Whether a function is a person's own, and neither JAX's nor this package's."""
     module = getattr(function, "__module__", None) or ""
     is_inner = module.split(".")[0] in ("jax", "jaxlib", __name__.split(".")[0])
@@ -90,7 +90,7 @@ class _Search:
 
     def __init__(self, array: Any) -> None:
         # JAX keeps an array of the host in a wrapping of its own, over the same memory.
-        self._wanted = np.asarray(array) if is_host_array(array) else _bare(array)
+        self._wanted = np.asarray(array) if is_host_array(array) else _handle_of(array)
         self._seen: set[int] = set()
 
     def in_function(self, function: Any, depth: int) -> str | None:
@@ -104,7 +104,7 @@ class _Search:
 
     def _path(self, value: Any, depth: int) -> str | None:
         """What to write after an expression for a value to get to the array."""
-        if _bare(value) is self._wanted or self._is_same_memory(value):
+        if _handle_of(value) is self._wanted or self._is_same_memory(value):
             return ""
         if depth == 0 or id(value) in self._seen or len(self._seen) > _SEARCHED:
             return None
@@ -127,8 +127,8 @@ class _Search:
         return value.shape == wanted.shape and value.ctypes.data == wanted.ctypes.data
 
 
-def _bare(value: Any) -> Any:
-    return value._handle if isinstance(value, Holder) else value
+def _handle_of(value: Any) -> Any:
+    return value._handle if isinstance(value, ArrayBase) else value
 
 
 def _name(function: Any) -> str:
@@ -136,14 +136,14 @@ def _name(function: Any) -> str:
 
 
 def _leaves(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, HandleType | Holder) or not isinstance(value, dict | list | tuple):
+    if isinstance(value, HandleType | ArrayBase) or not isinstance(value, dict | list | tuple):
         return []
     flat, _ = jax.tree_util.tree_flatten_with_path(value)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat]
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, type | types.ModuleType | HandleType | Holder):
+    if isinstance(value, type | types.ModuleType | HandleType | ArrayBase):
         return []
     return list(getattr(value, "__dict__", {}).items())
 

@@ -17,7 +17,7 @@ _SHOWN = 3
 type _Kind = tuple[Any, ...]
 
 
-class Taker:
+class DonationTracker:
     """A callable that takes over buffers; it is forgotten when nobody holds it any more.
 
     Args:
@@ -28,7 +28,7 @@ class Taker:
         self.name = name
         self._paths: dict[_Kind, str] = {}
         with _lock:
-            _takers.add(self)
+            _trackers.add(self)
 
     def note(self, path: str, handle: Any) -> str:
         """Remembers that it takes handles like this one.
@@ -56,7 +56,7 @@ class Taker:
         return self._paths.get(kind)
 
 
-_takers: weakref.WeakSet[Taker] = weakref.WeakSet()
+_trackers: weakref.WeakSet[DonationTracker] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -64,16 +64,16 @@ def _kind(handle: Any) -> _Kind:
     return handle.shape, handle.dtype, handle.sharding
 
 
-def likely_takers(handle: Any) -> list[str]:
+def likely_donations(handle: Any) -> list[str]:
     """Who takes handles like this one, in words, in the order of their names."""
     kind = _kind(handle)
     with _lock:
-        known = list(_takers)
+        known = list(_trackers)
     found = ((taker, taker.path_of(kind)) for taker in known)
     return sorted(taker.takes(path) for taker, path in found if path is not None)
 
 
-def how_deleted(handle: Any, taker: str | None) -> str:
+def deletion_cause(handle: Any, taker: str | None) -> str:
     """Why a handle's buffers are gone, in words.
 
     Args:
@@ -88,7 +88,7 @@ def how_deleted(handle: Any, taker: str | None) -> str:
             if taker == DELETE
             else f"{target} was donated to {taker}"
         )
-    likely = likely_takers(handle)
+    likely = likely_donations(handle)
     if not likely:
         return f"{DELETE} was called on it, or it was donated to a program"
     if len(likely) == 1:

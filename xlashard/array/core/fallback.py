@@ -18,10 +18,10 @@ from xlashard._jax.lower.lowering import uses_shardy
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, dressed
-from xlashard.array.core.base import Holder, check_alive, type_text
-from xlashard.array.core.unwrap import bare, mapped
-from xlashard.array.placement.target import places
-from xlashard.array.reshard.execute import in_order, is_out_of_order, reshard
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.array.core.unwrap import map_arrays, unwrap
+from xlashard.array.placement.target import resolve_sharding
+from xlashard.array.reshard.execute import has_permuted_tiles, reshard, with_device_order
 from xlashard.errors import DeviceMismatchError, UnreducedError
 from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding, from_jax
@@ -30,7 +30,7 @@ _IDS_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class JaxCall:
     """A call of a function of JAX with arrays.
 
     Attributes:
@@ -52,7 +52,7 @@ class Call:
         leaves, _ = jax.tree_util.tree_flatten_with_path(self._bound())
         found = []
         for (first, *rest), leaf in leaves:
-            if isinstance(leaf, Holder) or type(leaf) is HandleType:
+            if isinstance(leaf, ArrayBase) or type(leaf) is HandleType:
                 found.append((f"{first.key}{jax.tree_util.keystr(tuple(rest))}", leaf))
         return found
 
@@ -66,11 +66,11 @@ class Call:
 
     def again(self, change: Callable[[Handle], Handle]) -> Any:
         """Calls the function with every handle changed."""
-        args, kwargs = bare(list(self.args)), bare(self.kwargs)
-        return self.function(*mapped(args, change), **mapped(kwargs, change))
+        args, kwargs = unwrap(list(self.args)), unwrap(self.kwargs)
+        return self.function(*map_arrays(args, change), **map_arrays(kwargs, change))
 
 
-def tried_again(error: Exception, call: Call) -> Any:
+def retry_call(error: Exception, call: JaxCall) -> Any:
     """What a function of JAX gives for arrays that it failed on, if they are said otherwise.
 
     Args:
@@ -85,7 +85,7 @@ def tried_again(error: Exception, call: Call) -> Any:
         if isinstance(error, RuntimeError):
             check_alive(*(x for _, x in call.operands()))
         elif isinstance(error, TypeError | UnnamedResultError):
-            return _said_otherwise(error, call)
+            return _retry_on_other_shardings(error, call)
         elif isinstance(error, AssertionError):
             _check_unreduced(call)
         elif isinstance(error, ValueError):
@@ -94,7 +94,7 @@ def tried_again(error: Exception, call: Call) -> Any:
         raise error  # no-catalogue: raises an error of JAX or of the caller again
 
 
-def _check_unreduced(call: Call) -> None:
+def _check_unreduced(call: JaxCall) -> None:
     """Checks that JAX's rules, which fail on unreduced arrays under GSPMD, were given none.
 
     Raises:
@@ -109,7 +109,7 @@ def _check_unreduced(call: Call) -> None:
             ) from None
 
 
-def _check_devices(call: Call) -> None:
+def _check_devices(call: JaxCall) -> None:
     bound = [(name, x) for name, x in call.operands() if x.committed]
     for name, x in bound[1:]:
         first, other = bound[0]
@@ -123,7 +123,7 @@ def _check_devices(call: Call) -> None:
             ) from None
 
 
-def _note_memory(error: ValueError, call: Call) -> None:
+def _note_memory(error: ValueError, call: JaxCall) -> None:
     """Adds what may be behind an error: JAX computes little with arrays in other memory."""
     for name, x in call.operands():
         sharding = from_jax(x.sharding)
@@ -143,43 +143,43 @@ def _ids_text(ids: list[int]) -> str:
     return f"[{shown}, ..., {ids[-1]}] ({len(ids)} devices)"
 
 
-def _said_otherwise(error: Exception, call: Call) -> Any:
+def _retry_on_other_shardings(error: Exception, call: JaxCall) -> Any:
     if isinstance(error, UnnamedResultError):
-        return call.again(_as_bare_tiles)
-    first = next((x for _, x in call.operands() if is_out_of_order(x)), None)
+        return call.again(_as_gspmd_sharding)
+    first = next((x for _, x in call.operands() if has_permuted_tiles(x)), None)
     if first is None:
         raise error  # no-catalogue: raises an error of JAX or of the caller again
     sharding = from_jax(first.sharding)
     by_tile = np.argsort(sharding.tiling(first.shape).tile_ids(), kind="stable")
     devices = tuple(sharding.devices[i] for i in by_tile.tolist())
-    out = call.again(lambda handle: _orderly(handle, devices))
-    return mapped(out, lambda handle: _back_in_order(handle, sharding.devices))
+    out = call.again(lambda handle: _on_mesh_order(handle, devices))
+    return map_arrays(out, lambda handle: _restore_order(handle, sharding.devices))
 
 
-def _as_bare_tiles(handle: Handle) -> Handle:
+def _as_gspmd_sharding(handle: Handle) -> Handle:
     sharding = from_jax(handle.sharding)
     tiles = sharding.tiling(handle.shape).to_tile_assignment()
     there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
     return dressed(handle, there.twin(handle.shape))
 
 
-def _orderly(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+def _on_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
     """The handle on the devices in an order, with tiles that a mesh of them in that order has."""
     sharding = from_jax(handle.sharding)
     if set(sharding.devices) != set(devices):
         return handle
-    handle = in_order(handle, devices)
-    if not is_out_of_order(handle):
+    handle = with_device_order(handle, devices)
+    if not has_permuted_tiles(handle):
         return handle
     # Two arrays with tiles in different orders: one of them has to move.
     counts = from_jax(handle.sharding).tiling(handle.shape).counts
     dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
     text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"
     there = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
-    return reshard(handle, places(handle.shape, there))
+    return reshard(handle, resolve_sharding(handle.shape, there))
 
 
-def _back_in_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+def _restore_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
     if type(handle) is HandleType and handle.sharding.device_set == set(devices):
-        return in_order(handle, devices)
+        return with_device_order(handle, devices)
     return handle

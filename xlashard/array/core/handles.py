@@ -42,7 +42,7 @@ def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
     return out
 
 
-def as_kind[A: Array](array: Array, kind: type[A]) -> A:
+def as_class[A: Array](array: Array, kind: type[A]) -> A:
     """An Array as one of another class, over the same buffers and with the same sharding."""
     out = kind()
     out._handle, out._own_sharding = array._handle, array._own_sharding

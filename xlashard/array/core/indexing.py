@@ -12,12 +12,12 @@ from jax.sharding import AxisType
 
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
-from xlashard.array.core.base import Holder, check_alive, type_text
-from xlashard.array.core.buffer_shape import in_shape
-from xlashard.array.core.unwrap import as_arrays, bare
-from xlashard.array.core.wrappers import forwarding
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.array.core.buffer_shape import reshape_buffer
+from xlashard.array.core.unwrap import unwrap, wrap_results
+from xlashard.array.core.wrappers import wrap_jax_function
 from xlashard.array.host.read import check_reduced
-from xlashard.array.placement.transfer_guard import free_transfers
+from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling
 from xlashard.geometry.sharding_spec import without_dims
@@ -105,9 +105,9 @@ def rows_as_shards(handle: Handle) -> Callable[[int], Handle] | None:
 def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
     """A copy of a buffer on its device, uncommitted, without some dimensions of size 1."""
     there = shard.sharding
-    with free_transfers():
+    with allow_transfers():
         if dropped:
-            return in_shape(shard, without_dims(shard.shape, dropped), weak_type)
+            return reshape_buffer(shard, without_dims(shard.shape, dropped), weak_type)
         copied = copy_to(shard, there, fresh=True)
     aval = make_aval(copied.shape, shard.dtype, there, weak_type)
     return assemble(aval, there, [copied], committed=False)
@@ -181,14 +181,14 @@ def _rows_uncut(handle: Any) -> Any:
     if entries[:1] in ((), (None,)):
         return handle
     whole_rows = sharding.update(spec=sharding.spec.update(partitions=(None, *entries[1:])))
-    with free_transfers():
+    with allow_transfers():
         return jax.device_put(handle, whole_rows)
 
 
-_get_item = forwarding(HandleType.__getitem__, "indexing", None)
+_get_item = wrap_jax_function(HandleType.__getitem__, "indexing", None)
 
 
-class Indexing(Holder):
+class Indexing(ArrayBase):
     """`x[...]` and `for row in x`."""
 
     __slots__ = ()
@@ -200,10 +200,10 @@ class Indexing(Holder):
                 check_reduced(handle)
                 shard = whole_shard(handle, index)
                 if shard is not None:
-                    return as_arrays(type(self), shard, ())
+                    return wrap_results(type(self), shard, ())
             if is_long(handle):
                 with wide_integers(handle):
-                    return _get_item(self, widened(bare(index)))
+                    return _get_item(self, widened(unwrap(index)))
             return _get_item(self, index)
         except Exception as error:
             shorten(error)
@@ -232,15 +232,15 @@ class Indexing(Holder):
         if row_at is not None:
             for row in range(length - 1, -1, -1) if reverse else range(length):
                 check_alive(self)
-                yield as_arrays(type(self), row_at(row), ())
+                yield wrap_results(type(self), row_at(row), ())
             return
         typed = _rows_uncut(self._handle) if has_explicit_axes(self._handle) else None
         for start in starts:
             check_alive(self)
             count = min(_ROWS_AT_ONCE, length - start)
-            with free_transfers(), wide_integers(self._buffers):
+            with allow_transfers(), wide_integers(self._buffers):
                 if typed is not None:
                     rows = [typed[i] for i in range(start, start + count)]
                 else:
                     rows = _rows(self._handle, start, count)
-            yield from as_arrays(type(self), rows[::-1] if reverse else rows, (self,))
+            yield from wrap_results(type(self), rows[::-1] if reverse else rows, (self,))

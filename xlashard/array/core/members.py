@@ -8,16 +8,16 @@ import jax.numpy as jnp
 
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array.core.base import Holder
-from xlashard.array.core.fallback import Call, tried_again
+from xlashard.array.core.base import ArrayBase
+from xlashard.array.core.fallback import JaxCall, retry_call
 from xlashard.array.core.indexing import is_long, wide_integers, widened
-from xlashard.array.core.unwrap import as_arrays, bare
-from xlashard.array.core.wrappers import forwarding
+from xlashard.array.core.unwrap import unwrap, wrap_results
+from xlashard.array.core.wrappers import wrap_jax_function
 from xlashard.errors import ArgumentError
 
 
 def _unary(name: str) -> Callable[..., Any]:
-    operator = forwarding(getattr(HandleType, name), name, None)
+    operator = wrap_jax_function(getattr(HandleType, name), name, None)
     operator.__name__ = name
     return operator
 
@@ -25,13 +25,13 @@ def _unary(name: str) -> Callable[..., Any]:
 def _binary(name: str) -> Callable[..., Any]:
     call = getattr(HandleType, name)
 
-    def operator(self: Holder, other: Any, /) -> Any:
+    def operator(self: ArrayBase, other: Any, /) -> Any:
         kind = type(self)
         try:
             out = call(self._handle, other._handle if type(other) is kind else other)
         except Exception as failed:
             try:
-                out = tried_again(failed, Call(name, call, (self, other), {}, ("left", "right")))
+                out = retry_call(failed, JaxCall(name, call, (self, other), {}, ("left", "right")))
             except Exception as error:
                 shorten(error)
                 raise
@@ -39,13 +39,13 @@ def _binary(name: str) -> Callable[..., Any]:
             array = kind()
             array._handle = out
             return array
-        return as_arrays(kind, out, (self, other))
+        return wrap_results(kind, out, (self, other))
 
     operator.__name__ = name
     return operator
 
 
-class Operators(Holder):
+class Operators(ArrayBase):
     """The operators of NumPy arrays; in-place forms fall back to these."""
 
     __slots__ = ()
@@ -103,20 +103,20 @@ class Operators(Holder):
         )
 
 
-def on_handle(self: Holder, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of a function of the handle, wrapped."""
     try:
         if kwargs:
-            out = call(self._handle, *map(bare, args), **bare(kwargs))
+            out = call(self._handle, *map(unwrap, args), **unwrap(kwargs))
         else:
-            out = call(self._handle, *map(bare, args))
+            out = call(self._handle, *map(unwrap, args))
     except Exception as error:
-        out = tried_again(error, Call(call.__name__, call, (self, *args), kwargs))
+        out = retry_call(error, JaxCall(call.__name__, call, (self, *args), kwargs))
     if type(out) is HandleType and out.committed:
         array = type(self)()
         array._handle = out
         return array
-    return as_arrays(type(self), out, (self, args, kwargs))
+    return wrap_results(type(self), out, (self, args, kwargs))
 
 
 class _Method:
@@ -132,7 +132,11 @@ class _Method:
     def __get__(self, instance: Any, owner: type) -> Any:
         call = getattr(HandleType, self._name)
         # Of several threads that make one at once, all get what the last one left.
-        setattr(NumpyMethods, self._name, update_wrapper(forwarding(call, self._name, None), call))
+        setattr(
+            NumpyMethods,
+            self._name,
+            update_wrapper(wrap_jax_function(call, self._name, None), call),
+        )
         return getattr(owner if instance is None else instance, self._name)
 
 
@@ -140,7 +144,7 @@ def _method(name: str) -> Any:
     return _Method(name)
 
 
-class NumpyMethods(Holder):
+class NumpyMethods(ArrayBase):
     """Every method and property that computes an array from an array."""
 
     __slots__ = ()
@@ -233,7 +237,7 @@ class NumpyMethods(Holder):
 
 
 _transpose, _matrix_transpose, _real = (
-    forwarding(getattr(HandleType, name).fget, name, None) for name in ("T", "mT", "real")
+    wrap_jax_function(getattr(HandleType, name).fget, name, None) for name in ("T", "mT", "real")
 )
 
 

@@ -15,16 +15,16 @@ from xlashard._jax.runtime.transfer import (
     make_aval,
     put,
 )
-from xlashard.array.core.base import Holder, check_alive, type_text
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.core.repr import array_format, array_html, array_repr, array_str
-from xlashard.array.core.unwrap import as_arrays
+from xlashard.array.core.unwrap import wrap_results
 from xlashard.array.host.read import read_value
 from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force
 from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding
 
 
-class HostProtocols(Holder):
+class HostProtocols(ArrayBase):
     """Everything that reads the value, or hands the memory to somebody else."""
 
     __slots__ = ()
@@ -157,7 +157,7 @@ class HostProtocols(Holder):
 
     def __array_module__(self, types: Any) -> Any:
         check_alive(self)
-        bare = tuple(HandleType if issubclass(kind, Holder) else kind for kind in types)
+        bare = tuple(HandleType if issubclass(kind, ArrayBase) else kind for kind in types)
         return HandleType.__array_module__(self._handle, bare)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
@@ -225,7 +225,7 @@ class HostProtocols(Holder):
         check_alive(self)
         handle = self._handle
         same = handle.clone() if handle.is_fully_addressable else dressed(handle, handle.sharding)
-        return as_arrays(type(self), same, ())
+        return wrap_results(type(self), same, ())
 
 
 def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
@@ -247,7 +247,7 @@ def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
     return put(aval, twin, [value], [device], committed=False)
 
 
-def _unpickle(kind: type[Holder], value: np.ndarray, weak_type: bool) -> Holder:
+def _unpickle(kind: type[ArrayBase], value: np.ndarray, weak_type: bool) -> ArrayBase:
     array = kind()
     guards = guards_in_force()
     what = f"a pickled Array {type_text(value)}"

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from xlashard.array.core.base import Holder, type_text
-from xlashard.array.host.read import distinct_here, has_value, is_unreduced, may_be_read, read_value
+from xlashard.array.core.base import ArrayBase, type_text
+from xlashard.array.host.read import distinct_here, has_value, is_unreduced, may_read, read_value
 from xlashard.errors import counted
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax
 
@@ -13,11 +13,11 @@ from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax
 _PRINTED_BYTES = 1 << 20
 
 
-def _printable(array: Holder) -> bool:
-    return array.nbytes <= _PRINTED_BYTES and has_value(array) and may_be_read(array)
+def _printable(array: ArrayBase) -> bool:
+    return array.nbytes <= _PRINTED_BYTES and has_value(array) and may_read(array)
 
 
-def array_repr(array: Holder) -> str:
+def array_repr(array: ArrayBase) -> str:
     """`Array([1, 2], dtype=int32)`; only what it is of a big value, or of one that is elsewhere."""
     handle = array._handle
     if handle.is_deleted():
@@ -61,14 +61,14 @@ def sharding_text(sharding: Sharding) -> str:
     return f"{type(sharding).__name__} on {devices}"
 
 
-def array_str(array: Holder) -> str:
+def array_str(array: ArrayBase) -> str:
     """As NumPy prints the value."""
     if array._handle.is_deleted() or not _printable(array):
         return array_repr(array)
     return str(read_value(array))
 
 
-def array_html(array: Holder) -> str | None:
+def array_html(array: ArrayBase) -> str | None:
     """What a notebook shows of an array in several tiles: how it lies on its devices.
 
     Of any other it shows the plain text. A notebook asks for that first, and it leaves the value
@@ -85,7 +85,7 @@ def array_html(array: Holder) -> str | None:
         return None
 
 
-def array_format(array: Holder, spec: str) -> str:
+def array_format(array: ArrayBase, spec: str) -> str:
     """As NumPy formats the value: numbers by the spec, arrays only by an empty one."""
     if array._handle.is_deleted() or not has_value(array):
         return array_repr(array)

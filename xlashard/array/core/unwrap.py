@@ -6,36 +6,36 @@ from typing import Any
 import numpy as np
 
 from xlashard._jax.runtime.transfer import Handle, HandleType
-from xlashard.array.core.base import Holder
+from xlashard.array.core.base import ArrayBase
 from xlashard.array.host.put import put_value
-from xlashard.array.placement.target import places
-from xlashard.array.placement.transfer_guard import free_transfers
+from xlashard.array.placement.target import resolve_sharding
+from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.array.reshard.execute import reshard
 from xlashard.sharding import GSPMDSharding, from_jax
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
 """Types of values in which there is no array on devices."""
 
-_BARE = PLAIN | {HandleType}
+_WITHOUT_ARRAYS = PLAIN | {HandleType}
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_arrays(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with every array or handle in it changed, in nested lists, tuples and dicts too.
 
     A container in which nothing changed is given back as it is.
     """
     kind = type(value)
-    if kind is HandleType or isinstance(value, Holder):
+    if kind is HandleType or isinstance(value, ArrayBase):
         return change(value)
     if kind is slice:
         parts = (value.start, value.stop, value.step)
-        return _rebuilt(value, parts, mapped(parts, change), lambda new: slice(*new))
+        return _rebuilt(value, parts, map_arrays(parts, change), lambda new: slice(*new))
     if isinstance(value, tuple):
-        return _rebuilt(value, value, [mapped(v, change) for v in value], _maker(kind))
+        return _rebuilt(value, value, [map_arrays(v, change) for v in value], _maker(kind))
     if kind is list:
-        return _rebuilt(value, value, [mapped(v, change) for v in value], list)
+        return _rebuilt(value, value, [map_arrays(v, change) for v in value], list)
     if isinstance(value, dict):
-        new = [mapped(v, change) for v in value.values()]
+        new = [map_arrays(v, change) for v in value.values()]
         return _rebuilt(value, value.values(), new, lambda new: kind(zip(value, new, strict=True)))
     return value
 
@@ -51,26 +51,26 @@ def _maker(kind: type) -> Callable[[Any], Any]:
     return getattr(kind, "_make", kind)
 
 
-def bare(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """The value with the handle of every Array in its place; containers are made anew."""
     # Every argument of every operation comes here: the commonest kinds first.
     kind = type(value)
-    if kind in _BARE:
+    if kind in _WITHOUT_ARRAYS:
         return value
     if kind is list:
-        return [bare(v) for v in value]
+        return [unwrap(v) for v in value]
     if kind is tuple:
-        return tuple([bare(v) for v in value])
+        return tuple([unwrap(v) for v in value])
     if kind is dict:
-        return {key: bare(v) for key, v in value.items()}
-    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _BARE:
+        return {key: unwrap(v) for key, v in value.items()}
+    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _WITHOUT_ARRAYS:
         return value
-    if isinstance(value, Holder):
+    if isinstance(value, ArrayBase):
         return value._handle
-    return mapped(value, bare)
+    return map_arrays(value, unwrap)
 
 
-def as_arrays(kind: type[Holder], out: Any, operands: tuple[Any, ...]) -> Any:
+def wrap_results(kind: type[ArrayBase], out: Any, operands: tuple[Any, ...]) -> Any:
     """The result with an array around every handle in it.
 
     Args:
@@ -79,17 +79,17 @@ def as_arrays(kind: type[Holder], out: Any, operands: tuple[Any, ...]) -> Any:
         operands: What JAX was given, with arrays anywhere in it.
     """
     if type(out) is list:
-        return [as_arrays(kind, part, operands) for part in out]
+        return [wrap_results(kind, part, operands) for part in out]
     if type(out) is not HandleType:
         # A tracer, a tuple of arrays, NotImplemented, a dtype.
-        return mapped(out, lambda handle: as_arrays(kind, handle, operands))
+        return map_arrays(out, lambda handle: wrap_results(kind, handle, operands))
     array = kind()
-    free = out.committed or _all_free(kind, operands)
-    array._handle = out if free else beside(out, operands)
+    free = out.committed or _all_uncommitted(kind, operands)
+    array._handle = out if free else on_operand_devices(out, operands)
     return array
 
 
-def _all_free(kind: type[Holder], operands: tuple[Any, ...]) -> bool:
+def _all_uncommitted(kind: type[ArrayBase], operands: tuple[Any, ...]) -> bool:
     """Whether no operand is bound to devices, as far as a quick look can tell."""
     for x in operands:
         if type(x) is kind:
@@ -100,17 +100,17 @@ def _all_free(kind: type[Holder], operands: tuple[Any, ...]) -> bool:
     return True
 
 
-def beside(out: Handle, operands: Any) -> Handle:
+def on_operand_devices(out: Handle, operands: Any) -> Handle:
     """An uncommitted result, on the devices of the first operand that is bound to some."""
     operand = next((x for x in _arrays_in(operands) if x.committed), None)
     if operand is None:
         return out
-    sharding = from_jax((operand._handle if isinstance(operand, Holder) else operand).sharding)
+    sharding = from_jax((operand._handle if isinstance(operand, ArrayBase) else operand).sharding)
     if operand.shape != out.shape:
         kind = sharding.memory_kind
         sharding = GSPMDSharding.get_replicated(sharding.devices, memory_kind=kind)
-    there = places(out.shape, sharding)
-    with free_transfers():
+    there = resolve_sharding(out.shape, sharding)
+    with allow_transfers():
         if sharding.is_fully_addressable:
             return reshard(out, there)
         # Each process has made the same constant.
@@ -118,7 +118,7 @@ def beside(out: Handle, operands: Any) -> Handle:
 
 
 def _arrays_in(value: Any) -> Iterator[Any]:
-    if type(value) is HandleType or isinstance(value, Holder):
+    if type(value) is HandleType or isinstance(value, ArrayBase):
         yield value
     elif isinstance(value, tuple | list):
         for part in value:

@@ -12,8 +12,8 @@ from typing import Any
 
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array.core.fallback import Call, tried_again
-from xlashard.array.core.unwrap import PLAIN, as_arrays, bare
+from xlashard.array.core.fallback import JaxCall, retry_call
+from xlashard.array.core.unwrap import PLAIN, unwrap, wrap_results
 from xlashard.sharding import Sharding, to_jax
 
 _KINDS = inspect.Parameter
@@ -39,7 +39,9 @@ def function({parameters}):
 """
 
 
-def forwarding(theirs: Callable[..., Any], name: str, kind: type | None) -> Callable[..., Any]:
+def wrap_jax_function(
+    theirs: Callable[..., Any], name: str, kind: type | None
+) -> Callable[..., Any]:
     """A function that calls one of JAX's with handles in the place of Arrays, and wraps the result.
 
     Args:
@@ -58,12 +60,12 @@ def forwarding(theirs: Callable[..., Any], name: str, kind: type | None) -> Call
         "type_": type,
         "name_": name,
         "kind_": kind,
-        "again_": tried_again,
+        "again_": retry_call,
         "shorten_": shorten,
-        "Call_": Call,
+        "Call_": JaxCall,
         "Handle_": HandleType,
-        "as_arrays_": as_arrays,
-        "bare_": bare,
+        "as_arrays_": wrap_results,
+        "bare_": unwrap,
         "plain_": PLAIN,
         "twin_": _twin,
     }
@@ -134,11 +136,11 @@ def _packing(theirs: Callable[..., Any], name: str, kind: type | None) -> Callab
     def function(*args: Any, **kwargs: Any) -> Any:
         result = type(args[0]) if kind is None else kind
         try:
-            bare_args = [x._handle if type(x) is result else bare(x) for x in args]
+            bare_args = [x._handle if type(x) is result else unwrap(x) for x in args]
             out = theirs(*bare_args, **_keywords(kwargs)) if kwargs else theirs(*bare_args)
         except Exception as failed:
             try:
-                out = tried_again(failed, Call(name, theirs, args, kwargs))
+                out = retry_call(failed, JaxCall(name, theirs, args, kwargs))
             except Exception as error:
                 shorten(error)
                 raise
@@ -146,13 +148,13 @@ def _packing(theirs: Callable[..., Any], name: str, kind: type | None) -> Callab
             array = result()
             array._handle = out
             return array
-        return as_arrays(result, out, (args, kwargs))
+        return wrap_results(result, out, (args, kwargs))
 
     return function
 
 
 def _keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
-    kwargs = bare(kwargs)
+    kwargs = unwrap(kwargs)
     if "out_sharding" in kwargs:
         kwargs["out_sharding"] = _twin(kwargs["out_sharding"])
     return kwargs

@@ -12,9 +12,9 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, aval_of, make_aval, put, separate
 from xlashard.array.host.copying import Copy, copy_all, private_copy
-from xlashard.array.host.staging import Memory, Stage
-from xlashard.array.placement.oom import needed_by, out_of_memory
-from xlashard.array.placement.target import Places
+from xlashard.array.host.staging import MemoryPool, StagingBuffer
+from xlashard.array.placement.oom import as_out_of_memory_error, memory_required
+from xlashard.array.placement.target import ResolvedSharding
 from xlashard.errors import ArgumentError
 from xlashard.sharding import SingleDeviceSharding
 
@@ -112,19 +112,19 @@ class HostRoute:
     """
 
     def __init__(
-        self, target: Places, dtype: Any, weak_type: bool = False, committed: bool = True
+        self, target: ResolvedSharding, dtype: Any, weak_type: bool = False, committed: bool = True
     ) -> None:
         self.target = target
         self._dtype = dtype
         self._aval = target.aval(dtype, weak_type)
         self._committed = committed
-        self._stage = Stage(target) if target.on_host else None
+        self._stage = StagingBuffer(target) if target.on_host else None
         self._whole = target.tiling.is_replicated
         self._copies = target.tiling.num_replicas > 1
         self.written = math.prod(target.shard_shape) * dtype.itemsize * len(target.devices)
 
     def staged(
-        self, value: np.ndarray, memory: Memory, later: list[Copy]
+        self, value: np.ndarray, memory: MemoryPool, later: list[Copy]
     ) -> list[np.ndarray] | None:
         """A block of memory for each device; None where devices have memory of their own.
 
@@ -137,9 +137,9 @@ class HostRoute:
         return None if stage is None else stage.pieces(value, self._dtype, memory, later)
 
     @property
-    def needed(self) -> tuple[Places, int, str]:
+    def needed(self) -> tuple[ResolvedSharding, int, str]:
         """The place, the bytes on one device, and the type of the arrays in words."""
-        return needed_by(self.target, self._dtype)
+        return memory_required(self.target, self._dtype)
 
     def put(self, value: np.ndarray, alias: bool) -> Handle:
         """Cuts a value and puts each piece on its device.
@@ -164,14 +164,19 @@ class HostRoute:
         """Puts one piece on each device; the buffers may be the pieces' memory if `alias`."""
         target = self.target
         return put(
-            self._aval, target.twin, pieces, target.devices, committed=self._committed, alias=alias
+            self._aval,
+            target.jax_sharding,
+            pieces,
+            target.devices,
+            committed=self._committed,
+            alias=alias,
         )
 
 
 @cleared_with_jax
 @lru_cache(maxsize=4096)
 def host_route(
-    target: Places, dtype: Any, weak_type: bool = False, committed: bool = True
+    target: ResolvedSharding, dtype: Any, weak_type: bool = False, committed: bool = True
 ) -> HostRoute:
     """The route of host values of a dtype to a place."""
     return HostRoute(target, dtype, weak_type, committed)
@@ -192,7 +197,7 @@ class HostPut(NamedTuple):
 
 
 def put_value(
-    value: np.ndarray, target: Places, *, weak_type: bool = False, alias: bool = False
+    value: np.ndarray, target: ResolvedSharding, *, weak_type: bool = False, alias: bool = False
 ) -> Handle:
     """Cuts a host value and puts each piece on its devices, in one transfer.
 
@@ -219,7 +224,7 @@ def put_values(values: Sequence[HostPut]) -> list[Handle]:
             return [route.put(value, alias) for value, route, alias in values]
         return _put_together(values, total)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        scarce = out_of_memory(error, [route.needed for _, route, _ in values])
+        scarce = as_out_of_memory_error(error, [route.needed for _, route, _ in values])
         if scarce is None:
             raise
     raise scarce  # no-catalogue: needs a process with little memory
@@ -227,7 +232,7 @@ def put_values(values: Sequence[HostPut]) -> list[Handle]:
 
 def _put_together(values: Sequence[HostPut], total: int) -> list[Handle]:
     later: list[Copy] = []
-    memory = Memory(total)
+    memory = MemoryPool(total)
     staged = [
         None if alias else route.staged(value, memory, later) for value, route, alias in values
     ]
@@ -247,7 +252,7 @@ def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
     return [copies[tile] for tile in tiles]
 
 
-def stage_piece(value: Any, target: Places, numbers: list[int]) -> dict[int, Any]:
+def stage_piece(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
     """Takes one piece out of its maker's hands, to the devices that hold it or nearly there.
 
     Args:
@@ -290,15 +295,15 @@ def put_on(
     return put(aval, alone, [value], [device], alias=alias)
 
 
-def gather_pieces(pieces: list[Any], dtype: Any, target: Places) -> Handle:
+def gather_pieces(pieces: list[Any], dtype: Any, target: ResolvedSharding) -> Handle:
     """One handle of staged pieces, one per device of this process in order."""
     aval = target.aval(dtype)
     if not any(isinstance(piece, np.ndarray) for piece in pieces):
-        return assemble(aval, target.twin, pieces)
+        return assemble(aval, target.jax_sharding, pieces)
     if target.tiling.is_replicated and any(piece is not pieces[0] for piece in pieces):
         # jaxlib would put the first on every device; a caller who made others wants those there.
         kind = target.sharding.memory_kind
         where = zip(target.devices, pieces, strict=True)
         alone = [put_on(device, piece, memory_kind=kind, alias=True) for device, piece in where]
-        return assemble(aval, target.twin, alone)
-    return put(aval, target.twin, pieces, target.devices, alias=True)
+        return assemble(aval, target.jax_sharding, alone)
+    return put(aval, target.jax_sharding, pieces, target.devices, alias=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xlashard._jax.runtime.transfer import bits_of, host_view, split, start_host_copy
-from xlashard.array.core.base import Handle, Holder, check_alive, type_text
+from xlashard.array.core.base import ArrayBase, Handle, check_alive, type_text
 from xlashard.array.host.copying import copy_all
 from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force, inside_device_get
 from xlashard.errors import NotAddressableError, UnreducedError
@@ -67,7 +67,7 @@ def check_reduced(handle: Handle) -> None:
     )
 
 
-def start_read(array: Holder, *, explicit: bool = False) -> None:
+def start_read(array: ArrayBase, *, explicit: bool = False) -> None:
     """Starts the copies that reading the value will wait for.
 
     Args:
@@ -110,7 +110,7 @@ def _lies_open(handle: Handle) -> bool:
 _HOST_KINDS = ("pinned_host", "unpinned_host")
 
 
-def may_be_read(array: Holder) -> bool:
+def may_read(array: ArrayBase) -> bool:
     """Whether the transfer guards let the value come to the host without being asked for."""
     guards = guards_in_force()
     return (
@@ -126,7 +126,7 @@ def is_unreduced(handle: Handle) -> bool:
     return from_jax(handle.sharding).is_unreduced
 
 
-def has_value(array: Holder) -> bool:
+def has_value(array: ArrayBase) -> bool:
     """Whether the value is wholly in this process."""
     return holds_value(array._handle)
 
@@ -140,7 +140,7 @@ def holds_value(handle: Handle) -> bool:
     return bool(split(handle)) and distinct_here(handle)[1].complete
 
 
-def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
+def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
     """The value as a read-only NumPy array.
 
     A copy is kept for the next time. Where the value is one block in memory that the host can
@@ -180,12 +180,12 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
     return value
 
 
-def value_of(handle: Handle) -> np.ndarray:
+def handle_value(handle: Handle) -> np.ndarray:
     """The value of a handle that is wholly in this process, which keeps no copy of it."""
     return _fetch(handle)[0]
 
 
-_kept = Holder.__dict__["_value_cache"].__get__
+_kept = ArrayBase.__dict__["_value_cache"].__get__
 
 
 BRING_HERE = (

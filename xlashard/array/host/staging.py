@@ -12,7 +12,7 @@ import numpy as np
 
 from xlashard._jax.runtime.transfer import ALIGNMENT, aligned_blocks, aligned_empty, collect_garbage
 from xlashard.array.host.copying import Copy
-from xlashard.array.placement.target import Places
+from xlashard.array.placement.target import ResolvedSharding
 
 # A tile of more bytes has memory of its own, which goes when the last device lets go of it.
 _LARGEST_POOLED = 1 << 16
@@ -22,7 +22,7 @@ _LARGEST_POOLED = 1 << 16
 _POOL = 4 << 20
 
 
-class Memory:
+class MemoryPool:
     """New memory for the tiles of the values of one call.
 
     Args:
@@ -70,14 +70,14 @@ class _Regrouping(NamedTuple):
     grid: tuple[int, ...]
 
 
-class Stage:
+class StagingBuffer:
     """Takes host values of one shape and placement apart; what it works out is kept.
 
     Args:
         target: Where the values go.
     """
 
-    def __init__(self, target: Places) -> None:
+    def __init__(self, target: ResolvedSharding) -> None:
         self._target = target
 
     @cached_property
@@ -105,7 +105,7 @@ class Stage:
         return _Regrouping(tuple(pairs), (*dims[::2], *dims[1::2]), (*counts, *shard))
 
     def pieces(
-        self, value: np.ndarray, dtype: np.dtype, memory: Memory, later: list[Copy]
+        self, value: np.ndarray, dtype: np.dtype, memory: MemoryPool, later: list[Copy]
     ) -> list[np.ndarray]:
         """One block of memory for each of this process's devices.
 

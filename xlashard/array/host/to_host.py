@@ -6,11 +6,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from xlashard._jax.runtime.transfer import host_view, split, start_host_copy
-from xlashard.array.core.base import Handle, Holder, check_alive, type_text
+from xlashard.array.core.base import ArrayBase, Handle, check_alive, type_text
 from xlashard.array.core.repr import index_text
 from xlashard.array.host.copying import copy_all
 from xlashard.array.host.read import distinct_here, has_value, read_value, reading_allowed
-from xlashard.array.placement.target import places
+from xlashard.array.placement.target import resolve_sharding
 from xlashard.array.reshard.execute import reshard
 from xlashard.errors import ArgumentError, NotAddressableError, ProcessesError, counted
 from xlashard.geometry import Tiling
@@ -29,7 +29,7 @@ Policy = Literal["local", "gather", "replicated"]
 _LISTED = 4
 
 
-def to_host(array: Holder, policy: Policy, timeout: float) -> np.ndarray:
+def to_host(array: ArrayBase, policy: Policy, timeout: float) -> np.ndarray:
     """The value, or this process's part of it, as a read-only NumPy array; see `Array.to_host`."""
     if policy not in get_args(Policy):
         raise ArgumentError(
@@ -63,7 +63,7 @@ def _all_have_it(sharding: Sharding, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _local_box(array: Holder) -> np.ndarray:
+def _local_box(array: ArrayBase) -> np.ndarray:
     """This process's pieces, where they are one block of the array."""
     handle = array._handle
     tiling, distinct = distinct_here(handle)
@@ -104,12 +104,12 @@ def _pieces_text(tiling: Tiling, shape: tuple[int, ...], positions: tuple[int, .
     return ", ".join(shown) + (f" and {counted(more, 'other')}" if more else "")
 
 
-def _gathered(array: Holder, sharding: Sharding, timeout: float) -> np.ndarray:
+def _gathered(array: ArrayBase, sharding: Sharding, timeout: float) -> np.ndarray:
     """The whole value, brought here by a program that all of the array's processes run."""
     handle = array._handle
     _meet(handle, sharding, timeout)
     everywhere = GSPMDSharding.get_replicated(sharding.devices)
-    whole = reshard(handle, places(handle.shape, everywhere))
+    whole = reshard(handle, resolve_sharding(handle.shape, everywhere))
     with reading_allowed(handle, explicit=True):
         value = host_view(whole)[0]
     value.flags.writeable = False

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from xlashard._jax.runtime.transfer import collect_garbage, is_out_of_memory
-from xlashard.array.placement.target import Places
+from xlashard.array.placement.target import ResolvedSharding
 from xlashard.errors import OutOfMemoryError, counted
 from xlashard.wording import in_bytes, typed
 
-type Needed = tuple[Places, int, str]
+type MemoryRequired = tuple[ResolvedSharding, int, str]
 """A place, the bytes that an array takes on one device of it, and the array's type in words."""
 
 
-def needed_by(target: Places, dtype: np.dtype) -> Needed:
+def memory_required(target: ResolvedSharding, dtype: np.dtype) -> MemoryRequired:
     """What an array of a dtype takes in a place."""
     size = math.prod(target.shard_shape) * dtype.itemsize
     return target, size, typed(dtype.name, target.shape)
 
 
-def out_of_memory(error: BaseException, needed: Sequence[Needed]) -> OutOfMemoryError | None:
+def as_out_of_memory_error(
+    error: BaseException, needed: Sequence[MemoryRequired]
+) -> OutOfMemoryError | None:
     """What to raise instead of an error, if it says that memory was lacking; otherwise None.
 
     Whatever the error's frames still hold of the placement is let go of, so that it is free while

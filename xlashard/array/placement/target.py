@@ -27,7 +27,7 @@ from xlashard.sharding import (
 type Index = tuple[slice, ...]
 
 # The distinct shapes of several large parameter trees.
-_PLACES_KEPT = 4096
+_RESOLVED_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Placement:
 STAY = Placement(None)
 
 
-def is_place(x: Any) -> bool:
+def is_target(x: Any) -> bool:
     """Whether it says a place by itself, rather than being a tree of places."""
     kinds = (jax.Device, Sharding, JaxSharding, Format, PartitionSpec)
     return x is None or isinstance(x, kinds)
 
 
-def as_placement(given: Any, name: str) -> Placement:
+def parse_placement(given: Any, name: str) -> Placement:
     """Reads what a caller wrote.
 
     Args:
@@ -86,13 +86,13 @@ def as_placement(given: Any, name: str) -> Placement:
     )
 
 
-def as_sharding(given: Any, name: str) -> tuple[Sharding, Layout | None]:
+def parse_sharding(given: Any, name: str) -> tuple[Sharding, Layout | None]:
     """Reads what a caller wrote where a sharding is needed: a device alone won't do.
 
     Raises:
         ArgumentError: It is something else.
     """
-    placement = as_placement(given, name) if not isinstance(given, jax.Device) else STAY
+    placement = parse_placement(given, name) if not isinstance(given, jax.Device) else STAY
     if placement.sharding is None:
         raise ArgumentError(
             f"{name} must be a sharding, not {given!r}: for example NamedSharding(mesh, P('data')) "
@@ -113,7 +113,7 @@ def _from_format(given: Format, name: str) -> Placement:
     return Placement(from_jax(given.sharding), layout)
 
 
-def is_there(x: jax.Array, placement: Placement) -> bool:
+def is_in_place(x: jax.Array, placement: Placement) -> bool:
     """Return True if no byte of an array must move to be in a place."""
     here, sharding = from_jax(x.sharding), placement.sharding
     if sharding is None or placement.layout is not None:
@@ -137,21 +137,21 @@ def reorders_devices(x: jax.Array, placement: Placement) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class ResolvedSharding:
     """What a sharding means for arrays of one shape. Equal to nothing but itself.
 
     Attributes:
         shape: Of the whole array, in elements.
         sharding: The caller's own.
         tiling: Which tile each device position holds.
-        twin: JAX's sharding that says the same.
+        jax_sharding: The equivalent sharding of JAX.
         shard_shape: Of the piece on one device.
     """
 
     shape: tuple[int, ...]
     sharding: Sharding
     tiling: Tiling
-    twin: JaxSharding
+    jax_sharding: JaxSharding
     shard_shape: tuple[int, ...]
 
     @property
@@ -177,7 +177,7 @@ class Places:
 
     def aval(self, dtype: Any, weak_type: bool = False) -> Any:
         """The abstract value of an array of a dtype that lies so."""
-        return make_aval(self.shape, dtype, self.twin, weak_type)
+        return make_aval(self.shape, dtype, self.jax_sharding, weak_type)
 
     @cached_property
     def on_host(self) -> bool:
@@ -190,7 +190,7 @@ class Places:
         return memory_kind_of(self.sharding)
 
 
-def check_whole(sharding: Sharding, name: str) -> None:
+def check_reduced_sharding(sharding: Sharding, name: str) -> None:
     """Checks that a constructor that cuts values into slices was given a sharding that has them.
 
     Raises:
@@ -209,18 +209,18 @@ def memory_kind_of(sharding: Sharding) -> str | None:
     return sharding.memory_kind or default_memory_kind(sharding.devices[0])
 
 
-def places(shape: tuple[int, ...], sharding: Sharding) -> Places:
+def resolve_sharding(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
     """What a sharding means for a shape.
 
     Raises:
         GeometryError: The shape can't be placed so.
     """
     if isinstance(sharding, XLACompatibleSharding):
-        return _known_places(shape, sharding)
-    return _places(shape, sharding)  # of a user's own class, which may change its mind
+        return _resolve_cached(shape, sharding)
+    return _resolve(shape, sharding)  # of a user's own class, which may change its mind
 
 
-def requested_places(shape: tuple[int, ...], sharding: Sharding) -> Places:
+def resolve_requested(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
     """Return `places` of a sharding that a caller requested for an existing value.
 
     Raises:
@@ -228,18 +228,20 @@ def requested_places(shape: tuple[int, ...], sharding: Sharding) -> Places:
     """
     if isinstance(sharding, NamedSharding):
         sharding.check_compatible_aval(shape)
-    return places(shape, sharding)
+    return resolve_sharding(shape, sharding)
 
 
-def _places(shape: tuple[int, ...], sharding: Sharding) -> Places:
+def _resolve(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
     shard_shape = sharding.shard_shape(shape)
-    return Places(shape, sharding, sharding.tiling(shape), to_jax(sharding, shape), shard_shape)
+    return ResolvedSharding(
+        shape, sharding, sharding.tiling(shape), to_jax(sharding, shape), shard_shape
+    )
 
 
-_known_places = cleared_with_jax(lru_cache(maxsize=_PLACES_KEPT)(_places))
+_resolve_cached = cleared_with_jax(lru_cache(maxsize=_RESOLVED_KEPT)(_resolve))
 
 
-def as_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
+def parse_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
     """A shape as a tuple of ints.
 
     Raises:

@@ -17,8 +17,8 @@ from xlashard.errors import TransferGuardError
 __all__ = [
     "Guards",
     "Way",
+    "allow_transfers",
     "check_transfer",
-    "free_transfers",
     "guarded",
     "guards_in_force",
     "inside_device_get",
@@ -27,7 +27,7 @@ __all__ = [
 _log = logging.getLogger("xlashard.transfer")
 
 
-def _words(way: Way) -> str:
+def _direction_text(way: Way) -> str:
     return way.value.replace("_", "-")
 
 
@@ -49,12 +49,12 @@ def check_transfer(guards: Guards, way: Way, what: str, asked_by: str = "") -> N
         setting = f"jax.transfer_guard_{way.value}"
         instead = f"{asked_by}, or " if asked_by else ""
         raise TransferGuardError(
-            f"disallowed {_words(way)} transfer of {what}, by {setting}({guards.level(way)!r}): "
-            f"write {instead}`with {setting}('allow'):` around it"
+            f"disallowed {_direction_text(way)} transfer of {what}, by "
+            f"{setting}({guards.level(way)!r}): write {instead}`with {setting}('allow'):` around it"
         )
     if guards.log(way, explicit=explicit):
         kind = "as asked for" if explicit else "without being asked for"
-        _log.warning("%s transfer of %s, %s", _words(way), what, kind)
+        _log.warning("%s transfer of %s, %s", _direction_text(way), what, kind)
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def guarded(guards: Guards, way: Way, what: str, asked_by: str = "") -> Iterator
         yield
 
 
-def free_transfers() -> AbstractContextManager[Any]:
+def allow_transfers() -> AbstractContextManager[Any]:
     """A block that computes, whatever it has to move for that."""
     return _NOTHING if guards_in_force() is None else jax.transfer_guard("allow")
 

@@ -22,7 +22,7 @@ from xlashard._jax.runtime.shardings import Device, layout_text
 from xlashard._jax.runtime.transfer import Handle, make_aval, run_one
 from xlashard._jax.trace.jaxprs import from_function
 from xlashard.array.host.put import put_value
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.geometry import Tiling
 from xlashard.lazily import dataclass
 from xlashard.program import (
@@ -44,7 +44,7 @@ from xlashard.sharding.axes import axes_of
 
 
 @dataclass(frozen=True)
-class Slabs:
+class Chunks:
     """How to cut.
 
     Attributes:
@@ -64,9 +64,9 @@ class Slabs:
         return -(-self.shape[self.dim] // self.count)
 
 
-def cut_into_slabs(
+def split_into_chunks(
     shape: Sequence[int], source: Tiling, target: Tiling, count: int
-) -> Slabs | None:
+) -> Chunks | None:
     """Slabs along the dimension with most room for them; None where none has any.
 
     Args:
@@ -81,11 +81,11 @@ def cut_into_slabs(
     if longest < 2:
         return None
     halves = tuple(n for pair in zip(tiles, extents, strict=True) for n in pair)
-    return Slabs(halves, 2 * extents.index(longest) + 1, min(count, longest))
+    return Chunks(halves, 2 * extents.index(longest) + 1, min(count, longest))
 
 
-def move_slab(
-    slabs: Slabs, source: Tiling, target: Tiling, devices: tuple[Device, ...]
+def reshard_chunk(
+    slabs: Chunks, source: Tiling, target: Tiling, devices: tuple[Device, ...]
 ) -> Callable[[Any, Any, Any], list[Any]]:
     """A function for a program `(x, out, number)` that gives `out` with that slab of `x` in it."""
     before, after = (_in_halves(tiling, devices) for tiling in (source, target))
@@ -117,7 +117,7 @@ _NEGLIGIBLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Order:
+class ReshardRequest:
     """What the program depends on.
 
     Attributes:
@@ -146,10 +146,10 @@ class Order:
         return source * itemsize, target * itemsize
 
 
-def retile(
+def reshard_by_program(
     handle: Handle,
-    source: Places,
-    target: Places,
+    source: ResolvedSharding,
+    target: ResolvedSharding,
     layout: Layout | None,
     *,
     donate: bool,
@@ -166,7 +166,7 @@ def retile(
         alike: Whether all processes of the devices are known to run this program next, and need
             not meet for it.
     """
-    order = Order(
+    order = ReshardRequest(
         shape=target.shape,
         dtype=handle.dtype,
         devices=target.sharding.devices,
@@ -175,9 +175,9 @@ def retile(
         donate=donate,
         partitioner=_partitioner(source.tiling, target.tiling),
     )
-    aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
-    result = execute.result_handler(aval, target.twin, True)
-    move = move_for(order)
+    aval = make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type)
+    result = execute.result_handler(aval, target.jax_sharding, True)
+    move = compiled_reshard_for(order)
     if not alike:
         move.program.admit()
     if move.slabs is None:
@@ -201,7 +201,7 @@ def _partitioner(*tilings: Tiling) -> Partitioner:
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def _replicated(number: int, devices: tuple[Device, ...]) -> Handle:
     """A number that all devices have."""
-    there = places((), GSPMDSharding.get_replicated(devices))
+    there = resolve_sharding((), GSPMDSharding.get_replicated(devices))
     return put_value(np.array(number, np.int32), there)
 
 
@@ -216,7 +216,7 @@ def unusual_layout(handle: Handle) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class CompiledReshard:
     """The program that brings an array from some tiles to others.
 
     Attributes:
@@ -226,16 +226,16 @@ class Move:
     """
 
     program: Program
-    slabs: Slabs | None
+    slabs: Chunks | None
     extra_bytes: int
 
 
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
-def move_for(order: Order) -> Move:
+def compiled_reshard_for(order: ReshardRequest) -> CompiledReshard:
     """The program; slab by slab if the array as a whole needed more than a shard's room."""
     whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
-    best = Move(whole, None, executables.extra_bytes(whole.executable) or 0)
+    best = CompiledReshard(whole, None, executables.extra_bytes(whole.executable) or 0)
     if any(tiling.is_partial for tiling in order.tilings):
         return best
     room = max(order.shard_bytes)
@@ -243,10 +243,10 @@ def move_for(order: Order) -> Move:
     while best.extra_bytes > max(room, _NEGLIGIBLE_BYTES):
         # Somewhat more than it takes if everything shrinks with the slabs; not everything does.
         count *= 2 * math.ceil(best.extra_bytes / room / 2)
-        slabs = cut_into_slabs(order.shape, *order.tilings, count)
+        slabs = split_into_chunks(order.shape, *order.tilings, count)
         if slabs is None:
             break
-        thinner = _by_slabs(order, slabs)
+        thinner = _by_chunks(order, slabs)
         if thinner.extra_bytes < best.extra_bytes:
             best = thinner
         if slabs.count < count:
@@ -254,23 +254,23 @@ def move_for(order: Order) -> Move:
     return best
 
 
-def _by_slabs(order: Order, slabs: Slabs) -> Move:
-    function = move_slab(slabs, *order.tilings, order.devices)
+def _by_chunks(order: ReshardRequest, slabs: Chunks) -> CompiledReshard:
+    function = reshard_chunk(slabs, *order.tilings, order.devices)
     program = _compiled(order, function, ["x", "out", "number"], donated=[False, True, False])
     # The result is among its arguments, and given back.
     extra = (executables.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
-    return Move(program, slabs, extra)
+    return CompiledReshard(program, slabs, extra)
 
 
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
-def _blank(order: Order) -> Program:
+def _blank(order: ReshardRequest) -> Program:
     """A program for the result before any slab of it has come; its argument is any number."""
     shape, dtype = order.shape, order.dtype
     return _compiled(order, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
 
 
-def _shardings(order: Order) -> tuple[XLACompatibleSharding, ...]:
+def _shardings(order: ReshardRequest) -> tuple[XLACompatibleSharding, ...]:
     """The shardings of source and destination; on one mesh where one of them is unreduced."""
     partial = next((tiling for tiling in order.tilings if tiling.is_partial), None)
     if partial is None:
@@ -288,7 +288,10 @@ def _shardings(order: Order) -> tuple[XLACompatibleSharding, ...]:
 
 
 def _compiled(
-    order: Order, function: Callable[..., list[Any]], names: Sequence[str], donated: Sequence[bool]
+    order: ReshardRequest,
+    function: Callable[..., list[Any]],
+    names: Sequence[str],
+    donated: Sequence[bool],
 ) -> Program:
     """A program whose arguments are called so; their names say what they are."""
     x, out = (

@@ -20,7 +20,7 @@ from xlashard._jax.runtime.transfer import (
     split,
 )
 from xlashard.array.host.put import put_value
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.errors import PlacementError
 from xlashard.geometry import Tiling
 from xlashard.lazily import deferred
@@ -39,12 +39,12 @@ else:
 _ORDERS_KEPT = 512
 
 
-def in_order(handle: Handle, devices: Sequence[Device]) -> Handle:
+def with_device_order(handle: Handle, devices: Sequence[Device]) -> Handle:
     """The handle under a sharding that lists its devices so."""
     sharding = from_jax(handle.sharding)
     if sharding.devices == tuple(devices):
         return handle
-    tiling = _in_order(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
+    tiling = _reordered_tiling(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
     there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
     twin = there.twin(handle.shape)
     here = [sharding.devices[i] for i in sharding.addressable_positions]
@@ -58,12 +58,14 @@ def in_order(handle: Handle, devices: Sequence[Device]) -> Handle:
 
 
 @lru_cache(maxsize=_ORDERS_KEPT)
-def _in_order(tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]) -> Tiling:
+def _reordered_tiling(
+    tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]
+) -> Tiling:
     positions = {device: position for position, device in enumerate(listed)}
     return tiling.reordered([positions[device] for device in wanted])
 
 
-def is_out_of_order(handle: Handle) -> bool:
+def has_permuted_tiles(handle: Handle) -> bool:
     """Whether no mesh of the devices in their order has the tiles."""
     sharding = from_jax(handle.sharding)
     if isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
@@ -71,7 +73,9 @@ def is_out_of_order(handle: Handle) -> bool:
     return bool(sharding.tiling(handle.shape).listed)
 
 
-def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool = False) -> Handle:
+def reshard(
+    handle: Handle, target: ResolvedSharding, *, donate: bool = False, fresh: bool = False
+) -> Handle:
     """The same value in another place, committed.
 
     Args:
@@ -82,8 +86,8 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
             buffers may be in use by the result no more.
         fresh: Copies also what is there already; otherwise that is shared.
     """
-    source = places(handle.shape, from_jax(handle.sharding))
-    if handle.committed and not (donate or fresh) and handle.sharding == target.twin:
+    source = resolve_sharding(handle.shape, from_jax(handle.sharding))
+    if handle.committed and not (donate or fresh) and handle.sharding == target.jax_sharding:
         return handle
     # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
     # the same: XLA's collectives between CPU devices write past the end of their buffers.
@@ -93,12 +97,12 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
         return _as_bytes(moved, handle.dtype)
     one_memory = host_memory.in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
     first = handle
-    for step in plan.find_route(source, target, one_memory=one_memory):
+    for step in plan.plan_steps(source, target, one_memory=one_memory):
         before, handle = handle, _step(step, handle, source, donate, fresh)
         if before is not first:
             before.delete()
         # What a step has made is in nobody else's hands.
-        source, donate, fresh = step.to, True, False
+        source, donate, fresh = step.target, True, False
     return handle
 
 
@@ -123,54 +127,69 @@ def _as_bytes(handle: Handle, dtype: Any) -> Handle:
     return put(aval, handle.sharding, separate(pieces), devices)
 
 
-def _step(step: "plan.Step", handle: Handle, source: Places, donate: bool, fresh: bool) -> Handle:
+def _step(
+    step: "plan.Step", handle: Handle, source: ResolvedSharding, donate: bool, fresh: bool
+) -> Handle:
     """One step of a route; where this process has no device of it, there is nothing to do."""
-    target = step.to
+    target = step.target
     if source.positions or target.positions:
-        return _go(step.way, handle, source, target, donate, fresh)
+        return _run(step.strategy, handle, source, target, donate, fresh)
     return assemble(
-        make_aval(target.shape, handle.dtype, target.twin, handle.weak_type), target.twin, []
+        make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type),
+        target.jax_sharding,
+        [],
     )
 
 
-def _go(
-    way: "plan.Way", handle: Handle, source: Places, target: Places, donate: bool, fresh: bool
+def _run(
+    strategy: "plan.Strategy",
+    handle: Handle,
+    source: ResolvedSharding,
+    target: ResolvedSharding,
+    donate: bool,
+    fresh: bool,
 ) -> Handle:
-    match way:
-        case plan.Way.KEEP:
+    match strategy:
+        case plan.Strategy.KEEP:
             return _keep(handle, source, target, donate, fresh)
-        case plan.Way.COPY:
+        case plan.Strategy.COPY:
             return _copy(handle, source, target)
-        case plan.Way.HOST_MEMORY:
-            return host_memory.move_in_memory(handle, source, target, donate=donate, fresh=fresh)
-        case plan.Way.PROGRAM:
-            handle, source = _listed(handle, source, target)
+        case plan.Strategy.HOST_MEMORY:
+            return host_memory.reshard_in_host_memory(
+                handle, source, target, donate=donate, fresh=fresh
+            )
+        case plan.Strategy.COMPILED:
+            handle, source = _with_order_of(handle, source, target)
             if source.tiling.is_partial and not handle.size:
-                return dressed(handle, target.twin, committed=True)  # XLA can't reduce nothing
+                return dressed(
+                    handle, target.jax_sharding, committed=True
+                )  # XLA can't reduce nothing
             # XLA can only use memory again for shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
-            return compiled.retile(handle, source, target, None, donate=donate)
-        case plan.Way.SPLIT:
-            handle, _ = _listed(handle, source, target)
+            return compiled.reshard_by_program(handle, source, target, None, donate=donate)
+        case plan.Strategy.SPLIT:
+            handle, _ = _with_order_of(handle, source, target)
             return _split(handle, target, fresh=donate or fresh)
-        case plan.Way.CARRY:
-            return p2p.carry(handle, split(handle), target, donate or fresh)
-        case plan.Way.PIECES:
-            return p2p.move_in_pieces(handle, source, target, donate=donate, fresh=fresh)
-        case plan.Way.ROUNDS:
-            return permute.move_in_rounds(handle, source, target, donate=donate, fresh=fresh)
+        case plan.Strategy.CARRY:
+            return p2p.carry_shards(handle, split(handle), target, donate or fresh)
+        case plan.Strategy.P2P:
+            return p2p.reshard_by_pieces(handle, source, target, donate=donate, fresh=fresh)
+        case plan.Strategy.PERMUTE:
+            return permute.reshard_by_permutes(handle, source, target, donate=donate, fresh=fresh)
 
 
-def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: bool) -> Handle:
-    handle, source = _listed(handle, source, target)
+def _keep(
+    handle: Handle, source: ResolvedSharding, target: ResolvedSharding, donate: bool, fresh: bool
+) -> Handle:
+    handle, source = _with_order_of(handle, source, target)
     if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
-        return compiled.retile(handle, source, target, None, donate=True)
+        return compiled.reshard_by_program(handle, source, target, None, donate=True)
     if donate or fresh:
-        return copy_to(handle, target.twin, fresh=True)
-    return dressed(handle, target.twin, committed=True)
+        return copy_to(handle, target.jax_sharding, fresh=True)
+    return dressed(handle, target.jax_sharding, committed=True)
 
 
-def _split(handle: Handle, target: Places, *, fresh: bool) -> Handle:
+def _split(handle: Handle, target: ResolvedSharding, *, fresh: bool) -> Handle:
     """Partial results that reduce to an array, from whole shards on the same devices."""
     zeros = np.zeros(target.shard_shape, handle.dtype)
     first = target.tiling.addend_ids(target.positions) == 0
@@ -180,38 +199,40 @@ def _split(handle: Handle, target: Places, *, fresh: bool) -> Handle:
         buffer if keeps else zeros.copy()
         for buffer, keeps in zip(split(handle), first.tolist(), strict=True)
     ]
-    aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
-    return put(aval, target.twin, pieces, target.devices, fresh=fresh)
+    aval = make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type)
+    return put(aval, target.jax_sharding, pieces, target.devices, fresh=fresh)
 
 
-def _copy(handle: Handle, source: Places, target: Places) -> Handle:
-    handle, _ = _listed(handle, source, target)
-    return copy_to(handle, target.twin)
+def _copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:
+    handle, _ = _with_order_of(handle, source, target)
+    return copy_to(handle, target.jax_sharding)
 
 
-def _listed(handle: Handle, source: Places, target: Places) -> tuple[Handle, Places]:
+def _with_order_of(
+    handle: Handle, source: ResolvedSharding, target: ResolvedSharding
+) -> tuple[Handle, ResolvedSharding]:
     """The source, its devices listed as the target lists them."""
     if source.sharding.devices == target.sharding.devices:
         return handle, source
-    handle = in_order(handle, target.sharding.devices)
-    return handle, places(handle.shape, from_jax(handle.sharding))
+    handle = with_device_order(handle, target.sharding.devices)
+    return handle, resolve_sharding(handle.shape, from_jax(handle.sharding))
 
 
-def put_own(handle: Handle, target: Places) -> Handle:
+def put_local_copy(handle: Handle, target: ResolvedSharding) -> Handle:
     """This process's part of an array of its own, of which each process has one with that value.
 
     Args:
         handle: Wholly in this process.
         target: Where to, in several processes.
     """
-    source = places(handle.shape, from_jax(handle.sharding))
+    source = resolve_sharding(handle.shape, from_jax(handle.sharding))
     normal = default_memory_kind(source.sharding.devices[0])
     if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
         return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
-    return p2p.move_in_pieces(handle, source, target, fresh=True)
+    return p2p.reshard_by_pieces(handle, source, target, fresh=True)
 
 
-def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
+def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> Handle:
     """The same value in the same place, its dimensions in another order in memory.
 
     Raises:
@@ -224,4 +245,4 @@ def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
             f"a layout can only be chosen in the devices' default memory, not in "
             f"{where.memory_kind!r}: give the sharding alone"
         )
-    return compiled.retile(handle, where, where, layout, donate=False)
+    return compiled.reshard_by_program(handle, where, where, layout, donate=False)

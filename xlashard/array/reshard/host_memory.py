@@ -24,15 +24,15 @@ from xlashard._jax.runtime.transfer import (
     split,
 )
 from xlashard.array.host.copying import Copy, copy_all
-from xlashard.array.placement.target import Places
-from xlashard.array.reshard.p2p import Lying, exchange
+from xlashard.array.placement.target import ResolvedSharding
+from xlashard.array.reshard.p2p import TilingOnDevices, exchange
 
-_DEALS_KEPT = 512
+_PLANS_KEPT = 512
 
 _SMALL_BYTES = 1 << 20
 
 
-def in_one_memory(*all_places: Places) -> bool:
+def in_one_memory(*all_places: ResolvedSharding) -> bool:
     """Whether all devices share this process's memory."""
     return all(
         device.platform == "cpu" and places.sharding.is_fully_addressable
@@ -41,8 +41,13 @@ def in_one_memory(*all_places: Places) -> bool:
     )
 
 
-def move_in_memory(
-    handle: Handle, source: Places, target: Places, *, donate: bool = False, fresh: bool = False
+def reshard_in_host_memory(
+    handle: Handle,
+    source: ResolvedSharding,
+    target: ResolvedSharding,
+    *,
+    donate: bool = False,
+    fresh: bool = False,
 ) -> Handle:
     """The same value in another place; waits until the source is computed.
 
@@ -53,7 +58,7 @@ def move_in_memory(
         donate: Frees each buffer of the source as soon as all of it is in its new place.
         fresh: Copies also blocks that lie there as they are wanted.
     """
-    deal = _deal(
+    deal = _copy_plan(
         handle.shape,
         handle.itemsize,
         (source.tiling, source.sharding.devices),
@@ -73,8 +78,10 @@ def move_in_memory(
         _copy_and_free(handle, parts, windows, blocks)
     else:
         copy_all(_copies(parts, windows, blocks))
-    aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
-    return put(aval, target.twin, [blocks[n] for n in deal.taken], target.devices, alias=True)
+    aval = make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type)
+    return put(
+        aval, target.jax_sharding, [blocks[n] for n in deal.taken], target.devices, alias=True
+    )
 
 
 def _blank(count: int, shape: tuple[int, ...], dtype: np.dtype) -> Sequence[np.ndarray]:
@@ -102,7 +109,7 @@ class _Part(NamedTuple):
     source_index: tuple[Any, ...]
 
 
-class _Deal(NamedTuple):
+class _CopyPlan(NamedTuple):
     """What goes where between devices that share memory: a tile is made once for all of them.
 
     Attributes:
@@ -118,8 +125,10 @@ class _Deal(NamedTuple):
     parts: tuple[_Part, ...]
 
 
-@lru_cache(maxsize=_DEALS_KEPT)
-def _deal(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> _Deal:
+@lru_cache(maxsize=_PLANS_KEPT)
+def _copy_plan(
+    shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
+) -> _CopyPlan:
     givers, wanted = exchange(shape, itemsize, source, target)
     numbers: dict[int, int] = {}
     first: list[int] = []
@@ -134,7 +143,7 @@ def _deal(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -
         for n, device in enumerate(first)
         for p in wanted[device]
     ]
-    return _Deal(
+    return _CopyPlan(
         num_tiles=len(first),
         taken=tuple(numbers[tile] for tile in tiles),
         whole=tuple(part for part in parts if len(wanted[first[part.tile]]) == 1),
@@ -142,7 +151,7 @@ def _deal(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -
     )
 
 
-def _parts_of(deal: _Deal, tiles: Sequence[int]) -> list[_Part]:
+def _parts_of(deal: _CopyPlan, tiles: Sequence[int]) -> list[_Part]:
     wanted = set(tiles)
     return [part for part in deal.parts if part.tile in wanted]
 

@@ -15,7 +15,7 @@ import numpy as np
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, copy_to, make_aval, put, split
 from xlashard.array.host.put import put_on, put_value
-from xlashard.array.placement.target import Places
+from xlashard.array.placement.target import ResolvedSharding
 from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan
 from xlashard.lazily import dataclass
 
@@ -34,12 +34,12 @@ class Exchange(NamedTuple):
     wanted: tuple[tuple[Piece, ...], ...]
 
 
-type Lying = tuple[Tiling, tuple[Device, ...]]
+type TilingOnDevices = tuple[Tiling, tuple[Device, ...]]
 """Tiles, and the devices that hold them."""
 
 
 def numbered(
-    shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying
+    shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
     """What has to move, and the devices by their numbers in the plan."""
     numbers: dict[Device, int] = {}
@@ -50,7 +50,7 @@ def numbered(
 
 
 def plan_between(
-    shape: tuple[int, ...], itemsize: int, source: Places, target: Places
+    shape: tuple[int, ...], itemsize: int, source: ResolvedSharding, target: ResolvedSharding
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
     """What has to move between two placements, and the devices by their numbers in the plan."""
     ends = ((places.tiling, places.sharding.devices) for places in (source, target))
@@ -61,8 +61,8 @@ def plan_between(
 def exchange(
     shape: tuple[int, ...],
     itemsize: int,
-    source: Lying,
-    target: Lying,
+    source: TilingOnDevices,
+    target: TilingOnDevices,
     positions: tuple[int, ...] | None = None,
 ) -> Exchange:
     """What goes where, to some positions of the target's devices; to all, if not given."""
@@ -72,7 +72,7 @@ def exchange(
     return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(taker)) for taker in takers))
 
 
-def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
+def carry_shards(like: Handle, shards: Any, target: ResolvedSharding, fresh: bool) -> Handle:
     """One handle of shards, each brought to its device first where it isn't there.
 
     Args:
@@ -81,15 +81,15 @@ def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
         target: Where to.
         fresh: Copies also those that are there.
     """
-    aval = make_aval(like.shape, like.dtype, target.twin, like.weak_type)
+    aval = make_aval(like.shape, like.dtype, target.jax_sharding, like.weak_type)
     # Handles on their device are shared only where host memory could be, too.
-    return put(aval, target.twin, shards, target.devices, alias=not fresh, fresh=fresh)
+    return put(aval, target.jax_sharding, shards, target.devices, alias=not fresh, fresh=fresh)
 
 
-def move_in_pieces(
+def reshard_by_pieces(
     handle: Handle,
-    source: Places,
-    target: Places,
+    source: ResolvedSharding,
+    target: ResolvedSharding,
     *,
     donate: bool = False,
     fresh: bool = False,
@@ -112,7 +112,7 @@ def move_in_pieces(
     givers, wanted = exchange(handle.shape, handle.itemsize, *ends, target.positions)
     buffers = dict(zip(givers, split(handle), strict=True))
     room = max(math.prod(source.shard_shape), math.prod(target.shard_shape)) * handle.itemsize
-    traffic = Traffic(room)
+    traffic = TransferWindow(room)
     left = Counter(piece.source for pieces in wanted for piece in pieces)
     shards: list[Any] = [None] * len(wanted)
     for number, piece in in_turn(givers, wanted):
@@ -120,7 +120,7 @@ def move_in_pieces(
         whole = _Whole(_extent(piece.source_index) == buffer.shape, len(wanted[number]) == 1)
         if not traffic.admits(piece, whole):
             jax.block_until_ready(shards)
-            traffic = Traffic(room)
+            traffic = TransferWindow(room)
             traffic.admits(piece, whole)
         block = _taken(buffer, piece, whole, device)
         if not whole.target:
@@ -131,7 +131,7 @@ def move_in_pieces(
         left[piece.source] -= 1
         if donate and not left[piece.source]:
             buffer.delete()
-    return carry(handle, shards, target, fresh=False)
+    return carry_shards(handle, shards, target, fresh=False)
 
 
 class _Whole(NamedTuple):
@@ -147,7 +147,7 @@ class _Whole(NamedTuple):
 
 
 @dataclass
-class Traffic:
+class TransferWindow:
     """The bytes of pieces that devices hold besides their shards.
 
     Attributes:

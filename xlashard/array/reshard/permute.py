@@ -18,11 +18,11 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
-from xlashard.array.core.buffer_shape import by_program as in_shape
+from xlashard.array.core.buffer_shape import reshape_by_program as in_shape
 from xlashard.array.host.put import put_on
-from xlashard.array.placement.target import Places, places
-from xlashard.array.reshard.compiled import retile, unusual_layout
-from xlashard.array.reshard.p2p import Lying, cut, in_turn, numbered, pasted
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.reshard.compiled import reshard_by_program, unusual_layout
+from xlashard.array.reshard.p2p import TilingOnDevices, cut, in_turn, numbered, pasted
 from xlashard.geometry import Piece, Round, TileAssignment, schedule_rounds
 from xlashard.sharding import GSPMDSharding
 
@@ -48,7 +48,9 @@ class Schedule(NamedTuple):
 
 
 @lru_cache(maxsize=_SCHEDULES_KEPT)
-def schedule(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> Schedule:
+def schedule(
+    shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
+) -> Schedule:
     """What goes where, worked out for all processes alike."""
     plan, devices = numbered(shape, itemsize, source, target)
     givers, takers = plan.src_devices, plan.dst_devices
@@ -75,8 +77,13 @@ def schedule(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying
     return Schedule(devices, givers, takers, within, schedule_rounds(crossing))
 
 
-def move_in_rounds(
-    handle: Handle, source: Places, target: Places, *, donate: bool = False, fresh: bool = False
+def reshard_by_permutes(
+    handle: Handle,
+    source: ResolvedSharding,
+    target: ResolvedSharding,
+    *,
+    donate: bool = False,
+    fresh: bool = False,
 ) -> Handle:
     """The same value on other devices. All processes that have some of either must call it.
 
@@ -95,7 +102,12 @@ class _Move:
     """One array on its way, as this process sees it."""
 
     def __init__(
-        self, handle: Handle, source: Places, target: Places, donate: bool, fresh: bool
+        self,
+        handle: Handle,
+        source: ResolvedSharding,
+        target: ResolvedSharding,
+        donate: bool,
+        fresh: bool,
     ) -> None:
         ends = ((p.tiling, p.sharding.devices) for p in (source, target))
         self._schedule = schedule(handle.shape, handle.itemsize, *ends)
@@ -135,12 +147,12 @@ class _Move:
             for one in self._schedule.rounds:
                 self._send(one)
         like, target = self._like, self._target
-        aval = make_aval(like.shape, like.dtype, target.twin, like.weak_type)
+        aval = make_aval(like.shape, like.dtype, target.jax_sharding, like.weak_type)
         shards = [self._shards[number] for number in self._takers]
         if 0 in like.shape:
             empty = np.empty(target.shard_shape, like.dtype)
             shards = [put_on(device, empty) for device in target.devices]
-        return assemble(aval, target.twin, shards)
+        return assemble(aval, target.jax_sharding, shards)
 
     def _send(self, one: Round) -> None:
         """Takes part in a round, if this process has any of its devices."""
@@ -223,14 +235,16 @@ def _permuted(
         TileAssignment.iota(dims, (len(devices),), (0,)),
         TileAssignment.listed(dims, order),
     ):
-        ends.append(places(whole, GSPMDSharding(devices, assignment)))
+        ends.append(resolve_sharding(whole, GSPMDSharding(devices, assignment)))
     before, after = ends
-    handle = assemble(make_aval(whole, blocks[0].dtype, before.twin), before.twin, blocks)
+    handle = assemble(
+        make_aval(whole, blocks[0].dtype, before.jax_sharding), before.jax_sharding, blocks
+    )
     # Devices on a CPU share its threads, and wait in them for other processes: a round at a time,
     # or those that wait leave none to those that they wait for.
     one_at_a_time = devices[0].platform == "cpu"
     if one_at_a_time:
         jax.block_until_ready(blocks)
     # All rounds come from one schedule, so nobody need meet for each of them.
-    moved = retile(handle, before, after, None, donate=False, alike=True)
+    moved = reshard_by_program(handle, before, after, None, donate=False, alike=True)
     return moved.block_until_ready() if one_at_a_time else moved

@@ -5,7 +5,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.reshard.host_memory import in_one_memory
 from xlashard.geometry import Tiling, refine, transfer_load
 from xlashard.lazily import dataclass
@@ -14,7 +14,7 @@ from xlashard.sharding import GSPMDSharding
 _COMPARISONS_KEPT = 512
 
 
-class Way(StrEnum):
+class Strategy(StrEnum):
     """How shards get to a placement."""
 
     KEEP = "keep"
@@ -23,16 +23,16 @@ class Way(StrEnum):
     """Every shard is on its device, and goes to another memory there."""
     HOST_MEMORY = "host memory"
     """The devices are emulated: what is not in place yet is copied within the host's memory."""
-    PROGRAM = "program"
+    COMPILED = "compiled"
     """The same devices hold other tiles: a compiled program, whose collectives XLA chooses."""
     SPLIT = "split"
     """Whole shards become partial results: of a sum one device keeps its shard, the others get
     zeros; of a maximum or minimum all keep theirs."""
     CARRY = "carry"
     """Whole shards go, each to another device."""
-    PIECES = "pieces"
+    P2P = "p2p"
     """Shards are cut up, the pieces carried, and put together where they belong."""
-    ROUNDS = "rounds"
+    PERMUTE = "permute"
     """The same between processes: in each round a compiled permutation carries pieces."""
 
 
@@ -45,12 +45,12 @@ class Step:
         to: Where it ends.
     """
 
-    way: Way
-    to: Places
+    strategy: Strategy
+    target: ResolvedSharding
 
 
-def find_route(
-    source: Places, target: Places, *, one_memory: bool | None = None
+def plan_steps(
+    source: ResolvedSharding, target: ResolvedSharding, *, one_memory: bool | None = None
 ) -> tuple[Step, ...]:
     """The steps from one placement to another, each to be taken from where the one before ended.
 
@@ -61,16 +61,18 @@ def find_route(
     """
     if same_shards(source, target):
         same_memory = source.memory_kind == target.memory_kind
-        return (Step(Way.KEEP if same_memory else Way.COPY, target),)
+        return (Step(Strategy.KEEP if same_memory else Strategy.COPY, target),)
     if source.tiling.is_partial:
         return _reduced(source, target, one_memory)
     if target.tiling.is_partial:
-        there = places(target.shape, target.sharding.reduced_sharding)
-        first = find_route(source, there, one_memory=one_memory)
+        there = resolve_sharding(target.shape, target.sharding.reduced_sharding)
+        first = plan_steps(source, there, one_memory=one_memory)
         # A step that keeps the buffers would share them with the source.
-        return *(step for step in first if step.way is not Way.KEEP), Step(Way.SPLIT, target)
+        return *(step for step in first if step.strategy is not Strategy.KEEP), Step(
+            Strategy.SPLIT, target
+        )
     if one_memory if one_memory is not None else in_one_memory(source, target):
-        return (Step(Way.HOST_MEMORY, target),)
+        return (Step(Strategy.HOST_MEMORY, target),)
     same_devices = set(source.sharding.devices) == set(target.sharding.devices)
     if same_devices:
         return _by_program(source, target)
@@ -78,28 +80,33 @@ def find_route(
         return _between_processes(source, target)
     if len(source.sharding.devices) == len(target.sharding.devices):
         if source.tiling.same_tiles(target.tiling):
-            return (Step(Way.CARRY, target),)
+            return (Step(Strategy.CARRY, target),)
         if not set(source.sharding.devices) & set(target.sharding.devices):
             # On devices of its own the carried source leaves room for what the program needs.
-            there = _bare(target.sharding.devices, source, source.memory_kind)
-            return Step(Way.CARRY, there), *_by_program(there, target)
-    return *_to_default_memory(source), Step(Way.PIECES, target)
+            there = _with_tiles(target.sharding.devices, source, source.memory_kind)
+            return Step(Strategy.CARRY, there), *_by_program(there, target)
+    return *_to_default_memory(source), Step(Strategy.P2P, target)
 
 
-def _reduced(source: Places, target: Places, one_memory: bool | None) -> tuple[Step, ...]:
+def _reduced(
+    source: ResolvedSharding, target: ResolvedSharding, one_memory: bool | None
+) -> tuple[Step, ...]:
     """Reduce partial results where they are, then take the whole array on from there.
 
     XLA ends the process for a program that does both at once, on two meshes or from one set of
     unreduced axes to another.
     """
-    there = places(source.shape, source.sharding.reduced_sharding)
-    rest = find_route(there, target, one_memory=one_memory)
-    if rest == (Step(Way.KEEP, target),) and target.sharding.devices == source.sharding.devices:
+    there = resolve_sharding(source.shape, source.sharding.reduced_sharding)
+    rest = plan_steps(there, target, one_memory=one_memory)
+    if (
+        rest == (Step(Strategy.KEEP, target),)
+        and target.sharding.devices == source.sharding.devices
+    ):
         return _by_program(source, target)
     return *_by_program(source, there), *rest
 
 
-def same_shards(source: Places, target: Places) -> bool:
+def same_shards(source: ResolvedSharding, target: ResolvedSharding) -> bool:
     """Whether the same devices hold the same tiles, in whatever order they are listed."""
     ours, theirs = source.sharding.devices, target.sharding.devices
     if ours == theirs or source.tiling.is_partial or target.tiling.is_partial:
@@ -118,21 +125,21 @@ def _same_shards(
     return all(tiles[device] == tile for device, tile in held)
 
 
-def _in_one_process(*both: Places) -> bool:
+def _in_one_process(*both: ResolvedSharding) -> bool:
     """Whether all devices belong to one process, be it this one or another."""
-    if all(places.sharding.is_fully_addressable for places in both):
+    if all(side.sharding.is_fully_addressable for side in both):
         return True
-    return len({d.process_index for places in both for d in places.sharding.devices}) == 1
+    return len({d.process_index for side in both for d in side.sharding.devices}) == 1
 
 
-def _by_program(source: Places, target: Places) -> tuple[Step, ...]:
+def _by_program(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
     """Other tiles on the same devices; programs work in the devices' own memory."""
     first = _to_default_memory(source)
     there = _in_default_memory(target)
-    return *first, Step(Way.PROGRAM, there), *_from_default_memory(there, target)
+    return *first, Step(Strategy.COMPILED, there), *_from_default_memory(there, target)
 
 
-def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
+def _between_processes(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
     """Other devices of several processes: as few pieces as can be, each sent by a program of both.
 
     Where every device of one side would exchange pieces with many of the other, the tiles are
@@ -140,8 +147,8 @@ def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
     two is a whole tile of one side, or a part that nobody else needs.
     """
     first, end = _to_default_memory(source), _in_default_memory(target)
-    start = first[-1].to if first else source
-    direct = *first, Step(Way.ROUNDS, end), *_from_default_memory(end, target)
+    start = first[-1].target if first else source
+    direct = *first, Step(Strategy.PERMUTE, end), *_from_default_memory(end, target)
     more, fewer = (
         (start, end) if len(start.sharding.devices) > len(end.sharding.devices) else (end, start)
     )
@@ -149,7 +156,7 @@ def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
     fine = refine(fewer.tiling, source.shape, count)
     if fine is None:
         return direct
-    there = places(
+    there = resolve_sharding(
         source.shape,
         GSPMDSharding(
             more.sharding.devices, fine.to_tile_assignment(), memory_kind=more.memory_kind
@@ -157,13 +164,13 @@ def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
     )
     if more is end:
         ends = start.tiling, fine
-        detour = *first, Step(Way.ROUNDS, there), *_retiled(there, target)
+        detour = *first, Step(Strategy.PERMUTE, there), *_to_tiles(there, target)
     else:
         ends = fine, end.tiling
         detour = (
             *first,
-            *_retiled(start, there),
-            Step(Way.ROUNDS, end),
+            *_to_tiles(start, there),
+            Step(Strategy.PERMUTE, end),
             *_from_default_memory(end, target),
         )
     straight, around = (
@@ -176,33 +183,35 @@ def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
     return detour if less else direct
 
 
-def _retiled(source: Places, target: Places) -> tuple[Step, ...]:
+def _to_tiles(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
     """To other tiles on the same devices, unless they are the same."""
     if not same_shards(source, target):
         return _by_program(source, target)
     return _from_default_memory(source, target)
 
 
-def _in_default_memory(target: Places) -> Places:
+def _in_default_memory(target: ResolvedSharding) -> ResolvedSharding:
     normal = default_memory_kind(target.sharding.devices[0])
     if target.memory_kind == normal:
         return target
-    return _bare(target.sharding.devices, target, normal)
+    return _with_tiles(target.sharding.devices, target, normal)
 
 
-def _from_default_memory(source: Places, target: Places) -> tuple[Step, ...]:
-    return () if source.memory_kind == target.memory_kind else (Step(Way.COPY, target),)
+def _from_default_memory(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
+    return () if source.memory_kind == target.memory_kind else (Step(Strategy.COPY, target),)
 
 
-def _to_default_memory(source: Places) -> tuple[Step, ...]:
+def _to_default_memory(source: ResolvedSharding) -> tuple[Step, ...]:
     normal = default_memory_kind(source.sharding.devices[0])
     if source.memory_kind == normal or normal is None:
         return ()
-    there = places(source.shape, source.sharding.with_memory_kind(normal))
-    return (Step(Way.COPY, there),)
+    there = resolve_sharding(source.shape, source.sharding.with_memory_kind(normal))
+    return (Step(Strategy.COPY, there),)
 
 
-def _bare(devices: Sequence[Device], like: Places, memory_kind: str | None) -> Places:
+def _with_tiles(
+    devices: Sequence[Device], like: ResolvedSharding, memory_kind: str | None
+) -> ResolvedSharding:
     """The tiles of a placement on a list of devices."""
     tiles = like.tiling.to_tile_assignment()
-    return places(like.shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))
+    return resolve_sharding(like.shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))

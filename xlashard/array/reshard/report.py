@@ -13,28 +13,33 @@ from rich.table import Table
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.repr import sharding_text
-from xlashard.array.placement.target import Places, as_placement, as_sharding, places
+from xlashard.array.placement.target import (
+    ResolvedSharding,
+    parse_placement,
+    parse_sharding,
+    resolve_sharding,
+)
 from xlashard.array.reshard.p2p import plan_between
-from xlashard.array.reshard.plan import Step, Way, find_route
+from xlashard.array.reshard.plan import Step, Strategy, plan_steps
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan
 from xlashard.sharding import SingleDeviceSharding
 from xlashard.wording import in_bytes, plain_text, typed
 
-FORMAT = 1
+FORMAT = 2
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
 
 _SHOWN = 8
 
-_IN_WORDS = {
-    Way.KEEP: "nothing moves",
-    Way.COPY: "each shard goes to another memory of its device",
-    Way.HOST_MEMORY: "emulated devices: what is not in place is copied within the host's memory",
-    Way.PROGRAM: "one compiled program, whose collectives XLA chooses",
-    Way.SPLIT: "whole shards become partial results",
-    Way.CARRY: "whole shards go from device to device",
-    Way.PIECES: "pieces of shards go from device to device",
-    Way.ROUNDS: "pieces of shards go between processes, in rounds of a compiled permutation each",
+_DESCRIPTIONS = {
+    Strategy.KEEP: "nothing moves",
+    Strategy.COPY: "each shard goes to another memory of its device",
+    Strategy.HOST_MEMORY: "missing parts are copied within the memory that emulated devices share",
+    Strategy.COMPILED: "one compiled program, whose collectives XLA chooses",
+    Strategy.SPLIT: "whole shards become partial results",
+    Strategy.CARRY: "whole shards go from device to device",
+    Strategy.P2P: "pieces of shards go from device to device",
+    Strategy.PERMUTE: "pieces of shards go between processes, by rounds of compiled permutations",
 }
 
 
@@ -78,7 +83,7 @@ class ReshardReport:
     nbytes: int
     source: str
     target: str
-    route: tuple[Way, ...]
+    route: tuple[Strategy, ...]
     source_shard_bytes: int
     target_shard_bytes: int
     peak_bytes: int
@@ -112,7 +117,7 @@ class ReshardReport:
             "nbytes": self.nbytes,
             "source": self.source,
             "target": self.target,
-            "route": [str(way) for way in self.route],
+            "route": [str(strategy) for strategy in self.route],
             "bytes_moved": self.bytes_moved,
             "bytes_kept": self.bytes_kept,
             "source_shard_bytes": self.source_shard_bytes,
@@ -155,8 +160,8 @@ class ReshardReport:
         facts.add_row("array", f"{self.type}, {in_bytes(self.nbytes)}")
         facts.add_row("from", f"{self.source}, {in_bytes(self.source_shard_bytes)} a device")
         facts.add_row("to", f"{self.target}, {in_bytes(self.target_shard_bytes)} a device")
-        for number, way in enumerate(self.route):
-            facts.add_row("how" if not number else "", _IN_WORDS[way])
+        for number, strategy in enumerate(self.route):
+            facts.add_row("how" if not number else "", _DESCRIPTIONS[strategy])
         facts.add_row("moved", in_bytes(self.bytes_moved))
         facts.add_row("kept", in_bytes(self.bytes_kept))
         facts.add_row("peak", f"{in_bytes(self.peak_bytes)} a device")
@@ -200,9 +205,11 @@ def reshard_plan(x: Any, target: Any, *, source: Any = None) -> ReshardReport:
     """
     with short_tracebacks:
         shape, dtype, given = _described(x, source)
-        here = places(shape, as_sharding(_spread(given), "source")[0])
-        there = as_placement(target, "target").sharding
-        return _report(shape, dtype, here, here if there is None else places(shape, there))
+        here = resolve_sharding(shape, parse_sharding(_spread(given), "source")[0])
+        there = parse_placement(target, "target").sharding
+        return _report(
+            shape, dtype, here, here if there is None else resolve_sharding(shape, there)
+        )
 
 
 def _spread(given: Any) -> Any:
@@ -225,10 +232,12 @@ def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
     return tuple(shape), dtype, given
 
 
-def _report(shape: tuple[int, ...], dtype: Any, here: Places, there: Places) -> ReshardReport:
+def _report(
+    shape: tuple[int, ...], dtype: Any, here: ResolvedSharding, there: ResolvedSharding
+) -> ReshardReport:
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jnp.dtype(dtype)
-    route = find_route(here, there)
+    route = plan_steps(here, there)
     plan, devices = plan_between(shape, dtype.itemsize, here, there)
     shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (here, there)]
     return ReshardReport(
@@ -236,7 +245,7 @@ def _report(shape: tuple[int, ...], dtype: Any, here: Places, there: Places) -> 
         nbytes=math.prod(shape) * dtype.itemsize,
         source=sharding_text(here.sharding),
         target=sharding_text(there.sharding),
-        route=tuple(step.way for step in route),
+        route=tuple(step.strategy for step in route),
         source_shard_bytes=shards[0],
         target_shard_bytes=shards[1],
         peak_bytes=_peak(route, here, there, shards),
@@ -245,12 +254,16 @@ def _report(shape: tuple[int, ...], dtype: Any, here: Places, there: Places) -> 
     )
 
 
-def _peak(route: tuple[Step, ...], here: Places, there: Places, shards: list[int]) -> int:
-    if route == (Step(Way.KEEP, there),):
+def _peak(
+    route: tuple[Step, ...], here: ResolvedSharding, there: ResolvedSharding, shards: list[int]
+) -> int:
+    if route == (Step(Strategy.KEEP, there),):
         return shards[0]
     shared = not set(here.sharding.devices).isdisjoint(there.sharding.devices)
     # A source that was carried to the destination's own devices lies there like any other.
     shared |= len(route) > 1
     ends = sum(shards) if shared else max(shards)
-    changes = any(step.way in (Way.PROGRAM, Way.PIECES, Way.ROUNDS) for step in route)
+    changes = any(
+        step.strategy in (Strategy.COMPILED, Strategy.P2P, Strategy.PERMUTE) for step in route
+    )
     return ends + (max(shards) if changes else 0)

@@ -15,9 +15,9 @@ from xlashard import Array, PmapSharding
 from xlashard._jax.compat.registration import install_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
-from xlashard.array.core.base import Holder, check_alive, type_text
-from xlashard.array.core.buffer_shape import in_shape
-from xlashard.array.core.handles import as_kind, wrap_result
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.array.core.buffer_shape import reshape_buffer
+from xlashard.array.core.handles import as_class, wrap_result
 from xlashard.array.host.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.assignment import sharding_spec_from_tiling
@@ -67,7 +67,7 @@ def device_buffers(x: Any) -> list[Any]:
     spec = sharding.sharding_spec
     if spec.unstacked_dims:
         shape = spec.shard_shape(x.shape)
-        buffers = [in_shape(buffer, shape) for buffer in buffers]
+        buffers = [reshape_buffer(buffer, shape) for buffer in buffers]
     return [_as_buffer(x, buffer) for buffer in buffers]
 
 
@@ -247,7 +247,7 @@ def as_device_array(handle: Any) -> DeviceArray:
 
 
 def _handle_of(x: Any) -> Any:
-    return x._handle if isinstance(x, Holder) else x
+    return x._handle if isinstance(x, ArrayBase) else x
 
 
 class AddedMembers:
@@ -312,4 +312,4 @@ def _in_current_mode(made: Any, kind: type[Array]) -> Any:
     # Keys are arrays of JAX.
     if current_array_mode().jax_array or type(made) is not Array:
         return made
-    return as_kind(made, kind)
+    return as_class(made, kind)

@@ -12,7 +12,7 @@ from xlashard._jax.compat.registration import install_array_type
 from xlashard._jax.runtime.tracebacks import is_called_by_jax, short_tracebacks, shortened
 from xlashard._jax.runtime.transfer import dressed, split
 from xlashard.array.core.base import check_alive, type_text
-from xlashard.array.core.handles import as_kind
+from xlashard.array.core.handles import as_class
 from xlashard.array.core.repr import sharding_text
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
 from xlashard.legacy.arrays import gda_constructors as making
@@ -107,7 +107,7 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
         made = making.from_callback_pieces((global_shape, global_mesh, mesh_axes), data_callback)
-        return as_kind(made, cls)
+        return as_class(made, cls)
 
     @classmethod
     @shortened
@@ -133,7 +133,7 @@ class GlobalDeviceArray(Array):
         """
         target = (global_shape, global_mesh, mesh_axes)
         made = making.from_batched_callback_pieces(target, data_callback)
-        out = as_kind(made, cls)
+        out = as_class(made, cls)
         out._pieces = out._shards_here(committed=False)
         return out
 
@@ -161,7 +161,7 @@ class GlobalDeviceArray(Array):
         """
         target = (global_shape, global_mesh, mesh_axes)
         made = making.from_device_pieces(target, data_callback)
-        return as_kind(made, cls)
+        return as_class(made, cls)
 
     @classmethod
     def from_array(
@@ -183,7 +183,7 @@ class GlobalDeviceArray(Array):
             check_alive(source)
             if global_mesh is not None:
                 source = making.named(source, global_mesh, mesh_axes)
-            return as_kind(source, cls)
+            return as_class(source, cls)
 
     def to_array(self) -> Array:
         """Return the Array over the same buffers.
@@ -195,7 +195,7 @@ class GlobalDeviceArray(Array):
             >>> gda.to_array()
             Array([0, 1, 2], dtype=int32)
         """
-        return as_kind(self, Array)
+        return as_class(self, Array)
 
     @property
     def mesh(self) -> Any:

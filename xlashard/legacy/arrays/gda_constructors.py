@@ -12,9 +12,13 @@ from xlashard.array.constructors import array_of_pieces
 from xlashard.array.core.base import type_text
 from xlashard.array.core.repr import sharding_text
 from xlashard.array.device_put import placed
-from xlashard.array.from_single_device_arrays import Caller, joined, read_singles
-from xlashard.array.placement.target import Places, as_shape, places
-from xlashard.array.reshard.execute import in_order
+from xlashard.array.from_single_device_arrays import (
+    Caller,
+    assemble_arrays,
+    read_single_device_arrays,
+)
+from xlashard.array.placement.target import ResolvedSharding, parse_shape, resolve_sharding
+from xlashard.array.reshard.execute import with_device_order
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.legacy.arrays.shards import Index, read_axes
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
@@ -27,7 +31,7 @@ _BUFFERS = Caller("GlobalDeviceArray", "device_buffers")
 _MADE = Caller("GlobalDeviceArray.from_batched_callback_with_devices", "data_callback's array ")
 
 
-def target_of(where: Where) -> Places:
+def target_of(where: Where) -> ResolvedSharding:
     """Return the placement of an array by its shape, mesh and mesh axes.
 
     Raises:
@@ -43,7 +47,7 @@ def target_of(where: Where) -> Places:
     if not isinstance(mesh_axes, PartitionSpec):
         read_axes(mesh_axes)
     spec = PartitionSpec(*(mesh_axes or ()))
-    return places(as_shape(shape, "global_shape"), named_sharding(mesh, spec.today))
+    return resolve_sharding(parse_shape(shape, "global_shape"), named_sharding(mesh, spec.today))
 
 
 def from_buffers(where: Where, device_buffers: Any) -> Array:
@@ -53,8 +57,8 @@ def from_buffers(where: Where, device_buffers: Any) -> Array:
         if isinstance(device_buffers, jax.Array) and device_buffers.ndim == len(target.shape):
             # One handle over all buffers, as the runtime returned it.
             return named(Array.from_jax(device_buffers), where[1], where[2])
-        singles = read_singles(device_buffers, _BUFFERS)
-        joint = _array(joined(singles, target, None, _BUFFERS))
+        singles = read_single_device_arrays(device_buffers, _BUFFERS)
+        joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
         for number, (single, device) in enumerate(zip(singles, target.devices, strict=True)):
             if single.device != device:
                 raise PlacementError(
@@ -102,8 +106,8 @@ def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Arr
             (target.indices[numbers[0]], tuple(target.devices[n] for n in numbers))
             for numbers in holders.values()
         ]
-        singles = read_singles(list(data_callback(asked)), _MADE)
-        return _array(joined(singles, target, None, _MADE))
+        singles = read_single_device_arrays(list(data_callback(asked)), _MADE)
+        return _array(assemble_arrays(singles, target, None, _MADE))
 
 
 def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:
@@ -119,11 +123,11 @@ def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:
             f"{sharding_text(array.sharding)}, not {sharding_text(target.sharding)}: first write "
             "device_put(array, NamedSharding(global_mesh, mesh_axes))"
         )
-    handle = in_order(array.to_jax(), target.sharding.devices)
-    return placed(dressed(handle, target.twin, committed=True), target.sharding)
+    handle = with_device_order(array.to_jax(), target.sharding.devices)
+    return placed(dressed(handle, target.jax_sharding, committed=True), target.sharding)
 
 
-def _each_device(target: Places) -> list[list[int]]:
+def _each_device(target: ResolvedSharding) -> list[list[int]]:
     return [[number] for number in range(len(target.devices))]
 
 

@@ -17,7 +17,7 @@ from xlashard.array import Array, device_put, make_array_from_single_device_arra
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.device_put import at_path
 from xlashard.array.keys import is_key_array, key_handle, keys_over
-from xlashard.array.placement.target import places
+from xlashard.array.placement.target import resolve_sharding
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction
 from xlashard.legacy.modes.result_classes import host_local_class, is_global
@@ -226,6 +226,6 @@ def _copies_here(value: Array) -> Array:
     """Return this process's replicas of a fully replicated array."""
     pieces = split(value.to_jax())
     devices = tuple(piece.device for piece in pieces)
-    there = places(value.shape, GSPMDSharding.get_replicated(devices))
+    there = resolve_sharding(value.shape, GSPMDSharding.get_replicated(devices))
     aval = there.aval(value.dtype, value.weak_type)
-    return Array.from_jax(assemble(aval, there.twin, pieces))
+    return Array.from_jax(assemble(aval, there.jax_sharding, pieces))

@@ -19,7 +19,7 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.compat.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
 from xlashard.array.device_put import at_path
-from xlashard.array.placement.target import as_shape, as_sharding
+from xlashard.array.placement.target import parse_shape, parse_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.serialization.tensorstore_specs import Spec, spec_to_read, stored_at
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
@@ -223,8 +223,8 @@ def _array_request(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -
             place = place.sharding
         if type(place) is tuple:
             place = _on_mesh(place, number)
-        sharding, layout = as_sharding(place, f"sharding{many}")
-        sizes = None if shape is None else as_shape(shape, f"global_shape{many}")
+        sharding, layout = parse_sharding(place, f"sharding{many}")
+        sizes = None if shape is None else parse_shape(shape, f"global_shape{many}")
         kind = None if dtype is None else _as_dtype(dtype, f"dtype{many}")
     except XlashardError as error:
         raise at_path(error, f"the array at {stored_at(read)!r}") from None

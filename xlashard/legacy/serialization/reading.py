@@ -16,7 +16,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.array.device_put import at_path, placed
 from xlashard.array.host.put import gather_pieces, put_on
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.reshard.execute import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
@@ -200,15 +200,15 @@ async def _open(request: ArrayRequest, opening: OpenOptions) -> Any:
     return store if store.fill_value is None else await opened(filling(request.spec))
 
 
-def _target(shape: tuple[int, ...], request: ArrayRequest) -> Places:
+def _target(shape: tuple[int, ...], request: ArrayRequest) -> ResolvedSharding:
     try:
-        return places(shape, request.sharding)
+        return resolve_sharding(shape, request.sharding)
     except GeometryError as error:
         raise at_path(error, f"the array at {request.stored_at!r}") from None
 
 
 async def _read_piece(
-    store: Any, target: Places, numbers: list[int], dtype: np.dtype, limiter: Any
+    store: Any, target: ResolvedSharding, numbers: list[int], dtype: np.dtype, limiter: Any
 ) -> dict[int, Any]:
     """Read one shard, and return a buffer (or host value) for each device number."""
     index = target.indices[numbers[0]]
@@ -232,7 +232,7 @@ async def _read_piece(
             await limiter.release_bytes(size)
 
 
-def _put(value: np.ndarray, target: Places, numbers: list[int]) -> dict[int, Any]:
+def _put(value: np.ndarray, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
     if target.on_host:
         return dict.fromkeys(numbers, value)  # becomes the buffers without a copy
     kind = target.sharding.memory_kind

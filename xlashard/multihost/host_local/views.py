@@ -15,11 +15,11 @@ from xlashard.array.device_put import placed
 from xlashard.array.host.put import as_host_value, host_value, put_value
 from xlashard.array.host.read import read_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over
-from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.placement.transfer_guard import (
     Way,
+    allow_transfers,
     check_transfer,
-    free_transfers,
     guarded,
     guards_in_force,
 )
@@ -42,7 +42,9 @@ def as_host_local(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     return _converted(x, _local_boundary, host, spec)
 
 
-type _Boundary = Callable[[HostMesh, PartitionSpec, tuple[int, ...]], tuple[Places, Places]]
+type _Boundary = Callable[
+    [HostMesh, PartitionSpec, tuple[int, ...]], tuple[ResolvedSharding, ResolvedSharding]
+]
 """Computes the required placement of a value, and the placement of its converted view."""
 
 
@@ -50,18 +52,22 @@ type _Boundary = Callable[[HostMesh, PartitionSpec, tuple[int, ...]], tuple[Plac
 @lru_cache(maxsize=_KEPT)
 def _global_boundary(
     host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]
-) -> tuple[Places, Places]:
+) -> tuple[ResolvedSharding, ResolvedSharding]:
     there = host.global_shape(spec, shape)
-    return places(shape, host.local_sharding(spec)), places(there, host.global_sharding(spec))
+    return resolve_sharding(shape, host.local_sharding(spec)), resolve_sharding(
+        there, host.global_sharding(spec)
+    )
 
 
 @cleared_with_jax
 @lru_cache(maxsize=_KEPT)
 def _local_boundary(
     host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]
-) -> tuple[Places, Places]:
+) -> tuple[ResolvedSharding, ResolvedSharding]:
     here = host.local_shape(spec, shape)
-    return places(shape, host.global_sharding(spec)), places(here, host.local_sharding(spec))
+    return resolve_sharding(shape, host.global_sharding(spec)), resolve_sharding(
+        here, host.local_sharding(spec)
+    )
 
 
 def _converted(x: Any, ends: _Boundary, host: HostMesh, spec: PartitionSpec) -> Any:
@@ -80,7 +86,7 @@ def _shape_of(x: Any) -> tuple[int, ...]:
     return as_host_value(x, lambda: "it").value.shape
 
 
-def _put(x: Any, target: Places) -> Handle:
+def _put(x: Any, target: ResolvedSharding) -> Handle:
     """Transfer a concrete value to its placement; a value already there keeps its buffers."""
     guards = guards_in_force()
     if isinstance(x, Array | HandleType):
@@ -89,10 +95,10 @@ def _put(x: Any, target: Places) -> Handle:
         if array.is_fully_addressable == target.sharding.is_fully_addressable:
             handle = array.to_jax()
             if guards is not None and not same_shards(
-                places(handle.shape, from_jax(handle.sharding)), target
+                resolve_sharding(handle.shape, from_jax(handle.sharding)), target
             ):
                 check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(array)}")
-            with free_transfers():
+            with allow_transfers():
                 return reshard(handle, target)
         # Each process has the whole value and transfers its own part.
         return put_value(read_value(array), target, weak_type=array.weak_type)
@@ -103,9 +109,9 @@ def _put(x: Any, target: Places) -> Handle:
         return put_value(value, target, weak_type=weak_type)
 
 
-def _viewed(handle: Handle, there: Places) -> Array:
+def _viewed(handle: Handle, there: ResolvedSharding) -> Array:
     """Return an array with the same shards under another shape and sharding."""
-    if handle.shape == there.shape and handle.sharding == there.twin and handle.committed:
+    if handle.shape == there.shape and handle.sharding == there.jax_sharding and handle.committed:
         return placed(handle, there.sharding)
     aval = there.aval(handle.dtype, handle.weak_type)
-    return placed(assemble(aval, there.twin, split(handle)), there.sharding)
+    return placed(assemble(aval, there.jax_sharding, split(handle)), there.sharding)

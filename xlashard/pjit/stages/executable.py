@@ -11,7 +11,7 @@ import jax
 from xlashard._jax.runtime import dispatch, executables
 from xlashard._jax.runtime.shardings import Device, Format
 from xlashard._jax.runtime.tracebacks import shorten, shortened
-from xlashard.array.core.donation import SHARDS, Taker, release_shards
+from xlashard.array.core.donation import SHARDS, DonationTracker, release_shards
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.compile import CompiledProgram
@@ -179,7 +179,7 @@ class Executable:
     @cached_property
     def _given(self) -> DonationInfo:
         info = self._info
-        return DonationInfo(info.donated, info.paths, Taker(info.name))
+        return DonationInfo(info.donated, info.paths, DonationTracker(info.name))
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)

@@ -7,7 +7,7 @@ import numpy as np
 
 from xlashard import Array, multihost
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.array.core.handles import as_kind
+from xlashard.array.core.handles import as_class
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
@@ -138,7 +138,7 @@ def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
         if mode.jax_array:
             return x.to_jax()
         array_class = kind or device_array_class(x.to_jax())
-        return x if type(x) is array_class else as_kind(x, array_class)
+        return x if type(x) is array_class else as_class(x, array_class)
 
     return jax.tree.map(made, tree)
 
