@@ -26,7 +26,12 @@ from xlashard.array.placement.target import (
     parse_sharding,
     resolve_sharding,
 )
-from xlashard.array.placement.transfer_guard import Way, allow_transfers, guarded, guards_in_force
+from xlashard.array.placement.transfer_guard import (
+    Transfer,
+    active_guards,
+    allow_transfers,
+    guarded,
+)
 from xlashard.array.reshard.execute import relayout, reshard
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 from xlashard.sharding import SingleDeviceSharding, from_jax
@@ -253,14 +258,14 @@ def _name(index: Any) -> str:
 
 def _crossing(piece: PieceInput, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
     """The block in which a piece goes to its devices, if the transfer guards let it."""
-    guards = guards_in_force()
+    guards = active_guards()
     if guards is None:
         return nullcontext()
-    way = Way.HOST_TO_DEVICE
+    way = Transfer.HOST_TO_DEVICE
     if not isinstance(piece.value, np.ndarray):
         if piece.value.devices() == set(devices):
             return allow_transfers()
-        way = Way.DEVICE_TO_DEVICE
+        way = Transfer.DEVICE_TO_DEVICE
     return guarded(guards, way, _name(index), "device_put(whole, sharding)")
 
 

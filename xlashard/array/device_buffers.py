@@ -7,7 +7,7 @@ import jax
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Handle, Tracer, dressed, split
+from xlashard._jax.runtime.transfer import Handle, Tracer, split, with_sharding
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.buffer_shape import reshape_buffer
@@ -134,7 +134,7 @@ def make_sharded_device_array(
         _check_indices(indices, made.sharding_spec, shape)
         out = make_array_from_single_device_arrays(shape, made, list(device_buffers), dtype=dtype)
         if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return placed(dressed(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
+            return placed(with_sharding(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
         return out
 
 
@@ -173,7 +173,7 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
             return out
         numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
         committed = device is not None
-        made = dressed(numbers, there.twin(), committed=committed, weak_type=weak_type)
+        made = with_sharding(numbers, there.twin(), committed=committed, weak_type=weak_type)
         return wrap(made) if isinstance(out, Array) else keys_over(made, out)
 
 

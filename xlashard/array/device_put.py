@@ -10,7 +10,7 @@ from jax.experimental.layout import Format
 from jax.typing import ArrayLike
 
 from xlashard._jax.runtime.tracebacks import shorten
-from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, dressed
+from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, with_sharding
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.cross_process_check import (
@@ -34,7 +34,12 @@ from xlashard.array.placement.target import (
     resolve_requested,
     resolve_sharding,
 )
-from xlashard.array.placement.transfer_guard import Guards, Way, check_transfer, guards_in_force
+from xlashard.array.placement.transfer_guard import (
+    Transfer,
+    TransferGuards,
+    active_guards,
+    check_transfer,
+)
 from xlashard.array.reshard.execute import put_local_copy, relayout, reshard
 from xlashard.errors import (
     ArgumentError,
@@ -152,7 +157,7 @@ def _put_tree(x: Any, device: Any, src: Any, flags: tuple[Any, Any], check: Chec
     aliased = broadcast_prefix(may_alias, x, _is_flag, "may_alias", "x")
     gives, shares = (donated, aliased) if donate is False else _each_once(leaves, donated, aliased)
     known: dict[int, Placement] = {}
-    guards = guards_in_force()
+    guards = active_guards()
     steps: list[HostPut | _Step] = []
     ways: list[Placement] = []
     # All leaves are looked at before the first one moves: a mistake leaves everything as it was.
@@ -230,17 +235,17 @@ def at_path(error: XlashardError, path: str) -> XlashardError:
     return error
 
 
-def _check_crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -> None:
+def _check_crossing(guards: TransferGuards, x: Any, placement: Placement, fresh: bool) -> None:
     """Asks the guards whether a leaf may be put somewhere."""
     if isinstance(x, Tracer):
         return
     if not isinstance(x, jax.Array):
-        check_transfer(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
+        check_transfer(guards, Transfer.HOST_TO_DEVICE, f"the {type(x).__name__}")
         return
     if fresh or not (
         placement.sharding is None or is_in_place(x, placement) or reorders_devices(x, placement)
     ):
-        check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
+        check_transfer(guards, Transfer.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
 
 
 def _is_flag(x: Any) -> bool:
@@ -374,7 +379,7 @@ def _renewed(array: Array, donate: bool) -> Array:
     target = resolve_sharding(handle.shape, array.sharding)
     moved = reshard(handle, target, donate=donate, fresh=not donate)
     if not handle.committed:
-        moved = dressed(moved, target.jax_sharding, committed=False)
+        moved = with_sharding(moved, target.jax_sharding, committed=False)
     out = wrap(moved)
     out._own_sharding = array._own_sharding
     return out

@@ -162,7 +162,7 @@ def _unshared(external: Any, why: str) -> str:
 
 
 def _from_elsewhere(external: Any, copy: bool | None) -> Handle:
-    handle = dlpack.handle_elsewhere(external, None if copy else copy)
+    handle = dlpack.handle_on_device(external, None if copy else copy)
     return copy_to(handle, handle.sharding, fresh=True) if copy else handle
 
 

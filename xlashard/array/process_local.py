@@ -20,7 +20,7 @@ from xlashard.array.placement.target import (
     parse_sharding,
     resolve_requested,
 )
-from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force
+from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
 from xlashard.array.reshard.execute import relayout
 from xlashard.errors import (
     ArgumentError,
@@ -71,7 +71,7 @@ def make_array_from_process_local_data(
         entries = broadcast_prefix(sharding, local_data, is_target, "sharding", "local_data")
         shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
         out = []
-        guards = guards_in_force()
+        guards = active_guards()
         for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
             try:
                 if isinstance(entry, jax.Device):
@@ -80,7 +80,7 @@ def make_array_from_process_local_data(
                 if guards is None:
                     out.append(_from_local(*there, leaf, shape))
                     continue
-                with guarded(guards, Way.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
+                with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
                     out.append(_from_local(*there, leaf, shape))
             except XlashardError as error:
                 raise at_path(error, leaf_path(local_data, number, "local_data")) from None

@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import check_is_there
+from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, make_aval, put
 from xlashard.array.constructors import PieceInput, as_piece_input
@@ -22,11 +22,11 @@ from xlashard.array.keys import keys_over, resolve_key_data
 from xlashard.array.placement.prefix import leaf_path
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.placement.transfer_guard import (
-    Guards,
-    Way,
+    Transfer,
+    TransferGuards,
+    active_guards,
     allow_transfers,
     check_transfer,
-    guards_in_force,
 )
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry.sharding_spec import spec_over_one_dim
@@ -72,7 +72,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     """
     with short_tracebacks:
         there = _local_devices(devices, "device_put_sharded")
-        guards = guards_in_force()
+        guards = active_guards()
         trees = _one_per_device(shards, there)
         leaves, treedef = jax.tree.flatten(trees[0])
         columns = [leaves]
@@ -130,7 +130,7 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
     """
     with short_tracebacks:
         there = _local_devices(devices, "device_put_replicated")
-        guards = guards_in_force()
+        guards = active_guards()
         leaves, treedef = jax.tree.flatten(x)
         out = []
         for number, leaf in enumerate(leaves):
@@ -168,11 +168,11 @@ _TAKEN_AS_THEY_ARE = frozenset(
 )
 
 
-def _ask(guards: Guards, value: Any, name: Callable[[], str]) -> None:
+def _ask(guards: TransferGuards, value: Any, name: Callable[[], str]) -> None:
     """Asks JAX's transfer guards whether a value may go to a device."""
     if not isinstance(value, Tracer):
         on_device = isinstance(value, jax.Array)
-        way = Way.DEVICE_TO_DEVICE if on_device else Way.HOST_TO_DEVICE
+        way = Transfer.DEVICE_TO_DEVICE if on_device else Transfer.HOST_TO_DEVICE
         check_transfer(guards, way, name())
 
 
@@ -180,7 +180,7 @@ def _stacked(
     name: Callable[[int], str],
     values: Sequence[Any],
     devices: tuple[Device, ...],
-    guards: Guards | None,
+    guards: TransferGuards | None,
 ) -> Any:
     """One leaf of `device_put_sharded`: checks that the values are alike.
 
@@ -292,7 +292,7 @@ def _shaped(value: Any, target: ResolvedSharding, device: Device, on_host: bool)
 
 def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
     found = checked_devices(devices, name)
-    check_is_there(found)
+    check_can_hold_arrays(found)
     here = jax.process_index()
     foreign = [device for device in found if device.process_index != here]
     if foreign:

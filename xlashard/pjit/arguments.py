@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.lower.lowering import dtype_name
-from xlashard._jax.runtime.compiler import special_layout, special_struct_layout
+from xlashard._jax.runtime.compiler import custom_layout, custom_struct_layout
 from xlashard._jax.runtime.transfer import base_handle, callback_result, lacks_buffer
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
@@ -73,11 +73,11 @@ def _describe(value: Any, path: str, aval: Any) -> Argument:
     if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
         if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is None:
             return Argument(path, aval, None, False)
-        layout = special_struct_layout(value)
+        layout = custom_struct_layout(value)
         return Argument(path, aval, _compatible(value.sharding, path), True, layout)
     check_alive(value, path, aval)
     sharding = _compatible(handle.sharding, path)
-    return Argument(path, aval, sharding, bool(handle.committed), special_layout(handle))
+    return Argument(path, aval, sharding, bool(handle.committed), custom_layout(handle))
 
 
 def check_alive(value: Any, path: str, aval: Any) -> None:

@@ -12,9 +12,9 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
 from xlashard._jax.lower import lowering
-from xlashard._jax.runtime.global_state import kept_by_jaxpr
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import default_memory_kind, device_assignment
-from xlashard._jax.runtime.topologies import check_is_there
+from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
@@ -22,9 +22,9 @@ from xlashard._jax.trace.jaxprs import as_function, from_function
 from xlashard._jax.trace.primitives import (
     AxisData,
     Primitive,
+    device_witness,
     identity_primitive,
-    never_save,
-    place_witness,
+    recompute_in_remat,
     spmd_axis_names,
 )
 from xlashard.array import device_put
@@ -184,7 +184,7 @@ def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _witness(sharding: XLACompatibleSharding) -> Any:
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    return place_witness(sharding.devices if names_devices(sharding) else (), mesh)
+    return device_witness(sharding.devices if names_devices(sharding) else (), mesh)
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
@@ -198,7 +198,7 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         if not hasattr(x, "sharding"):
             return _of_host(x, sharding)
         sharding = on_devices(sharding, device_assignment(x.sharding))
-    check_is_there(sharding.devices)
+    check_can_hold_arrays(sharding.devices)
     aval = tracing.abstractify(x)
     sharding = _dividing(sharding, aval.shape)
     if not is_open(sharding):
@@ -360,7 +360,7 @@ JAX of its devices."""
 
 boundary_p = _constraint("boundary_sharding")
 """Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body."""
-never_save(boundary_p)
+recompute_in_remat(boundary_p)
 
 
 def only_places(eqn: Any) -> bool:
@@ -379,7 +379,7 @@ def _special_memory(sharding: XLACompatibleSharding) -> bool:
     return kind != default_memory_kind(device)
 
 
-@kept_by_jaxpr
+@cached_by_jaxpr
 def constraints_in(jaxpr: Any) -> tuple[XLACompatibleSharding, ...]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
     found: dict[XLACompatibleSharding, None] = {}

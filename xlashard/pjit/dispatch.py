@@ -12,7 +12,7 @@ from xlashard._jax.trace import jaxprs
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.core.donation import DonationTracker
 from xlashard.array.core.handles import KindOf, is_handle, unwrapped, wrap_result
-from xlashard.array.placement.transfer_guard import guards_in_force
+from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare
@@ -122,7 +122,7 @@ def _run_guarded(
     compiled: CompiledProgram, values: Sequence[Any], paths: Sequence[str], name: str
 ) -> list[Any]:
     """Runs, if the transfer guards let the arguments go where the program takes them."""
-    guards = guards_in_force()
+    guards = active_guards()
     if guards is None:
         return _run(compiled, values, paths, name)
     kept = list(compress(values, compiled.kept)), list(compress(paths, compiled.kept))
@@ -194,7 +194,7 @@ def _are_laid_out(compiled: CompiledProgram, values: Sequence[Any]) -> bool:
     first = len(compiled.consts)
     layouts, avals = compiled.program.in_layouts[first:], compiled.program.parts.in_avals[first:]
     return all(
-        (layout is not None or compiler.special_layout(bare(value)) is None)
+        (layout is not None or compiler.custom_layout(bare(value)) is None)
         and _typed(value, aval) is bare(value)
         for value, layout, aval in zip(compress(values, compiled.kept), layouts, avals, strict=True)
     )

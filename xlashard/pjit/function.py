@@ -247,7 +247,7 @@ class Function:
         self.compile_log.log_reason(call.miss)
         return compiled
 
-    def compile_anew(
+    def compile_uncached(
         self,
         call: Call,
         order: LoweringRequest,

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime.execute import Forbidden, flag_against, unchecked
+from xlashard._jax.runtime.execute import NonFinite, debug_flag, unchecked
 from xlashard._jax.trace.jaxprs import has_effects
-from xlashard._jax.trace.nan_origin import Culprit, find_culprit
+from xlashard._jax.trace.nan_origin import NanOrigin, find_nan_origin
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
@@ -36,7 +36,7 @@ def explained(error: NonFiniteError, name: str, run: Run) -> NonFiniteError:
         run: The run; none of its arguments was given away.
     """
     kind = error.kind
-    flag = flag_against(kind)
+    flag = debug_flag(kind)
     return NonFiniteError(
         f"{error.result} of {name} holds {kind}, which {flag} forbids: {_origin(run)}; "
         f"`with jax.{flag.removeprefix('jax_')}(False):` lets it pass",
@@ -47,7 +47,7 @@ def explained(error: NonFiniteError, name: str, run: Run) -> NonFiniteError:
 
 def _origin(run: Run) -> str:
     """Where it comes from, in words."""
-    forbidden = Forbidden()
+    forbidden = NonFinite()
     args = [bare(value) for value in run.values]
     for arg, path in zip(args, run.paths, strict=True):
         kind = forbidden.kind_in(arg)
@@ -60,7 +60,7 @@ def _origin(run: Run) -> str:
         )
     try:
         with unchecked():
-            found = find_culprit(run.body, args, lambda x: forbidden.kind_in(bare(x)))
+            found = find_nan_origin(run.body, args, lambda x: forbidden.kind_in(bare(x)))
     except Exception as error:  # whatever is wrong with running it so: the first error counts
         return f"which operation makes it is not known, for run one by one they fail: {error}"
     return _described(found)
@@ -71,7 +71,7 @@ def _all_here(args: list[Any]) -> bool:
     return all(not isinstance(arg, jax.Array) or arg.is_fully_addressable for arg in args)
 
 
-def _described(found: Culprit | None) -> str:
+def _described(found: NanOrigin | None) -> str:
     if found is None:
         return (
             "run one by one its operations make none, so it comes of how XLA puts them together, "

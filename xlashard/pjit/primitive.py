@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import dispatch
-from xlashard._jax.runtime.global_state import kept_by_jaxpr
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround, used_parts
 from xlashard._jax.trace.primitives import call_primitive
@@ -154,7 +154,7 @@ pjit_p = call_primitive("pjit", _impl, only_places)
 """A call of a pjit-ed function; `call_primitive` lists its parameters."""
 
 
-@kept_by_jaxpr
+@cached_by_jaxpr
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
     found: dict[Sharding, None] = {}
@@ -189,14 +189,14 @@ class UsedParts:
     inner: tuple[Sharding, ...]
 
 
-@kept_by_jaxpr
+@cached_by_jaxpr
 def used_parts_of(jaxpr: Any) -> UsedParts:
     """Find the parts of a closed jaxpr that are in use."""
     smaller, consts, args = used_parts(jaxpr)
     return UsedParts(args, consts, inner_shardings(smaller))
 
 
-@kept_by_jaxpr
+@cached_by_jaxpr
 def all_parts_of(jaxpr: Any) -> UsedParts:
     """Return all parts of a closed jaxpr as used."""
     args, consts = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.consts)

@@ -47,15 +47,15 @@ def listed(folder: str) -> dict[str, bytes]:
     """Return the values of all keys below a folder, keyed by the rest of their names."""
     found = {
         name: _unpacked(f"{folder}/{name}", value)
-        for name, value in coordination.listed(f"{ROOT}/{folder}").items()
+        for name, value in coordination.list_values(f"{ROOT}/{folder}").items()
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
 def drop(key: str) -> None:
     """Remove a key and all keys below it."""
-    coordination.drop(f"{ROOT}/{key}")
-    coordination.drop(f"{ROOT}/parts/{key}")
+    coordination.delete(f"{ROOT}/{key}")
+    coordination.delete(f"{ROOT}/parts/{key}")
 
 
 def _unpacked(key: str, value: bytes | None) -> bytes | None:

@@ -167,7 +167,7 @@ def test_whoever_traces_it_from_another_line_needs_no_other_text(mesh, monkeypat
     def refuse(*_):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(compiler, "compile_anew", refuse)
+    monkeypatch.setattr(compiler, "compile_uncached", refuse)
     f = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
     report = explain(f, f32(8, 4))
     with mesh:

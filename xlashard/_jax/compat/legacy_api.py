@@ -54,7 +54,7 @@ def concrete_class(shown: type) -> Any:
     return ArrayImpl if shown is jax.Array else shown
 
 
-def tell_when_set(flag: Any, told: Callable[[], None]) -> Callable[[], None]:
+def call_when_set(flag: Any, told: Callable[[], None]) -> Callable[[], None]:
     """Calls a function each time that a setting is given a value.
 
     Args:
@@ -90,7 +90,7 @@ def stacked_meshes() -> tuple[Mesh, ...]:
     return tuple(env.physical_mesh for env in mesh_lib.thread_resources.stack)
 
 
-def put_mesh(mesh: Mesh) -> None:
+def set_context_mesh(mesh: Mesh) -> None:
     """Puts another mesh in force in this thread, until the innermost `with mesh:` block ends.
 
     Args:
@@ -102,7 +102,7 @@ def put_mesh(mesh: Mesh) -> None:
     config.mesh_context_manager.set_local(tuple(m for m in stacked_meshes() if not m.empty))
 
 
-class StrangersMesh(Mesh):
+class PlaceholderMesh(Mesh):
     """A mesh of objects that stand for devices, and may have no hash, which JAX's own must have.
 
     JAX finds equal meshes by their devices' hashes and makes them one; these are compared instead.
@@ -113,7 +113,7 @@ class StrangersMesh(Mesh):
         axis_names: One name for each of its dimensions.
     """
 
-    def __new__(cls, devices: Any, axis_names: tuple[str, ...]) -> "StrangersMesh":
+    def __new__(cls, devices: Any, axis_names: tuple[str, ...]) -> "PlaceholderMesh":
         """A mesh past JAX's table of them."""
         held = devices.copy()
         held.flags.writeable = False
@@ -153,7 +153,7 @@ class StrangersMesh(Mesh):
         return hash((self.axis_names, self.devices.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StrangersMesh, (self.devices, self.axis_names)
+        return PlaceholderMesh, (self.devices, self.axis_names)
 
     def __repr__(self) -> str:
         return f"Mesh(axis_sizes={self.devices.shape}, axis_names={self.axis_names!r})"

@@ -73,7 +73,7 @@ def own_flag(name: str) -> Flag:
     return config.config_states[name]
 
 
-def tell_calls_apart_by(flags: Sequence[Flag], name: str) -> None:
+def add_to_dispatch_key(flags: Sequence[Flag], name: str) -> None:
     """Lets jaxlib's dispatcher know whether any of some of JAX's settings is on.
 
     Args:

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
-from xlashard._jax.runtime.coordination import end_at_once_after_errors, listen_on_loopback
+from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
 from xlashard._jax.runtime.execute import watch_flags
 from xlashard._jax.runtime.topologies import probe_for_tpus_quietly
 from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, hide_frames
@@ -59,7 +59,7 @@ def install(
     # jaxlib's dispatcher: results out.
     dispatch.register_wrapping(wrappers)
     # Arrays that span processes, where JAX asks for its own class.
-    hand_over_handles(array_type, _HANDLE)
+    unwrap_in_multihost_utils(array_type, _HANDLE)
     # What its own compiled functions give back is said on the mesh of what they were given.
     for kind in sharding_types:
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
@@ -128,7 +128,7 @@ def apply_flags(flags: Flags) -> None:
         logging.getLogger(RECOMPILE_LOGGER).setLevel(logging.INFO)
     if flags.pod is not None:
         listen_on_loopback()
-        end_at_once_after_errors()
+        exit_on_uncaught_error()
 
 
 # By these names they are looked up at each call, so that who imported `process_allgather` earlier
@@ -136,7 +136,7 @@ def apply_flags(flags: Flags) -> None:
 _NAMES = ("_handle_array_process_allgather", "assert_equal")
 
 
-def hand_over_handles(array_type: type, handle_of: Callable[[Any], Any]) -> None:
+def unwrap_in_multihost_utils(array_type: type, handle_of: Callable[[Any], Any]) -> None:
     """Makes those functions see the handle of every array of a type, or of one derived from it."""
 
     def bare(x: Any) -> Any:

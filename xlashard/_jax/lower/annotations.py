@@ -125,7 +125,7 @@ def shardy_constraint(value: Value, text: str) -> Value:
     return mlir.dialects.sdy.sharding_constraint(value, ir.Attribute.parse(text))
 
 
-def constrain_ends(
+def constrain_boundary(
     main: Function,
     args: Sequence[Constraint | None],
     results: Sequence[Sequence[Constraint]],
@@ -151,7 +151,7 @@ def constrain_ends(
                     ret.operands[i] = hlo.optimization_barrier([pinned])
 
 
-def place_results(main: Function, memory_kinds: Sequence[str | None]) -> None:
+def annotate_memory_kinds(main: Function, memory_kinds: Sequence[str | None]) -> None:
     """Marks results that must end in a memory other than the device's default one."""
     if not any(memory_kinds):
         return

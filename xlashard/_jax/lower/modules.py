@@ -51,7 +51,7 @@ class TensorType:
         return f"tensor<{sizes}{self.element}>"
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """A line of source, and the name of the function around it."""
 
     file: str
@@ -93,20 +93,20 @@ def without_locations(module: Module) -> Module:
     return copy
 
 
-def places(module: Module) -> Iterator[tuple[Place, ...]]:
+def source_locations(module: Module) -> Iterator[tuple[SourceLocation, ...]]:
     """Where each operation of a module comes from: a stack of calls, the innermost first."""
     for op in operations(module.operation):
-        yield tuple(_places(op.location))
+        yield tuple(_source_locations(op.location))
 
 
-def _places(location: Any, function: str = "") -> Iterator[Place]:
+def _source_locations(location: Any, function: str = "") -> Iterator[SourceLocation]:
     if isinstance(location, ir.FileLineColLoc):
-        yield Place(location.filename, location.start_line, function)
+        yield SourceLocation(location.filename, location.start_line, function)
     elif isinstance(location, ir.NameLoc):
-        yield from _places(location.child_loc, location.name_str)
+        yield from _source_locations(location.child_loc, location.name_str)
     elif isinstance(location, ir.CallSiteLoc):
-        yield from _places(location.callee)
-        yield from _places(location.caller)
+        yield from _source_locations(location.callee)
+        yield from _source_locations(location.caller)
 
 
 def digest(module: Module) -> str:
@@ -137,7 +137,7 @@ def function_names(module: Module) -> list[str]:
     ]
 
 
-def circle_of_calls(module: Module) -> list[str]:
+def call_cycle(module: Module) -> list[str]:
     """The names of functions that call each other in a circle, none where no such are."""
     calls = {
         ir.StringAttr(op.attributes["sym_name"]).value: _callees(op)
@@ -175,7 +175,7 @@ def _tensor_type(kind: Any) -> TensorType | str:
     return TensorType(shape, str(tensor.element_type))
 
 
-def results_of_one_device(main: Function) -> list[bool]:
+def single_device_results(main: Function) -> list[bool]:
     """Return for each result True if it comes from an operation that runs on one device alone.
 
     A callback into Python is such an operation. As a result of a program over several devices its

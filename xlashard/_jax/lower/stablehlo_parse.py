@@ -41,7 +41,7 @@ class NamedMesh:
 
 
 @dataclass(frozen=True)
-class Notations:
+class ShardingDialects:
     """Whose annotations a module holds.
 
     Attributes:
@@ -92,14 +92,14 @@ def _diagnosis(error: Any, source: str | bytes) -> str:
     return f"line {line}, column {column}: {first.message}\n{shown}\n{' ' * (column - 1)}^"
 
 
-def notations(module: Module) -> Notations:
+def sharding_dialects(module: Module) -> ShardingDialects:
     """Whose annotations stand anywhere in a module."""
     shardy = gspmd = None
     for op in modules.operations(module.operation):
         found_shardy, found_gspmd = _annotations(op)
         shardy = shardy or found_shardy
         gspmd = gspmd or found_gspmd
-    return Notations(shardy, gspmd)
+    return ShardingDialects(shardy, gspmd)
 
 
 def _annotations(op: Any) -> tuple[str | None, str | None]:

@@ -111,7 +111,7 @@ def note_event(event: str, **_: Any) -> None:
         found.append(event)
 
 
-def forgets_code(request: CompileRequest) -> bool:
+def drops_cached_code(request: CompileRequest) -> bool:
     """True if a client keeps a program's machine code only where it compiled it.
 
     Such a client writes what came out of JAX's persistent cache without its code, and the program
@@ -120,7 +120,7 @@ def forgets_code(request: CompileRequest) -> bool:
     return client_of(request.devices[0]).platform == "cpu"
 
 
-def compile_anew(module: modules.Module, request: CompileRequest) -> Executable:
+def compile_uncached(module: modules.Module, request: CompileRequest) -> Executable:
     """Compiles, whatever JAX's persistent cache holds.
 
     Raises:
@@ -295,14 +295,14 @@ def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Se
     return pxla.get_dispatch_layouts(layouts, shardings, avals)
 
 
-def special_layout(handle: Any) -> Any:
+def custom_layout(handle: Any) -> Any:
     """The layout of an array in memory, where it is not the default one there; else None."""
     if type(handle) is not HandleType:
         return None
     return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
 
 
-def special_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
+def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
     """The layout that a `jax.ShapeDtypeStruct` names, where it is not the default one."""
     layout = struct.format.layout
     if layout is None or isinstance(layout, type(AutoLayout)):

@@ -39,7 +39,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Joining:
+class InitializeOptions:
     """How this process joins the others.
 
     Attributes:
@@ -104,7 +104,7 @@ def _detected() -> Any:
     return None
 
 
-def join(joining: Joining) -> None:
+def join(joining: InitializeOptions) -> None:
     """Starts the service, in process 0, and the client. All processes must be there already."""
     local = joining.local_devices
     jax.distributed.initialize(
@@ -135,7 +135,7 @@ def is_recoverable() -> bool:
     return distributed._ENABLE_RECOVERABILITY.value
 
 
-def collect_on_cpu(address: str) -> None:
+def set_cpu_collectives_address(address: str) -> None:
     """Makes collectives between CPU devices of several processes listen at one address.
 
     Gloo would listen at the address of this machine's name, which may be one that more than the
@@ -192,7 +192,7 @@ def read(key: str, seconds: float = 0) -> bytes | None:
         raise
 
 
-def listed(folder: str) -> dict[str, bytes]:
+def list_values(folder: str) -> dict[str, bytes]:
     """The values of all keys below a folder, by the part of their names past it."""
     prefix = folder.rstrip("/") + "/"
     try:
@@ -204,7 +204,7 @@ def listed(folder: str) -> dict[str, bytes]:
     return {key.removeprefix(prefix): value for key, value in found}
 
 
-def drop(key: str) -> None:
+def delete(key: str) -> None:
     """Removes a key and all keys below it."""
     client().key_value_delete(key)
 
@@ -212,7 +212,7 @@ def drop(key: str) -> None:
 _LOOPBACK = "127.0.0.1"
 
 
-def end_at_once_after_errors() -> None:
+def exit_on_uncaught_error() -> None:
     """Makes this process end when an exception ends its program.
 
     JAX would wait then, for minutes, until all the others come to their end too; and they wait in a
@@ -251,4 +251,4 @@ def listen_on_loopback() -> None:
     started it is too late, and nothing happens.
     """
     if not backend_has_started():
-        collect_on_cpu(_LOOPBACK)
+        set_cpu_collectives_address(_LOOPBACK)

@@ -49,7 +49,7 @@ def handle_of_capsule(capsule: Any, device: Device, *, copy: bool | None) -> Han
     return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None, copy, HOST_MEMORY)
 
 
-def handle_elsewhere(external: Any, copy: bool | None) -> Handle:
+def handle_on_device(external: Any, copy: bool | None) -> Handle:
     """A handle over memory that is not the host's, on the device that has it; dtypes stay."""
     with jax.enable_x64(True):
         return jax.dlpack.from_dlpack(external, copy=copy)

@@ -75,7 +75,7 @@ def from_bytes(data: bytes, devices: Sequence[Device], arguments: int) -> Execut
     return client.deserialize_executable(data, device_list(devices), options)
 
 
-def nothing_kept() -> LoweredBody:
+def empty_body() -> LoweredBody:
     """What stays of the body of a program without effects and callbacks, once it is compiled."""
     return LoweredBody(
         module=None,
@@ -254,7 +254,7 @@ class _Text:
 
 
 @dataclass(frozen=True, eq=False)
-class Described:
+class OfflineExecutable:
     """Answers what PJRT's executable would, of a program that can't be loaded here.
 
     Attributes:
@@ -325,7 +325,7 @@ def _numbers(stats: Any) -> dict[str, int]:
     return {name: value for name, value in found.items() if type(value) is int}
 
 
-def described(data: bytes | memoryview) -> Described:
+def described(data: bytes | memoryview) -> OfflineExecutable:
     """The program that `describe` has described.
 
     Raises:
@@ -337,7 +337,7 @@ def described(data: bytes | memoryview) -> Described:
         raise ValueError(str(error)) from None  # no-catalogue: needs a damaged file
     ins, outs = (tuple(map(str, side)) for side in said["layouts"])
     memory = said["memory"]
-    return Described(
+    return OfflineExecutable(
         modules=tuple(map(str, said["modules"])),
         cost={str(name): float(value) for name, value in said["cost"].items()},
         memory=None if memory is None else {str(n): int(value) for n, value in memory.items()},

@@ -30,7 +30,7 @@ type Runner = Callable[[Sequence[Handle]], None]
 def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
     """Return the maker of one result's handle from its buffers; `sharding` is JAX's own.
 
-    The handle of a key array is that of its integers: `dress` makes the key array.
+    The handle of a key array is that of its integers: `as_key_array` makes the key array.
     """
     if _is_key(aval):
         aval, sharding = core.physical_aval(aval), physical_sharding(aval, sharding)
@@ -46,7 +46,7 @@ def _is_key(aval: Any) -> bool:
     return aval is not core.abstract_token and is_extended(aval)
 
 
-def dress(aval: Any, handle: Handle) -> Any:
+def as_key_array(aval: Any, handle: Handle) -> Any:
     """Return the key array over the handle of its integers; any other handle as it is."""
     return aval.dtype._rules.result_handler(None, aval)(None, handle) if _is_key(aval) else handle
 
@@ -151,7 +151,7 @@ def checks_results() -> bool:
     return _RESULT_CHECKS.value
 
 
-class Forbidden:
+class NonFinite:
     """What the flags forbid, as they stand when this is made."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def _pieces(value: Any) -> list[np.ndarray]:
     return []
 
 
-def flag_against(kind: str) -> str:
+def debug_flag(kind: str) -> str:
     """The setting that forbids a kind."""
     return f"jax_debug_{kind}s"
 
@@ -220,12 +220,12 @@ def run_checked(
     ]
     raw: list[Any] = []
     run(given, raw)
-    forbidden = Forbidden()
+    forbidden = NonFinite()
     for result, name in zip(raw[0][len(raw[0]) - len(names) :], names, strict=True):
         kind = forbidden.kind_in(result)
         if kind is not None:
             raise NonFiniteError(
-                f"{name} holds {kind}, which {flag_against(kind)} forbids: call the function "
+                f"{name} holds {kind}, which {debug_flag(kind)} forbids: call the function "
                 "inside `with jax.disable_jit():` to stop at the operation that makes it",
                 result=name,
                 kind=kind,

@@ -48,7 +48,7 @@ def explains_cache_misses() -> bool:
     return config.explain_cache_misses.value
 
 
-class Way(Enum):
+class Transfer(Enum):
     """From where to where; the value is how JAX's settings and its texts spell it."""
 
     HOST_TO_DEVICE = "host_to_device"
@@ -56,25 +56,25 @@ class Way(Enum):
     DEVICE_TO_HOST = "device_to_host"
 
 
-class Guards(NamedTuple):
-    """The level for each way; None where nobody set one."""
+class TransferGuards(NamedTuple):
+    """The level for each transfer; None where nobody set one."""
 
     host_to_device: str | None
     device_to_device: str | None
     device_to_host: str | None
 
-    def level(self, way: Way) -> str | None:
-        """The level for one way."""
-        return getattr(self, way.value)
+    def level(self, transfer: Transfer) -> str | None:
+        """The level for one transfer."""
+        return getattr(self, transfer.value)
 
-    def refuse(self, way: Way, *, explicit: bool) -> bool:
+    def refuse(self, transfer: Transfer, *, explicit: bool) -> bool:
         """Whether a transfer is forbidden; an explicit one is what somebody asked for by name."""
-        level = self.level(way)
+        level = self.level(transfer)
         return level == "disallow_explicit" or (level == "disallow" and not explicit)
 
-    def log(self, way: Way, *, explicit: bool) -> bool:
+    def log(self, transfer: Transfer, *, explicit: bool) -> bool:
         """Whether a transfer is to be written down."""
-        level = self.level(way)
+        level = self.level(transfer)
         return level == "log_explicit" or (level == "log" and not explicit)
 
 
@@ -84,7 +84,7 @@ _device_to_device = config.transfer_guard_device_to_device
 _device_to_host = config.transfer_guard_device_to_host
 
 
-def guards_in_force() -> Guards | None:
+def active_guards() -> TransferGuards | None:
     """The guards; None, at once, where all transfers are free."""
     to_device, between, to_host = (
         _host_to_device.value,
@@ -93,7 +93,7 @@ def guards_in_force() -> Guards | None:
     )
     if to_device in _FREE and between in _FREE and to_host in _FREE:
         return None
-    return Guards(to_device, between, to_host)
+    return TransferGuards(to_device, between, to_host)
 
 
 def inside_device_get() -> bool:
@@ -134,7 +134,7 @@ class BoundedCache:
         self._values = {}
 
 
-def kept_by_jaxpr[T](function: Callable[[Any], T]) -> Callable[[Any], T]:
+def cached_by_jaxpr[T](function: Callable[[Any], T]) -> Callable[[Any], T]:
     """Return a function of a jaxpr that computes each result once, and drops it with the jaxpr.
 
     A function that calls itself for the jaxprs inside one is linear in their depth by this: each

@@ -120,7 +120,7 @@ def libtpu_in_use() -> str | None:
     return libtpu_version()
 
 
-def stated_wraps(device: Device) -> tuple[bool, ...]:
+def torus_wraps(device: Device) -> tuple[bool, ...]:
     """For each dimension of a device's torus, whether its links close to a ring.
 
     Empty where the topology was not told so when it was made: then its shape decides.
@@ -178,18 +178,18 @@ _FLAT = ("v2", "v3", "v5e", "v6e")
 """Generations whose chips form a torus of two dimensions."""
 
 
-def only_compiles(device: Device) -> bool:
+def is_compile_only(device: Device) -> bool:
     """Whether a device is one of a topology, and not there."""
     return isinstance(device.client, _jax.CompileOnlyPyClient)
 
 
-def check_is_there(devices: Sequence[Device]) -> None:
+def check_can_hold_arrays(devices: Sequence[Device]) -> None:
     """Refuses devices that no array can be put on.
 
     Raises:
         CompileOnlyError: If they are those of a topology.
     """
-    if devices and only_compiles(devices[0]):
+    if devices and is_compile_only(devices[0]):
         name = topology_name(devices[0])
         raise CompileOnlyError(
             f"no array can be put on {name}, a topology without chips: programs compile for it and "
@@ -199,7 +199,7 @@ def check_is_there(devices: Sequence[Device]) -> None:
         )
 
 
-def never_runs(name: str, device: Device) -> CompileOnlyError:
+def compile_only_error(name: str, device: Device) -> CompileOnlyError:
     """The error of a call of a program that was compiled for a topology.
 
     Args:

@@ -14,7 +14,7 @@ from jax._src.sharding import IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import check_is_there
+from xlashard._jax.runtime.topologies import check_can_hold_arrays
 
 type Handle = Any
 type Aval = Any
@@ -192,7 +192,7 @@ def put(
                 return xc.batched_device_put(*args)
         return xc.batched_device_put(*args)
     except jax.errors.JaxRuntimeError:
-        check_is_there(devices)
+        check_can_hold_arrays(devices)
         raise
 
 
@@ -226,7 +226,7 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
                 [handle], [devices], [sharding], [how]
             )[0]
         except jax.errors.JaxRuntimeError:
-            check_is_there(sharding._device_assignment)
+            check_can_hold_arrays(sharding._device_assignment)
             raise
     # jaxlib wants to copy to every device, and reaches only those of its own process.
     kind = sharding.memory_kind
@@ -241,7 +241,7 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
     return assemble(aval, sharding, copies, committed=handle.committed)
 
 
-def dressed(
+def with_sharding(
     handle: Handle,
     sharding: JaxSharding,
     *,
@@ -276,7 +276,7 @@ def deleted_like(handle: Handle) -> Handle:
     return dead
 
 
-def first_copy(handle: Handle) -> Handle:
+def first_replica(handle: Handle) -> Handle:
     """One device's buffer of a replicated handle; cheaper than `split` into all of them."""
     return handle._fully_replicated_shard()
 

@@ -13,7 +13,7 @@ type Forbids = Callable[[Any], str | None]
 
 
 @dataclass(frozen=True)
-class Culprit:
+class NanOrigin:
     """An operation that made something forbidden.
 
     Attributes:
@@ -29,7 +29,7 @@ class Culprit:
     rounds: tuple[tuple[str, int], ...] = ()
 
 
-def find_culprit(jaxpr: Jaxpr, args: Sequence[Any], forbids: Forbids) -> Culprit | None:
+def find_nan_origin(jaxpr: Jaxpr, args: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
     """Runs a closed jaxpr operation by operation until one makes something forbidden.
 
     Args:
@@ -58,9 +58,9 @@ def _variables(eqn: Any) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
-def _culprit(eqn: Any, kind: str) -> Culprit:
+def _culprit(eqn: Any, kind: str) -> NanOrigin:
     source = source_info_util.summarize(eqn.source_info)
-    return Culprit(eqn.primitive.name, "" if source == "unknown" else source, kind)
+    return NanOrigin(eqn.primitive.name, "" if source == "unknown" else source, kind)
 
 
 def _run_one(jaxpr: Jaxpr, eqn: Any, operands: Sequence[Any]) -> list[Any]:
@@ -81,7 +81,7 @@ def _run_one(jaxpr: Jaxpr, eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return as_function(alone)(*given.values())
 
 
-def _inside(eqn: Any, operands: Sequence[Any], forbids: Forbids) -> Culprit | None:
+def _inside(eqn: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
     """The culprit among the operations that an equation holds, if it holds some."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
@@ -90,15 +90,15 @@ def _inside(eqn: Any, operands: Sequence[Any], forbids: Forbids) -> Culprit | No
         return _in_while(params, operands, forbids)
     if name == "cond":
         chosen = params["branches"][int(operands[0])]
-        return find_culprit(chosen, operands[1:], forbids)
+        return find_nan_origin(chosen, operands[1:], forbids)
     for key in ("jaxpr", "call_jaxpr"):
         body = params.get(key)
         if isinstance(body, core.Jaxpr) and len(body.invars) == len(operands):
-            return find_culprit(body, operands, forbids)
+            return find_nan_origin(body, operands, forbids)
     return None
 
 
-def _in_scan(params: Any, operands: Sequence[Any], forbids: Forbids) -> Culprit | None:
+def _in_scan(params: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
     consts, carry, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
     body, length = params["jaxpr"], params["length"]
     rounds = range(length)
@@ -106,12 +106,12 @@ def _in_scan(params: Any, operands: Sequence[Any], forbids: Forbids) -> Culprit 
         args = [*consts, *carry, *(x[at] for x in xs)]
         results = as_function(body)(*args)
         if any(map(forbids, results)):
-            return _in_round(find_culprit(body, args, forbids), "scan", count)
+            return _in_round(find_nan_origin(body, args, forbids), "scan", count)
         carry = results[: len(carry)]
     return None
 
 
-def _in_while(params: Any, operands: Sequence[Any], forbids: Forbids) -> Culprit | None:
+def _in_while(params: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
     for_cond, for_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts = operands[:for_cond]
     consts, carry = operands[for_cond : for_cond + for_body], operands[for_cond + for_body :]
@@ -120,10 +120,10 @@ def _in_while(params: Any, operands: Sequence[Any], forbids: Forbids) -> Culprit
     while goes_on(*cond_consts, *carry)[0]:
         results = as_function(body)(*consts, *carry)
         if any(map(forbids, results)):
-            return _in_round(find_culprit(body, [*consts, *carry], forbids), "while", count)
+            return _in_round(find_nan_origin(body, [*consts, *carry], forbids), "while", count)
         carry, count = results, count + 1
     return None
 
 
-def _in_round(found: Culprit | None, loop: str, count: int) -> Culprit | None:
+def _in_round(found: NanOrigin | None, loop: str, count: int) -> NanOrigin | None:
     return None if found is None else replace(found, rounds=((loop, count), *found.rounds))

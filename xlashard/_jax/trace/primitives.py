@@ -280,7 +280,7 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
     mlir.register_lowering(primitive, lower)
 
 
-def never_save(primitive: Primitive) -> None:
+def recompute_in_remat(primitive: Primitive) -> None:
     """Lets remat apply a primitive of one value again, whatever its policy would save.
 
     So the value that the primitive was applied to is what is kept.
@@ -306,7 +306,7 @@ class _Witness(tuple[Any, ...]):
 
 
 @lru_cache(maxsize=1024)
-def place_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None) -> Any:
+def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None) -> Any:
     """A jaxpr that names devices, and their mesh if there is one, in JAX's own words.
 
     JAX's own compiled functions learn which devices their program is for, and on which mesh to say

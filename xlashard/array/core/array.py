@@ -14,8 +14,8 @@ from xlashard._jax.runtime.transfer import (
     callback_result,
     collect_garbage,
     deleted_like,
-    dressed,
     split,
+    with_sharding,
 )
 from xlashard.array.core.base import Handle, check_alive, type_text
 from xlashard.array.core.donation import DELETE, SHARD, SHARDS, record_shard, release_shards
@@ -77,7 +77,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         out._handle = callback_result(x)
         if isinstance(x.sharding, Sharding):
             # Programs of JAX don't know our classes on their arguments.
-            out._handle = dressed(x, to_jax(x.sharding, x.shape))
+            out._handle = with_sharding(x, to_jax(x.sharding, x.shape))
             out._own_sharding = x.sharding
         return out
 

@@ -17,7 +17,7 @@ import numpy as np
 from xlashard._jax.lower.lowering import uses_shardy
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, dressed
+from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, with_sharding
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.core.unwrap import map_arrays, unwrap
 from xlashard.array.placement.target import resolve_sharding
@@ -160,7 +160,7 @@ def _as_gspmd_sharding(handle: Handle) -> Handle:
     sharding = from_jax(handle.sharding)
     tiles = sharding.tiling(handle.shape).to_tile_assignment()
     there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
-    return dressed(handle, there.twin(handle.shape))
+    return with_sharding(handle, there.twin(handle.shape))
 
 
 def _on_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:

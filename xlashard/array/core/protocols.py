@@ -10,16 +10,16 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.runtime.transfer import (
     HandleType,
     default_device,
-    dressed,
-    first_copy,
+    first_replica,
     make_aval,
     put,
+    with_sharding,
 )
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.core.repr import array_format, array_html, array_repr, array_str
 from xlashard.array.core.unwrap import wrap_results
 from xlashard.array.host.read import read_value
-from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force
+from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
 from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding
 
@@ -116,7 +116,7 @@ class HostProtocols(ArrayBase):
     def item(self, *args: int) -> Any:
         """One element as a Python number; its position may be left out if there is only one."""
         handle = self._handle
-        if not args and handle.size == 1 and guards_in_force() is None:
+        if not args and handle.size == 1 and active_guards() is None:
             try:
                 return handle.item()
             except RuntimeError:
@@ -142,7 +142,7 @@ class HostProtocols(ArrayBase):
         handle = self._handle
         if handle.sharding.num_devices > 1:
             whole = handle.is_fully_replicated and handle.is_fully_addressable
-            handle = first_copy(handle) if whole else None
+            handle = first_replica(handle) if whole else None
         if handle is not None:
             try:
                 return memoryview(handle)
@@ -224,7 +224,11 @@ class HostProtocols(ArrayBase):
         """Another Array over the same buffers."""
         check_alive(self)
         handle = self._handle
-        same = handle.clone() if handle.is_fully_addressable else dressed(handle, handle.sharding)
+        same = (
+            handle.clone()
+            if handle.is_fully_addressable
+            else with_sharding(handle, handle.sharding)
+        )
         return wrap_results(type(self), same, ())
 
 
@@ -249,8 +253,8 @@ def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
 
 def _unpickle(kind: type[ArrayBase], value: np.ndarray, weak_type: bool) -> ArrayBase:
     array = kind()
-    guards = guards_in_force()
+    guards = active_guards()
     what = f"a pickled Array {type_text(value)}"
-    with nullcontext() if guards is None else guarded(guards, Way.HOST_TO_DEVICE, what):
+    with nullcontext() if guards is None else guarded(guards, Transfer.HOST_TO_DEVICE, what):
         array._handle = host_to_handle(value, weak_type)
     return array

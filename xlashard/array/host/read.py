@@ -9,7 +9,12 @@ import numpy as np
 from xlashard._jax.runtime.transfer import bits_of, host_view, split, start_host_copy
 from xlashard.array.core.base import ArrayBase, Handle, check_alive, type_text
 from xlashard.array.host.copying import copy_all
-from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force, inside_device_get
+from xlashard.array.placement.transfer_guard import (
+    Transfer,
+    active_guards,
+    guarded,
+    inside_device_get,
+)
 from xlashard.errors import NotAddressableError, UnreducedError
 from xlashard.geometry import Tiling
 from xlashard.sharding import from_jax
@@ -89,12 +94,12 @@ def start_read(array: ArrayBase, *, explicit: bool = False) -> None:
 
 def reading_allowed(handle: Handle, explicit: bool) -> AbstractContextManager[None]:
     """The block in which a value is brought to the host, if the transfer guards let it."""
-    guards = guards_in_force()
+    guards = active_guards()
     if guards is None or _lies_open(handle):
         return _FREE
     asked_by = "" if explicit or inside_device_get() else "device_get(x)"
     what = f"the value of an Array {type_text(handle)}"
-    return guarded(guards, Way.DEVICE_TO_HOST, what, asked_by)
+    return guarded(guards, Transfer.DEVICE_TO_HOST, what, asked_by)
 
 
 _FREE = nullcontext()
@@ -112,12 +117,12 @@ _HOST_KINDS = ("pinned_host", "unpinned_host")
 
 def may_read(array: ArrayBase) -> bool:
     """Whether the transfer guards let the value come to the host without being asked for."""
-    guards = guards_in_force()
+    guards = active_guards()
     return (
         guards is None
         or array._value_cache is not None
         or _lies_open(array._handle)
-        or not guards.refuse(Way.DEVICE_TO_HOST, explicit=False)
+        or not guards.refuse(Transfer.DEVICE_TO_HOST, explicit=False)
     )
 
 

@@ -11,27 +11,32 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime.global_state import Guards, Way, guards_in_force, inside_device_get
+from xlashard._jax.runtime.global_state import (
+    Transfer,
+    TransferGuards,
+    active_guards,
+    inside_device_get,
+)
 from xlashard.errors import TransferGuardError
 
 __all__ = [
-    "Guards",
-    "Way",
+    "Transfer",
+    "TransferGuards",
+    "active_guards",
     "allow_transfers",
     "check_transfer",
     "guarded",
-    "guards_in_force",
     "inside_device_get",
 ]
 
 _log = logging.getLogger("xlashard.transfer")
 
 
-def _direction_text(way: Way) -> str:
+def _direction_text(way: Transfer) -> str:
     return way.value.replace("_", "-")
 
 
-def check_transfer(guards: Guards, way: Way, what: str, asked_by: str = "") -> None:
+def check_transfer(guards: TransferGuards, way: Transfer, what: str, asked_by: str = "") -> None:
     """Asks the guards for a transfer, and writes it down where they want that.
 
     Args:
@@ -58,7 +63,7 @@ def check_transfer(guards: Guards, way: Way, what: str, asked_by: str = "") -> N
 
 
 @contextmanager
-def guarded(guards: Guards, way: Way, what: str, asked_by: str = "") -> Iterator[None]:
+def guarded(guards: TransferGuards, way: Transfer, what: str, asked_by: str = "") -> Iterator[None]:
     """A block in which something is moved, if it may be; as `check_transfer`."""
     check_transfer(guards, way, what, asked_by)
     with jax.transfer_guard("allow"):
@@ -67,7 +72,7 @@ def guarded(guards: Guards, way: Way, what: str, asked_by: str = "") -> Iterator
 
 def allow_transfers() -> AbstractContextManager[Any]:
     """A block that computes, whatever it has to move for that."""
-    return _NOTHING if guards_in_force() is None else jax.transfer_guard("allow")
+    return _NOTHING if active_guards() is None else jax.transfer_guard("allow")
 
 
 # Of the operations that come here some take no longer than making a context of their own would.

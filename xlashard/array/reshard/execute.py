@@ -13,11 +13,11 @@ from xlashard._jax.runtime.transfer import (
     assemble,
     bits_of,
     copy_to,
-    dressed,
     make_aval,
     put,
     separate,
     split,
+    with_sharding,
 )
 from xlashard.array.host.put import put_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
@@ -161,7 +161,7 @@ def _run(
         case plan.Strategy.COMPILED:
             handle, source = _with_order_of(handle, source, target)
             if source.tiling.is_partial and not handle.size:
-                return dressed(
+                return with_sharding(
                     handle, target.jax_sharding, committed=True
                 )  # XLA can't reduce nothing
             # XLA can only use memory again for shards of the same size.
@@ -186,7 +186,7 @@ def _keep(
         return compiled.reshard_by_program(handle, source, target, None, donate=True)
     if donate or fresh:
         return copy_to(handle, target.jax_sharding, fresh=True)
-    return dressed(handle, target.jax_sharding, committed=True)
+    return with_sharding(handle, target.jax_sharding, committed=True)
 
 
 def _split(handle: Handle, target: ResolvedSharding, *, fresh: bool) -> Handle:

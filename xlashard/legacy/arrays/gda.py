@@ -10,7 +10,7 @@ from xlashard import Array, Mesh, NamedSharding, device_put
 from xlashard._jax.compat.legacy_api import refuse_in_pmap
 from xlashard._jax.compat.registration import install_array_type
 from xlashard._jax.runtime.tracebacks import is_called_by_jax, short_tracebacks, shortened
-from xlashard._jax.runtime.transfer import dressed, split
+from xlashard._jax.runtime.transfer import split, with_sharding
 from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.core.handles import as_class
 from xlashard.array.core.repr import sharding_text
@@ -247,7 +247,7 @@ class GlobalDeviceArray(Array):
         copies = tiling.replica_ids(positions).tolist()
         pieces = split(self._handle)
         if not committed:
-            pieces = [dressed(piece, piece.sharding, committed=False) for piece in pieces]
+            pieces = [with_sharding(piece, piece.sharding, committed=False) for piece in pieces]
         data = map(as_device_array, pieces)
         devices = [sharding.devices[position] for position in positions]
         return tuple(map(Shard, devices, indices, copies, data))

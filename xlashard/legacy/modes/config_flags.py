@@ -91,7 +91,7 @@ OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mo
 """The flags that today's JAX lacks."""
 
 # With one of these on, repeat calls enter Python too.
-legacy_flags.tell_calls_apart_by((enable_checks, distributed_debug), "xlashard_legacy_is_watched")
+legacy_flags.add_to_dispatch_key((enable_checks, distributed_debug), "xlashard_legacy_is_watched")
 
 
 def show_flags() -> None:

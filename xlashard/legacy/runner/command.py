@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from xlashard import multihost
-from xlashard._jax.compat.legacy_api import tell_when_set
+from xlashard._jax.compat.legacy_api import call_when_set
 from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
@@ -178,10 +178,10 @@ def _own_folder() -> str:
 def _advise_about_arrays() -> None:
     """Advise `--jax_array=0` at exit, if the program enabled the GDA flag without effect."""
     asked: list[bool] = []
-    tell_when_set(
+    call_when_set(
         parallel_functions_output_gda, lambda: asked.append(parallel_functions_output_gda.value)
     )
-    tell_when_set(jax_array, asked.clear)
+    call_when_set(jax_array, asked.clear)
 
     def advise() -> None:
         if any(asked):

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compat.legacy_api import tell_when_set
+from xlashard._jax.compat.legacy_api import call_when_set
 from xlashard._jax.compat.legacy_flags import code_of_reads
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
@@ -90,7 +90,7 @@ class Recorder:
         """Start to count calls and flags; `listen` counts accesses."""
         for flag in flags.OWN:
             entry = entries()[f"jax.config.{flag.name}"]
-            self._endings.append(tell_when_set(flag, _flag_listener(self, entry)))
+            self._endings.append(call_when_set(flag, _flag_listener(self, entry)))
         monitoring = sys.monitoring
         free = [tool for tool in _FREE_TOOLS if monitoring.get_tool(tool) is None]
         if not free:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from xlashard._jax.compat.legacy_api import EMPTY_MESH, StrangersMesh, put_mesh, stacked_meshes
+from xlashard._jax.compat.legacy_api import (
+    EMPTY_MESH,
+    PlaceholderMesh,
+    set_context_mesh,
+    stacked_meshes,
+)
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, MeshError
 from xlashard.geometry import Box, MeshGrid
@@ -75,7 +80,7 @@ def _is_fake(devices: Any) -> bool:
     return devices.size > 0 and not isinstance(devices.flat[0], jax.Device)
 
 
-class _FakeMesh(StrangersMesh):
+class _FakeMesh(PlaceholderMesh):
     """Mesh of fake devices, which have only attributes."""
 
     @property
@@ -223,7 +228,7 @@ class ThreadResources:
                 f"thread_resources.env.loops={env.loops} is invalid, because xmap was removed: "
                 "write ResourceEnv(mesh, ())"
             )
-        put_mesh(mesh)
+        set_context_mesh(mesh)
 
     @property
     def stack(self) -> list[ResourceEnv]:

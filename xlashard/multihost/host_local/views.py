@@ -17,11 +17,11 @@ from xlashard.array.host.read import read_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.placement.transfer_guard import (
-    Way,
+    Transfer,
+    active_guards,
     allow_transfers,
     check_transfer,
     guarded,
-    guards_in_force,
 )
 from xlashard.array.reshard.execute import reshard
 from xlashard.array.reshard.plan import same_shards
@@ -88,7 +88,7 @@ def _shape_of(x: Any) -> tuple[int, ...]:
 
 def _put(x: Any, target: ResolvedSharding) -> Handle:
     """Transfer a concrete value to its placement; a value already there keeps its buffers."""
-    guards = guards_in_force()
+    guards = active_guards()
     if isinstance(x, Array | HandleType):
         check_alive(x)
         array = x if isinstance(x, Array) else Array.from_jax(x)
@@ -97,7 +97,7 @@ def _put(x: Any, target: ResolvedSharding) -> Handle:
             if guards is not None and not same_shards(
                 resolve_sharding(handle.shape, from_jax(handle.sharding)), target
             ):
-                check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(array)}")
+                check_transfer(guards, Transfer.DEVICE_TO_DEVICE, f"the array {type_text(array)}")
             with allow_transfers():
                 return reshard(handle, target)
         # Each process has the whole value and transfers its own part.
@@ -105,7 +105,7 @@ def _put(x: Any, target: ResolvedSharding) -> Handle:
     value, weak_type = host_value(x, lambda: "it")
     if guards is None:
         return put_value(value, target, weak_type=weak_type)
-    with guarded(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}"):
+    with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(x).__name__}"):
         return put_value(value, target, weak_type=weak_type)
 
 

@@ -5,7 +5,7 @@ import sys
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
-from xlashard._jax.runtime.coordination import Joining
+from xlashard._jax.runtime.coordination import InitializeOptions
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
@@ -172,7 +172,7 @@ def _join(request: InitializeRequest) -> Pod:
         )
     bind = bind_address(info, request)
     connections = join_processes(info, request, bind)
-    joining = Joining(
+    joining = InitializeOptions(
         info.coordinator,
         address_text(bind),
         info.processes,
@@ -183,7 +183,7 @@ def _join(request: InitializeRequest) -> Pod:
         {} if request.tls is None else request.tls.for_jax(),
     )
     own = next(iter(connections.values())).socket.getsockname()[0]
-    coordination.collect_on_cpu(own.removeprefix("::ffff:"))
+    coordination.set_cpu_collectives_address(own.removeprefix("::ffff:"))
     coordination.join(joining)
     _joined.ending = ShutdownHandler(connections)
     return Pod(info.process_id, info.processes, info.coordinator, info.environment.title)

@@ -16,7 +16,7 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.core.donation import SHARDS, release_shards
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.placement.transfer_guard import guards_in_force
+from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
@@ -225,7 +225,7 @@ class BoundStep:
         check_type(value, path, aval, text, "lower, compile and bind it for such arguments")
         check_alive(value, path, aval)
         position, handle = wanted.position or 0, bare(value)
-        guards = guards_in_force()
+        guards = active_guards()
         if guards is None:
             return self._program.place_one(position, handle)
         with arguments_may_move(guards, [value], [path], [wanted.twin]):

@@ -9,7 +9,7 @@ import jax
 from xlashard._jax.lower.lowering import dtype_name
 from xlashard._jax.runtime.transfer import base_handle, shared_pair
 from xlashard._jax.trace.tracing import is_extended
-from xlashard.array.placement.transfer_guard import guards_in_force
+from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
@@ -147,7 +147,7 @@ def place_state(
         check_type(leaf, path, aval, text, "lower and compile it for such a state")
     for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(given, sharding, f"{plan.name} keeps {{}}")
-    guards = guards_in_force()
+    guards = active_guards()
     twins = compiled.program.out_twins[:count]
     with nullcontext() if guards is None else arguments_may_move(guards, leaves, paths, twins):
         handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])

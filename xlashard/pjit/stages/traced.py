@@ -220,7 +220,7 @@ class Lowered(Stage, jax.stages.Lowered):
             order = replace(order, share_binary=share_binary)
         options = compiler_option_items(compiler_options)
         if options:
-            compiled = function.compile_anew(call, order, module, options)
+            compiled = function.compile_uncached(call, order, module, options)
         else:
             compiled = function.compile(call, order)
         function.report_donation(self._program, compiled)

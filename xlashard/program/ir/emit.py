@@ -86,8 +86,8 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     args = [*none, *[body_constraint(v, plan) for v in plan.args]]
     nothing: list[list[annotations.Constraint]] = [[]] * tokens
     results = [*nothing, *[result_constraints(v, plan) for v in plan.results]]
-    annotations.constrain_ends(main, args, results)
-    annotations.place_results(main, [*none, *[v.memory_kind for v in plan.results]])
+    annotations.constrain_boundary(main, args, results)
+    annotations.annotate_memory_kinds(main, [*none, *[v.memory_kind for v in plan.results]])
 
 
 def _check_signature(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:

@@ -104,7 +104,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
     main = modules.main_function(module)
     if main is None:
         raise ModuleError(_no_entry_text(module))
-    circle = modules.circle_of_calls(module)
+    circle = modules.call_cycle(module)
     if circle:
         raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
             f"the module's functions call each other in a circle, {' -> '.join(circle)}; XLA takes "
@@ -186,7 +186,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
 
 
 def _partitioner(module: modules.Module) -> Partitioner | None:
-    found = stablehlo_parse.notations(module)
+    found = stablehlo_parse.sharding_dialects(module)
     if found.shardy and found.gspmd:
         raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
             f"the module holds annotations for both partitioners, {found.shardy} and "

@@ -205,7 +205,7 @@ def _with_whole_results(plan: ProgramPlan, module: Any, tokens: int) -> ProgramP
     main = modules.main_function(module)
     if main is None or len(plan.devices) == 1:
         return plan
-    of_one = modules.results_of_one_device(main)[tokens:]
+    of_one = modules.single_device_results(main)[tokens:]
     if not any(of_one) or len(of_one) != len(plan.results):
         return plan
     results = [

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import only_compiles, stated_wraps
+from xlashard._jax.runtime.topologies import is_compile_only, torus_wraps
 from xlashard.lazily import dataclass
 
 
@@ -90,7 +90,7 @@ class TorusFacts:
             shape=tuple(max(along) + 1 for along in zip(*(f.coords for f in facts), strict=True)),
             slices=len({f.slice for f in facts}),
             devices=len(facts),
-            wraps=stated_wraps(device),
+            wraps=torus_wraps(device),
         )
 
     @classmethod
@@ -112,7 +112,7 @@ class TorusFacts:
 
 def processes_of(device: Device) -> int:
     """How many processes the devices of a client are dealt out to."""
-    if only_compiles(device):
+    if is_compile_only(device):
         return len({other.process_index for other in device.client.devices()})
     return jax.process_count()
 

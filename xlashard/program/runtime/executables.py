@@ -70,8 +70,8 @@ class Loaded:
                 executable = compiler.compile_module(module, request)
             self.module = module
             source = "the persistent cache" if hits else "the compiler"
-            if hits and compiler.forgets_code(request):
-                self._again = partial(compiler.compile_anew, module, request)
+            if hits and compiler.drops_cached_code(request):
+                self._again = partial(compiler.compile_uncached, module, request)
             return executable
 
         self.load(make)

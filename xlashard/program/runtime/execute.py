@@ -10,7 +10,7 @@ import numpy as np
 from xlashard._jax.lower import modules
 from xlashard._jax.lower.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, dispatch, executables, execute
-from xlashard._jax.runtime.topologies import never_runs, only_compiles
+from xlashard._jax.runtime.topologies import compile_only_error, is_compile_only
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
@@ -97,7 +97,7 @@ class Program:
         if used is not None and used is not own and request is not None:
             stacks = zip(_stacks(own), _stacks(used), strict=True)
             if any(place(mine) != place(other) for mine, other in stacks):
-                executable = compiler.compile_anew(own, request)
+                executable = compiler.compile_uncached(own, request)
         return executables.compiled_text(executable)
 
     @cached_property
@@ -152,17 +152,17 @@ class Program:
         ]
 
     @cached_property
-    def only_compiles(self) -> bool:
+    def is_compile_only(self) -> bool:
         """Whether its devices are those of a topology, which run nothing."""
-        return only_compiles(self.parts.plan.devices[0])
+        return is_compile_only(self.parts.plan.devices[0])
 
     def _must_run(self) -> None:
-        if self.only_compiles:
-            raise never_runs(self.name.removeprefix("pjit_"), self.parts.plan.devices[0])
+        if self.is_compile_only:
+            raise compile_only_error(self.name.removeprefix("pjit_"), self.parts.plan.devices[0])
 
     def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Its first arguments, to be given at each run: placed, where its devices hold anything."""
-        if not self.only_compiles:
+        if not self.is_compile_only:
             return tuple(self.place(values))
         avals = self.parts.in_avals
         return tuple(
@@ -268,11 +268,11 @@ class Program:
         return run
 
     def results(self, raw: list[Handle]) -> list[Handle]:
-        """Return the handles of the results: without tokens, and with key arrays dressed."""
+        """Return the handles of the results, without tokens and with key arrays wrapped."""
         tokens, avals = len(self.parts.body.ordered_effects), self.parts.out_avals
         if not self._has_keys:
             return raw[tokens:] if tokens else raw
-        return list(map(execute.dress, avals, raw[tokens:]))
+        return list(map(execute.as_key_array, avals, raw[tokens:]))
 
     @property
     def is_spread(self) -> bool:
@@ -313,7 +313,7 @@ class Program:
 
 
 def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
-    return ([hlo.Frame(*place) for place in stack] for stack in modules.places(module))
+    return ([hlo.Frame(*place) for place in stack] for stack in modules.source_locations(module))
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
@@ -324,6 +324,6 @@ def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> 
 def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:
     """The layout that each value must get; None where that is the default one, and it has it."""
     return [
-        whole if layout is None and compiler.special_layout(value) is not None else layout
+        whole if layout is None and compiler.custom_layout(value) is not None else layout
         for value, layout, whole in zip(values, layouts, full, strict=False)
     ]

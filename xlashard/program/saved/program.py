@@ -10,7 +10,7 @@ from xlashard._jax.lower import modules
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
-from xlashard._jax.runtime.topologies import only_compiles
+from xlashard._jax.runtime.topologies import is_compile_only
 from xlashard.errors import SavedProgramError
 from xlashard.program.consistency import Terms
 from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
@@ -49,7 +49,7 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
     parts = program.parts
     _check_self_contained(program)
     sections: Sections = {_EXECUTABLE: _executable_bytes(program)}
-    if program.only_compiles:
+    if program.is_compile_only:
         sections[_DESCRIPTION] = describe(program.executable)
     for i, const in enumerate(consts):
         if not _is_whole(const):
@@ -187,12 +187,12 @@ def load_program(
             in_avals=tuple(aval for _, aval in ins),
             out_avals=tuple(aval for _, aval in outs),
             committed=bool(header["committed"]),
-            body=executables.nothing_kept(),
+            body=executables.empty_body(),
         )
         machine_code = bytes(contents.sections[_EXECUTABLE])
     _check_widths(parts)
     loaded = Loaded(code=machine_code)
-    if only_compiles(chosen[0]):
+    if is_compile_only(chosen[0]):
         loaded.load(_looking(contents, plan))
     else:
         loaded.load(_loading(machine_code, plan))

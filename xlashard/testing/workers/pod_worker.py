@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime.coordination import Joining, join
+from xlashard._jax.runtime.coordination import InitializeOptions, join
 from xlashard.config import read_flags
 from xlashard.testing.workers.channel import RemoteException, Reply, pack, place_of, receive
 from xlashard.testing.workers.function_lookup import FunctionName, find
@@ -59,7 +59,11 @@ def _join() -> Reply:
         place = read_flags(os.environ).pod
         assert place is not None, "the launcher sets the pod variables"
         at = place.coordinator
-        join(Joining(at, at, place.processes, place.process_id, None, _JOIN_TIMEOUT, _HEARTBEAT))
+        join(
+            InitializeOptions(
+                at, at, place.processes, place.process_id, None, _JOIN_TIMEOUT, _HEARTBEAT
+            )
+        )
         jax.devices()
     except Exception as error:
         return Reply(False, RemoteException.of(error))
