@@ -40,6 +40,9 @@ PENDING = (
 )
 """Folders that are still to be rewritten; a finished one leaves this list for good."""
 
+FINISHED = ("tests/pjit/report", "xlashard/pjit/recompile", "xlashard/pjit/report")
+"""Folders inside pending ones that are checked."""
+
 _BANNED = re.compile(
     r"\b(said|says|told|tells?|telling|nobody|somebody|someone|whoever|whomever|a person"
     r"|dealt out|deals? out|dealing out|(?-i:(?<!there )(?:is|are) none)|asked for by)\b",
@@ -125,6 +128,8 @@ def _files() -> list[Path]:
 
 
 def _is_pending(file: Path) -> bool:
+    if any(file.is_relative_to(ROOT / path) for path in FINISHED):
+        return False
     return any(file.is_relative_to(ROOT / path) for path in PENDING)
 
 

@@ -30,7 +30,7 @@ def closings(fun, mesh, **arguments):
     return find_closed_dimensions(jaxpr, placed)
 
 
-def told(fun, mesh, **arguments):
+def described(fun, mesh, **arguments):
     return [(c.dims, sorted(c.axes), sorted(c.arguments)) for c in closings(fun, mesh, **arguments)]
 
 
@@ -55,7 +55,7 @@ WHOLE = (8, 8), ()
     ],
 )
 def test_operations_that_keep_a_dimension_are_followed(keeps, mesh):
-    assert told(lambda a, b: constrain(keeps(a, b), mesh, "x"), mesh, a=CUT, b=WHOLE) == [
+    assert described(lambda a, b: constrain(keeps(a, b), mesh, "x"), mesh, a=CUT, b=WHOLE) == [
         ((1,), ["y"], ["a"])
     ]
 
@@ -71,7 +71,7 @@ def test_operations_that_keep_a_dimension_are_followed(keeps, mesh):
     ],
 )
 def test_what_lies_behind_other_operations_is_not_known(mixes, mesh):
-    assert told(lambda a: constrain(mixes(a), mesh, "x"), mesh, a=CUT) == []
+    assert described(lambda a: constrain(mixes(a), mesh, "x"), mesh, a=CUT) == []
 
 
 def test_a_constraint_before_hides_what_was_before_it(mesh):
@@ -79,20 +79,20 @@ def test_a_constraint_before_hides_what_was_before_it(mesh):
         a = constrain(jnp.sin(a), mesh, "y", "x")
         return constrain(a * 2, mesh, "y")
 
-    assert told(f, mesh, a=WHOLE) == [((1,), ["x"], [])]
+    assert described(f, mesh, a=WHOLE) == [((1,), ["x"], [])]
     # The first one moves the axes of the argument, and loses none of them.
     assert [c.sharding.spec for c in closings(f, mesh, a=CUT)] == [P("y")]
 
 
 def test_axes_that_go_to_another_dimension_are_not_lost(mesh):
-    assert told(lambda a: constrain(a * 2, mesh, None, "x"), mesh, a=((8, 8), ("x",))) == []
-    assert told(lambda a: constrain(a * 2, mesh, None, "x"), mesh, a=CUT) == []
-    assert told(lambda a: constrain(a * 2, mesh, "y", None), mesh, a=CUT) == []
-    assert told(lambda a: constrain(a * 2, mesh), mesh, a=CUT) == [((0, 1), ["x", "y"], ["a"])]
+    assert described(lambda a: constrain(a * 2, mesh, None, "x"), mesh, a=((8, 8), ("x",))) == []
+    assert described(lambda a: constrain(a * 2, mesh, None, "x"), mesh, a=CUT) == []
+    assert described(lambda a: constrain(a * 2, mesh, "y", None), mesh, a=CUT) == []
+    assert described(lambda a: constrain(a * 2, mesh), mesh, a=CUT) == [((0, 1), ["x", "y"], ["a"])]
 
 
 def test_open_dimensions_close_nothing(mesh):
-    assert told(lambda a: constrain(a * 2, mesh, "x", P.UNCONSTRAINED), mesh, a=CUT) == []
+    assert described(lambda a: constrain(a * 2, mesh, "x", P.UNCONSTRAINED), mesh, a=CUT) == []
 
 
 def test_slices_of_scanned_weights_come_from_the_stack(mesh):
@@ -103,7 +103,7 @@ def test_slices_of_scanned_weights_come_from_the_stack(mesh):
         return jax.lax.scan(layer, x, stack)[0]
 
     weights = (5, 8, 8), (None, None, "y")
-    assert told(f, mesh, stack=weights, x=((8, 8), ("x",))) == [((1,), ["y"], ["stack"])]
+    assert described(f, mesh, stack=weights, x=((8, 8), ("x",))) == [((1,), ["y"], ["stack"])]
 
 
 def test_both_factors_of_a_batched_product_are_followed(mesh):
@@ -111,7 +111,7 @@ def test_both_factors_of_a_batched_product_are_followed(mesh):
         return constrain(jnp.einsum("nij,njk->nik", a, b), mesh)
 
     batched = (8, 4, 4)
-    found = told(f, mesh, a=(batched, ("x",)), b=(batched, (None, None, "y")))
+    found = described(f, mesh, a=(batched, ("x",)), b=(batched, (None, None, "y")))
     assert found == [((0, 2), ["x", "y"], ["a", "b"])]
 
 
@@ -123,7 +123,7 @@ def test_inside_shard_map_values_are_shards(mesh):
             body, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"x"}, check_vma=False
         )(a)
 
-    assert told(f, mesh, a=CUT) == []
+    assert described(f, mesh, a=CUT) == []
 
 
 def test_a_gradient_has_its_constraint_once(mesh):

@@ -83,7 +83,7 @@ USER, LIBRARY = "/home/me/train.py", "/usr/lib/site-packages/flax/linear.py"
             ],
             9,
         ),
-        # A function of a library: whoever called it doesn't matter.
+        # A function of a library: its callers do not matter.
         ([(USER, 20, "step"), (USER, 30, "main")], 20),
         ([(LIBRARY, 5, "Dense.call"), (LIBRARY, 7, "apply")], 5),
         ([], None),
@@ -96,7 +96,7 @@ def test_the_line_shown_is_the_users_innermost_in_the_function(stack, shown):
     assert line is None or line.in_user_file == (line.file == USER)
 
 
-def test_a_function_from_a_library_is_told_by_its_own_lines():
+def test_a_function_from_a_library_has_its_own_lines():
     sources = SourceLocator.of(f"step at {LIBRARY}:19")
     stack = [Frame(LIBRARY, 5, "layer"), Frame(LIBRARY, 20, "Model.step"), Frame(USER, 30, "main")]
     found = sources.line(stack)
@@ -132,7 +132,7 @@ def test_groups_of_no_axes_are_written_out(mesh):
     assert "4 groups of 2 devices:" in shown and "0,6 …" in shown
 
 
-def test_a_shift_without_a_mesh_is_told_by_its_pairs():
+def test_a_shift_without_a_mesh_has_its_pairs():
     devices = jax.devices()
     rows = GSPMDSharding(devices, "{devices=[8]<=[8]}")
     turned = GSPMDSharding(devices, "{devices=[8]1,2,3,4,5,6,7,0}")
@@ -142,7 +142,7 @@ def test_a_shift_without_a_mesh_is_told_by_its_pairs():
     assert sorted(found.groups) == [(i, (i + 1) % 8) for i in range(8)]
 
 
-def test_lines_are_those_of_the_function_itself_where_one_that_says_the_same_was_there_first(mesh):
+def test_lines_are_those_of_the_function_and_not_of_an_equal_one_before(mesh):
     def made_of(reduce):
         def step(x):
             return reduce(x) + 1
@@ -163,7 +163,7 @@ def test_lines_are_those_of_the_function_itself_where_one_that_says_the_same_was
         assert (found.source.file, found.source.line) == (__file__, line_of(mark))
 
 
-def test_whoever_traces_it_from_another_line_needs_no_other_text(mesh, monkeypatch):
+def test_tracing_from_another_line_reuses_the_text(mesh, monkeypatch):
     def refuse(*_):
         raise AssertionError("compiled again")
 

@@ -25,7 +25,7 @@ def found(report, kind):
     ]
 
 
-def test_a_result_that_came_out_whole_along_an_axis_that_cuts_an_argument(mesh):
+def test_a_result_replicated_along_an_axis_that_shards_an_argument(mesh):
     fun = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
     # Each device has all 8 sums, and could do with 2 of them.
     assert found(explain(fun, f32(16, 8)), "result") == [("result", "P()", (0,), ("x",), 6 * 4)]
@@ -34,7 +34,7 @@ def test_a_result_that_came_out_whole_along_an_axis_that_cuts_an_argument(mesh):
 
 
 @pytest.mark.slow
-def test_results_that_were_asked_for_or_lie_as_their_argument_are_no_surprise(mesh):
+def test_requested_results_and_results_like_their_argument_are_not_listed(mesh):
     sort = lambda x: jnp.sort(x, axis=0)  # noqa: E731
     asked = pjit(sort, in_shardings=named(mesh, "x"), out_shardings=named(mesh))
     assert found(explain(asked, f32(16, 8)), "result") == []
@@ -47,7 +47,7 @@ def test_results_that_were_asked_for_or_lie_as_their_argument_are_no_surprise(me
     assert found(explain(fun, f32(8, 4), f32(16, 8)), "result") == []
 
 
-def test_an_open_dimension_that_the_partitioner_left_whole(mesh):
+def test_an_open_dimension_that_was_left_unsharded(mesh):
     def f(x):
         y = jnp.ones((8, 6)) + x.sum()
         return xlashard.with_sharding_constraint(y, named(mesh, U, None))
@@ -58,14 +58,14 @@ def test_an_open_dimension_that_the_partitioner_left_whole(mesh):
     ]
 
 
-def test_an_open_dimension_that_was_cut_is_none(mesh):
+def test_a_sharded_open_dimension_is_not_listed(mesh):
     def f(x):
         return xlashard.with_sharding_constraint(x * 2, named(mesh, U))
 
     assert explain(pjit(f, in_shardings=named(mesh, "x")), f32(16)).replications == ()
 
 
-def test_an_open_dimension_of_an_argument_that_the_partitioner_left_whole(mesh):
+def test_an_open_dimension_of_an_argument_that_was_left_unsharded(mesh):
     x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named(mesh, U, "y"))
     report = explain(pjit(lambda x: x * 2), x)
     assert [(r.path, r.dims) for r in report.replications if r.kind == "open dimension"] == [
@@ -115,7 +115,7 @@ def test_moving_an_axis_to_another_dimension_replicates_nothing(mesh):
     assert [c.kind for c in report.collectives] == ["all-to-all"]
 
 
-def test_a_gather_that_another_operation_wants_is_not_the_constraints(mesh):
+def test_a_gather_for_another_operation_is_not_attributed_to_the_constraint(mesh):
     def f(x, w):
         x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
         return xlashard.with_sharding_constraint(x @ w, named(mesh, "x"))

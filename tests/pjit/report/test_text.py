@@ -1,4 +1,4 @@
-"""What a person sees of a report."""
+"""Printed reports."""
 
 import io
 import re
@@ -124,7 +124,7 @@ def test_printed_reports(update_goldens):
     check_golden(path, join_sections(texts), update=update_goldens)
 
 
-def test_what_costs_most_stands_first():
+def test_the_largest_costs_come_first():
     text = printed(report(replications=(WASTE,)))
     facts = [
         "along fsdp",
@@ -152,7 +152,7 @@ def test_many_rows_are_summed_up_and_all_can_be_shown():
     assert "report.print" not in whole
 
 
-def test_what_differs_in_an_index_only_is_one_row():
+def test_rows_that_differ_only_in_an_index_are_merged():
     layers = [f"layers[{i}].w" for i in range(12)]
     gathers = tuple(
         collective(argument=path, op_name=path, times=1, sent=i * MIB)
@@ -187,7 +187,7 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_shortened_paths_can_still_be_told_apart():
+def test_shortened_paths_stay_distinct():
     deep = [f"state['optimizer'][1][0].{m}['layers']['{i}']['down']" for m in "mn" for i in "pq"]
     found = report(inputs=tuple(map(value, deep)))
     for width in (80, 100, 140):

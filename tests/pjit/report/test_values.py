@@ -20,9 +20,9 @@ def put(mesh, value, *spec):
     return xlashard.device_put(value, named(mesh, *spec))
 
 
-def test_a_report_says_who_decided_how_a_value_lies(mesh):
-    def mix(said, lies, free, scalar):
-        return said + scalar, lies * 2, free[:4]
+def test_the_origin_of_each_sharding_is_reported(mesh):
+    def mix(requested, lies, free, scalar):
+        return requested + scalar, lies * 2, free[:4]
 
     fun = pjit(
         mix,
@@ -32,7 +32,7 @@ def test_a_report_says_who_decided_how_a_value_lies(mesh):
     report = explain(fun, f32(8), put(mesh, f32(8), "y"), f32(8), np.float32(2))
     decided = {v.path: v.decided_by for v in (*report.inputs, *report.outputs)}
     assert decided == {
-        "said": "caller",
+        "requested": "caller",
         "lies": "argument",
         "free": "partitioner",
         "scalar": "default",
@@ -56,7 +56,7 @@ def test_specs_are_short_and_paths_are_those_of_the_call(mesh):
     assert [v.path for v in report.outputs] == ["result['out']"]
 
 
-def test_arguments_that_lie_elsewhere_are_moved_at_a_price(mesh):
+def test_bytes_of_moved_arguments(mesh):
     first = jax.devices()[0]
     fun = pjit(lambda a, b, c, d: (a, b, c, d), in_shardings=named(mesh, "x"))
     at_home = put(mesh, f32(16), "x")
@@ -104,7 +104,7 @@ def test_explaining_an_unusable_donation_neither_warns_nor_raises(mesh, recwarn)
         fun(put(mesh, f32(16), "x"))
 
 
-def test_an_argument_that_has_a_result_like_it_could_be_donated(mesh):
+def test_an_argument_with_a_result_like_it_could_be_donated(mesh):
     def f(params, moments, batch):
         return params + batch.sum(), moments * 2
 
@@ -116,7 +116,7 @@ def test_an_argument_that_has_a_result_like_it_could_be_donated(mesh):
     assert found == [("params", False, "result[0]", False)]
 
 
-def test_what_is_held_in_another_memory_is_said(mesh):
+def test_memory_kinds_are_reported(mesh):
     kinds = {memory.kind for memory in jax.devices()[0].addressable_memories()}
     other = sorted(kinds - {jax.devices()[0].default_memory().kind})
     if not other:

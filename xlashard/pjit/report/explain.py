@@ -1,4 +1,4 @@
-"""`explain`: looks at the program that a call would run, without running it."""
+"""`explain`: describe the program that a call would run, without running it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.replication import describe_replications
 from xlashard.pjit.report.values import (
-    Program,
+    ExplainedProgram,
     describe_donations,
     describe_inputs,
     describe_moves,
@@ -27,7 +27,6 @@ from xlashard.pjit.report.values import (
 )
 from xlashard.pjit.signature import function_name
 from xlashard.pjit.stages.executable import Executable
-from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
 from xlashard.program import read_collectives
@@ -35,27 +34,28 @@ from xlashard.sharding.named import grid_of
 
 
 def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
-    """Says what the program of a call takes, gives, sends between devices and holds in memory.
+    """Report the inputs, outputs, collectives and memory of the program of a call.
 
-    The program is compiled as the call itself would compile it, and kept: a call with such
-    arguments afterwards finds it. Nothing runs, and nothing is donated.
+    The program is compiled as by the call itself, and cached: a later call with equal arguments
+    reuses it. Nothing runs, and nothing is donated.
 
-    Lines are those of this very function, also where an earlier one that says the same was compiled
-    for both. What comes out of JAX's persistent cache has the lines that it had when it came there:
-    JAX looks for it without them, unless `jax_compilation_cache_include_metadata_in_key` is set.
+    Lines are those of this function, even if it shares the executable of an earlier, equal one. A
+    program from JAX's persistent cache has the lines of the function that was compiled: the key of
+    that cache ignores lines, unless `jax_compilation_cache_include_metadata_in_key` is set.
 
     Args:
         fun: A function made by `xlashard.pjit`; or one of its stages, or a program made by
             `compile_stablehlo`, which need no arguments.
-        *args: Arguments of a call; a `jax.ShapeDtypeStruct` does for an array.
+        *args: Arguments of a call; a `jax.ShapeDtypeStruct` stands in for an array.
         **kwargs: Keyword arguments of the call.
 
     Returns:
-        The report. `print(report)` shows the largest of everything, `report.print(all=True)` all.
+        The report. `print(report)` shows the largest rows of each table, `report.print(all=True)`
+        all rows.
 
     Raises:
-        ArgumentError: If `fun` is neither, or the arguments are not those of a call.
-        ResourceError: As the call itself would, and so are all its other errors.
+        ArgumentError: If `fun` is of another type, or the arguments do not match its signature.
+        ResourceError: As the call itself; likewise its other errors.
 
     Example:
         >>> import numpy as np
@@ -70,51 +70,51 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         return _report(_program(fun, args, kwargs))
 
 
-def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExplainedProgram:
     if isinstance(fun, Traced | Lowered | Executable) and (args or kwargs):
         raise ArgumentError(
-            f"a {type(fun).__name__} has its arguments already, but explain was given more: write "
-            "xlashard.explain(stage), or give the pjit-ed function and arguments"
+            f"explain takes a {type(fun).__name__} without arguments: write "
+            "xlashard.explain(stage), or pass the pjit-ed function and its arguments"
         )
     match fun:
         case Executable():
-            return Program(fun._info, compiled_facts(fun._compiled))
+            return ExplainedProgram(fun._info, compiled_facts(fun._compiled))
         case Traced():
-            return _of_stage(fun.lower())
+            return _from_stage(fun.lower())
         case Lowered():
-            return _of_stage(fun)
+            return _from_stage(fun)
     function = getattr(fun, "_function", None)
     if not isinstance(function, Function):
-        raise ArgumentError(_not_ours(fun))
+        raise ArgumentError(_type_error(fun))
     for leaf in jax.tree_util.tree_leaves((args, kwargs)):
         if isinstance(leaf, Tracer):
             raise ArgumentError(
-                f"{function.name} was given a tracer to explain: inside jax.jit, grad or vmap it "
-                "is a part of another program; call xlashard.explain outside, with arrays or "
+                f"explain of {function.name} got a tracer: inside jax.jit, grad or vmap it is part "
+                "of another program; call xlashard.explain outside, with arrays or "
                 "jax.ShapeDtypeStructs"
             )
     call = function.trace(args, kwargs)
-    return _of_order(function, call, function.lowering_request(call, function.arguments(call)))
+    return _from_request(function, call, function.lowering_request(call, function.arguments(call)))
 
 
-def _of_stage(lowered: Lowered) -> Program:
+def _from_stage(lowered: Lowered) -> ExplainedProgram:
     own = compiler.platform_of(lowered._request.placement.devices[0])
     if lowered._platform != own:
         raise ArgumentError(
             f"{lowered.fun_name} was lowered for {lowered._platform}, but its devices are of "
-            f"{own}: leave lowering_platforms out to look at its program"
+            f"{own}: omit lowering_platforms to explain its program"
         )
-    return _of_order(lowered._traced._function, lowered._traced._call, lowered._request)
+    return _from_request(lowered._traced._function, lowered._traced._call, lowered._request)
 
 
-def _of_order(function: Function, call: Call, order: LoweringRequest) -> Program:
-    return Program(StageInfo.of(call), compiled_facts(function.compile(call, order)), call)
+def _from_request(function: Function, call: Call, request: LoweringRequest) -> ExplainedProgram:
+    return ExplainedProgram.of_call(call, compiled_facts(function.compile(call, request)))
 
 
-def _not_ours(fun: Any) -> str:
+def _type_error(fun: Any) -> str:
     if not callable(fun):
         return (
-            "explain takes a function made by xlashard.pjit, or a stage of one, not "
+            "explain takes a function made by xlashard.pjit, or one of its stages, not "
             f"{type(fun).__name__}: write xlashard.explain(f, x), without calling f"
         )
     inner: Callable[..., Any] = getattr(fun, "__wrapped__", fun)
@@ -126,7 +126,7 @@ def _not_ours(fun: Any) -> str:
     )
 
 
-def _report(program: Program) -> ProgramReport:
+def _report(program: ExplainedProgram) -> ProgramReport:
     collectives = read_collectives(program.text)
     mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
@@ -147,7 +147,7 @@ def _report(program: Program) -> ProgramReport:
     )
 
 
-def _place(program: Program) -> PlaceReport:
+def _place(program: ExplainedProgram) -> PlaceReport:
     plan = program.plan
     first = plan.devices[0]
     axes = program.mesh.shape.items() if program.mesh is not None else ()
@@ -165,24 +165,22 @@ def _place(program: Program) -> PlaceReport:
     )
 
 
-def _cost(program: Program) -> CostReport | None:
+def _queried(query: Callable[[Any], Any], program: ExplainedProgram) -> Any:
     try:
-        found = executables.compiled_cost(program.facts.executable)
-    except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
+        return query(program.facts.executable)
+    except jax.errors.JaxRuntimeError:  # unsupported by some PJRT plugins
         return None
+
+
+def _cost(program: ExplainedProgram) -> CostReport | None:
+    found = _queried(executables.compiled_cost, program)
     if not found:
         return None
-    return CostReport(
-        float(found.get("flops", 0.0)),
-        float(found.get("bytes accessed", 0.0)),
-    )
+    return CostReport(float(found.get("flops", 0.0)), float(found.get("bytes accessed", 0.0)))
 
 
-def _memory(program: Program) -> MemoryReport | None:
-    try:
-        found = executables.compiled_memory(program.facts.executable)
-    except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
-        return None
+def _memory(program: ExplainedProgram) -> MemoryReport | None:
+    found = _queried(executables.compiled_memory, program)
     if found is None:
         return None
     peak = getattr(found, "peak_memory_in_bytes", 0)

@@ -1,8 +1,7 @@
-"""What a report says of a compiled program, from its executable, or from its text alone."""
+"""Facts about a compiled program, from its executable or from its HLO alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from xlashard._jax.runtime import executables
@@ -20,19 +19,19 @@ from xlashard.program.runtime.propagated_shardings import (
 
 @dataclass(frozen=True, eq=False)
 class CompiledFacts:
-    """A program's values and what became of them.
+    """Inputs, outputs and donations of a compiled program.
 
     Attributes:
-        parts: What it takes and gives.
-        kept: For each argument, whether the program takes it.
-        written: For each of the last results the reference that is to hold it: one that the
-            function closes over, or the position of an argument.
-        aliases: For each result that takes over an argument's buffers, that argument; with what
-            is closed over and the tokens before them counted.
-        refusals: Why donated arguments keep their buffers, by path.
-        remembers: Whether it knows who decided where its results lie.
-        text: The optimised HLO, given which of a stack's lines is looked at.
-        executable: The executable; None where there is none.
+        parts: Its inputs and outputs.
+        kept: For each argument, True if the program has a parameter for it.
+        written: For each of the last results the reference that it is written to: a closed-over
+            one, or the position of an argument.
+        aliases: For each result that reuses an argument's buffers, the position of that argument,
+            counted with the tokens and closed-over arrays before it.
+        refusals: Reason of each unused donation, by path.
+        has_requests: True if the requested shardings of its results are known.
+        text: Returns the optimised HLO, given the function that picks a line of a stack.
+        executable: The executable, if there is one.
     """
 
     parts: ProgramParts
@@ -40,23 +39,23 @@ class CompiledFacts:
     written: tuple[Any, ...]
     aliases: Mapping[int, int]
     refusals: Mapping[str, str]
-    remembers: bool
+    has_requests: bool
     text: Callable[[Callable[[Sequence[Frame]], object]], str] = field(repr=False)
     executable: Any = None
 
     @property
     def tokens(self) -> int:
-        """How many ordering tokens come before its arguments and its results."""
+        """Number of ordering tokens before its arguments, and before its results."""
         return len(self.parts.body.ordered_effects)
 
     @property
     def closed_over(self) -> int:
-        """How many of its arguments are values that the function closes over."""
+        """Number of closed-over arrays among its arguments."""
         return len(self.parts.in_avals) - sum(self.kept)
 
 
 def compiled_facts(compiled: CompiledProgram) -> CompiledFacts:
-    """The facts of a compiled program."""
+    """Return the facts of a compiled program."""
     program, lowered = compiled.program, compiled.lowered
     return CompiledFacts(
         parts=program.parts,
@@ -64,68 +63,52 @@ def compiled_facts(compiled: CompiledProgram) -> CompiledFacts:
         written=compiled.written,
         aliases=executables.aliases(program.executable),
         refusals={} if lowered is None else lowered.refusals(program),
-        remembers=lowered is not None,
+        has_requests=lowered is not None,
         text=program.text,
         executable=program.executable,
     )
 
 
-@dataclass(frozen=True)
-class HloTexts:
-    """All that there is of a program that the compiler did not finish.
-
-    Attributes:
-        optimised: The optimised module.
-        dealt_out: The module just before it was cut into the program of one device; empty where
-            the partitioner had no say in any sharding.
-    """
-
-    optimised: str
-    dealt_out: str
-
-
 def facts_from_hlo(
     lowered: LoweredProgram,
-    interface: LoweredSignature,
+    signature: LoweredSignature,
     placement: ProgramPlacement,
-    text: HloTexts,
+    hlo: str,
+    partitioned: str,
 ) -> CompiledFacts:
-    """The facts of a program that the compiler did not finish.
+    """Return the facts of a program that the compiler rejected.
 
     Args:
-        lowered: The module that it was given.
-        interface: What that takes and gives.
-        placement: What was asked for.
-        text: What the compiler left.
+        lowered: The lowered module.
+        signature: Its inputs and outputs.
+        placement: The requested shardings.
+        hlo: The optimised HLO.
+        partitioned: The HLO with propagated shardings, before it became the program of one device;
+            empty if nothing was left to the partitioner.
 
     Raises:
-        CompileError: If the text doesn't say what the partitioner chose.
+        CompileError: If the HLO does not contain the propagated shardings.
     """
-    header = text.optimised.partition("\n")[0]
-    dealt_out = next(iter(read_hlo(text.dealt_out)), None)
-    chosen = ChosenInText(dealt_out, result_type(header))
+    header = hlo.partition("\n")[0]
+    chosen = ChosenInText(next(iter(read_hlo(partitioned)), None), result_type(header))
     plan, tokens = lowered.plan, len(lowered.body.ordered_effects)
     ins, outs = settled_shardings(chosen, plan, tokens)
     parts = ProgramParts(
         plan=plan,
         in_shardings=ins,
         out_shardings=outs,
-        in_avals=interface.in_avals,
-        out_avals=interface.out_avals,
+        in_avals=signature.in_avals,
+        out_avals=signature.out_avals,
         committed=True,
         body=lowered.body,
     )
     aliases = executables.aliases_in(header)
     return CompiledFacts(
-        parts=with_user_shardings(parts, placement, interface.kept_arguments),
-        kept=interface.kept_arguments,
-        written=interface.references,
+        parts=with_user_shardings(parts, placement, signature.kept_arguments),
+        kept=signature.kept_arguments,
+        written=signature.references,
         aliases=aliases,
         refusals=lowered.refusals_by(parts, aliases),
-        remembers=True,
-        text=partial(_same, text.optimised),
+        has_requests=True,
+        text=lambda _: hlo,
     )
-
-
-def _same(text: str, place: object) -> str:
-    return text

@@ -11,7 +11,7 @@ from xlashard.pjit.report.closed_dimensions import (
 )
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport
-from xlashard.pjit.report.values import Program, Value, spec_text
+from xlashard.pjit.report.values import ExplainedProgram, ProgramValue, spec_text
 from xlashard.program import Collective, is_open
 from xlashard.sharding import Mesh, NamedSharding, Sharding
 from xlashard.sharding.named import grid_of
@@ -19,7 +19,7 @@ from xlashard.wording import typed
 
 
 def describe_replications(
-    program: Program, collectives: Sequence[Collective], sources: SourceLocator
+    program: ExplainedProgram, collectives: Sequence[Collective], sources: SourceLocator
 ) -> tuple[ReplicationReport, ...]:
     """Find values with more copies than requested, most wasted bytes first."""
     mesh = program.mesh
@@ -33,7 +33,7 @@ def describe_replications(
     return tuple(sorted(found, key=lambda r: -r.wasted_bytes))
 
 
-def _results(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
+def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield results without a requested sharding that are not sharded over an argument's axis.
 
     A result with the sharding of an argument of its shape and dtype is as intended.
@@ -47,12 +47,12 @@ def _results(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
                 yield report
 
 
-def _axes_of(values: Iterable[Value]) -> set[str]:
+def _axes_of(values: Iterable[ProgramValue]) -> set[str]:
     named = (v.sharding for v in values if isinstance(v.sharding, NamedSharding))
     return {axis for sharding in named for axis in sharding.normal_spec.axes}
 
 
-def _is_like_an_argument(program: Program, value: Value) -> bool:
+def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool:
     """Return True if an argument of the same shape and dtype has the sharding of a result."""
     type_ = value.aval.shape, value.aval.dtype
     shardings = (a.sharding for a in program.arguments if (a.aval.shape, a.aval.dtype) == type_)
@@ -63,9 +63,9 @@ def _is_like_an_argument(program: Program, value: Value) -> bool:
     )
 
 
-def _requested(program: Program) -> list[Sharding | None]:
+def _requested(program: ExplainedProgram) -> list[Sharding | None]:
     """Return the sharding requested of each result: at the boundary, or by a final constraint."""
-    requested = [value.said for value in program.results]
+    requested = [value.requested for value in program.results]
     if program.call is not None:
         jaxpr = program.call.traced.jaxpr
         for i, constraint in result_constraints(jaxpr):
@@ -74,9 +74,9 @@ def _requested(program: Program) -> list[Sharding | None]:
     return requested
 
 
-def _open_dims(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
+def _open_dims(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
     """Yield arguments and results with an unconstrained dimension that was left unsharded."""
-    shardings = [*(value.placed for value in program.arguments), *_requested(program)]
+    shardings = [*(value.lowered_sharding for value in program.arguments), *_requested(program)]
     for value, requested in zip((*program.arguments, *program.results), shardings, strict=True):
         sharding = value.sharding
         if not isinstance(requested, NamedSharding) or not is_open(requested) or sharding is None:
@@ -90,7 +90,7 @@ def _open_dims(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
 
 
 def _report(
-    kind: ReplicationKind, value: Value, dims: Sequence[int], axes: Iterable[str]
+    kind: ReplicationKind, value: ProgramValue, dims: Sequence[int], axes: Iterable[str]
 ) -> ReplicationReport | None:
     """Report bytes wasted by not sharding dimensions over axes; None if no dimension divides."""
     sharding = value.sharding
@@ -126,7 +126,7 @@ def _fitting(size: int, axes: dict[str, int]) -> list[str]:
 
 
 def _constraints(
-    program: Program, collectives: Sequence[Collective], mesh: Mesh, sources: SourceLocator
+    program: ExplainedProgram, collectives: Sequence[Collective], mesh: Mesh, sources: SourceLocator
 ) -> Iterator[ReplicationReport]:
     """Yield constraints that close sharded dimensions, where the program gathers for them.
 
@@ -164,7 +164,7 @@ def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> b
     return (gather.frames[0].file, gather.frames[0].line) in closed.lines
 
 
-def is_needlessly_replicated(program: Program, value: Value) -> bool:
+def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:
     """Return True if a value is replicated although a mesh axis divides one of its dimensions."""
     mesh, sharding = program.mesh, value.sharding
     if mesh is None or sharding is None or sharding.num_devices == 1:

@@ -1,4 +1,4 @@
-"""The arguments and results of a program: where they lie, who said so, and what it costs."""
+"""Describe arguments and results of a program: shardings, their origin, moves and donations."""
 
 import math
 from collections.abc import Sequence
@@ -32,46 +32,46 @@ from xlashard.sharding import (
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """An argument as a call gave it.
+class CallArgument:
+    """Argument of a call.
 
     Attributes:
         value: The argument itself.
-        there: Where it is.
-        said: What the caller said of it, or None.
+        placement: Its sharding, layout and commitment.
+        requested: The sharding that the caller requested for it, or None.
     """
 
     value: Any
-    there: Argument
-    said: Sharding | None
+    placement: Argument
+    requested: Sharding | None
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
-    """One argument or result of a program.
+class ProgramValue:
+    """Argument or result of a program.
 
     Attributes:
         path: Its path.
         aval: Its abstract value.
-        sharding: How it is dealt out; None for an argument that the program leaves out.
-        placed: How the program was asked to deal it out; None left that to the partitioner.
-        given: The argument of the call; None for others, and where the call is not known.
+        sharding: Its sharding; None for an argument that the program drops.
+        lowered_sharding: Its sharding in the lowered module; None leaves it to the partitioner.
+        argument: The argument of the call; None for results, and if the call is unknown.
     """
 
     path: str
     aval: Any
     sharding: XLACompatibleSharding | None
-    placed: XLACompatibleSharding | None
-    given: Given | None = None
+    lowered_sharding: XLACompatibleSharding | None
+    argument: CallArgument | None = None
 
     @property
-    def said(self) -> Sharding | None:
-        """What was said of it: by the caller, or, where that is not known, to the compiler."""
-        return self.placed if self.given is None else self.given.said
+    def requested(self) -> Sharding | None:
+        """The sharding that the caller requested, or that of the lowered module."""
+        return self.lowered_sharding if self.argument is None else self.argument.requested
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; of a PRNG key, of the integers that hold it."""
+        """Bytes of an element; of a PRNG key, those of its integers."""
         if not is_extended(self.aval):
             return self.aval.dtype.itemsize
         physical = physical_aval(self.aval)
@@ -84,7 +84,7 @@ class Value:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the part on one device."""
+        """Bytes of the shard on one device."""
         if self.sharding is None:
             return 0
         tiling = self.sharding.rank_tiling(self.aval.ndim)
@@ -92,27 +92,32 @@ class Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """A program, and what is known of the call that it was compiled for.
+class ExplainedProgram:
+    """Compiled program with the call that it was compiled for.
 
     Attributes:
         info: Names, paths and types.
-        facts: The program.
-        call: The call; None for a compiled stage, which has forgotten it.
+        facts: Facts about the program.
+        call: The call; None for a compiled stage, which does not keep it.
     """
 
     info: StageInfo
     facts: CompiledFacts
     call: Call | None = None
 
+    @classmethod
+    def of_call(cls, call: Call, facts: CompiledFacts) -> "ExplainedProgram":
+        """Return the program of a call."""
+        return cls(StageInfo.of(call), facts, call)
+
     @property
     def plan(self) -> ProgramPlan:
-        """What was compiled."""
+        """Plan of the compiled program."""
         return self.facts.parts.plan
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """The mesh that names axes; a program that was loaded knows it by its shardings only."""
+        """Mesh of the program; of a loaded program, that of its shardings."""
         parts = self.facts.parts
         named = (
             s.mesh
@@ -124,7 +129,7 @@ class Program:
 
     @cached_property
     def sources(self) -> SourceLocator:
-        """Which lines of the program's source a report shows."""
+        """Picks the source lines that a report shows."""
         call = self.call
         return SourceLocator.of(
             None if call is None else call.traced.jaxpr.debug_info.func_src_info
@@ -132,57 +137,58 @@ class Program:
 
     @cached_property
     def text(self) -> str:
-        """The optimised HLO, with the lines of this very function."""
+        """Optimised HLO, with the lines of this function."""
         return self.facts.text(self.sources.own_line)
 
     @cached_property
-    def arguments(self) -> tuple[Value, ...]:
-        """The arguments of the call, in order."""
+    def arguments(self) -> tuple[ProgramValue, ...]:
+        """Arguments of the call, in order."""
         info, facts, first = self.info, self.facts, self.facts.closed_over
-        taken = iter(facts.parts.in_shardings[first:])
-        placed = iter(self.plan.args[first:])
-        arguments = zip(info.paths, info.in_avals, self._given, facts.kept, strict=True)
+        shardings = iter(facts.parts.in_shardings[first:])
+        lowered = iter(self.plan.args[first:])
+        arguments = zip(info.paths, info.in_avals, self._call_arguments, facts.kept, strict=True)
         return tuple(
-            Value(
+            ProgramValue(
                 path=path,
                 aval=shaped(aval),
-                sharding=next(taken) if is_kept else None,
-                placed=next(placed).sharding if is_kept else None,
-                given=given,
+                sharding=next(shardings) if is_kept else None,
+                lowered_sharding=next(lowered).sharding if is_kept else None,
+                argument=argument,
             )
-            for path, aval, given, is_kept in arguments
+            for path, aval, argument, is_kept in arguments
         )
 
     @property
-    def _given(self) -> "Sequence[Given | None]":
+    def _call_arguments(self) -> "Sequence[CallArgument | None]":
         call = self.call
         if call is None:
             return [None] * len(self.info.paths)
-        there = describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
-        return tuple(map(Given, call.values, there, call.in_shardings))
+        placements = describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
+        return tuple(map(CallArgument, call.values, placements, call.in_shardings))
 
     @cached_property
-    def closed_over(self) -> tuple[Value, ...]:
-        """The arrays that the function closes over and that became arguments."""
+    def closed_over(self) -> tuple[ProgramValue, ...]:
+        """Closed-over arrays that are arguments of the program."""
         parts, count = self.facts.parts, self.facts.closed_over
         pairs = zip(parts.in_avals[:count], parts.in_shardings[:count], strict=True)
-        return tuple(Value(f"closed over [{i}]", a, s, s) for i, (a, s) in enumerate(pairs))
+        return tuple(ProgramValue(f"closed over [{i}]", a, s, s) for i, (a, s) in enumerate(pairs))
 
     @cached_property
-    def results(self) -> tuple[Value, ...]:
-        """The results, in order, then the new values of references."""
+    def results(self) -> tuple[ProgramValue, ...]:
+        """Results, in order, then the new values of references."""
         parts, written = self.facts.parts, self.facts.written
         count = len(parts.out_avals) - len(written)
         paths = [plan.name or f"result {i}" for i, plan in enumerate(self.plan.results[:count])]
         for reference in written:
             at = self.info.paths[reference] if isinstance(reference, int) else "closed over"
             paths.append(f"{at} as written")
-        placed = [plan.sharding for plan in self.plan.results]
-        return tuple(map(Value, paths, map(shaped, parts.out_avals), parts.out_shardings, placed))
+        lowered = [plan.sharding for plan in self.plan.results]
+        avals = map(shaped, parts.out_avals)
+        return tuple(map(ProgramValue, paths, avals, parts.out_shardings, lowered))
 
 
 def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
-    """A sharding in short: `P('data')`, `device 0`, or XLA's text."""
+    """Format a sharding: `P('data')`, `device 0`, or XLA's text."""
     match sharding:
         case NamedSharding():
             spec = sharding.normal_spec
@@ -207,35 +213,42 @@ def _special_memory(sharding: Any) -> str | None:
     return None if kind in (None, default_memory_kind(sharding.devices[0])) else kind
 
 
-def describe_inputs(program: Program) -> tuple[ValueReport, ...]:
-    """The arguments, then what the function closes over."""
+def describe_inputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
+    """Describe the arguments, then the closed-over arrays."""
     arguments = (_describe(value, _decided(value)) for value in program.arguments)
     return (*arguments, *(_describe(value, "function") for value in program.closed_over))
 
 
-def describe_outputs(program: Program) -> tuple[ValueReport, ...]:
-    """The results."""
+def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
+    """Describe the results."""
     alone = len(program.plan.devices) == 1
     chosen: Decided = "default" if alone else "partitioner"
-    # A program that was loaded from a file has all of them settled.
-    placed: Decided = "caller" if program.facts.remembers else "unknown"
+    # In a loaded program all shardings are final.
+    lowered: Decided = "caller" if program.facts.has_requests else "unknown"
     return tuple(
-        _describe(value, chosen if value.placed is None else placed) for value in program.results
+        _describe(value, chosen if value.lowered_sharding is None else lowered)
+        for value in program.results
     )
 
 
-def _decided(value: Value) -> Decided:
+def _decided(value: ProgramValue) -> Decided:
     alone = value.sharding is None or value.sharding.num_devices == 1
-    if value.given is None:
-        return "unknown" if value.placed is not None else "default" if alone else "partitioner"
-    if value.given.said is not None:
+    if value.argument is None:
+        return (
+            "unknown"
+            if value.lowered_sharding is not None
+            else "default"
+            if alone
+            else "partitioner"
+        )
+    if value.argument.requested is not None:
         return "caller"
-    if value.given.there.committed:
+    if value.argument.placement.committed:
         return "argument"
-    return "default" if value.placed is not None or alone else "partitioner"
+    return "default" if value.lowered_sharding is not None or alone else "partitioner"
 
 
-def _describe(value: Value, decided: Decided) -> ValueReport:
+def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
     sharding = value.sharding
     return ValueReport(
         path=value.path,
@@ -251,39 +264,39 @@ def _describe(value: Value, decided: Decided) -> ValueReport:
     )
 
 
-def describe_moves(program: Program) -> tuple[MoveReport, ...]:
-    """The arguments that a call has to move, most bytes first."""
+def describe_moves(program: ExplainedProgram) -> tuple[MoveReport, ...]:
+    """Describe the arguments that a call has to move, most bytes first."""
     moves = [move for value in program.arguments if (move := _move(value)) is not None]
     return tuple(sorted(moves, key=lambda m: -(m.device_bytes_moved + m.host_bytes)))
 
 
-def _move(value: Value) -> MoveReport | None:
-    given, wanted = value.given, value.sharding
-    if given is None or wanted is None or isinstance(given.value, jax.ShapeDtypeStruct):
+def _move(value: ProgramValue) -> MoveReport | None:
+    argument, target = value.argument, value.sharding
+    if argument is None or target is None or isinstance(argument.value, jax.ShapeDtypeStruct):
         return None
-    there = given.there.sharding
-    if wanted.is_unreduced:
-        return None  # it is in place, or refused
-    if there is None:
-        nbytes = value.device_bytes * len(wanted.addressable_devices)
-        return MoveReport(value.path, "host", spec_text(wanted), 0, nbytes)
+    source = argument.placement.sharding
+    if target.is_unreduced:
+        return None  # equal to the source, or an error of the call
+    if source is None:
+        nbytes = value.device_bytes * len(target.addressable_devices)
+        return MoveReport(value.path, "host", spec_text(target), 0, nbytes)
     plan = reshard_plan(
         value.aval.shape,
         value.itemsize,
-        there.rank_tiling(value.aval.ndim),
-        [device.id for device in there.devices],
-        wanted.rank_tiling(value.aval.ndim),
-        [device.id for device in wanted.devices],
+        source.rank_tiling(value.aval.ndim),
+        [device.id for device in source.devices],
+        target.rank_tiling(value.aval.ndim),
+        [device.id for device in target.devices],
     )
-    same_memory = _special_memory(there) == _special_memory(wanted)
+    same_memory = _special_memory(source) == _special_memory(target)
     moved = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
     if not moved:
         return None
-    return MoveReport(value.path, spec_text(there), spec_text(wanted), moved, 0)
+    return MoveReport(value.path, spec_text(source), spec_text(target), moved, 0)
 
 
-def describe_donations(program: Program) -> tuple[DonationReport, ...]:
-    """The arguments that were donated, and those that have a result to take them over."""
+def describe_donations(program: ExplainedProgram) -> tuple[DonationReport, ...]:
+    """Describe the arguments that were donated, and those that a result could reuse."""
     facts = program.facts
     results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
     taken = set(results.values())
@@ -297,14 +310,14 @@ def describe_donations(program: Program) -> tuple[DonationReport, ...]:
             path = "" if result is None else program.results[result].path
             reason = "" if path else facts.refusals.get(value.path, "")
             reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
-        elif not is_reference(value.aval) and (match := _alike(value, free)) is not None:
+        elif not is_reference(value.aval) and (match := _reusing_result(value, free)) is not None:
             free.remove(match)
             reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
     return tuple(reports)
 
 
-def _alike(value: Value, results: Sequence[Value]) -> Value | None:
-    """The first result that could take over an argument's buffers."""
+def _reusing_result(value: ProgramValue, results: Sequence[ProgramValue]) -> ProgramValue | None:
+    """Return the first result that could reuse an argument's buffers."""
     for result in results:
         same = (result.aval.shape, result.aval.dtype) == (value.aval.shape, value.aval.dtype)
         if same and result.aval.ndim and _same_place(value, result):
@@ -312,7 +325,7 @@ def _alike(value: Value, results: Sequence[Value]) -> Value | None:
     return None
 
 
-def _same_place(value: Value, result: Value) -> bool:
+def _same_place(value: ProgramValue, result: ProgramValue) -> bool:
     one, other = value.sharding, result.sharding
     if one is None or other is None or _special_memory(one) != _special_memory(other):
         return False

@@ -13,9 +13,8 @@ from typing import Any
 
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
-from xlashard.pjit.report.facts import HloTexts, compiled_facts, facts_from_hlo
-from xlashard.pjit.report.values import Program
-from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
+from xlashard.pjit.report.values import ExplainedProgram
 from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import HloText, read_hlo
 from xlashard.sharding import Mesh
@@ -81,15 +80,19 @@ class Compilation:
         return self._collectives[mesh]
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> ExplainedProgram:
         """Facts for reports, with or without an executable."""
         lowered, call = self.lowered, self.lowered._traced._call
         if self.compiled is not None:
-            return Program(StageInfo.of(call), compiled_facts(self.compiled._compiled), call)
-        text = HloTexts(self.dump.hlo, self.dump.before_partitioning)
-        placement = lowered._request.placement
-        facts = facts_from_hlo(lowered._program, lowered._signature, placement, text)
-        return Program(StageInfo.of(call), facts, call)
+            return ExplainedProgram.of_call(call, compiled_facts(self.compiled._compiled))
+        facts = facts_from_hlo(
+            lowered._program,
+            lowered._signature,
+            lowered._request.placement,
+            self.dump.hlo,
+            self.dump.before_partitioning,
+        )
+        return ExplainedProgram.of_call(call, facts)
 
 
 def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compilation:
