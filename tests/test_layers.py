@@ -34,7 +34,9 @@ XLASHARD = Layers(
         "cli": 10,
         "__main__": 11,
     },
-    common=frozenset({"errors", "types", "config", "wording", "documents", "lazily", "_version"}),
+    common=frozenset(
+        {"errors", "types", "config", "wording", "documents", "lazily", "background", "_version"}
+    ),
     door="_jax",
     pure=frozenset({"geometry"}),
     deferred=frozenset(

@@ -6,9 +6,11 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import jax
 import numpy as np
+from jax._src.lib import _jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlashard import multihost
@@ -16,6 +18,17 @@ from xlashard.multihost.lifecycle import shutdown
 
 logging.basicConfig(format="%(message)s")
 how, victim = sys.argv[1], int(sys.argv[2])
+if how == "early":
+    # JAX's own timeouts of shutdown are 300 s.
+    make_client = _jax.get_distributed_runtime_client
+    make_service = _jax.get_distributed_runtime_service
+
+    def impatient_service(*args, shutdown_timeout, **keywords):
+        timeout = 1 if shutdown_timeout == 300 else shutdown_timeout
+        return make_service(*args, shutdown_timeout=timeout, **keywords)
+
+    _jax.get_distributed_runtime_client = partial(make_client, shutdown_timeout=1)
+    _jax.get_distributed_runtime_service = impatient_service
 pod = multihost.initialize(heartbeat=20)
 mesh = Mesh(np.array(jax.devices()), ("x",))
 x = jax.make_array_from_callback(
@@ -30,6 +43,10 @@ if how == "killed":
         print(f"at {time.time()}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     float(step(x))  # in a collective for ever
+if how == "early":
+    if pod.process != victim:
+        sys.exit(0)
+    time.sleep(4)
 if how == "failed":
     if pod.process == victim:
         raise KeyError("missing")

@@ -118,6 +118,13 @@ def test_finished_process_exits_cleanly_when_process_0_fails() -> None:
 
 
 @pytest.mark.slow
+def test_finished_processes_wait_for_the_program_of_a_peer() -> None:
+    done = ran("pod_ending.py", 3, "early", "2")
+    assert done.verdict.codes == (0, 0, 0), done.report()
+    assert "not reached by all" in done.outputs[2]
+
+
+@pytest.mark.slow
 def test_watchdog_with_crash_ends_the_process() -> None:
     done = ran("pod_ending.py", 2, "crash", "1")
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()

@@ -340,6 +340,16 @@ def test_killed_processes_are_reported_to_all() -> None:
     assert (pod.gone[0], pod.gone[1]) == ((2,), (2,))
 
 
+def test_stopped_lines_have_no_thread() -> None:
+    pod = _Three()
+    line = pod.lines[0]
+    assert line._thread.is_alive()
+    line.stop()
+    assert not line._thread.is_alive() and not pod.gone
+    pod.kill(1)
+    assert pod.heard[1].wait(10) and 0 not in pod.gone
+
+
 def test_a_process_that_sent_goodbye_is_not_gone() -> None:
     pod = _Three()
     pod.lines[1].goodbye()

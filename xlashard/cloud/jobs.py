@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from xlashard.background import start_background
 from xlashard.cloud.session import Session, backoff
 from xlashard.cloud.settings import check_command
 from xlashard.cloud.tpu import lost_reason, ready_status
@@ -196,8 +197,7 @@ class _Follower:
             except Exception as error:  # The main thread waits for an end.
                 ends.put(ExitStatus(1, str(error), self._worker))
 
-        self._thread = threading.Thread(target=follow, daemon=True)
-        self._thread.start()
+        self._thread = start_background(follow, self.cancel, f"worker {self._worker}")
 
     def cancel(self) -> None:
         """Stop following; the job goes on."""

@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from xlashard.background import end_thread
 from xlashard.processes.connections import Connection
 from xlashard.processes.thread_stacks import OWN_THREADS
 from xlashard.wording import printable
@@ -45,7 +46,7 @@ class LivenessMonitor:
         self._connections = dict(connections)
         self._ended: set[int] = set()
         self._all_ended = threading.Event()
-        self._leaving = False
+        self._leaving = threading.Event()
         self._gone = gone
         self._failed = failed
         self._have_failed: set[int] = set()
@@ -53,12 +54,24 @@ class LivenessMonitor:
             _keep_open(connection.socket)
         # A forked child would keep the connections open after this process is gone.
         os.register_at_fork(after_in_child=self._close)
-        threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True).start()
+        self._stopped, self._wake = socket.socketpair()
+        # Not stopped at exit, but by `stop`: peers can fail during JAX's own shutdown too.
+        self._thread = threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True)
+        self._thread.start()
 
     @property
     def leaving(self) -> bool:
         """True once this process has sent its goodbye."""
-        return self._leaving
+        return self._leaving.is_set()
+
+    def wait_for_leaving(self, seconds: float) -> bool:
+        """Wait until this process has sent its goodbye; return False after some seconds."""
+        return self._leaving.wait(seconds)
+
+    def stop(self) -> None:
+        """End the background thread, before Python finalizes."""
+        with contextlib.suppress(OSError):
+            end_thread(self._thread, lambda: self._wake.send(b"."))
 
     def goodbye(self, wait: float = 0, error: str | None = None) -> None:
         """Announce that this process ends normally, so that peers do not report it as gone.
@@ -68,7 +81,7 @@ class LivenessMonitor:
             error: Error that ends this process, or "" if its program completed. None if the peers
                 already have it.
         """
-        self._leaving = True
+        self._leaving.set()
         me = {} if error is None else {"failed": error}
         for connection in self._connections.values():
             connection.send(goodbye=True, **me)
@@ -82,13 +95,18 @@ class LivenessMonitor:
     def _close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+        self._stopped.close()
+        self._wake.close()
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
             for process, connection in self._connections.items():
                 selector.register(connection.socket, selectors.EVENT_READ, process)
-            while selector.get_map():
+            selector.register(self._stopped, selectors.EVENT_READ)
+            while True:
                 for key, _ in selector.select():
+                    if key.data is None:
+                        return
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
 
@@ -104,7 +122,7 @@ class LivenessMonitor:
         if messages is None:
             # Without process 0 the coordination service is gone, and JAX's client terminates this
             # process if it is still running, whether process 0 ended normally or not.
-            if process not in self._ended or (process == 0 and not self._leaving):
+            if process not in self._ended or (process == 0 and not self.leaving):
                 self._report_gone((process,))
             return False
         for line in messages:

@@ -19,6 +19,7 @@ from xlashard.train.errors import DataError, RunError, SettingsError
 from xlashard.train.loop.console import make_console, make_screen
 from xlashard.train.loop.job import run_job
 from xlashard.train.loop.run_folder import Resumed, last_run, newest_resumable, read_run
+from xlashard.train.loop.steps import is_compiling
 from xlashard.train.loop.stop import exit_code
 from xlashard.train.model.checks import check_settings
 from xlashard.wording import print_error
@@ -72,14 +73,14 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
         traceback.print_exc()
         return _end(1)
     code = exit_code(outcome.stopped) if outcome.stopped else 0
-    if outcome.abandoned:
+    if is_compiling():
         leave(code, "it was stopped")  # A compilation can't be ended, and Python would wait for it.
     return code
 
 
 def _end(code: int) -> int:
-    """Ends this process where it is one of several; returns the exit code where it is alone."""
-    if jax.process_count() > 1:
+    """End this process if it has peers or still compiles; otherwise return the exit code."""
+    if jax.process_count() > 1 or is_compiling():
         leave(code, "it has failed")
     return code
 

@@ -8,8 +8,9 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,12 @@ from jax._src.clusters import cloud_tpu_cluster
 from jax._src.lib import _jax
 
 from xlashard.lazily import dataclass
+
+SHUTDOWN_TIMEOUT = 24 * 24 * 3600
+"""Seconds that a process waits at its end for the programs of its peers, in milliseconds 31 bits.
+
+Peers that are killed, or no longer send heartbeats, end it at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,17 +114,39 @@ def _detected() -> Any:
 def join(joining: InitializeOptions) -> None:
     """Starts the service, in process 0, and the client. All processes must be there already."""
     local = joining.local_devices
-    jax.distributed.initialize(
-        joining.coordinator,
-        joining.processes,
-        joining.process_id,
-        local_device_ids=None if local is None else list(local),
-        cluster_detection_method="deactivate",
-        initialization_timeout=joining.timeout,
-        heartbeat_timeout_seconds=joining.heartbeat,
-        coordinator_bind_address=joining.bind,
-        **joining.credentials,
-    )
+    # JAX aborts a process whose program ends five minutes before those of its peers, although they
+    # are alive; `jax.distributed.initialize` sets the timeout of its service only.
+    make_client = _jax.get_distributed_runtime_client
+    patient = partial(make_client, shutdown_timeout=SHUTDOWN_TIMEOUT)
+    _jax.get_distributed_runtime_client = patient  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        jax.distributed.initialize(
+            joining.coordinator,
+            joining.processes,
+            joining.process_id,
+            local_device_ids=None if local is None else list(local),
+            cluster_detection_method="deactivate",
+            initialization_timeout=joining.timeout,
+            heartbeat_timeout_seconds=joining.heartbeat,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
+            coordinator_bind_address=joining.bind,
+            **joining.credentials,
+        )
+    finally:
+        _jax.get_distributed_runtime_client = make_client
+
+
+def after_shutdown(callback: Callable[[], object]) -> None:
+    """Call a function once JAX's client and service have shut down, at exit or before."""
+    shutdown = distributed.global_state.shutdown
+
+    def shut_down() -> None:
+        try:
+            shutdown()
+        finally:
+            callback()
+
+    distributed.global_state.shutdown = shut_down
 
 
 def backend_has_started() -> bool:

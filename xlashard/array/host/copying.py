@@ -125,7 +125,8 @@ def _started(work: Callable[[], None], count: int) -> list[threading.Thread]:
     """Threads at work; fewer where the process may not have so many, or is about to end."""
     helpers: list[threading.Thread] = []
     for _ in range(count):
-        helper = threading.Thread(target=work, name="xlashard copy", daemon=True)
+        # The caller joins it, and Python must not exit while it copies.
+        helper = threading.Thread(target=work, name="xlashard copy", daemon=False)
         try:
             helper.start()
         except RuntimeError:

@@ -25,21 +25,17 @@ def exit_without_peers(processes: tuple[int, ...]) -> None:
     Its main thread may be blocked in a collective that never returns, and JAX's client is about to
     terminate the process with a message that is hard to read.
     """
-    me, count = coordination.process_index(), coordination.process_count()
-    is_are = "is" if len(processes) == 1 else "are"
-    coordinator = ", the coordinator," if 0 in processes else ""
     going_on = coordination.is_recoverable()
-    what_now = "continues without" if going_on else "ends: it cannot continue without"
-    text = (
-        "\n"
-        f"xlashard: {format_processes(processes)} of {count}{coordinator} {is_are} gone: the "
-        "connection closed before the end, as when a process is killed, preempted, out of memory "
-        f"or ended by its watchdog. Process {me} {what_now} it. See the end of its log, then "
-        "start all processes again; with --resume, if the program supports it, they continue from "
-        "the last checkpoint.\n"
+    _report(
+        "{peers} of {count}{coordinator} {verb} gone: the connection closed before the end, as "
+        "when a process is killed, preempted, out of memory or ended by its watchdog. Process "
+        "{me} {what_now} it. See the end of its log, then start all processes again; with "
+        "--resume, if the program supports it, they continue from the last checkpoint.",
+        peers=format_processes(processes),
+        coordinator=", the coordinator," if 0 in processes else "",
+        verb="is" if len(processes) == 1 else "are",
+        what_now="continues without" if going_on else "ends: it cannot continue without",
     )
-    # Write the message first, without a lock that another thread may hold.
-    os.write(2, text.encode())
     if not going_on:
         exit_at_once(GONE_EXIT_CODE)
 
@@ -72,34 +68,38 @@ def flush() -> None:
 
 def report_failed_peer(process: int, error: str, what: str) -> None:
     """Print that this process ends because it takes part in an operation with a failed peer."""
-    me, count = coordination.process_index(), coordination.process_count()
-    text = (
-        "\n"
-        f"xlashard: process {process} of {count} has ended ({error}), and process {me} {what}. "
-        f"Process {me} ends: it cannot continue without it. See the log of process {process}.\n"
+    _report(
+        "process {peer} of {count} has ended ({error}), and process {me} {what}. Process {me} "
+        "ends: it cannot continue without it. See the log of process {peer}.",
+        peer=process,
+        error=error,
+        what=what,
     )
-    os.write(2, text.encode())
 
 
 def report_late_failure(process: int, error: str) -> None:
     """Print that a peer failed after the program of this process completed."""
-    me, count = coordination.process_index(), coordination.process_count()
-    text = (
-        "\n"
-        f"xlashard: process {process} of {count} has failed ({error}) after the program of "
-        f"process {me} completed; process {me} ends with exit code {GONE_EXIT_CODE}. See the log "
-        f"of process {process}.\n"
+    _report(
+        "process {peer} of {count} has failed ({error}) after the program of process {me} "
+        f"completed; process {{me}} ends with exit code {GONE_EXIT_CODE}. See the log of process "
+        "{peer}.",
+        peer=process,
+        error=error,
     )
-    os.write(2, text.encode())
 
 
 def report_finished_peer(process: int, place: str) -> None:
     """Print that this process waits at a line for a peer whose program has completed."""
-    me, count = coordination.process_index(), coordination.process_count()
-    text = (
-        "\n"
-        f"xlashard: the program of process {process} of {count} has completed, and process {me} "
-        f"is in {place}. If all processes must execute that line, process {me} waits forever: "
-        "make the same calls in all processes.\n"
+    _report(
+        "the program of process {peer} of {count} has completed, and process {me} is in {place}. "
+        "If all processes must execute that line, process {me} waits forever: make the same calls "
+        "in all processes.",
+        peer=process,
+        place=place,
     )
-    os.write(2, text.encode())
+
+
+def _report(text: str, **fields: object) -> None:
+    """Write a message about this process (`me`) of `count`, without a lock of an output stream."""
+    me, count = coordination.process_index(), coordination.process_count()
+    os.write(2, f"\nxlashard: {text.format(me=me, count=count, **fields)}\n".encode())

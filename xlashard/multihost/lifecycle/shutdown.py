@@ -6,10 +6,12 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
+from xlashard.background import start_background
 from xlashard.multihost.lifecycle.peer_failure import (
     GONE_EXIT_CODE,
     exit_at_once,
@@ -58,6 +60,7 @@ class ShutdownHandler:
         self._lines = None
         if connections is not None:
             self._lines = LivenessMonitor(connections, self._on_peer_gone, self._on_peer_ended)
+            coordination.after_shutdown(self._lines.stop)
         self._hook = sys.excepthook
         sys.excepthook = self._note
         # Registered after JAX's handler, so it runs before it: the store still exists.
@@ -123,13 +126,12 @@ class ShutdownHandler:
         self._first_over = process
         # During interpreter shutdown no thread starts, and this process does not wait either.
         with contextlib.suppress(RuntimeError):
-            threading.Thread(
-                target=self._watch, args=(process,), name=f"{OWN_THREADS}ended", daemon=True
-            ).start()
+            # The goodbye ends it.
+            start_background(partial(self._watch, process), lambda: None, f"{OWN_THREADS}ended")
 
     def _watch(self, first_over: int) -> None:
         since, before, reported = time.monotonic(), None, False
-        while self._lines is not None and not self._lines.leaving:
+        while self._lines is not None and not self._lines.wait_for_leaving(_LOOK):
             stack = next((stack for stack in own_stacks() if stack.main), None)
             # At a barrier of the store an exception is raised instead.
             place = None if own_status.main_waits else _waiting_place(stack)
@@ -141,7 +143,6 @@ class ShutdownHandler:
             elif waited >= _REPORT_AFTER and not reported:
                 reported = True
                 report_finished_peer(first_over, place)
-            time.sleep(_LOOK)
 
     def _end_in_vain(
         self, process: int, error: str, what: str = "was in a collective with it"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from xlashard._jax.runtime import coordination
+from xlashard.background import start_background
 from xlashard.errors import ArgumentError
 from xlashard.multihost.lifecycle.hang_report import HangReport, stacks_text
 from xlashard.processes import checked_seconds
@@ -108,10 +109,7 @@ class Watchdog:
         stack_server.set_progress_source(self._progress)
         self._seen = self._count, time.monotonic()
         self._end.clear()
-        self._thread = threading.Thread(
-            target=self._watch, name=f"{OWN_THREADS}watchdog", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_background(self._watch, self._end.set, f"{OWN_THREADS}watchdog")
         return self
 
     def __exit__(

@@ -53,7 +53,6 @@ class Outcome:
         text: The text generated at the end.
         stopped: The name of the signal that stopped the run; empty where it came to its end.
         checkpoint: The step of the last checkpoint; ``None`` where there is none.
-        abandoned: A thread still compiles what is not needed any more.
     """
 
     folder: Path
@@ -63,7 +62,6 @@ class Outcome:
     text: str
     stopped: str
     checkpoint: int | None
-    abandoned: bool
 
     @property
     def interrupted(self) -> bool:
@@ -177,7 +175,6 @@ def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:
         progress.text,
         stopped,
         progress.saved,
-        progress.abandoned,
     )
 
 

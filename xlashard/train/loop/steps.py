@@ -63,7 +63,6 @@ class Progress:
         text: The text written at the end.
         saved: The step of the last checkpoint; None where there is none.
         stopped: The run ends before its end.
-        abandoned: A program was still being compiled when the run was stopped.
     """
 
     steps: int = 0
@@ -72,7 +71,6 @@ class Progress:
     text: str = ""
     saved: int | None = None
     stopped: bool = False
-    abandoned: bool = False
     pace: Pace = field(default_factory=lambda: Pace(1, 1))
 
 
@@ -85,9 +83,7 @@ def train(run: Run, state: State, progress: Progress) -> None:
         progress: How far the run is; kept up to date.
     """
     run.screen.show("Compiling the training step ...")
-    programs = _in_thread(
-        run, progress, lambda: build_programs(run.recipe, run.layout, run.settings)
-    )
+    programs = _in_thread(run, lambda: build_programs(run.recipe, run.layout, run.settings))
     if run.stop.reached() or programs is None:
         _stop(run, state, progress)
         return
@@ -171,7 +167,6 @@ class _Loop:
             if self._evaluation is None:
                 self._evaluation = _in_thread(
                     run,
-                    self._progress,
                     lambda batch=batch: self._programs.evaluate.lower(parameters, batch).compile(),
                 )
             if run.stop.reached() or self._evaluation is None:
@@ -260,8 +255,17 @@ def _write(run: Run, parameters: Any, progress: Progress) -> None:
     run.screen.show(Panel(shown, title="Written by the model", title_align="left"))
 
 
-def _in_thread[T](run: Run, progress: Progress, work: Callable[[], T]) -> T | None:
-    """Compiles beside the main thread; None if the run is to be stopped before that is done."""
+_COMPILING = "compiling"
+"""Name of the thread that compiles."""
+
+
+def is_compiling() -> bool:
+    """Return True while a thread of a run, which may have ended, compiles a program."""
+    return any(thread.name == _COMPILING for thread in threading.enumerate())
+
+
+def _in_thread[T](run: Run, work: Callable[[], T]) -> T | None:
+    """Compile beside the main thread; return None if the run is stopped before it is done."""
     result: Future[T] = Future()
 
     def do() -> None:
@@ -270,8 +274,7 @@ def _in_thread[T](run: Run, progress: Progress, work: Callable[[], T]) -> T | No
         except BaseException as error:
             result.set_exception(error)
 
-    threading.Thread(target=do, name="compiling", daemon=True).start()
+    # XLA cannot be interrupted: a process that ends before it is done must leave (`is_compiling`).
+    threading.Thread(target=do, name=_COMPILING, daemon=True).start()
     with run.busy("compiling"):
-        made = run.stop.unless_stopped(result)
-    progress.abandoned = progress.abandoned or not result.done()
-    return made
+        return run.stop.unless_stopped(result)

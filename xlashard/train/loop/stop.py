@@ -20,6 +20,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from xlashard import multihost
+from xlashard.background import start_background
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.processes.thread_stacks import OWN_THREADS
 from xlashard.train.errors import DataError, PeerError, RunError
@@ -72,9 +73,7 @@ class Stop:
         self._at: int | None = None
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self._watcher = threading.Thread(
-            target=self._watch, name=f"{OWN_THREADS}calls", daemon=True
-        )
+        self._exiting = threading.Event()
         self.call: Call | None = None
         self.failure: Call | None = None
 
@@ -135,7 +134,7 @@ class Stop:
         Raises:
             PeerError: The block failed because another process had failed.
         """
-        self._watcher.start()
+        watcher = start_background(self._watch, self._exiting.set, f"{OWN_THREADS}calls")
         try:
             with on_signal(self.ask):
                 yield
@@ -149,15 +148,15 @@ class Stop:
             self._closed.set()
             # The others of a group may need this one's watcher after it has failed.
             if self._group.count == 1:
-                self._end()
+                self._end(watcher)
         if self._group.count > 1:
-            self._end()
+            self._end(watcher)
 
-    def _end(self) -> None:
+    def _end(self, watcher: threading.Thread) -> None:
         """Waits until the watcher has heard that all is done, as the first process says."""
         if self._group.index == 0:
             self._calls.say(Call("end", 0))
-        self._watcher.join()
+        watcher.join()
 
     def _fail(self, error: BaseException) -> None:
         """Tells the others; raises the failure of another one if that was first."""
@@ -186,7 +185,7 @@ class Stop:
             self._changed.notify_all()
 
     def _watch(self) -> None:
-        while True:
+        while not self._exiting.is_set():
             try:
                 call = self._calls.hear(_LOOK)
             except Exception:

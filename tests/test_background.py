@@ -1,0 +1,77 @@
+"""Background threads end before the interpreter finalizes."""
+
+import subprocess
+import threading
+
+import pytest
+
+from tests.forking import python_command
+from xlashard.background import end_thread, start_background
+
+# The thread holds the lock of stderr most of the time, and prints after its stop.
+_PRINTING = """
+import sys, threading
+from xlashard.background import start_background
+stopped, started = threading.Event(), threading.Event()
+def work():
+    while not stopped.is_set():
+        print("working", file=sys.stderr)
+        started.set()
+    print("ended", file=sys.stderr, flush=True)
+start_background(work, stopped.set, "printer")
+started.wait()
+"""
+
+_FOLLOWING = """
+import queue, pathlib, sys, threading
+from xlashard.cloud import jobs
+class Session:
+    class settings:
+        class wait:
+            ssh_wait, ssh_tries = 0.01, 10**9
+follower = jobs._Follower(Session(), 0, "job", pathlib.Path(sys.argv[1]))
+connected = threading.Event()
+def connect():
+    print("connecting", file=sys.stderr)
+    connected.set()
+    return b""
+follower.connect = connect
+follower.start(queue.SimpleQueue())
+connected.wait()
+"""
+
+_WATCHING = """
+from xlashard import multihost
+watchdog = multihost.Watchdog(timeout=0.05)
+watchdog.__enter__()
+"""
+
+
+def test_a_thread_ends_by_itself_or_by_its_stop() -> None:
+    done = threading.Event()
+    thread = start_background(done.wait, done.set, "waiting")
+    assert thread.is_alive() and thread.name == "waiting"
+    end_thread(thread, done.set)
+    assert not thread.is_alive()
+    errors: list[BaseException] = []
+    own = start_background(lambda: end_thread(threading.current_thread(), int), int, "own")
+    own.join(10)
+    assert not own.is_alive() and not errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [_PRINTING, _FOLLOWING, _WATCHING], ids=["printing", "following", "watching"]
+)
+def test_a_process_with_threads_exits_normally(tmp_path, program: str) -> None:
+    done = subprocess.run(
+        [*python_command(), "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Fatal Python error" not in done.stderr
+    if program is _PRINTING:
+        assert done.stderr.endswith("ended\n")
