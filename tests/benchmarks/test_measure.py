@@ -120,7 +120,7 @@ def test_empty_measurements_are_refused(
         interleave(candidates, rounds=rounds, inner=inner)
 
 
-def test_a_row_says_how_far_it_is_from_the_least_that_must_be_done() -> None:
+def test_a_row_reports_the_ratio_to_the_lower_bound() -> None:
     times = {"theirs": (4.0, 8.0), "ours": (2.0, 2.0), "copy": (1.0, 1.0)}
     measured = {name: Measurement(name, 1, samples) for name, samples in times.items()}
     report = quiet_report()

@@ -51,7 +51,7 @@ def test_words_hold_single_figures() -> None:
     )
 
 
-def test_the_page_says_on_what_it_was_measured() -> None:
+def test_the_page_names_the_machine() -> None:
     text = _page.render("on {{environment}}", {"demo": made_up(), "other": made_up()})
     assert text.startswith("on jax ") and text.count("Python") == 1
     assert _page.render("{{environment}}", {}) == "not measured"

@@ -55,7 +55,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_each_says_what_it_measures() -> None:
+def test_each_describes_its_measurement() -> None:
     done = run("-c", ALL_HELP, *PROGRAMS)
     assert done.returncode == 0, done.stderr
     *helps, rest = re.split(r"^=== (\w+) 0\n", done.stdout, flags=re.M)

@@ -185,7 +185,7 @@ def test_a_coordinator_that_is_out_of_reach() -> None:
     assert finding.ok is False and "refused" in finding.observed and "firewall" in finding.advice
 
 
-def test_the_table_says_what_to_do() -> None:
+def test_the_table_names_the_remedies() -> None:
     out = io.StringIO()
     alike = [Finding(label, "held by", True, "no process") for label in ("0", "1")]
     code = report(

@@ -5,7 +5,7 @@ about = "One or two sentences that stand under the title."
 setup = '''...'''                # runs after `SETUP`, before each call of this topic
 
 [[mistake]]
-title = "A spec names an axis that the mesh lacks"
+title = "A spec with an axis that the mesh lacks"
 error = "ResourceError"          # the class, of `xlashard.errors` or a built-in one
 wrong = '''...'''                # what a person typed; runs after `SETUP`
 right = '''...'''                # what they should have typed

@@ -58,7 +58,7 @@ def test_the_corrected_call_runs(mistake: Mistake) -> None:
 
 @pytest.mark.slow  # All together; they tell nothing of this package.
 @pytest.mark.parametrize("mistake", WITH_JAX)
-def test_jax_says_less(mistake: Mistake) -> None:
+def test_jax_messages_have_fewer_facts(mistake: Mistake) -> None:
     outcome = theirs(mistake)
     score = jax_score(mistake, outcome)
     assert mistake.jax_is_as_good or not score.is_whole, outcome

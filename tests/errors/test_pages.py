@@ -61,7 +61,7 @@ def _mistakes(topics) -> Iterator[Mistake]:
     return (mistake for topic in topics for mistake in topic.mistakes)
 
 
-@pytest.mark.parametrize("slug", ["a-text-among-the-arguments", "a-spec-that-cuts-a-scalar"])
+@pytest.mark.parametrize("slug", ["a-string-as-an-argument", "a-spec-that-shards-a-scalar"])
 def test_an_entry_shows_both_calls_and_the_message(slug: str) -> None:
     mistake = MISTAKES[slug]
     text = "\n".join(pages.entry(mistake, "E: text"))

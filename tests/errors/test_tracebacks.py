@@ -20,37 +20,37 @@ from xlashard.errors import ArgumentError
 METHODS = ("shardings", "parsing", "reading", "environment")
 # A method that checks what it was given itself is a frame of its own; these have more.
 MORE_THAN_ONE = {
-    "A value that is read after it was donated": 3,
-    "An Array made by its class": 4,
+    "A read of a donated array": 3,
+    "An Array constructed directly": 4,
     "The local part of a mesh of other processes' devices": 2,
-    "A spec that uses an axis twice, taken apart": 2,
-    "The mesh of a GlobalDeviceArray that lies on none": 2,
+    "A parsed spec that uses an axis twice": 2,
+    "The mesh of a GlobalDeviceArray without one": 2,
     "The device_buffer of an array on several devices": 3,
 }
 # What goes through the calls that people make all day has none at all.
 NONE = {
-    "A spec names an axis that the mesh lacks",
-    "A dimension of a result that does not divide",
-    "A static position that the function does not have",
+    "A spec with an axis that the mesh lacks",
+    "A result with an indivisible dimension",
+    "A static position that is out of range",
     "A static argument that can't be hashed",
-    "An argument that was donated before",
+    "An argument that was donated to an earlier call",
     "Two arguments on different devices",
     "One array as two arguments of which one is donated",
     "A constraint of more dimensions than the value has",
     "A compiled program called with another shape",
     "A compiled program called inside another",
     "A bound step called with another shape",
-    "A shape that can't be placed so",
-    "A callback that gives the whole array for each piece",
-    "A piece of another shape",
-    "Local data that do not divide",
+    "A shape that does not fit the sharding",
+    "A callback that returns the whole array for each shard",
+    "A shard with the wrong shape",
+    "Indivisible local data",
     "A module that can't be read",
     "A plain function explained",
-    "A name of the era that can't be brought back",
+    "A removed name without a replacement",
     "xmap",
-    "A GlobalDeviceArray of arrays of NumPy",
+    "A GlobalDeviceArray of NumPy arrays",
     "A GlobalDeviceArray of a shape alone",
-    "A batched callback that gives each piece once",
+    "A batched callback that returns each shard once",
     "Two GlobalDeviceArrays compared",
 }
 TOPICS = [topic for topic in read_topics() if topic.name not in METHODS]
@@ -132,13 +132,13 @@ def test_errors_of_a_traced_function_show_its_lines() -> None:
     assert names == ["test_errors_of_a_traced_function_show_its_lines", "fails"]
 
 
-def test_notebooks_are_told_which_frames_to_hide() -> None:
+def test_notebooks_hide_internal_frames() -> None:
     with filtering("tracebackhide"), pytest.raises(ArgumentError) as caught:
         pjit(lambda x: x, static_argnums=5)
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
     hidden = {frame.f_code.co_name for frame in frames if "__tracebackhide__" in frame.f_locals}
     assert "pjit" in hidden
-    assert "test_notebooks_are_told_which_frames_to_hide" not in hidden
+    assert "test_notebooks_hide_internal_frames" not in hidden
 
 
 def test_an_error_that_was_never_raised() -> None:

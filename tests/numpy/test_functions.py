@@ -295,7 +295,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("kind", list(PLACES))
-def test_arrays_are_made_where_device_says(kind: str) -> None:
+def test_arrays_are_made_on_the_requested_device(kind: str) -> None:
     place, shard_shape = PLACES[kind]
     like = device_put(np.zeros((8, 8), np.int32), DEVICES[1])
     host = np.arange(64).reshape(8, 8)
@@ -319,7 +319,7 @@ def test_arrays_are_made_where_device_says(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_ranges_are_made_where_device_says() -> None:
+def test_ranges_are_made_on_the_requested_device() -> None:
     row = named("x")
     assert same(xnp.arange(1, 9, device=row), np.arange(1, 9, dtype=np.int32))
     assert xnp.arange(8.0, device=row).sharding == row

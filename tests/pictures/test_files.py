@@ -53,7 +53,7 @@ def parsed(html):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_svg_says_it_all(name):
+def test_svg_has_every_label(name):
     picture = xlashard.visualize(*PICTURES[name])
     root = ElementTree.fromstring(picture.to_svg())
     assert root.tag == f"{SVG}svg" and root.get("role") == "img"
@@ -102,7 +102,7 @@ def test_html_is_well_formed(name):
     assert colours == [f"background:{cell.colour}" for cell in cells]
 
 
-def test_the_page_tells_which_device_is_on_which_host():
+def test_the_page_maps_devices_to_hosts():
     words = parsed(xlashard.visualize(*PICTURES["copies across hosts"]).to_html()).words
     assert "TPU 0 on host 0; 4 on host 1; 8 on host 2; 12 on host 3" in words
     assert "4 tiles" in words
@@ -144,5 +144,5 @@ def test_the_documents_have_no_other_pictures(update_goldens):
     check_no_others(DOCS, {*IN_DOCS, "preflight.png"}, update=update_goldens)
 
 
-def test_the_palette_is_told_apart():
+def test_the_palette_is_distinguishable():
     assert len(set(COLOURS)) == 8

@@ -154,7 +154,7 @@ def test_an_empty_dimension_that_is_cut_is_not_whole():
     assert plan((0, 4), NamedSharding(mesh, P("d"))).whole_dims == (1,)
 
 
-def test_a_place_that_nobody_holds_is_blank():
+def test_an_index_without_a_device_is_blank():
     class Diagonal(Sharding):
         devices = tuple(DEVICES[:2])
 
@@ -216,7 +216,7 @@ def test_dimensions_find_their_place(spec, rows, columns, panels):
     assert set(picture.whole_dims) == set(range(4)) - cut
 
 
-def test_colours_tell_neighbours_apart():
+def test_neighbours_have_different_colours():
     mesh = AbstractMesh((3, 16, 16), tuple("abc"))
     picture = plan((48, 48, 48), NamedSharding(mesh, P("a", "b", "c")))
     for panel in picture.panels:

@@ -110,7 +110,7 @@ def test_who_wants_no_colour_gets_none(variable, monkeypatch):
     assert "TPU 0, 4, 8, 12" in plain and "hosts 0–3" in plain and "┃" in plain
 
 
-def test_hosts_are_told_apart_by_lines_without_colour():
+def test_hosts_are_separated_by_lines_without_colour():
     text = shown(xlashard.visualize(*PICTURES["hosts side by side"]), 80)
     rows = [line for line in text.splitlines() if "TPU" in line and "┃" in line]
     assert len(rows) == 4

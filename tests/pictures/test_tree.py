@@ -78,7 +78,7 @@ def test_shardings_as_one_as_a_tree_and_as_a_prefix():
         ([np.ones((8, 2))], [3], ["[0]", "not int", "NamedSharding(mesh"]),
     ],
 )
-def test_what_is_wrong_is_said_with_its_path(tree, sharding, words):
+def test_errors_name_the_path(tree, sharding, words):
     with pytest.raises(ArgumentError) as caught:
         xlashard.visualize(tree, sharding)
     assert all(word in str(caught.value) for word in words), caught.value

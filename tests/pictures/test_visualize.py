@@ -117,7 +117,7 @@ def test_a_spec_for_a_higher_rank():
 
 
 @pytest.mark.parametrize("jit", [jax.jit, xlashard.pjit])
-def test_a_traced_array_is_drawn_as_its_error_says(jit):
+def test_a_traced_array_is_drawn_as_its_error_advises(jit):
     with pytest.raises(ArgumentError, match=r"float32\[8,16\].*traced") as caught:
         jit(lambda x: (xlashard.visualize(x), x)[1])(jnp.ones(SHAPE))
     said = str(caught.value)

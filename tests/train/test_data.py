@@ -73,7 +73,7 @@ def test_a_missing_path_names_what_is_near(tmp_path: Path) -> None:
     assert "--data PATH" in text
 
 
-def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     assert f"nor a folder {tmp_path / 'no'}" in refusal(tmp_path / "no" / "novel.txt")
 
 
@@ -97,7 +97,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 9])
-def test_too_little_text_is_told_with_numbers(tmp_path: Path, size: int) -> None:
+def test_too_little_text_is_reported_with_numbers(tmp_path: Path, size: int) -> None:
     path = tmp_path / "x.txt"
     path.write_text("a" * size)
     text = refusal(path, length=8)

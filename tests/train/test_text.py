@@ -69,7 +69,7 @@ def test_tokens_are_mapped_and_keep_their_type(tmp_path: Path, suffix: str) -> N
     assert "tokens, " in corpus.mark
 
 
-def test_a_token_that_the_vocabulary_lacks_is_told(tmp_path: Path) -> None:
+def test_a_token_outside_of_the_vocabulary_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(500, dtype=np.uint16).tofile(path)
     text = Text.joined([tokens_in_file(path, "uint16")], below=300)
@@ -79,7 +79,7 @@ def test_a_token_that_the_vocabulary_lacks_is_told(tmp_path: Path) -> None:
     assert "vocab = 301" in str(caught.value)
 
 
-def test_files_that_hold_other_things_than_tokens_are_told(tmp_path: Path) -> None:
+def test_files_without_tokens_are_reported(tmp_path: Path) -> None:
     def refusal(path: Path) -> str:
         with pytest.raises(DataError) as caught:
             tokens_in_file(path, "uint32")

@@ -69,7 +69,7 @@ def test_what_was_written_down_comes_back(saved: Path) -> None:
     assert got.changes(about(30)) == []
 
 
-def test_what_has_changed_is_told_in_lines() -> None:
+def test_changes_are_listed_line_by_line() -> None:
     other = about(
         20,
         mesh={"x": 8},
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_an_earlier_release() -> None:
     assert restored.about.versions["orbax-checkpoint"] == "0.11.33"
 
 
-def test_what_orbax_cannot_read_is_told_with_the_versions(own: Path) -> None:
+def test_errors_of_orbax_name_the_versions(own: Path) -> None:
     """Files that are as they were written, by something else."""
     folder = own / "00000020"
     manifest = read_manifest(folder)
@@ -331,7 +331,7 @@ def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
     check_same(restore(own).state, 50)
 
 
-def test_an_old_one_that_cannot_be_deleted_is_told_and_left(tmp_path: Path) -> None:
+def test_an_old_one_that_cannot_be_deleted_is_reported_and_kept(tmp_path: Path) -> None:
     (tmp_path / ".deleting-00000001").write_text("in the way")
     with (
         pytest.warns(RuntimeWarning, match="step 1 .*Not a dir"),

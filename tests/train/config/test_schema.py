@@ -35,7 +35,7 @@ def refusal(table: dict[str, Any], *words: str) -> str:
     return str(caught.value)
 
 
-def test_defaults_hold_where_nothing_is_said() -> None:
+def test_defaults_hold_for_missing_keys() -> None:
     assert read(Example, {}) == Example()
 
 
@@ -118,7 +118,7 @@ def test_a_wrong_word_is_answered_with_the_right_word(word: str, expected: list[
         assert part in text
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     text = refusal({"shape": {"layer": 1, "rate": 7}}, "title", "names=3")
     assert text.count("Write:") == 4
 

@@ -50,7 +50,7 @@ def test_a_missing_file_names_its_neighbours() -> None:
     assert "tiny_dp.toml" in text
 
 
-def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "any.toml"
     path.write_text("[model]\nlayers = = 3\n")
     assert "line 2" in refusal(path)

@@ -30,7 +30,7 @@ def paced(steps: int, seconds: float, done: int) -> Pace:
     return pace
 
 
-def test_the_first_step_says_nothing_about_speed() -> None:
+def test_the_first_step_reports_no_speed() -> None:
     pace = paced(steps=10, seconds=2.0, done=1)
     assert (pace.seconds, pace.rate, pace.left) == (None, None, None)
     assert str(pace) == "measuring speed"

@@ -133,7 +133,7 @@ def test_two_interrupts_stop_at_once_and_keep_what_was_measured(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
+def test_a_diverging_run_raises(tmp_path: Path) -> None:
     words = ("optimizer.learning_rate=1e38", "optimizer.clip=1e30", "training.steps=30")
     screen = Recorder()
     with pytest.raises(Diverged, match=r"Lower optimizer\.learning_rate \(it is 1e\+38\)"):
@@ -142,7 +142,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "small" / "loss.png").exists()
 
 
-def test_what_does_not_fit_is_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_misfits_are_reported_before_the_folder_is_created(tmp_path: Path) -> None:
     wrong = [
         ("model.kv_heads=1", r"model\.kv_heads = 1 .*tensor=2[\s\S]*kv_heads = 2"),
         ("data.paths=nowhere.txt", "nowhere.txt.*--data PATH"),

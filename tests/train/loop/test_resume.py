@@ -67,7 +67,7 @@ def test_the_newest_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     assert newest_resumable(tmp_path, "small") == tmp_path / "small-2"
 
 
-def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.toml"):
         read_run(tmp_path, [])
     with opened(tmp_path) as folder:
@@ -88,7 +88,7 @@ def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_so_and_takes_more_steps(tmp_path: Path) -> None:
+def test_a_finished_run_is_reported_and_accepts_more_steps(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four " * 60)
     outcome = run(Recorder(), tmp_path, shallow("training.steps=2", f"data.paths=['{text}']"))

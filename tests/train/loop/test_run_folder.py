@@ -76,7 +76,7 @@ def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
         opened(tmp_path, settings(f"run.name={name}"))
 
 
-def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"/file/small.*--runs FOLDER"):
         opened(tmp_path / "file")

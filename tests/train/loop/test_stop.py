@@ -99,5 +99,5 @@ def test_a_failure_of_another_process_ends_this_one() -> None:
         (MemoryError(), "MemoryError: "),
     ],
 )
-def test_failures_are_told_in_a_line(error: BaseException, line: str) -> None:
+def test_failures_are_reported_in_one_line(error: BaseException, line: str) -> None:
     assert first_line(error) == line

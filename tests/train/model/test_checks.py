@@ -104,13 +104,13 @@ def test_the_examples_fit(name: str) -> None:
         ),
     ],
 )
-def test_a_misfit_is_told_with_its_keys(words: list[str], expected: list[str]) -> None:
+def test_a_misfit_is_reported_with_its_keys(words: list[str], expected: list[str]) -> None:
     text = refusal(*words)
     for part in expected:
         assert part in text
 
 
-def test_each_misfit_is_told_once() -> None:
+def test_each_misfit_is_reported_once() -> None:
     text = refusal("model.kv_heads=1", "training.batch=6")
     assert text.count("Write:") == 2
 

@@ -32,7 +32,7 @@ def test_rules_turn_names_into_specs() -> None:
     assert layout("data").spec(("vocab", "embed")) == P(None, None)
 
 
-def test_a_place_tells_over_how_many_devices_an_axis_goes() -> None:
+def test_a_layout_counts_the_devices_of_an_axis() -> None:
     mixed = layout()
     assert [mixed.ways(axis) for axis in ("batch", "embed", "length")] == [4, 2, 1]
     assert unplaced.ways("batch") == 1
