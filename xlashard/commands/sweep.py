@@ -22,8 +22,7 @@ from xlashard.tpu.preflight.sweep.api import (
     read_prices,
     run_sweep,
 )
-from xlashard.tpu.preflight.sweep.cache_key import source_files
-from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh
+from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
 from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.tpu.preflight.sweep.worker_pool import default_limits

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from xlashard.tpu.preflight.report.preflight_model import Workload
+from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
 from xlashard.train.model.experts import places
 

@@ -30,14 +30,12 @@ from xlashard.pjit.report.model import (
 from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
     MemoryBreakdown,
-    PriceReport,
-    ThroughputReport,
     TimeEstimate,
     TopologyReport,
     VersionsReport,
-    Workload,
 )
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
+from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport, Workload
 
 FLOPS = 6.9 * PARAMETERS * 64 * 8192 / 32
 TIME = TimeEstimate(

@@ -2,13 +2,13 @@
 
 | folder or module | contents |
 |---|---|
-| `api`, `compilation`, `argument_sharding` | `preflight()`: place the arguments, compile, report |
+| `api`, `compilation`, `dump_folder` | `preflight()`: place the arguments, compile, report |
 | `memory/` | buffer assignment, live ranges, memory breakdown by argument, result and temporary |
 | `cost/` | FLOPs, HBM traffic, network model, roofline and schedule |
 | `attribution/` | the constraint, argument or operation that causes a collective, and suggestions |
 | `report/` | the report: data model, construction, JSON schema, comparison, budget, prices |
 | `render/` | reports in a terminal and as HTML pages |
-| `targets`, `sweep/` | programs named `module:function`; every mesh, in worker processes |
+| `target_loading`, `sweep/` | programs named `module:function`; every mesh, in worker processes |
 """
 
 import typing as _typing
@@ -19,8 +19,8 @@ if _typing.TYPE_CHECKING:
     from xlashard.tpu.preflight.api import preflight
     from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
     from xlashard.tpu.preflight.report.comparison import Comparison, compare
-    from xlashard.tpu.preflight.report.preflight_model import Workload
     from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
+    from xlashard.tpu.preflight.report.pricing import Workload
 else:
     _report = "xlashard.tpu.preflight.report"
     __getattr__, __dir__ = _on_demand(
@@ -30,8 +30,8 @@ else:
             "xlashard.tpu.preflight.api": ("preflight",),
             f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
             f"{_report}.comparison": ("Comparison", "compare"),
-            f"{_report}.preflight_model": ("Workload",),
             f"{_report}.preflight_report": ("PreflightReport", "make_schema"),
+            f"{_report}.pricing": ("Workload",),
         },
     )
 

@@ -1,7 +1,7 @@
 """`preflight`: report the memory, time and cost of a program on TPU chips, without a TPU."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +12,17 @@ from xlashard.errors import ArgumentError, DonationWarning, counted
 from xlashard.pjit import Compiled, Lowered, Traced, pjit
 from xlashard.pjit.function import Function
 from xlashard.pjit.signature import function_name
-from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.argument_sharding import (
-    MeshLike,
-    argument_placer,
-    check_named_shardings,
-    resolve_mesh,
-)
+from xlashard.sharding import Mesh, NamedSharding
 from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, ReportOptions, build_report
-from xlashard.tpu.preflight.report.preflight_model import (
-    Workload,
-)
+from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, build_report
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.report.pricing import parse_price
+from xlashard.tpu.preflight.report.pricing import Workload, parse_price
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
+from xlashard.wording import typed
+
+type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
+"""Axis names and sizes, on any devices."""
 
 
 def preflight(
@@ -84,16 +79,22 @@ def preflight(
         >>> [(t.collective.kind, t.collective.along) for t in report.traffic]
         [('all-gather', 'data')]
     """
-    extras = ReportOptions(
-        title, workload, None if price is None else parse_price(price), replicated_above
-    )
+    chip_hour = None if price is None else parse_price(price)
     with short_tracebacks, warnings.catch_warnings():
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
         on, lowered = lower_for(fun, args, kwargs, place, mesh)
         compilation = compile_for_report(lowered, compiler_options)
-        return build_report(compilation, place, on, extras)
+        return build_report(
+            compilation,
+            place,
+            on,
+            title=title,
+            workload=workload,
+            price=chip_hour,
+            replicated_above=replicated_above,
+        )
 
 
 def lower_for(
@@ -182,3 +183,100 @@ def _check_devices(lowered: Lowered, topology: Topology) -> None:
             f"{topology.num_devices} of {topology.name}: pass a topology with as many devices, "
             f"or a mesh over all of them"
         )
+
+
+def resolve_mesh(topology: Topology, mesh: MeshLike | None, arguments: Mapping[str, Any]) -> Mesh:
+    """Return the mesh of a preflight: the given one, else that of the arguments.
+
+    Args:
+        topology: Topology of the mesh devices.
+        mesh: Mesh of the caller. A mesh of other devices contributes axis names and sizes.
+        arguments: Argument leaves by path.
+
+    Raises:
+        ArgumentError: If there is no mesh, or arguments have different meshes.
+        TopologyError: If the mesh doesn't match the topology.
+    """
+    if mesh is None:
+        mesh = _only_mesh(topology, arguments)
+    if isinstance(mesh, Mesh) and _is_on(topology, mesh):
+        return mesh
+    sizes = mesh if isinstance(mesh, Mapping) else mesh.shape
+    return topology.mesh({str(name): int(size) for name, size in sizes.items()})
+
+
+def _is_on(topology: Topology, mesh: Mesh) -> bool:
+    return set(mesh.devices.flat) <= set(topology.devices)
+
+
+def _only_mesh(
+    topology: Topology, arguments: Mapping[str, Any]
+) -> Mesh | jax.sharding.AbstractMesh:
+    shardings = {path: _sharding(value) for path, value in arguments.items()}
+    named = {p: s for p, s in shardings.items() if isinstance(s, jax.sharding.NamedSharding)}
+    meshes = {tuple(s.mesh.shape.items()): (path, s.mesh) for path, s in named.items()}
+    if len(meshes) == 1:
+        return meshes.popitem()[1][1]
+    if not meshes:
+        raise ArgumentError(
+            "mesh is missing, and no argument has a named sharding on the "
+            f"{topology.num_devices} devices of {topology.name}: write "
+            f"mesh={{'data': {topology.num_devices}}}, or "
+            f"--mesh data={topology.num_devices} on the command line"
+        )
+    meshes_text = " and ".join(
+        f"{path} on {', '.join(f'{name}={size}' for name, size in axes)}"
+        for axes, (path, _) in meshes.items()
+    )
+    raise ArgumentError(
+        f"the arguments have different meshes, {meshes_text}: specify one, "
+        f"mesh={{'data': {topology.num_devices}}}"
+    )
+
+
+def check_named_shardings(arguments: Mapping[str, Any]) -> None:
+    """Raise if an argument is sharded over several devices without a named sharding.
+
+    Raises:
+        ArgumentError: With the path of the argument.
+    """
+    for path, value in arguments.items():
+        sharding = _sharding(value)
+        if sharding is None or isinstance(sharding, jax.sharding.NamedSharding):
+            continue
+        if sharding.num_devices > 1:
+            raise ArgumentError(
+                f"{path} ({typed(value.dtype, value.shape)}) is sharded over "
+                f"{sharding.num_devices} devices by {sharding}, without mesh axes: write "
+                "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
+            )
+
+
+def _sharding(value: Any) -> Any:
+    return value.sharding if isinstance(value, jax.Array | jax.ShapeDtypeStruct) else None
+
+
+def argument_placer(mesh: Mesh) -> Callable[[Any], Any]:
+    """Return a function that maps an argument leaf to its shape with a sharding on `mesh`.
+
+    Shardings on another mesh map by axis names. Values on a single device stay unspecified.
+    """
+
+    def placed(value: Any) -> Any:
+        sharding = _sharding(value)
+        if sharding is None:
+            return value
+        weak = bool(getattr(value, "weak_type", False))
+        target = None
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            target = _moved(sharding, mesh)
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=target, weak_type=weak)
+
+    return placed
+
+
+def _moved(sharding: jax.sharding.NamedSharding, mesh: Mesh) -> NamedSharding:
+    if sharding.mesh == mesh:
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    # Platforms name their memories differently: use the default memory.
+    return NamedSharding(mesh, sharding.spec)

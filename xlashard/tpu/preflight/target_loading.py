@@ -16,7 +16,7 @@ from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.pjit import Lowered, Traced
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.report.preflight_model import Workload
+from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.tpu.topologies import Topology
 
 _NOT_THE_USERS = tuple(

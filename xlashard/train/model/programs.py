@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 import xlashard
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.report.preflight_model import Workload
+from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
 from xlashard.train.data import token_type
 from xlashard.train.formulas import workload

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.report.preflight_model import Workload
-from xlashard.tpu.preflight.report.pricing import Price, describe_price, parse_price
+from xlashard.tpu.preflight.report.pricing import Price, Workload, describe_price, parse_price
 
 
 @pytest.mark.parametrize(

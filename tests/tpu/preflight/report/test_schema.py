@@ -11,7 +11,7 @@ import pytest
 from tests.goldens import check_golden
 from tests.tpu.preflight.examples import ALL, FITTING
 from xlashard.pjit.report import model as program_model
-from xlashard.tpu.preflight.report import preflight_model
+from xlashard.tpu.preflight.report import preflight_model, pricing
 from xlashard.tpu.preflight.report.preflight_report import (
     PreflightReport,
     attribute_texts,
@@ -20,8 +20,8 @@ from xlashard.tpu.preflight.report.preflight_report import (
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "preflight.schema.json"
 
-# Its attributes are documented by `PreflightReport`, which derives from it.
-HOLDERS = (preflight_model.PreflightFields,)
+# Their attributes are documented by the report classes that derive from them.
+HOLDERS = (preflight_model.PreflightFields, preflight_model.ComparisonFields)
 
 
 def test_the_published_schema_is_in_step(update_goldens: bool) -> None:
@@ -61,7 +61,7 @@ def test_the_schema_rejects_other_documents(
 def test_every_field_of_every_part_is_described() -> None:
     kinds = [
         kind
-        for module in (preflight_model, program_model)
+        for module in (preflight_model, pricing, program_model)
         for kind in vars(module).values()
         if isinstance(kind, type) and is_dataclass(kind) and kind not in HOLDERS
     ]

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.tpu.preflight.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import api, cache_key, preflight_sweep
+from xlashard.tpu.preflight.sweep import api, evaluate, preflight_sweep
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
 
 GRAM = "tests.tpu.preflight.sweep.programs:gram"
@@ -127,16 +127,16 @@ def test_the_cache_key_depends_on_all_inputs(tmp_path, monkeypatch):
     (tmp_path / "swept_target.py").write_text("import jax\nfrom swept_helper import SIZE\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("swept_target")
-    sources = cache_key.source_files("swept_target")
+    sources = evaluate.source_files("swept_target")
     assert [file.name for file in sources] == ["swept_helper.py", "swept_target.py"]
-    key = cache_key.cache_key({"mesh": [["data", 4]]}, sources)
-    assert key == cache_key.cache_key({"mesh": [["data", 4]]}, sources)
-    assert key != cache_key.cache_key({"mesh": [["data", 2]]}, sources)
+    key = evaluate.cache_key({"mesh": [["data", 4]]}, sources)
+    assert key == evaluate.cache_key({"mesh": [["data", 4]]}, sources)
+    assert key != evaluate.cache_key({"mesh": [["data", 2]]}, sources)
     (tmp_path / "swept_helper.py").write_text("SIZE = 2\n")
-    assert key != cache_key.cache_key({"mesh": [["data", 4]]}, sources)
+    assert key != evaluate.cache_key({"mesh": [["data", 4]]}, sources)
     for name in ("swept_target", "swept_helper"):
         del sys.modules[name]
-    assert programs.__file__ in map(str, cache_key.source_files(programs.__name__))
+    assert programs.__file__ in map(str, evaluate.source_files(programs.__name__))
 
 
 WRONG = {

@@ -17,12 +17,12 @@ from xlashard.sharding.named import grid_of
 from xlashard.tpu.preflight.attribution.collective_context import (
     PRODUCTS,
     CollectiveContext,
+    SuggestionFinder,
     collective_context,
     lines_of,
     operation_of,
 )
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
-from xlashard.tpu.preflight.attribution.suggestions import SuggestionFinder
 from xlashard.tpu.preflight.attribution.value_shardings import (
     ShardingSource,
     ValueShardings,

@@ -1,18 +1,27 @@
-"""Context of a collective: its computation, axes, argument and equations."""
+"""Context of a collective, and a suggestion that removes it."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from xlashard._jax.trace.dataflow import Line, Scope
+from xlashard._jax.trace.dataflow import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs
+from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import Computation, Frame, Instruction
+from xlashard.sharding import NamedSharding
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
-from xlashard.tpu.preflight.attribution.value_shardings import ValueShardings
+from xlashard.tpu.preflight.attribution.value_shardings import (
+    Axes,
+    ShardingSource,
+    ValueShardings,
+    axes_of,
+    spec_of,
+)
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """Primitives that contract dimensions."""
@@ -143,3 +152,163 @@ def operation_of(op_name: str) -> str:
 def lines_of(frames: Sequence[Frame]) -> list[Line]:
     """Return the lines of a stack, in order."""
     return [(frame.file, frame.line) for frame in frames]
+
+
+@dataclass(frozen=True, eq=False)
+class SuggestionFinder:
+    """Finds a code change that removes a collective.
+
+    Attributes:
+        context: The collective in its context.
+        grid: The mesh.
+        sources: Filter for lines of user code.
+    """
+
+    context: CollectiveContext
+    grid: MeshGrid
+    sources: SourceLocator
+
+    def text(self) -> str:
+        """Return the suggestion, or at least the lines to look at."""
+        found = self._by_equations() or self._by_argument(self.context.argument)
+        if not found and not self.context.collective.frames:
+            argument_paths = self.context.argument_paths
+            found = self._by_argument(min(argument_paths)) if len(argument_paths) == 1 else ""
+        return found or self._where()
+
+    def _by_equations(self) -> str:
+        """Suggest sharding the source of the value as the operation requires."""
+        for scope, eqn in self.context.equations:
+            values = [v for v in eqn.invars if is_variable(v) and v.aval.shape]
+            values.sort(key=lambda v: not self._is_made_there(scope, v))
+            sources = [self.context.shardings.sources(scope, v) for v in values]
+            for index, mine in enumerate(sources):
+                others = [s for i, s in enumerate(sources) if i != index]
+                moved = [s for dim in mine for s in dim if self.context.axes & set(s.axes)]
+                if not moved or not self._is_meant(moved):
+                    continue
+                required = self._required_axes(eqn, values[index], mine, others)
+                return self._suggest(moved[0], mine, required)
+        return ""
+
+    def _is_meant(self, moved: Sequence[ShardingSource]) -> bool:
+        """Return whether the sources belong to the moved argument, if there is one."""
+        return not self.context.argument or any(s.path == self.context.argument for s in moved)
+
+    def _is_made_there(self, scope: Scope, value: Any) -> bool:
+        """Return whether a value is produced at the line of the collective's operand."""
+        made = scope.makers.get(value) if is_variable(value) else None
+        line = None if made is None else source_line(made[1])
+        return line is not None and line in lines_of(self.context.producer_frames)
+
+    def _required_axes(
+        self,
+        eqn: Any,
+        value: Any,
+        mine: list[list[ShardingSource]],
+        others: list[list[list[ShardingSource]]],
+    ) -> list[Axes]:
+        """Return the axes that an operation requires on each dimension of a value."""
+        now = [_cut(dim) for dim in mine]
+        shape = value.aval.shape
+        name = eqn.primitive.name
+        free = [tuple(a for a in axes if a not in self.context.axes) for axes in now]
+        if name == "dot_general":
+            return self._for_product(eqn, value, now, free, others)
+        if shape == getattr(eqn.outvars[0].aval, "shape", None):
+            for other in others:
+                other_axes = [_cut(dim) for dim in other]
+                if len(other_axes) == len(now) and any(other_axes) and other_axes != now:
+                    return other_axes
+        return free if name in PRODUCTS else self._elsewhere(shape, now, free)
+
+    def _for_product(
+        self,
+        eqn: Any,
+        value: Any,
+        now: list[Axes],
+        free: list[Axes],
+        others: list[list[list[ShardingSource]]],
+    ) -> list[Axes]:
+        """Return the axes of the other operand for contracted and batch dimensions."""
+        mine, other_axes = zip(*eqn.params["dimension_numbers"], strict=True)
+        if value is not eqn.invars[0]:
+            mine, other_axes = other_axes, mine
+        required = list(free)
+        for other in others:
+            for dim, their_dim in zip(sum(mine, ()), sum(other_axes, ()), strict=True):
+                cut = _cut(other[their_dim])
+                elsewhere = {a for i, axes in enumerate(free) if i != dim for a in axes}
+                if now[dim] != free[dim] and cut and not elsewhere & set(cut):
+                    required[dim] = cut
+        return required
+
+    def _elsewhere(self, shape: Sequence[int], now: list[Axes], free: list[Axes]) -> list[Axes]:
+        """Return the axes with the moved ones on another dimension, or dropped if none fits."""
+        sizes = self.grid.shape
+        moved = tuple(a for axes in now for a in axes if a in self.context.axes)
+        count = math.prod(sizes[a] for a in moved)
+        for dim, size in enumerate(shape):
+            if not now[dim] and size % count == 0:
+                return [moved if i == dim else a for i, a in enumerate(free)]
+        return free
+
+    def _suggest(
+        self, source: ShardingSource, mine: list[list[ShardingSource]], required: list[Axes]
+    ) -> str:
+        """Return the suggestion that gives the source of a value the required sharding."""
+        dims = axes_of(source.sharding, len(source.shape))
+        for dim, each in enumerate(mine):
+            for s in each:
+                if (s.path, s.line) == (source.path, source.line):
+                    dims[s.dim] = required[dim]
+        used: set[str] = set()
+        for dim, axes in enumerate(dims):
+            dims[dim] = tuple(a for a in axes if a not in used)
+            used |= set(axes)
+        spec = spec_of(dims)
+        if source.path:
+            return f"pass in_shardings {spec} for {source.path}"
+        file, line = source.line or ("", 0)
+        return f"constrain the value at {Path(file).name}:{line} to {spec}"
+
+    def _by_argument(self, path: str) -> str:
+        """Suggest another sharding for an argument."""
+        shardings = self.context.shardings
+        for (name, sharding), aval in zip(
+            shardings.arguments, shardings.jaxpr.in_avals, strict=False
+        ):
+            if name == path and isinstance(sharding, NamedSharding):
+                now = axes_of(sharding, len(aval.shape))
+                free = [tuple(a for a in axes if a not in self.context.axes) for axes in now]
+                spec = self._elsewhere(aval.shape, now, free)
+                if spec != now:
+                    return f"pass in_shardings {spec_of(spec)} for {path}"
+        return ""
+
+    def _where(self) -> str:
+        """Suggest the lines to constrain."""
+        collective, along = self.context.collective, " and ".join(sorted(self.context.axes))
+        maker = self._place(collective.frames) or self._place(self.context.producer_frames)
+        user = self._place(collective.needed_by_frames)
+        if maker and user and maker != user:
+            return (
+                f"{maker} and {user} use different shardings along {along}: constrain both to "
+                f"one spec"
+            )
+        if maker or user:
+            return (
+                f"constrain the operands and the result of {maker or user} to specs that shard "
+                f"the same dimensions over {along}"
+            )
+        return f"constrain the values computed along {along}: the compiler reports no source line"
+
+    def _place(self, frames: Sequence[Frame]) -> str:
+        """Return the user's line of a stack: `model.py:57`."""
+        line = self.sources.line(frames)
+        return "" if line is None else f"{Path(line.file).name}:{line.line}"
+
+
+def _cut(sources: Sequence[ShardingSource]) -> Axes:
+    """Return the axes of the first sharded source of a dimension."""
+    return next((s.axes for s in sources if s.axes), ())

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from xlashard.tpu.preflight.report.change_model import Unit
 from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
     PreflightFields,
-    PriceReport,
-    ThroughputReport,
     TimeEstimate,
     TopologyReport,
+    Unit,
 )
+from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.wording import in_amount, in_bytes, in_flop, in_percent, in_seconds
 
 BOUNDS: Mapping[str, str] = {

@@ -7,13 +7,13 @@ from rich.text import Text
 
 from xlashard.pjit.report.tables import WIDE, Page, section, table
 from xlashard.tpu.preflight.render.formatting import BOUNDS, FORMATTERS, price_text, topology_text
-from xlashard.tpu.preflight.report.change_model import (
+from xlashard.tpu.preflight.report.preflight_model import (
     AmountChange,
     ComparisonFields,
     FactChange,
+    PreflightFields,
     UsageChange,
 )
-from xlashard.tpu.preflight.report.preflight_model import PreflightFields
 from xlashard.wording import in_amount, in_bytes, in_seconds
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")

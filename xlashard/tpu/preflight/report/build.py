@@ -1,7 +1,4 @@
-"""The arguments and results of a compilation, also of one that was refused for its memory.
-
-The devices of a report, and where its mesh lies on them.
-"""
+"""Build the report of a compiled or rejected program: devices, mesh, values, throughput, cost."""
 
 import os
 from dataclasses import dataclass
@@ -27,14 +24,12 @@ from xlashard.tpu.preflight.cost.time_estimate import estimate_time
 from xlashard.tpu.preflight.memory.breakdown import describe_memory
 from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
-    ThroughputReport,
     TimeEstimate,
     TopologyReport,
     VersionsReport,
-    Workload,
 )
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.report.pricing import Price, describe_price
+from xlashard.tpu.preflight.report.pricing import Price, ThroughputReport, Workload, describe_price
 from xlashard.tpu.topologies import Topology
 
 
@@ -142,25 +137,15 @@ def describe_values(
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """Parts of a report that don't come from the compiler.
-
-    Attributes:
-        title: Title of the report.
-        workload: Workload of a training step.
-        price: Price of a chip-hour.
-        replicated_above: Minimum bytes of the fully replicated values to list.
-    """
-
-    title: str = ""
-    workload: Workload | None = None
-    price: Price | None = None
-    replicated_above: int = REPLICATED_ABOVE
-
-
 def build_report(
-    compilation: Compilation, topology: Topology, mesh: Mesh, extras: ReportOptions
+    compilation: Compilation,
+    topology: Topology,
+    mesh: Mesh,
+    *,
+    title: str = "",
+    workload: Workload | None = None,
+    price: Price | None = None,
+    replicated_above: int = REPLICATED_ABOVE,
 ) -> PreflightReport:
     """Return the report of a compiled program.
 
@@ -168,17 +153,19 @@ def build_report(
         compilation: Program compiled for the topology.
         topology: The topology.
         mesh: The mesh.
-        extras: Parts that don't come from the compiler.
+        title: Title of the report.
+        workload: Workload of a training step.
+        price: Price of a chip-hour.
+        replicated_above: Minimum bytes of the fully replicated values to list.
     """
     lowered = compilation.lowered
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
     time = estimate_time(compilation, topology, mesh)
-    values = describe_values(compilation, extras.replicated_above)
-    workload, price = extras.workload, extras.price
+    values = describe_values(compilation, replicated_above)
     return PreflightReport(
         name=lowered.fun_name,
-        title=extras.title,
+        title=title,
         outcome="fits" if compilation.compiled is not None else "out of memory",
         topology=chips,
         mesh=describe_mesh(topology, mesh),
@@ -191,7 +178,7 @@ def build_report(
         donations=values.donations,
         replications=values.replications,
         replicated=values.replicated,
-        replicated_above=extras.replicated_above,
+        replicated_above=replicated_above,
         throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
         compile_seconds=compilation.seconds,

@@ -18,14 +18,14 @@ from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import Page
 from xlashard.tpu.preflight.render.formatting import BOUNDS, mesh_text, topology_text
 from xlashard.tpu.preflight.render.terminal_comparison import comparison_sections
-from xlashard.tpu.preflight.report.change_model import (
+from xlashard.tpu.preflight.report.preflight_model import (
     AmountChange,
     ComparisonFields,
     FactChange,
+    TrafficReport,
     Unit,
     UsageChange,
 )
-from xlashard.tpu.preflight.report.preflight_model import TrafficReport
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 

@@ -15,6 +15,7 @@ from xlashard.pjit.report.model import (
     ValueReport,
 )
 from xlashard.pjit.report.serde import ReportFormat
+from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
 
 type Bound = Literal["compute", "hbm", "ici", "dcn"]
 """Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
@@ -263,57 +264,6 @@ class TrafficReport:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Workload of a training step.
-
-    Attributes:
-        tokens: Tokens per step, over all devices.
-        model_flops: Model FLOP per step, over all devices.
-        parameters: Number of parameters.
-        active_parameters: Number of parameters used per token.
-    """
-
-    tokens: int
-    model_flops: float
-    parameters: int
-    active_parameters: int
-
-
-@dataclass(frozen=True)
-class ThroughputReport:
-    """Throughput of a training step, by the time estimate.
-
-    Attributes:
-        workload: Workload of a step.
-        tokens_per_second: Tokens per second over all devices.
-        utilisation: Model FLOP utilisation (MFU), from 0 to 1.
-    """
-
-    workload: Workload
-    tokens_per_second: float
-    utilisation: float
-
-
-@dataclass(frozen=True)
-class PriceReport:
-    """Cost at the caller's price.
-
-    Attributes:
-        chip_hour: Price of a chip-hour.
-        currency: Currency as entered; may be empty.
-        step: Cost of one execution on all chips.
-        hour: Cost of an hour of all chips.
-        billion_tokens: Cost of 10⁹ tokens; None without a workload.
-    """
-
-    chip_hour: float
-    currency: str
-    step: float
-    hour: float
-    billion_tokens: float | None
-
-
-@dataclass(frozen=True)
 class VersionsReport:
     """Versions and flags that the report depends on.
 
@@ -364,3 +314,81 @@ class PreflightFields:
     price: PriceReport | None
     compile_seconds: float
     versions: VersionsReport
+
+
+type Unit = Literal["bytes", "seconds", "flop", "part", "number"]
+"""Unit of an amount."""
+
+
+@dataclass(frozen=True)
+class FactChange:
+    """A changed text.
+
+    Attributes:
+        name: Name of the fact.
+        old: Text in the first report; empty if absent.
+        new: Text in the second report; empty if absent.
+    """
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class AmountChange:
+    """A number of both reports.
+
+    Attributes:
+        name: Name of the number.
+        unit: Its unit.
+        old: Value in the first report; None if absent.
+        new: Value in the second report; None if absent.
+    """
+
+    name: str
+    unit: Unit
+    old: float | None
+    new: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Second value divided by the first; None if one is missing or the first is 0."""
+        return None if not self.old or self.new is None else self.new / self.old
+
+
+@dataclass(frozen=True)
+class UsageChange:
+    """A change in memory use, or in bytes sent.
+
+    Attributes:
+        change: Kind of change.
+        what: Name of the buffer or collective.
+        where: Source line, from the second report if it has one; empty if unknown.
+        old_bytes: Bytes in the first report; 0 if new.
+        new_bytes: Bytes in the second report; 0 if removed.
+        old_seconds: Network time in the first report.
+        new_seconds: Network time in the second report.
+    """
+
+    change: Literal["added", "removed", "grown", "shrunk"]
+    what: str
+    where: str
+    old_bytes: int
+    new_bytes: int
+    old_seconds: float = 0.0
+    new_seconds: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonFields:
+    """Fields of a comparison, documented by `Comparison`."""
+
+    old: str
+    new: str
+    facts: tuple[FactChange, ...]
+    amounts: tuple[AmountChange, ...]
+    memory: tuple[UsageChange, ...]
+    traffic: tuple[UsageChange, ...]
+    shardings: tuple[FactChange, ...]
+    donations: tuple[FactChange, ...]

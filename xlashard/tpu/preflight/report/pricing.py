@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.report.preflight_model import PriceReport, Workload
 
 _NUMBER = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _CURRENCY = r"[^\s\d.,+-]{1,8}"
@@ -25,6 +24,57 @@ class Price:
 
     chip_hour: float
     currency: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Workload of a training step.
+
+    Attributes:
+        tokens: Tokens per step, over all devices.
+        model_flops: Model FLOP per step, over all devices.
+        parameters: Number of parameters.
+        active_parameters: Number of parameters used per token.
+    """
+
+    tokens: int
+    model_flops: float
+    parameters: int
+    active_parameters: int
+
+
+@dataclass(frozen=True)
+class ThroughputReport:
+    """Throughput of a training step, by the time estimate.
+
+    Attributes:
+        workload: Workload of a step.
+        tokens_per_second: Tokens per second over all devices.
+        utilisation: Model FLOP utilisation (MFU), from 0 to 1.
+    """
+
+    workload: Workload
+    tokens_per_second: float
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class PriceReport:
+    """Cost at the caller's price.
+
+    Attributes:
+        chip_hour: Price of a chip-hour.
+        currency: Currency as entered; may be empty.
+        step: Cost of one execution on all chips.
+        hour: Cost of an hour of all chips.
+        billion_tokens: Cost of 10⁹ tokens; None without a workload.
+    """
+
+    chip_hour: float
+    currency: str
+    step: float
+    hour: float
+    billion_tokens: float | None
 
 
 def parse_price(value: float | str) -> Price:

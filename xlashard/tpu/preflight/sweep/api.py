@@ -10,10 +10,8 @@ from typing import Any
 
 from xlashard.errors import ArgumentError
 from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders
-from xlashard.tpu.preflight.report.preflight_model import Workload
-from xlashard.tpu.preflight.report.pricing import parse_price
-from xlashard.tpu.preflight.sweep.cache_key import cache_key, source_files
-from xlashard.tpu.preflight.sweep.evaluate import SweepRequest
+from xlashard.tpu.preflight.report.pricing import Workload, parse_price
+from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, cache_key, source_files
 from xlashard.tpu.preflight.sweep.mesh_shapes import (
     AxisRange,
     AxisSizes,

@@ -16,9 +16,8 @@ from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.tpu.preflight.render.formatting import BOUNDS, NETWORKS, price_text
-from xlashard.tpu.preflight.report.preflight_model import PriceReport
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.report.pricing import Price, describe_price
+from xlashard.tpu.preflight.report.pricing import Price, PriceReport, describe_price
 from xlashard.tpu.preflight.sweep.sweep_results import (
     FORMAT,
     ChipPrice,

@@ -12,9 +12,18 @@ from functools import lru_cache
 from importlib.resources import files
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.render.formatting import in_thousands
-from xlashard.tpu.preflight.render.html.change_tables import changes_section
-from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user_text
+from xlashard.tpu.preflight.render.formatting import FORMATTERS, in_thousands
+from xlashard.tpu.preflight.render.html.markup import (
+    Child,
+    Html,
+    TableCell,
+    TableColumn,
+    TableRow,
+    join,
+    table,
+    tag,
+    user_text,
+)
 from xlashard.tpu.preflight.render.html.memory_bar import memory_section
 from xlashard.tpu.preflight.render.html.report_tables import (
     collectives_section,
@@ -29,12 +38,15 @@ from xlashard.tpu.preflight.render.html.verdict import (
     title_of,
     verdict_section,
 )
-from xlashard.tpu.preflight.report.change_model import ComparisonFields
 from xlashard.tpu.preflight.report.preflight_model import (
     REPORT_FORMAT,
+    AmountChange,
+    ComparisonFields,
+    FactChange,
     PreflightFields,
-    ThroughputReport,
+    UsageChange,
 )
+from xlashard.tpu.preflight.report.pricing import ThroughputReport
 from xlashard.wording import in_bytes, in_seconds
 
 
@@ -89,9 +101,6 @@ def _flags(report: PreflightFields) -> Html:
         tag("li", tag("b", user_text(place)), " ", user_text(text, "code")) for place, text in flags
     ]
     return join(tag("h3", "Compiler flags"), tag("ul", items, class_="flags"))
-
-
-_THEMES = ("auto", "light", "dark")
 
 
 def page(
@@ -180,9 +189,10 @@ def _body(
     data = [
         _data(report, name, n) for n, (report, name) in enumerate(zip(reports, names, strict=True))
     ]
+    brand = tag("p", tag("span", "xlashard"), " ", tag("b", "preflight"), class_="brand")
     return join(
         tag("a", "Skip to the report", href="#main", class_="skip"),
-        tag("header", _brand(), _actions(), class_="top"),
+        tag("header", brand, _actions(), class_="top"),
         tag("noscript", tag("p", _WITHOUT_SCRIPTS, class_="note no-script")),
         tabs,
         tag("main", panels, id="main"),
@@ -202,14 +212,10 @@ _FOOTER = (
 )
 
 
-def _brand() -> Html:
-    return tag("p", tag("span", "xlashard"), " ", tag("b", "preflight"), class_="brand")
-
-
 def _actions() -> Html:
     buttons = [
         tag("button", name, type="button", data_theme_choice=name, aria_pressed=str(not n).lower())
-        for n, name in enumerate(_THEMES)
+        for n, name in enumerate(("auto", "light", "dark"))
     ]
     return tag(
         "div",
@@ -282,3 +288,114 @@ def _names(reports: Sequence[PreflightFields]) -> list[str]:
 def _full_title(report: PreflightFields) -> str:
     slices = f"{report.topology.slices} × " if report.topology.slices > 1 else ""
     return f"{title_of(report)} on {slices}{report.topology.name}"
+
+
+_NUMBERS = (
+    TableColumn("number"),
+    TableColumn("before", True),
+    TableColumn("after", True),
+    TableColumn("change", True, "What is after by what was before"),
+)
+_FACTS = (TableColumn("what"), TableColumn("before"), TableColumn("after"))
+_USES = (
+    TableColumn("change"),
+    TableColumn("before", True),
+    TableColumn("after", True),
+    TableColumn("more", True),
+    TableColumn("what"),
+    TableColumn("line"),
+)
+
+
+def changes_section(changes: ComparisonFields) -> Html:
+    """Return the section of all changes, numbers first."""
+    title = tag("h2", "What changed from ", user_text(changes.old), " to ", user_text(changes.new))
+    parts = [
+        tag("div", tag("h3", name), made) for name, made in _tables(changes) if made is not None
+    ]
+    nothing = tag("p", "No differences.", class_="lead")
+    return tag("section", title, parts or nothing, class_="card changes", aria_label="Changes")
+
+
+def _tables(changes: ComparisonFields) -> Iterator[tuple[str, Html | None]]:
+    yield "Numbers of one device", _amounts(changes.amounts)
+    yield "Facts", _facts("words", changes.facts)
+    yield "Memory of a device", _uses("memory", changes.memory)
+    yield "Collectives, by what a device sends", _uses("collectives", changes.traffic)
+    yield "Shardings", _facts("shardings", changes.shardings)
+    yield "Donated", _facts("donations", changes.donations)
+
+
+def _amounts(amounts: Sequence[AmountChange]) -> Html | None:
+    rows = [
+        TableRow(
+            (TableCell(a.name, a.name), _amount(a, a.old), _amount(a, a.new), _ratio(a)),
+            search=a.name,
+        )
+        for a in amounts
+        if a.old != a.new
+    ]
+    return table("Changed numbers", _NUMBERS, rows) if rows else None
+
+
+def _amount(change: AmountChange, value: float | None) -> TableCell:
+    if value is None:
+        return TableCell("–", "")
+    text = FORMATTERS[change.unit](abs(value))
+    return TableCell(f"−{text}" if value < 0 else text, value)
+
+
+def _ratio(change: AmountChange) -> TableCell:
+    ratio = change.ratio
+    if ratio is None or ratio <= 0:
+        return TableCell(None, "")
+    return TableCell(
+        f"×{ratio:,.1f}" if ratio >= 2 else f"{ratio - 1:+.1%}".replace("-", "−"), ratio
+    )
+
+
+def _facts(label: str, facts: Sequence[FactChange]) -> Html | None:
+    rows = [
+        TableRow(
+            (
+                TableCell(user_text(f.name, "code" if "[" in f.name else "bdi"), f.name),
+                TableCell(user_text(f.old or "–"), f.old),
+                TableCell(user_text(f.new or "–"), f.new),
+            ),
+            search=f"{f.name} {f.old} {f.new}",
+        )
+        for f in facts
+    ]
+    return table(f"Changed {label}", _FACTS, rows) if rows else None
+
+
+def _uses(label: str, uses: Sequence[UsageChange]) -> Html | None:
+    rows = [
+        TableRow(
+            (
+                TableCell(tag("span", u.change, class_="tag"), u.change),
+                _use(u.old_bytes, u.old_seconds, is_there=u.change != "added"),
+                _use(u.new_bytes, u.new_seconds, is_there=u.change != "removed"),
+                TableCell(_more(u.new_bytes - u.old_bytes), u.new_bytes - u.old_bytes),
+                TableCell(user_text(u.what), u.what),
+                TableCell(
+                    user_text(u.where, "code", whole=True, class_="line") if u.where else None,
+                    u.where,
+                ),
+            ),
+            search=f"{u.change} {u.what} {u.where}",
+        )
+        for u in uses
+    ]
+    return table(f"Changed {label}", _USES, rows) if rows else None
+
+
+def _use(nbytes: int, seconds: float, *, is_there: bool) -> TableCell:
+    if not is_there:
+        return TableCell("–", 0)
+    time = tag("div", in_seconds(seconds), class_="note") if seconds else None
+    return TableCell(join(in_bytes(nbytes), time), nbytes)
+
+
+def _more(nbytes: int) -> str:
+    return f"{'−' if nbytes < 0 else '+'}{in_bytes(abs(nbytes))}"
