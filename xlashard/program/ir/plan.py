@@ -98,8 +98,8 @@ class ProgramPlan:
     @cached_property
     def has_unreduced(self) -> bool:
         """True if an argument or result is unreduced."""
-        shardings = {value.sharding for value in (*self.args, *self.results)} - {None}
-        return any([s.is_unreduced for s in shardings])
+        shardings = {value.sharding for value in (*self.args, *self.results)}
+        return any([s is not None and s.is_unreduced for s in shardings])
 
     @property
     def is_of_one_process(self) -> bool:
