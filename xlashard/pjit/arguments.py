@@ -1,6 +1,7 @@
-"""The arguments of one call: where each is, and whether it is bound to that place."""
+"""The arguments of one call: their types and placements, and checks of their values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -8,11 +9,18 @@ import numpy as np
 
 from xlashard._jax.lower.lowering import dtype_name
 from xlashard._jax.runtime.compiler import custom_layout, custom_struct_layout
-from xlashard._jax.runtime.transfer import base_handle, callback_result, lacks_buffer
+from xlashard._jax.runtime.transfer import (
+    HandleType,
+    base_handle,
+    callback_result,
+    lacks_buffer,
+)
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
+from xlashard.array.core.base import type_text
 from xlashard.array.core.donation import deletion_cause
+from xlashard.array.placement.transfer_guard import Transfer, TransferGuards, check_transfer
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
 from xlashard.lazily import dataclass
 from xlashard.sharding import XLACompatibleSharding, from_jax
@@ -20,14 +28,14 @@ from xlashard.sharding import XLACompatibleSharding, from_jax
 
 @dataclass(frozen=True)
 class Argument:
-    """One dynamic argument, by what decides the program.
+    """Type and placement of one dynamic argument, which decide the program.
 
     Attributes:
-        path: As a person would write it: `state['params']['w']`.
+        path: Its path as code: `state['params']['w']`.
         aval: Its abstract value.
-        sharding: Where it is now, or None for a value of the host.
-        committed: Whether it is bound to its devices.
-        layout: Its layout in memory where that is not the default one.
+        sharding: Its current sharding; None for a value of the host.
+        committed: True if it is committed to its devices.
+        layout: Its layout in memory; None for the default one.
     """
 
     path: str
@@ -37,45 +45,48 @@ class Argument:
     layout: Any = None
 
     def describe(self) -> str:
-        """`state['w'] (float32[8,16])`."""
+        """Return path and type: `state['w'] (float32[8,16])`."""
         return f"{self.path} ({dtype_name(self.aval)})"
 
     def unbound(self) -> "Argument":
-        """The argument, where it goes wherever the program wants it."""
+        """Return the argument without a placement, which the program may place anywhere."""
         if self.sharding is None and not self.committed:
             return self
         return Argument(self.path, self.aval, None, False)
 
 
 def bare(value: Any) -> Any:
-    """The handle of an Array, or of what a reference holds; anything else as it is."""
+    """Return the handle of an Array, or of the buffer of a reference; another value unchanged."""
     if isinstance(value, Array):
         return value._handle
     return buffer_of(value) if is_ref(value) else callback_result(value)
 
 
+def bare_values(values: Sequence[Any]) -> list[Any]:
+    """Return the handles of Arrays, for use within one call; other values as `bare` does."""
+    return [value._buffers if type(value) is Array else bare(value) for value in values]
+
+
 def describe_arguments(
     values: Sequence[Any], paths: Sequence[str], avals: Sequence[Any]
 ) -> tuple[Argument, ...]:
-    """What decides the program, of each value of a call.
+    """Return type and placement of each value of a call.
 
     Raises:
-        DeletedError: If a value's buffers are gone.
+        DeletedError: If a value's buffers are deleted.
     """
-    return tuple(
-        _describe(value, path, shaped(aval))
-        for value, path, aval in zip(values, paths, avals, strict=True)
-    )
+    handles = bare_values(values)
+    return tuple(map(_describe, values, handles, paths, map(shaped, avals)))
 
 
-def _describe(value: Any, path: str, aval: Any) -> Argument:
-    handle = bare(value)
+def _describe(value: Any, handle: Any, path: str, aval: Any) -> Argument:
     if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
         if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is None:
             return Argument(path, aval, None, False)
         layout = custom_struct_layout(value)
         return Argument(path, aval, _compatible(value.sharding, path), True, layout)
-    check_alive(value, path, aval)
+    if type(handle) is not HandleType or lacks_buffer(handle):
+        check_alive(value, path, aval)
     sharding = _compatible(handle.sharding, path)
     return Argument(path, aval, sharding, bool(handle.committed), custom_layout(handle))
 
@@ -119,26 +130,24 @@ def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
     return own
 
 
-def follow_layouts(arguments: Sequence[Argument], said: Sequence[Any]) -> tuple[Any, ...]:
-    """The layout of each argument: what was said, else the one that a committed array has."""
-    return tuple(
-        argument.layout if layout is None and argument.committed else layout
-        for argument, layout in zip(arguments, said, strict=True)
-    )
+def follow_layouts(arguments: Sequence[Argument], requested: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the requested layout of each argument, or the layout of a committed array."""
+    pairs = zip(arguments, requested, strict=True)
+    return tuple([a.layout if layout is None and a.committed else layout for a, layout in pairs])
 
 
 def are_arrays(values: Sequence[Any]) -> bool:
     """Return True if all values are arrays or tracers, which `check_values` accepts."""
-    return all(isinstance(value, (Tracer, Array, jax.Array)) for value in values)
+    return all([isinstance(value, (Tracer, Array, jax.Array)) for value in values])
 
 
 def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = True) -> None:
-    """Refuses arguments that are nothing JAX computes with, before it is traced.
+    """Refuse arguments that JAX does not compute with, before tracing.
 
     Args:
         values: The arguments.
-        paths: As a person would write them.
-        static: Whether such an argument could be marked static instead.
+        paths: Their paths.
+        static: True if an argument could be marked static instead.
 
     Raises:
         ArgumentError: With the path of the first such argument.
@@ -168,7 +177,7 @@ _NEVER_NUMERIC = "OSUMm"
 
 
 def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
-    """Refuses arguments that have a type but no value, before a program is run on them.
+    """Refuse arguments that have a type but no value, before a program runs on them.
 
     Raises:
         ArgumentError: With the path of the first such argument.
@@ -209,3 +218,31 @@ def _static_hint(path: str) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+@contextmanager
+def arguments_may_move(
+    guards: TransferGuards, values: Sequence[Any], paths: Sequence[str], twins: Sequence[Any]
+) -> Iterator[None]:
+    """Allow transfers in a block that places a program's arguments, if the guards allow them.
+
+    Args:
+        guards: The guards.
+        values: The arguments.
+        paths: Their paths.
+        twins: JAX's sharding under which the program takes each.
+
+    Raises:
+        TransferGuardError: With the path of an argument that must not be transferred.
+    """
+    for value, path, twin in zip(values, paths, twins, strict=True):
+        handle = bare(value)
+        advice = f"device_put({path}, sharding) before"
+        if not isinstance(handle, jax.Array):
+            what = f"{path} ({type(value).__name__} {type_text(abstractify(value))})"
+            check_transfer(guards, Transfer.HOST_TO_DEVICE, what, advice)
+        elif not handle.sharding.is_equivalent_to(twin, handle.ndim):
+            what = f"{path} ({type_text(handle)})"
+            check_transfer(guards, Transfer.DEVICE_TO_DEVICE, what, advice)
+    with jax.transfer_guard("allow"):
+        yield

@@ -1,6 +1,7 @@
-"""From a jaxpr and an order to a compiled program, each made once."""
+"""Compiled programs, cached by jaxpr and lowering request."""
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.tracing import mesh_of_type, shaped
 from xlashard.lazily import dataclass
-from xlashard.pjit.arguments import bare
+from xlashard.pjit.arguments import bare_values
 from xlashard.pjit.closed_over import ClosedValues
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.recompile.history import CacheMiss
@@ -30,17 +31,17 @@ from xlashard.sharding import (
 
 @dataclass(frozen=True, eq=False)
 class CompiledProgram:
-    """A program together with how arguments reach it.
+    """A compiled program, and how arguments reach it.
 
     Attributes:
         program: The compiled program.
         lowered: Its module; None for a program that was loaded from a file.
-        consts: Handles of the hoisted values, placed; references as they are.
-        kept: For each argument, whether the program takes it.
-        written: For each of the last results the reference that is to hold it: one that the
-            function closes over, or the position of an argument.
-        stateful: True if it takes references, or takes or returns tokens: jaxlib's dispatcher
-            knows neither.
+        consts: Handles of the hoisted values, placed; references unchanged.
+        kept: For each argument, True if the program takes it.
+        written: For each of the last results the reference that it is written to: a reference that
+            the function closes over, or the position of an argument.
+        stateful: True if it takes references, or takes or returns tokens, which jaxlib's
+            dispatcher does not support.
     """
 
     program: Program
@@ -49,11 +50,6 @@ class CompiledProgram:
     kept: tuple[bool, ...]
     written: tuple[Any, ...] = ()
     stateful: bool = False
-
-    @property
-    def bitvec(self) -> list[bool]:
-        """`kept` as jaxlib's dispatcher reads it: the placed values come first."""
-        return [True] * len(self.consts) + list(self.kept)
 
     def argument_paths(self, paths: Sequence[str], name: str) -> list[str]:
         """Return the path of each argument of the program.
@@ -66,43 +62,42 @@ class CompiledProgram:
         return [*closed_over, *compress(paths, self.kept)]
 
     def with_user_shardings(self, placement: ProgramPlacement) -> "CompiledProgram":
-        """The same program, whose values bear the shardings in a placement's own writing."""
-        before = self.program
-        parts = with_user_shardings(before.parts, placement, self.kept)
-        return replace(self, program=Program(before.loaded, parts, before.source, before.terms))
+        """Return the same program, with the shardings of a placement as the user wrote them."""
+        program = self.program
+        parts = with_user_shardings(program.parts, placement, self.kept)
+        return replace(self, program=Program(program.loaded, parts, program.source, program.terms))
 
 
 def with_user_shardings(
     parts: ProgramParts, placement: ProgramPlacement, kept: Sequence[bool]
 ) -> ProgramParts:
-    """A program's parts with the shardings in a placement's own writing.
+    """Return the parts of a program with the shardings of a placement as the user wrote them.
 
     Args:
-        parts: What is known of the program.
-        placement: Whose shardings those of the program are equal to.
-        kept: For each argument, whether the program takes it.
+        parts: The parts of the program.
+        placement: A placement with the program's canonical form.
+        kept: For each argument, True if the program takes it.
     """
-    mine = list(compress(placement.in_shardings, kept))
-    taken = [*(None,) * (len(parts.in_shardings) - len(mine)), *mine]
+    mesh, requested = placement.mesh, list(compress(placement.in_shardings, kept))
+    consts = len(parts.in_shardings) - len(requested)
+    in_avals, out_avals = (list(map(shaped, avals)) for avals in (parts.in_avals, parts.out_avals))
+    taken = [*(None,) * consts, *requested]
+    ins = _named_after(_model(taken, in_avals), taken, parts.in_shardings, in_avals, mesh)
     written = len(parts.out_shardings) - len(placement.out_shardings)
-    given = [*placement.out_shardings, *(None,) * written]
-    in_avals, out_avals = (tuple(map(shaped, a)) for a in (parts.in_avals, parts.out_avals))
-    model = _model(taken, in_avals)
-    ins = _named_after(model, taken, parts.in_shardings, in_avals, placement.mesh)
-    consts = len(taken) - len(mine)
+    returned = [*placement.out_shardings, *(None,) * written]
     model = _model(ins[consts:], in_avals[consts:])
-    outs = _named_after(model, given, parts.out_shardings, out_avals, placement.mesh)
+    outs = _named_after(model, returned, parts.out_shardings, out_avals, mesh)
     return replace(parts, in_shardings=ins, out_shardings=outs, committed=placement.committed)
 
 
 type _Model = tuple[NamedSharding | SingleDeviceSharding, Any]
-"""A sharding by which the others of a program are named, and the aval of its value."""
+"""A sharding whose writing the others of a program follow, and the aval of its value."""
 
 
 def _model(
     shardings: Sequence[XLACompatibleSharding | None], avals: Sequence[Any]
 ) -> _Model | None:
-    """Return the first sharding that can name others: JAX takes that one, and so do we."""
+    """Return the first sharding that others can follow, as JAX does."""
     for sharding, aval in zip(shardings, avals, strict=True):
         if isinstance(sharding, NamedSharding | SingleDeviceSharding):
             return sharding, aval
@@ -112,32 +107,33 @@ def _model(
 def _named_after(
     model: _Model | None,
     requested: Sequence[XLACompatibleSharding | None],
-    found: Sequence[XLACompatibleSharding],
+    reported: Sequence[XLACompatibleSharding],
     avals: Sequence[Any],
     mesh: Mesh | None,
 ) -> tuple[XLACompatibleSharding, ...]:
-    """Return what was requested of values, and what the partitioner chose in a model's writing.
+    """Return the requested shardings, and those that the partitioner chose as a model is written.
 
     Args:
         model: See `_Model`; None where no argument has one.
-        requested: For each value its sharding; None for the one that was found.
-        found: For each value the sharding that the compiler reports.
+        requested: For each value its sharding, or None.
+        reported: For each value the sharding that the compiler reports.
         avals: The types of the values.
         mesh: The mesh of the program, by which values are named without a model.
     """
     named = []
-    for asked, sharding, aval in zip(requested, found, avals, strict=True):
-        if asked is None:
-            named.append(_named(sharding, aval, model, mesh))
-        else:
-            named.append(_closed(asked, sharding, aval) if is_open(asked) else asked)
+    for sharding, chosen, aval in zip(requested, reported, avals, strict=True):
+        if sharding is None:
+            sharding = _named(chosen, aval, model, mesh)
+        elif sharding is not chosen and is_open(sharding):
+            sharding = _closed(sharding, chosen, aval)
+        named.append(sharding)
     return tuple(named)
 
 
 def _closed(
     requested: XLACompatibleSharding, found: XLACompatibleSharding, aval: Any
 ) -> XLACompatibleSharding:
-    """Return what the partitioner made of a sharding that leaves dimensions to it."""
+    """Return the sharding that the partitioner chose for one with unconstrained dimensions."""
     typed = mesh_of_type(aval)
     if typed is not None and typed.size == found.num_devices:
         spec = aval.sharding.spec
@@ -152,7 +148,7 @@ def _closed(
 def _named(
     found: XLACompatibleSharding, aval: Any, model: _Model | None, mesh: Mesh | None
 ) -> XLACompatibleSharding:
-    """Return a sharding that the partitioner chose, by the spec of a model or on a mesh."""
+    """Return a sharding that the partitioner chose, with the spec of a model or on a mesh."""
     typed = mesh_of_type(aval)
     if model is not None:
         sharding, of = model
@@ -167,8 +163,65 @@ def _named(
     return found if mesh is None else on_mesh(found, mesh, aval.ndim)
 
 
+class CacheEntry:
+    """Module and programs of one jaxpr under one canonical request.
+
+    The first of several threads lowers and compiles; the others wait for it.
+    """
+
+    def __init__(self, request: LoweringRequest) -> None:
+        self._lock = threading.RLock()
+        self._request = request
+        self._lowered: tuple[LoweredSignature, LoweredProgram] | None = None
+        # By `share_binary`.
+        self._compiled: dict[bool, CompiledProgram] = {}
+        # By `share_binary` and the placement as the user wrote it.
+        self._with_user_shardings: dict[tuple[bool, ProgramPlacement], CompiledProgram] = {}
+
+    def lower(self, jaxpr: Any, miss: CacheMiss) -> tuple[LoweredSignature, LoweredProgram]:
+        """Return the module.
+
+        Args:
+            jaxpr: The closed jaxpr, which the entry must not keep alive.
+            miss: Records the stage if it has to run.
+        """
+        with self._lock:
+            if self._lowered is None:
+                began = time.perf_counter()
+                self._lowered = lower_jaxpr(jaxpr, self._request)
+                miss.record_stage("lower", began)
+            return self._lowered
+
+    def compile(self, jaxpr: Any, request: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
+        """Return the compiled program.
+
+        Args:
+            jaxpr: The closed jaxpr.
+            request: The request as the user made it, with the entry's canonical form.
+            miss: Records the stages that have to run.
+        """
+        share, key = request.share_binary, (request.share_binary, request.placement)
+        with self._lock:
+            compiled = self._with_user_shardings.get(key)
+            if compiled is None:
+                if share not in self._compiled:
+                    lowered, began = self.lower(jaxpr, miss), time.perf_counter()
+                    compiled = compile_lowered(*lowered, share=share)
+                    miss.record_stage("compile", began)
+                    miss.executable_source = compiled.program.source
+                    self._compiled[share] = compiled
+                compiled = self._compiled[share].with_user_shardings(request.placement)
+                self._with_user_shardings[key] = compiled
+            return compiled
+
+    @property
+    def programs(self) -> list[CompiledProgram]:
+        """The compiled programs, each once."""
+        return list(self._compiled.values())
+
+
 class ProgramCache:
-    """Programs by jaxpr and order; a program is dropped when its jaxpr is.
+    """Modules and programs by jaxpr and lowering request; they are dropped with their jaxpr.
 
     The jaxpr of a function lives as long as the function, so functions made in a loop do not pile
     up programs here.
@@ -176,94 +229,63 @@ class ProgramCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_jaxpr: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+        self._by_jaxpr: weakref.WeakKeyDictionary[Any, _JaxprEntries] = weakref.WeakKeyDictionary()
 
     def cache_clear(self) -> None:
-        """Forgets every program."""
+        """Drop every program."""
         with self._lock:
             self._by_jaxpr = weakref.WeakKeyDictionary()
 
     def drop(self, jaxpr: Any) -> None:
-        """Forgets the programs of one jaxpr, also for other jaxprs that would compile to them."""
+        """Drop the programs of one jaxpr, also for other jaxprs that would compile to them."""
         with self._lock:
-            slots = self._by_jaxpr.pop(jaxpr, {})
-        for (kind, _), slot in slots.items():
-            if kind == "compiled" and slot.value is not None:
-                EXECUTABLES.forget(slot.value.program.loaded)
+            entries = self._by_jaxpr.pop(jaxpr, None)
+        for entry in () if entries is None else entries.programs.values():
+            for compiled in entry.programs:
+                EXECUTABLES.forget(compiled.program.loaded)
 
-    def _slot(self, jaxpr: Any, key: Any) -> "_Slot":
+    def entry(self, jaxpr: Any, request: LoweringRequest) -> CacheEntry:
+        """Return the entry of a jaxpr and a request, which is canonicalized."""
+        key = request.canonicalize()
         with self._lock:
-            slots = self._by_jaxpr.setdefault(jaxpr, {})
-            slot = slots.get(key)
-            if slot is None:
-                slot = slots[key] = _Slot()
-            return slot
+            entries = self._by_jaxpr.get(jaxpr)
+            if entries is None:
+                entries = self._by_jaxpr[jaxpr] = _JaxprEntries()
+            found = entries.programs.get(key)
+            if found is None:
+                found = entries.programs[key] = CacheEntry(key)
+            return found
 
-    def kept(self, jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
-        """What is made of a jaxpr once for a key, and dropped with its programs."""
-        slot = self._slot(jaxpr, ("kept", key))
-        with slot.lock:
-            if slot.value is None:
-                slot.value = make()
-            return slot.value
-
-    def lowered(
-        self, jaxpr: Any, order: LoweringRequest, miss: CacheMiss
-    ) -> "tuple[LoweredSignature, LoweredProgram]":
-        """The module for a jaxpr and an order; made by the first of several threads.
-
-        Args:
-            jaxpr: The closed jaxpr.
-            order: What else it depends on.
-            miss: Records the stage if it had to run.
-        """
-        order = replace(order.canonicalize(), share_binary=False)
-        slot = self._slot(jaxpr, ("lowered", order))
-        with slot.lock:
-            if slot.value is None:
-                with miss.timed("lower"):
-                    slot.value = lower_jaxpr(jaxpr, order)
-            return slot.value
-
-    def compiled(self, jaxpr: Any, order: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
-        """The program for a jaxpr and an order; compiled by the first of several threads.
-
-        Args:
-            jaxpr: The closed jaxpr.
-            order: What else it depends on.
-            miss: Records the stage if it had to run.
-        """
-        slot = self._slot(jaxpr, ("said", order))
-        with slot.lock:
-            if slot.value is None:
-                compiled = self._compiled(jaxpr, order.canonicalize(), miss)
-                slot.value = compiled.with_user_shardings(order.placement)
-            return slot.value
-
-    def _compiled(self, jaxpr: Any, order: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
-        slot = self._slot(jaxpr, ("compiled", order))
-        with slot.lock:
-            if slot.value is None:
-                lowered = self.lowered(jaxpr, order, miss)
-                with miss.timed("compile"):
-                    slot.value = compile_lowered(*lowered, share=order.share_binary)
-                miss.executable_source = slot.value.program.source
-            return slot.value
+    def cached(self, jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
+        """Return a value that is made once for a jaxpr and a key, and dropped with its programs."""
+        with self._lock:
+            entries = self._by_jaxpr.get(jaxpr)
+            if entries is None:
+                entries = self._by_jaxpr[jaxpr] = _JaxprEntries()
+            slot = entries.values.setdefault(key, [])
+        if not slot:
+            with entries.lock:
+                if not slot:
+                    slot.append(make())
+        return slot[0]
 
     def sizes(self) -> tuple[int, int]:
-        """For how many jaxprs it has programs, and how many programs."""
+        """Return the number of jaxprs with programs, and the number of programs."""
         with self._lock:
-            kinds = [{kind for kind, _ in slots} - {"kept"} for slots in self._by_jaxpr.values()]
-            slots = [s for table in self._by_jaxpr.values() for s in table]
-            return sum(map(bool, kinds)), sum(kind == "compiled" for kind, _ in slots)
+            tables = [entries.programs for entries in self._by_jaxpr.values()]
+            entries = [entry for table in tables for entry in table.values()]
+            return sum(map(bool, tables)), sum(len(entry.programs) for entry in entries)
 
 
-class _Slot:
-    __slots__ = ("lock", "value")
+class _JaxprEntries:
+    """Cache entries of one jaxpr, and other values that are made of it."""
+
+    __slots__ = ("lock", "programs", "values")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.value: Any = None
+        self.lock = threading.RLock()
+        self.programs: dict[LoweringRequest, CacheEntry] = {}
+        self.values: dict[Any, list[Any]] = {}
 
 
 PROGRAMS = cleared_with_jax(ProgramCache())
@@ -271,29 +293,36 @@ PROGRAMS = cleared_with_jax(ProgramCache())
 
 
 def compile_lowered(
-    interface: LoweredSignature,
+    signature: LoweredSignature,
     lowered: LoweredProgram,
     options: Sequence[tuple[str, Any]] = (),
     *,
     share: bool = False,
 ) -> CompiledProgram:
-    """Compiles a module and places the values that its function closes over."""
-    count = len(interface.consts)
-    used = list(compress(interface.consts, interface.kept[:count]))
+    """Compile a module, and place the values that its function closes over.
+
+    Args:
+        signature: Arguments and results of the module.
+        lowered: The module.
+        options: Compiler options past those of the module.
+        share: Let one process compile, and the others load its machine code.
+    """
+    consts = signature.consts
+    used = list(compress(consts, signature.kept[: len(consts)]))
     program = compile_program(
         lowered,
-        (interface.in_avals, interface.out_avals),
+        (signature.in_avals, signature.out_avals),
         committed=True,
         options=options,
-        closed=ClosedValues(tuple(used), interface.closed),
+        closed=ClosedValues(tuple(used), signature.closed),
         share=share,
     )
-    placed = program.keep([bare(value) for value in used])
+    placed = program.keep(bare_values(used))
     return CompiledProgram(
         program=program,
         lowered=lowered,
-        consts=tuple(c if is_ref(c) else p for c, p in zip(used, placed, strict=True)),
-        kept=interface.kept_arguments,
-        written=interface.references,
-        stateful=interface.stateful,
+        consts=tuple([c if is_ref(c) else p for c, p in zip(used, placed, strict=True)]),
+        kept=signature.kept_arguments,
+        written=signature.references,
+        stateful=signature.stateful,
     )

@@ -98,7 +98,7 @@ def with_sharding_constraint[T](x: T, shardings: Any) -> T:
 
 def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
     check_alive(leaf, path, tracing.abstractify(leaf))
-    said = to_sharding(resource, mesh, f"the sharding of {path}")
+    said = to_sharding(resource, mesh, "the sharding", path)
     if said is REPLICATED:
         raise MeshError(
             f"the sharding of {path} is None (replicated), but no mesh is in force to say over "

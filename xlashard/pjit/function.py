@@ -1,7 +1,7 @@
-"""One pjit-ed function: from a call's arguments to a program, and its results."""
+"""One pjit-ed function: resolves, traces, lowers, compiles and runs its calls."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime import compiler, global_state
+from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
@@ -18,12 +18,10 @@ from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, is_reference
 from xlashard.array.core.donation import DonationTracker
 from xlashard.array.core.handles import wrap_result
-from xlashard.errors import ArgumentError, TracingError
+from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import (
     Argument,
-    are_arrays,
     check_concrete,
-    check_values,
     describe_arguments,
     follow_layouts,
 )
@@ -43,14 +41,12 @@ from xlashard.pjit.primitive import (
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
-from xlashard.pjit.shardings.prefix import expand
 from xlashard.pjit.shardings.resolve import resolve
-from xlashard.pjit.shardings.resources import Resource, check_from_gda, to_sharding
-from xlashard.pjit.shardings.unreduced import check_axes, has_reductions
-from xlashard.pjit.trace import Call
+from xlashard.pjit.shardings.resources import Resource
+from xlashard.pjit.shardings.unreduced import has_reductions
+from xlashard.pjit.trace import Call, expand_in, expand_out, trace_call
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (
-    Mesh,
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
@@ -59,14 +55,14 @@ from xlashard.sharding import (
 type _Boundary = tuple[
     tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]
 ]
-"""Shardings of arguments and of results; None leaves the value to the partitioner."""
+"""Shardings of arguments and of results; None leaves a value to the partitioner."""
 
 BOUNDARIES = cleared_with_jax(BoundedCache(1024))
 """Boundary shardings of nested calls, by what was requested of them and by their types."""
 
 
 class Function:
-    """What stands behind a pjit-ed function.
+    """Implementation of a pjit-ed function.
 
     Args:
         fun: The Python function.
@@ -91,9 +87,9 @@ class Function:
         self.static = static
         self.parameters = Parameters.of(fun, static, options.donate)
         self.compile_log = CompileLog(self.name, fun)
-        self.taker = DonationTracker(self.parameters.signature.function)
+        self.tracker = DonationTracker(self.parameters.signature.function)
         self.is_spread = False
-        # Programs that closed-over arrays are arguments of, where they could be donated too.
+        # Programs with closed-over arrays as arguments, which a call could donate too.
         self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun,
@@ -111,77 +107,41 @@ class Function:
         return self.parameters.signature.function
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Traces for a call's arguments and looks up what was said of each."""
-        miss, mesh = CacheMiss(), tracing.mesh_in_force()
-        self.parameters.check_call(args, kwargs)
-        values = self.parameters.leaves(args, kwargs)
-        if not are_arrays(values):
-            check_values(values, self.parameters.paths(args, kwargs))
-        try:
-            traced = self.tracer(args, kwargs, mesh)
-        except AssertionError:
-            # JAX 0.11 asserts that no mesh of an unreduced value has automatic axes.
-            for value in values:
-                if isinstance(value, jax.Array):
-                    check_axes(jax.typeof(value), self.name)
-            raise
-        except RuntimeError:
-            if not global_state.is_tracing_forbidden():
-                raise
-            raise TracingError(
-                f"{self.name} would have to be traced, which jax.no_tracing forbids: call it once "
-                "with such arguments before"
-            ) from None
-        ins = self.in_resources(traced.in_tree)
-        outs = self.out_resources(traced.out_tree)
-        in_paths, out_paths = traced.arg_names, traced.result_paths
-        said_in, said_out = self.options.in_resources.what, self.options.out_resources.what
-        check_from_gda(ins, values, in_paths, said_in)
-        call = Call(
-            traced=traced,
-            values=tuple(values),
-            mesh=mesh,
-            in_shardings=_shardings(ins, mesh, in_paths, said_in),
-            out_shardings=_shardings(outs, mesh, out_paths, said_out),
-            layouts=(tuple(r.layout for r in ins), tuple(r.layout for r in outs)),
-            donated=self.parameters.donated(args, kwargs, len(values)),
-            statics=self.parameters.statics(args, kwargs),
-            kind_of=self.options.kind_of,
-            miss=miss,
-        )
-        if traced.is_new:
-            miss.record_stage("trace")
-            self.compile_log.record(miss, lambda: call.key(None, self.options.compiler_options))
-        return call
+        """Trace for the arguments of a call."""
+        return trace_call(self.tracer, self.parameters, self.options, args, kwargs)
 
     def in_resources(self, in_tree: Any) -> list[Resource]:
-        """What was said of each argument, for a tree of `(args, kwargs)` without static ones."""
-        tree = self.options.in_resources
-        if len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef):
-            return [tree.leaves[0]] * in_tree.num_leaves
-        return self.parameters.expand_in(tree, in_tree)
+        """Return the resource of each argument, for a tree of `(args, kwargs)`."""
+        return expand_in(self.options.in_resources, self.parameters, in_tree)
 
     def out_resources(self, out_tree: Any) -> list[Resource]:
-        """What was said of each result, for their tree."""
+        """Return the resource of each result, for their tree."""
+        return expand_out(self.options.out_resources, out_tree)
 
-        def path_of(path: Sequence[Any]) -> str:
-            return "result" + jax.tree_util.keystr(tuple(path))
+    def record(self, call: Call, request: LoweringRequest | None = None) -> None:
+        """Record the stages that a call has run since its last record.
 
-        return expand(self.options.out_resources, out_tree, path_of)
+        Args:
+            call: The call.
+            request: The request for its program; None for a call that is traced only.
+        """
+        miss, options = call.miss, self.options.compiler_options
+        if miss.stages > miss.recorded:
+            self.compile_log.record(miss, lambda: call.key(request, options))
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
-        """Where the arguments of a call are."""
+        """Return types and placements of the arguments of a call."""
         return describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
 
     def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
-        """The program that a call needs."""
+        """Return the request for the program of a call."""
         options = self.options
-        wanted = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
-        call.miss.arguments = arguments = wanted.arguments
+        shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
+        call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
         return LoweringRequest(
             name=call.traced.name,
-            placement=resolve(wanted),
+            placement=resolve(shardings),
             donated=call.donated,
             layouts=(follow_layouts(arguments, in_layouts), out_layouts),
             keep_unused=options.keep_unused,
@@ -192,19 +152,19 @@ class Function:
     def _sharding_request(
         self, call: Call, arguments: tuple[Argument, ...], *, keep_unused: bool
     ) -> ShardingRequest:
-        """Return what decides the devices and shardings of a call.
+        """Return the request for devices and shardings of a call.
 
         Args:
             call: The call.
             arguments: Its arguments.
-            keep_unused: Place the program by unused arguments and dead code too, and on stand-ins
-                where all shardings stand on abstract meshes: a program around it has the devices.
+            keep_unused: Let unused arguments and dead code name devices too, and place the program
+                on stand-ins where all shardings stand on abstract meshes.
         """
         traced, options = call.traced, self.options
         check_closed_over(traced.jaxpr, traced.name, self.fun)
         device = self._device()
         if device is not None:
-            # It was asked for by name: whatever is elsewhere comes there.
+            # All arguments move to the requested device.
             arguments = tuple(a.unbound() for a in arguments)
         used = (all_parts_of if keep_unused else used_parts_of)(traced.jaxpr)
         return ShardingRequest(
@@ -230,46 +190,55 @@ class Function:
             return compiler.devices_of(backend)[0]
         except RuntimeError as error:
             raise ArgumentError(
-                f"{self.name} was told to run on backend={backend!r}: {error}; here write "
+                f"backend={backend!r} of {self.name} is invalid: {error}; write "
                 f"backend={jax.default_backend()!r}"
             ) from None
 
-    def lower(self, call: Call, order: LoweringRequest) -> tuple[LoweredSignature, LoweredProgram]:
-        """The module of an order."""
-        lowered = PROGRAMS.lowered(call.traced.jaxpr, order, call.miss)
-        self.compile_log.record(call.miss, lambda: call.key(order))
+    def lower(
+        self, call: Call, request: LoweringRequest
+    ) -> tuple[LoweredSignature, LoweredProgram]:
+        """Return the module of a call."""
+        entry = PROGRAMS.entry(call.traced.jaxpr, request)
+        lowered = entry.lower(call.traced.jaxpr, call.miss)
+        self.record(call, request)
         return lowered
 
-    def compile(self, call: Call, order: LoweringRequest) -> CompiledProgram:
-        """The program of an order."""
-        compiled = PROGRAMS.compiled(call.traced.jaxpr, order, call.miss)
-        self.compile_log.record(call.miss, lambda: call.key(order))
+    def compile(self, call: Call, request: LoweringRequest) -> CompiledProgram:
+        """Return the program of a call."""
+        entry = PROGRAMS.entry(call.traced.jaxpr, request)
+        compiled = entry.compile(call.traced.jaxpr, request, call.miss)
+        self.record(call, request)
         self.compile_log.log_reason(call.miss)
         return compiled
 
     def compile_uncached(
         self,
         call: Call,
-        order: LoweringRequest,
+        request: LoweringRequest,
         lowered: tuple[LoweredSignature, LoweredProgram],
         options: tuple[tuple[str, Any], ...],
     ) -> CompiledProgram:
-        """The program of an order under more options of the compiler; no other call gets it."""
+        """Return the program of a call under more compiler options, which no other call gets."""
         again = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
         with again.miss.timed("compile"):
-            compiled = compile_lowered(*lowered, options, share=order.share_binary)
+            compiled = compile_lowered(*lowered, options, share=request.share_binary)
         again.miss.executable_source = compiled.program.source
-        whole = replace(order, options=(*order.options, *options))
-        self.compile_log.record(again.miss, lambda: again.key(whole))
+        self.record(again, replace(request, options=(*request.options, *options)))
         self.compile_log.log_reason(again.miss)
-        return compiled.with_user_shardings(order.placement)
+        return compiled.with_user_shardings(request.placement)
 
     def compile_call(self, call: Call) -> CompiledProgram:
-        """The compiled program of a call."""
-        order = self.lowering_request(call, self.arguments(call))
-        _, lowered = self.lower(call, order)
-        self.report_donation(lowered)
-        compiled = self.compile(call, order)
+        """Return the program of a call that is about to run."""
+        jaxpr, miss, request = call.traced.jaxpr, call.miss, None
+        try:
+            request = self.lowering_request(call, self.arguments(call))
+            entry = PROGRAMS.entry(jaxpr, request)
+            _, lowered = entry.lower(jaxpr, miss)
+            self.report_donation(lowered)
+            compiled = entry.compile(jaxpr, request, miss)
+        finally:
+            self.record(call, request)
+        self.compile_log.log_reason(miss)
         self.is_spread |= compiled.program.is_spread
         self.report_donation(lowered, compiled)
         if compiled.consts and self.parameters.donates:
@@ -279,36 +248,38 @@ class Function:
     def report_donation(
         self, lowered: LoweredProgram, compiled: CompiledProgram | None = None
     ) -> None:
-        """Says which donated arguments no result can take over, and of a program: takes over.
+        """Report donated arguments whose buffers no result can reuse, or none of a program reuses.
 
         Raises:
-            DonationError: If there is one, under `donation="strict"`.
+            DonationError: If any, under `donation="strict"`.
         """
+        if not any(lowered.plan.donated) and not lowered.unused:
+            return
         program = None if compiled is None else compiled.program
         lowered.report_donation(self.options.donation, self.name, program)
 
     @shortened
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
+        """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
         call = self.trace(args, kwargs)
         if call.traced.consts or not tracing.is_top_level():
             return self.bind(call), None, False
         return *self._executed(call), False
 
     def run(self, call: Call) -> Any:
-        """Runs a call, or makes it a part of the trace that is under way."""
+        """Run a call, or bind it in the trace under way."""
         if call.traced.consts or not tracing.is_top_level():
             return self.bind(call)
         return self._executed(call)[0]
 
     def _executed(self, call: Call) -> tuple[Any, Any]:
-        """The result of a call at the top level, and how the dispatcher may repeat it."""
+        """Return the result of a call at the top level, and the dispatcher's cache entry."""
         traced = call.traced
         check_concrete(call.values, traced.arg_names)
         naming = partial(named_value, function=self.fun, called=self.name)
-        given = DonationInfo(call.donated, traced.arg_names, self.taker, naming)
+        donation = DonationInfo(call.donated, traced.arg_names, self.tracker, naming)
         results = Results(traced.out_tree, call.kind_of)
-        return run_repeatably(self.compile_call(call), call.values, results, given, traced.jaxpr)
+        return run_repeatably(self.compile_call(call), call.values, results, donation, traced.jaxpr)
 
     def donated_leaves(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -321,13 +292,14 @@ class Function:
         return donated, others
 
     def bind(self, call: Call) -> Any:
-        """A call under a transformation or a trace: one equation of our primitive."""
+        """Bind a call under a transformation or a trace as one equation of our primitive."""
+        self.record(call)
         self.compile_log.log_reason(call.miss)
         traced, options = call.traced, self.options
-        key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
+        key = "boundary", call.in_shardings, call.out_shardings, call.mesh, self._device()
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
-        ends = PROGRAMS.kept(traced.jaxpr, key, lambda: self._shared_boundary(call))
-        body, closed = constrained_body(traced.jaxpr, *ends)
+        boundary = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))
+        body, closed = constrained_body(traced.jaxpr, *boundary)
         values = [*closed, *traced.consts, *call.values]
         if options.inline and tracing.is_staging():
             results = list(map(tracing.staged, as_function(body)(*values)))
@@ -346,7 +318,7 @@ class Function:
         """Return shardings for all inputs of the jaxpr; nested calls that are alike share them."""
         traced = call.traced
         jaxpr = traced.jaxpr
-        if jaxpr.consts or not all(isinstance(value, tracing.Tracer) for value in call.values):
+        if jaxpr.consts or not all([isinstance(value, tracing.Tracer) for value in call.values]):
             ins, outs = self._boundary_shardings(call)
         else:
             # Nested calls are often alike, as the layers of a model are.
@@ -357,10 +329,10 @@ class Function:
 
     def _boundary_shardings(self, call: Call) -> _Boundary:
         """Return the shardings to pin at the boundary of the jaxpr of a call."""
-        # Inside a trace the whole is placed later.
+        # Inside a trace the program around the call is placed later.
         arguments = tuple(a.unbound() for a in self.arguments(call))
         placement = resolve(self._sharding_request(call, arguments, keep_unused=True))
-        # Else the devices are those of the program around this call.
+        # Otherwise the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned
         device = self._device()
 
@@ -386,15 +358,7 @@ class Function:
         return ins, tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
 
     def clear_cache(self) -> None:
-        """Forgets what was traced of the function, and its programs."""
+        """Drop what was traced of the function, and its programs."""
         for jaxpr in self.tracer.forget():
             PROGRAMS.drop(jaxpr)
         self.compile_log.clear()
-
-
-def _shardings(
-    resources: Sequence[Resource], mesh: Mesh | None, paths: Sequence[str], what: str
-) -> tuple[Sharding | None, ...]:
-    return tuple(
-        to_sharding(r, mesh, f"{what} of {p}") for r, p in zip(resources, paths, strict=True)
-    )

@@ -1,7 +1,7 @@
-"""From a jaxpr and an order to a module, ready to be compiled."""
+"""Lowers a jaxpr to an annotated StableHLO module, as a request specifies."""
 
-from collections.abc import Sequence
 from dataclasses import field, replace
+from itertools import compress
 from typing import Any
 
 from xlashard._jax.lower.lowering import (
@@ -33,17 +33,18 @@ from xlashard.sharding import XLACompatibleSharding
 
 @dataclass(frozen=True)
 class LoweringRequest:
-    """All that a program depends on besides its jaxpr; the explicit key of the cache.
+    """Everything that a program depends on besides its jaxpr: the cache key.
 
     Attributes:
         name: The function's name.
         placement: Devices and shardings.
         layouts: Layouts of arguments and of results; None for the default one.
-        donated: For each argument, whether its buffers may be reused.
-        keep_unused: Whether arguments without use stay.
-        options: Options of the compiler.
-        context: Settings of JAX that its rules read: those in force.
-        share_binary: Whether one process compiles it for all.
+        donated: For each argument, True if its buffers may be reused.
+        keep_unused: True to keep unused arguments.
+        options: Compiler options.
+        context: The settings in force that JAX's lowering rules read.
+        share_binary: True to let one process compile for all. The cache keeps these programs apart
+            within one entry.
     """
 
     name: str
@@ -56,13 +57,13 @@ class LoweringRequest:
     share_binary: bool = False
 
     def canonicalize(self) -> "LoweringRequest":
-        """The order of the program that serves this one."""
-        return replace(self, placement=self.placement.canonicalize())
+        """Return the key of the cache entry that serves this request."""
+        return replace(self, placement=self.placement.canonicalize(), share_binary=False)
 
 
 @dataclass(frozen=True, eq=False)
 class LoweredSignature:
-    """What a lowered jaxpr takes and gives.
+    """Arguments and results of a lowered jaxpr.
 
     It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
 
@@ -70,7 +71,7 @@ class LoweredSignature:
         in_avals: The abstract values of the hoisted values and arguments that are in use.
         out_avals: The abstract values of the results.
         consts: The hoisted values.
-        kept: For each hoisted value and each argument, whether it is in use.
+        kept: For each hoisted value and each argument, True if it is in use.
         written: Positions among hoisted values and arguments of the references whose new values
             are the last results.
         stateful: True if it takes references, or takes or returns tokens.
@@ -87,18 +88,18 @@ class LoweredSignature:
 
     @property
     def kept_arguments(self) -> tuple[bool, ...]:
-        """For each argument, whether it is in use."""
+        """For each argument, True if it is in use."""
         return self.kept[len(self.consts) :]
 
     @property
     def references(self) -> tuple[Any, ...]:
-        """Those of `written`: what the function closes over, or the position of an argument."""
+        """The references of `written`: closed-over ones, and positions of arguments."""
         count = len(self.consts)
-        return tuple(self.consts[i] if i < count else i - count for i in self.written)
+        return tuple([self.consts[i] if i < count else i - count for i in self.written])
 
 
 def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
-    """Hoists closed-over arrays out of a jaxpr, frees it of state, and drops what is not used."""
+    """Hoist closed-over arrays out of a jaxpr, discharge its state, and drop unused arguments."""
     hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
     tokens = any(map(is_token, (*hoisted.in_avals, *hoisted.out_avals)))
     stateful = tokens or any(map(is_reference, hoisted.in_avals))
@@ -107,53 +108,62 @@ def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
     if not keep_unused:
         ready, kept = drop_unused(ready)
     ins, outs = tuple(ready.in_avals), tuple(ready.out_avals)
-    interface = LoweredSignature(
+    signature = LoweredSignature(
         ins, outs, tuple(consts), kept, written, stateful, tuple(jaxpr.consts)
     )
-    return ready, interface
+    return ready, signature
 
 
 def lower_jaxpr(
-    jaxpr: Any, order: LoweringRequest, platform: str | None = None
+    jaxpr: Any, request: LoweringRequest, platform: str | None = None
 ) -> tuple[LoweredSignature, LoweredProgram]:
-    """The module for a jaxpr and an order, and what it takes and gives.
+    """Return the module of a jaxpr, with its arguments and results.
 
     Args:
         jaxpr: The closed jaxpr.
-        order: What else it depends on, in its normal form.
-        platform: Another platform than that of the order's devices, to be read only.
+        request: The canonical request.
+        platform: Another platform than that of the devices, for a module to be read only.
+
+    Raises:
+        ArgumentError: If an index is too short for its dimension.
+        CompileError: If a primitive has no rule for the platform.
+        DeletedError: If a closed-over array is deleted.
+        UnreducedError: If XLA can't do what the function does with unreduced values.
     """
-    check_closed_over(jaxpr, order.name)
-    check_reductions(jaxpr, order.name)
-    ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
-    _check_indices(ready, order.name)
-    placement = order.placement
+    check_closed_over(jaxpr, request.name)
+    check_reductions(jaxpr, request.name)
+    ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
+    _check_indices(ready, request.name)
+    placement = request.placement
     multi = len(placement.devices) > 1
-    const_shardings = [closed_over_sharding(c) if multi else None for c in interface.consts]
+    const_shardings = [closed_over_sharding(c) if multi else None for c in signature.consts]
     all_ins = [*const_shardings, *placement.in_shardings]
-    all_layouts = [*(None,) * len(interface.consts), *order.layouts[0]]
-    given_away = [d and not is_token(a) for d, a in zip(order.donated, jaxpr.in_avals, strict=True)]
-    all_donated = [*(False,) * len(interface.consts), *given_away]
-    for i in interface.written:
-        # A reference is written in place, where it is known to stay in its place.
+    all_layouts = [*(None,) * len(signature.consts), *request.layouts[0]]
+    donated = request.donated
+    if any(donated):
+        donated = [d and not is_token(a) for d, a in zip(donated, jaxpr.in_avals, strict=True)]
+    all_donated = [*(False,) * len(signature.consts), *donated]
+    for i in signature.written:
+        # A reference is written in place, unless the partitioner may choose its sharding.
         all_donated[i] = not multi or all_ins[i] is not None
-    ins, in_layouts = _keep(all_ins, interface.kept), _keep(all_layouts, interface.kept)
-    outs = [*placement.out_shardings, *(all_ins[i] for i in interface.written)]
-    out_layouts = [*order.layouts[1], *(all_layouts[i] for i in interface.written)]
+    kept = signature.kept
+    ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
+    outs = [*placement.out_shardings, *(all_ins[i] for i in signature.written)]
+    out_layouts = [*request.layouts[1], *(all_layouts[i] for i in signature.written)]
     debug = ready.debug_info
-    arg_names = debug.safe_arg_names(len(interface.in_avals))
-    result_names = debug.safe_result_paths(len(interface.out_avals))
+    arg_names = debug.safe_arg_names(len(signature.in_avals))
+    result_names = debug.safe_result_paths(len(signature.out_avals))
     device = placement.devices[0]
     plan = ProgramPlan(
-        name=f"pjit_{order.name}",
+        name=f"pjit_{request.name}",
         devices=placement.devices,
-        args=tuple(map(_value, interface.in_avals, ins, in_layouts, arg_names)),
-        results=tuple(map(_value, interface.out_avals, outs, out_layouts, result_names)),
-        donated=tuple(_keep(all_donated, interface.kept)),
+        args=tuple(map(_value, signature.in_avals, ins, in_layouts, arg_names)),
+        results=tuple(map(_value, signature.out_avals, outs, out_layouts, result_names)),
+        donated=tuple(compress(all_donated, kept)),
         partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
-        options=order.options,
+        options=request.options,
         mesh=placement.mesh,
-        context=order.context,
+        context=request.context,
     )
     known = [s for s in (*ins, *outs) if s is not None]
     target = LoweringTarget(
@@ -163,15 +173,15 @@ def lower_jaxpr(
         shardings=tuple(known),
     )
     try:
-        lowered_body = lower_body(ready, order.name, arg_names, target)
+        lowered_body = lower_body(ready, request.name, arg_names, target)
     except CompileError as error:
-        raise CompileError(f"{order.name} can't be lowered: {error}") from None
-    unused = _unused_donations(jaxpr, order, interface)
-    return interface, lower_program(plan, lowered_body, source_of(ready), unused)
+        raise CompileError(f"{request.name} can't be lowered: {error}") from None
+    unused = _unused_donations(jaxpr, request, signature) if any(donated) else []
+    return signature, lower_program(plan, lowered_body, source_of(ready), unused)
 
 
 def _check_indices(jaxpr: Any, name: str) -> None:
-    """Refuse a program that indexes a dimension with integers that are too short for it.
+    """Refuse a program that indexes a dimension with integers of too few bits.
 
     Raises:
         ArgumentError: With the type of the array.
@@ -187,33 +197,29 @@ def _check_indices(jaxpr: Any, name: str) -> None:
 
 
 def lower_for_platform(
-    jaxpr: Any, order: LoweringRequest, platform: str
+    jaxpr: Any, request: LoweringRequest, platform: str
 ) -> tuple[LoweredSignature, LoweredProgram]:
-    """The module that an order would get on another platform, to be read and not to be compiled."""
-    return lower_jaxpr(jaxpr, order.canonicalize(), platform)
+    """Return the module of a request on another platform, to be read and not compiled."""
+    return lower_jaxpr(jaxpr, request.canonicalize(), platform)
 
 
 def _unused_donations(
-    jaxpr: Any, order: LoweringRequest, interface: LoweredSignature
+    jaxpr: Any, request: LoweringRequest, signature: LoweredSignature
 ) -> list[ValuePlan]:
-    """The donated arguments that nothing needs."""
+    """Return the donated arguments that no result needs."""
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
     return [
         _value(aval, sharding, None, name)
         for aval, sharding, name, donated, stays in zip(
             jaxpr.in_avals,
-            order.placement.in_shardings,
+            request.placement.in_shardings,
             names,
-            order.donated,
-            interface.kept_arguments,
+            request.donated,
+            signature.kept_arguments,
             strict=True,
         )
         if donated and not stays
     ]
-
-
-def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
-    return [v for v, k in zip(values, kept, strict=True) if k]
 
 
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
@@ -227,7 +233,7 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         dtype=str(aval.dtype),
         sharding=sharding,
         layout=layout_text(layout, aval.dtype),
-        memory_kind=_special_memory(sharding) if sharding is not None else memory_kind_of(aval),
+        memory_kind=memory_kind_of(aval) if sharding is None else _custom_memory_kind(sharding),
         trailing=trailing,
         name=name or "",
         is_token=token,
@@ -235,8 +241,7 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
     )
 
 
-def _special_memory(sharding: XLACompatibleSharding | None) -> str | None:
-    if sharding is None or sharding.memory_kind is None:
-        return None
+def _custom_memory_kind(sharding: XLACompatibleSharding) -> str | None:
+    """Return the memory kind of a sharding; None for the default one of its devices."""
     kind = sharding.memory_kind
-    return None if kind == default_memory_kind(sharding.devices[0]) else kind
+    return None if kind is None or kind == default_memory_kind(sharding.devices[0]) else kind

@@ -76,6 +76,11 @@ class Parameters:
     def _donated_positions(self) -> frozenset[int]:
         return frozenset(self.donate_argnums)
 
+    @cached_property
+    def needs_check(self) -> bool:
+        """True if a call can fail `check_call`."""
+        return bool(self.static_argnums or self.static_argnames or self.donate_argnums)
+
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Checks what jaxlib does not say well: hashable static arguments, donated positions.
 
@@ -133,8 +138,8 @@ class Parameters:
         """The name and value of each static argument of a call, and if it was passed by name."""
         given = [i for i in self.static_argnums if i < len(args)]
         return (
-            *((self.signature.name(i), args[i], False) for i in given),
-            *((name, kwargs[name], True) for name in self.static_argnames if name in kwargs),
+            *[(self.signature.name(i), args[i], False) for i in given],
+            *[(name, kwargs[name], True) for name in self.static_argnames if name in kwargs],
         )
 
     def donated(

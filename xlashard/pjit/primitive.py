@@ -51,7 +51,7 @@ def _impl(
 ) -> Sequence[Any]:
     """Run a piece of a transformed call as a program."""
     piece = _Piece(name, options, donated_invars, donation)
-    call, miss = PROGRAMS.kept(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
+    call, miss = PROGRAMS.cached(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
     if not any(donated_invars):
         return call(*args)
     donated = list(compress(args, donated_invars))
@@ -127,9 +127,9 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
-    order = LoweringRequest(label, resolve(wanted), layouts, piece.donated, options=piece.options)
+    request = LoweringRequest(label, resolve(wanted), layouts, piece.donated, options=piece.options)
     miss = CacheMiss()
-    compiled = PROGRAMS.compiled(jaxpr, order, miss)
+    compiled = PROGRAMS.entry(jaxpr, request).compile(jaxpr, request, miss)
     DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
     if any(piece.donated) and compiled.lowered is not None:
         compiled.lowered.report_donation(piece.donation, label)
@@ -219,7 +219,9 @@ def constrained_body(
     chosen = [is_hoisted(value) for value in jaxpr.consts]
     if not any(ins) and not any(outs) and not any(chosen):
         return jaxpr, ()
-    return PROGRAMS.kept(jaxpr, ("body", ins, outs), lambda: _constrained(jaxpr, ins, outs, chosen))
+    return PROGRAMS.cached(
+        jaxpr, ("body", ins, outs), lambda: _constrained(jaxpr, ins, outs, chosen)
+    )
 
 
 def _constrained(

@@ -1,34 +1,42 @@
-"""One call of a pjit-ed function, before anything of it is placed."""
+"""Traces the function of a call, and resolves the shardings that the user requested for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any
 
+import jax
+
 from xlashard._jax.runtime import global_state
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace import tracing
 from xlashard.array.core.handles import KindOf
+from xlashard.errors import TracingError
 from xlashard.lazily import dataclass
-from xlashard.pjit.arguments import Argument
+from xlashard.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.pjit.lower import LoweringRequest
+from xlashard.pjit.options import PjitOptions
+from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
+from xlashard.pjit.shardings.prefix import expand
+from xlashard.pjit.shardings.resources import Resource, ResourceTree, check_from_gda, to_sharding
+from xlashard.pjit.shardings.unreduced import check_axes
 from xlashard.sharding import Mesh, Sharding
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call, as far as it is known before anything is placed.
+    """One traced call, before the placement of its program is resolved.
 
     Attributes:
-        traced: The function, traced for its arguments.
+        traced: The function, traced for the arguments.
         values: The dynamic arguments, flat.
         mesh: The mesh in force, or None.
-        in_shardings: For each argument what was said of it; None for nothing.
-        out_shardings: For each result what was said of it; None for nothing.
-        layouts: The layouts that were asked for, of arguments and of results.
-        donated: For each argument whether its buffers may be reused.
-        statics: The static arguments: names, values, and whether they were passed by name.
-        kind_of: Which class of arrays a result is; None for `Array`.
+        in_shardings: The requested sharding of each argument, or None.
+        out_shardings: The requested sharding of each result, or None.
+        layouts: The requested layouts of arguments and of results.
+        donated: For each argument, True if its buffers may be reused.
+        statics: The static arguments: names, values, and True if passed by name.
+        kind_of: Returns the class of a result; None for `Array`.
         miss: The stages that the call had to run.
         assign: See `ShardingRequest`.
     """
@@ -46,35 +54,129 @@ class Call:
     assign: Callable[[int], tuple[Device, ...]] | None = None
 
     def on(self, values: Sequence[Any]) -> "Call":
-        """The same call with other arguments of the same types."""
+        """Return the call with other arguments of the same types."""
         return replace(self, values=tuple(values), miss=CacheMiss())
 
     def key(
-        self, order: LoweringRequest | None, options: tuple[tuple[str, Any], ...] = ()
+        self, request: LoweringRequest | None, options: tuple[tuple[str, Any], ...] = ()
     ) -> CallKey:
         """Return the key by which recompilations compare calls.
 
         Args:
-            order: The program it needs; None as long as it is only traced.
-            options: Options of the compiler, where there is no order yet.
+            request: The request for its program; None for a call that is traced only.
+            options: Compiler options of a call without a request.
         """
         traced, arguments = self.traced, self.miss.arguments
         if arguments is None:
-            types = zip(traced.arg_names, traced.in_avals, strict=True)
-            arguments = tuple(
-                Argument(path, tracing.shaped(aval), None, False) for path, aval in types
-            )
+            types = zip(traced.arg_names, map(tracing.shaped, traced.in_avals), strict=True)
+            arguments = tuple([Argument(path, aval, None, False) for path, aval in types])
         return CallKey(
             source=tracing.source_of(traced.jaxpr),
             in_tree=traced.in_tree,
             arguments=arguments,
-            statics=tuple(StaticValue.of(*static) for static in self.statics),
+            statics=tuple([StaticValue.of(*static) for static in self.statics]),
             mesh=self.mesh,
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
             result_paths=traced.result_paths,
             donated=self.donated,
-            devices=None if order is None else order.placement.devices,
-            options=options if order is None else order.options,
-            context=global_state.trace_context() if order is None else order.context,
+            devices=None if request is None else request.placement.devices,
+            options=options if request is None else request.options,
+            context=global_state.trace_context() if request is None else request.context,
         )
+
+
+def trace_call(
+    tracer: tracing.FunctionTracer,
+    parameters: Parameters,
+    options: PjitOptions,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Call:
+    """Trace a function for the arguments of a call.
+
+    Args:
+        tracer: Traces the function.
+        parameters: Its parameters.
+        options: Its options.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Raises:
+        ArgumentError: If an argument is no array, or a static one is not hashable.
+        MeshError: If a spec was requested and no mesh is in force.
+        ResourceError: If requested shardings do not fit the trees of arguments or results.
+        TracingError: If `jax.no_tracing` forbids to trace.
+    """
+    miss, mesh = CacheMiss(), tracing.mesh_in_force()
+    if parameters.needs_check:
+        parameters.check_call(args, kwargs)
+    values = parameters.leaves(args, kwargs)
+    if not are_arrays(values):
+        check_values(values, parameters.paths(args, kwargs))
+    traced = _traced(tracer, parameters.signature.function, (args, kwargs, mesh), values)
+    if traced.is_new:
+        miss.record_stage("trace")
+    in_resources, out_resources = options.in_resources, options.out_resources
+    ins = expand_in(in_resources, parameters, traced.in_tree)
+    outs = expand_out(out_resources, traced.out_tree)
+    check_from_gda(ins, values, traced.arg_names, in_resources.what)
+    return Call(
+        traced=traced,
+        values=tuple(values),
+        mesh=mesh,
+        in_shardings=_shardings(ins, mesh, traced.arg_names, in_resources.what),
+        out_shardings=_shardings(outs, mesh, traced.result_paths, out_resources.what),
+        layouts=(tuple([r.layout for r in ins]), tuple([r.layout for r in outs])),
+        donated=parameters.donated(args, kwargs, len(values)),
+        statics=parameters.statics(args, kwargs),
+        kind_of=options.kind_of,
+        miss=miss,
+    )
+
+
+def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[Resource]:
+    """Return the resource of each argument, for a tree of `(args, kwargs)` without static ones."""
+    if len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef):
+        return [tree.leaves[0]] * in_tree.num_leaves
+    return parameters.expand_in(tree, in_tree)
+
+
+def expand_out(tree: ResourceTree, out_tree: Any) -> list[Resource]:
+    """Return the resource of each result, for their tree."""
+
+    def path_of(path: Sequence[Any]) -> str:
+        return "result" + jax.tree_util.keystr(tuple(path))
+
+    return expand(tree, out_tree, path_of)
+
+
+def _traced(
+    tracer: tracing.FunctionTracer, name: str, call: Any, values: Sequence[Any]
+) -> tracing.TracedFunction:
+    try:
+        return tracer(*call)
+    except AssertionError:
+        # JAX 0.11 asserts that no mesh of an unreduced value has automatic axes.
+        for value in values:
+            if isinstance(value, jax.Array):
+                check_axes(jax.typeof(value), name)
+        raise
+    except RuntimeError:
+        if not global_state.is_tracing_forbidden():
+            raise
+        raise TracingError(
+            f"{name} would have to be traced, which jax.no_tracing forbids: call it once with such "
+            "arguments before"
+        ) from None
+
+
+def _shardings(
+    resources: Sequence[Resource], mesh: Mesh | None, paths: Sequence[str], what: str
+) -> tuple[Sharding | None, ...]:
+    """Return the sharding that each resource stands for under a mesh."""
+    known: dict[int, Sharding | None] = {}
+    for resource, path in zip(resources, paths, strict=True):
+        if id(resource) not in known:
+            known[id(resource)] = to_sharding(resource, mesh, what, path)
+    return tuple([known[id(resource)] for resource in resources])

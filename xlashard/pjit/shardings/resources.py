@@ -149,7 +149,7 @@ def check_from_gda(
         ResourceError: With the path of the first of them.
     """
     for resource, value, path in zip(resources, values, paths, strict=True):
-        if not isinstance(resource.given, FromGda) or isinstance(value, jax.Array):
+        if type(resource.given) is not FromGda or isinstance(value, jax.Array):
             continue
         if getattr(value, "sharding", None) is None:
             raise ResourceError(
@@ -241,59 +241,69 @@ def named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
     return NamedSharding(mesh, spec)
 
 
-def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | None:
+def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding | None:
     """Return the sharding that a resource stands for under a mesh; None if it is unspecified.
 
     `None` as a resource (replicated) needs devices: without a mesh it is resolved later, when the
     program's devices are known (`REPLICATED`).
+
+    Args:
+        resource: The resource.
+        mesh: The mesh in force, or None.
+        value: The keyword and the path of its value, for errors: `"in_shardings", "x"`.
 
     Raises:
         MeshError: For a spec without a mesh.
         ResourceError: For a spec that does not fit the mesh, or names manual axes of a `shard_map`
             around the call.
     """
-    if resource.is_unspecified:
+    given = resource.given
+    if isinstance(given, UnspecifiedValue | Auto | FromGda):
         return None
-    sharding = _as_sharding(resource, mesh, path)
+    if given is None:
+        sharding = REPLICATED if mesh is None else named(mesh, PartitionSpec())
+    elif not isinstance(given, Sharding):
+        sharding = _spec_on(mesh, given, value)
+    elif isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
+        sharding = given if mesh is None else _on_devices(given, mesh, value)
+    else:
+        sharding = given
+    if not isinstance(sharding, NamedSharding):
+        return sharding
     manual = tracing.manual_axes()
-    if manual and isinstance(sharding, NamedSharding):
-        for axis in sharding.normal_spec.axes:
-            if axis in manual:
-                raise ResourceError(
-                    f"{path} is {sharding.spec}, but {axis!r} is a manual axis of the shard_map "
-                    "around it, where each value is one shard: leave that axis out",
-                    path=path,
-                )
+    for axis in sharding.normal_spec.axes if manual else ():
+        if axis in manual:
+            path = " of ".join(value)
+            raise ResourceError(
+                f"{path} is {sharding.spec}, but {axis!r} is a manual axis of the shard_map "
+                "around it, where each value is one shard: leave that axis out",
+                path=path,
+            )
     return sharding
 
 
-def _as_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | None:
-    given = resource.given
-    if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
-        return given if mesh is None else _on_devices(given, mesh, path)
-    if isinstance(given, Sharding):
-        return given
-    if given is None:
-        return named(mesh, PartitionSpec()) if mesh is not None else REPLICATED
+def _spec_on(mesh: Mesh | None, spec: PartitionSpec, value: Sequence[str]) -> NamedSharding:
+    """Return the sharding of a spec on the mesh in force."""
+    path = " of ".join(value)
     if mesh is None:
         raise MeshError(
-            f"{path} is {given}, but no mesh is in force that has its axes: call inside "
-            f"`with jax.set_mesh(mesh):`, or give NamedSharding(mesh, {given})"
+            f"{path} is {spec}, but no mesh is in force that has its axes: call inside "
+            f"`with jax.set_mesh(mesh):`, or give NamedSharding(mesh, {spec})"
         )
     try:
-        validate_spec(spec_of(given), grid_of(mesh))
-        return named(mesh, given)
+        validate_spec(spec_of(spec), grid_of(mesh))
+        return named(mesh, spec)
     except (GeometryError, ShardingError) as error:
-        raise ResourceError(f"{path} is {given}: {error}", path=path) from None
+        raise ResourceError(f"{path} is {spec}: {error}", path=path) from None
 
 
-def _on_devices(sharding: NamedSharding, mesh: Mesh, path: str) -> NamedSharding:
+def _on_devices(sharding: NamedSharding, mesh: Mesh, value: Sequence[str]) -> NamedSharding:
     """Return a sharding on an abstract mesh over the devices of the mesh in force."""
     if _axes(mesh) != _axes(sharding.mesh):
         raise MeshError(
-            f"{path} stands on {sharding.mesh}, which has no devices, and the mesh in force is "
-            f"{mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those axes, sizes and "
-            "types"
+            f"{' of '.join(value)} stands on {sharding.mesh}, which has no devices, and the mesh "
+            f"in force is {mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those axes, "
+            "sizes and types"
         )
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 

@@ -1,4 +1,4 @@
-"""Checks of the unreduced values in a program, before XLA or JAX's rules fail on them."""
+"""Checks of unreduced values in a program, before XLA or JAX's rules fail on them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "
 
 
 def check_reductions(jaxpr: Any, name: str) -> None:
-    """Checks what a function does with unreduced values.
+    """Check the operations of a function on unreduced values.
 
     Args:
         jaxpr: The function's jaxpr.
@@ -26,9 +26,10 @@ def check_reductions(jaxpr: Any, name: str) -> None:
             partitioner for any unreduced value.
     """
     for eqn in tracing.equations(jaxpr):
-        before = [axes for axes in map(_unreduced, eqn.invars) if axes]
-        if not before and not any(map(_unreduced, eqn.outvars)):
+        types = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
+        if not any([typed is not None and typed.spec.unreduced for typed in types]):
             continue
+        before = [axes for axes in map(_unreduced, eqn.invars) if axes]
         kind = eqn.primitive.name
         check_axes(_unreduced_aval(eqn), name)
         if not uses_shardy():

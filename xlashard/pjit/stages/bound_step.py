@@ -19,13 +19,18 @@ from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred
-from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
+from xlashard.pjit.arguments import (
+    arguments_may_move,
+    bare,
+    check_alive,
+    check_concrete,
+    check_values,
+)
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shared_buffers import check_unshared, may_share
 from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state, plan_step
 from xlashard.pjit.stages.checks import check_type
 from xlashard.pjit.stages.info import StageInfo
-from xlashard.pjit.transfers import arguments_may_move
 
 if TYPE_CHECKING:
     from xlashard.pjit import nan_debug

@@ -12,13 +12,18 @@ from xlashard._jax.trace.tracing import is_extended
 from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
-from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
+from xlashard.pjit.arguments import (
+    arguments_may_move,
+    bare,
+    check_concrete,
+    check_values,
+    describe_arguments,
+)
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shardings.error_hints import described
 from xlashard.pjit.shared_buffers import refusal
 from xlashard.pjit.stages.checks import check_place, check_type
 from xlashard.pjit.stages.info import StageInfo
-from xlashard.pjit.transfers import arguments_may_move
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,7 +110,7 @@ def place_module(foreign: ForeignModule, said: UserOverrides) -> ProgramPlacemen
     devices = _devices(foreign, said)
     mesh = said.mesh if said.mesh is not None else _own_mesh(foreign, devices)
     ins, outs = (
-        tuple(to_sharding(r, mesh, f"{what} of {v.path}") for r, v in zip(rs, values, strict=True))
+        tuple(to_sharding(r, mesh, what, v.path) for r, v in zip(rs, values, strict=True))
         for what, rs, values in (
             ("in_shardings", said.ins, foreign.args),
             ("out_shardings", said.outs, foreign.results),

@@ -27,7 +27,7 @@ from xlashard.sharding import Sharding, XLACompatibleSharding
 
 
 def trace_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Traced":
-    """Traces a function for arguments, which may be `jax.ShapeDtypeStruct`s."""
+    """Trace a function for arguments, which may be `jax.ShapeDtypeStruct`s."""
     return Traced(function, function.trace(args, kwargs))
 
 
@@ -45,6 +45,7 @@ class Traced(Stage, jax.stages.Traced):
     def __init__(self, function: Function, call: Call) -> None:
         self._function = function
         self._call = call
+        function.record(call)
         options = function.options
         moves = options.device is not None or options.backend is not None
         self._info = StageInfo.of(call, moves_arguments=moves)
