@@ -302,8 +302,8 @@ def _on_devices(sharding: NamedSharding, mesh: Mesh, value: Sequence[str]) -> Na
     if _axes(mesh) != _axes(sharding.mesh):
         raise MeshError(
             f"{' of '.join(value)} stands on {sharding.mesh}, which has no devices, and the mesh "
-            f"in force is {mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those axes, "
-            "sizes and types"
+            f"in force is {mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those "
+            "axes, sizes and types"
         )
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
