@@ -218,12 +218,12 @@ def plans() -> None:
     columns = NamedSharding(MESH, P(None, ("process", "device")))
     one = SingleDeviceSharding(DEVICES[0])
     for source, target, route, moved in (
-        (FIRST, SECOND, ["rounds"], 256),
-        (FIRST, ROWS, ["rounds"], 192),
-        (one, ROWS, ["rounds"], 192),
-        (one, WHOLE, ["rounds", "program"], 768),
-        (ROWS, columns, ["program"], 192),
-        (columns, one, ["rounds"], 192),
+        (FIRST, SECOND, ["permute"], 256),
+        (FIRST, ROWS, ["permute"], 192),
+        (one, ROWS, ["permute"], 192),
+        (one, WHOLE, ["permute", "compiled"], 768),
+        (ROWS, columns, ["compiled"], 192),
+        (columns, one, ["permute"], 192),
     ):
         report = reshard_plan(x, target, source=source)
         assert [str(way) for way in report.route] == route, (source, target, report.route)

@@ -132,3 +132,11 @@ def test_what_one_does_with_keys_over_devices() -> None:
     keys.delete()
     with pytest.raises(DeletedError, match="has been deleted"):
         device_put(keys, named())
+
+
+def test_a_key_array_with_a_layout_leaves_a_donated_array_alive() -> None:
+    x = device_put(np.ones(8, np.float32))
+    place = Format(Layout(major_to_minor=(0,)), named())
+    with pytest.raises(ArgumentError, match=naming("x['k']", "layout")):
+        device_put({"a": x, "k": KEYS}, {"a": DEVICES[1], "k": place}, donate=True)
+    assert not x.is_deleted()

@@ -139,7 +139,7 @@ def moving_slab_by_slab() -> None:
     for shard in y.addressable_shards:
         assert np.array_equal(shard.data, wide[indices[shard.device]])
     report = reshard_plan(x, columns)
-    assert report.route == ("program",)
+    assert report.route == ("compiled",)
     assert report.bytes_moved == wide.nbytes * 3 // 4
 
 

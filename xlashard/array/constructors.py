@@ -11,10 +11,9 @@ from jax.experimental.layout import Layout
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
-from xlashard.array.core.array import Array
+from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.repr import index_text
-from xlashard.array.device_put import placed
 from xlashard.array.host.put import gather_pieces, host_value, stage_piece
 from xlashard.array.host.read import read_value
 from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, resolve_key_data
@@ -286,7 +285,7 @@ def finished(
     """
     if keys is None:
         handle = gather_pieces(buffers, dtype, target)
-        return placed(relayout(handle, layout, target), target.sharding)
+        return wrap(relayout(handle, layout, target), target.sharding)
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
     numbers = buffers[0]

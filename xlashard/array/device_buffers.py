@@ -12,7 +12,6 @@ from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.buffer_shape import reshape_buffer
 from xlashard.array.core.shard import Shard
-from xlashard.array.device_put import placed
 from xlashard.array.from_single_device_arrays import make_array_from_single_device_arrays
 from xlashard.array.keys import key_handle, keys_over
 from xlashard.errors import ArgumentError, PlacementError, counted
@@ -134,7 +133,7 @@ def make_sharded_device_array(
         _check_indices(indices, made.sharding_spec, shape)
         out = make_array_from_single_device_arrays(shape, made, list(device_buffers), dtype=dtype)
         if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return placed(with_sharding(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
+            return wrap(with_sharding(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
         return out
 
 

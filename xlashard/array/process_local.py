@@ -9,10 +9,10 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import put, separate
-from xlashard.array.device_put import at_path, placed
+from xlashard.array.core.array import wrap
 from xlashard.array.host.put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, resolve_key_data
-from xlashard.array.placement.prefix import broadcast_prefix, leaf_path
+from xlashard.array.placement.prefix import at_path, broadcast_prefix, leaf_path
 from xlashard.array.placement.target import (
     check_reduced_sharding,
     is_target,
@@ -120,7 +120,7 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
         pieces = separate([value[window] for window in windows])
         handle = put(target.aval(value.dtype), target.jax_sharding, pieces, target.devices)
     if keys is None:
-        return placed(relayout(handle, layout, target), sharding)
+        return wrap(relayout(handle, layout, target), sharding)
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
     return keys_over(handle, keys)

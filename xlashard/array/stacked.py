@@ -13,9 +13,8 @@ from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, make_aval, put
 from xlashard.array.constructors import PieceInput, as_piece_input
-from xlashard.array.core.array import Array
+from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.buffer_shape import reshape_buffer
-from xlashard.array.device_put import placed
 from xlashard.array.host.copying import private_copy
 from xlashard.array.host.put import put_on
 from xlashard.array.keys import keys_over, resolve_key_data
@@ -226,7 +225,7 @@ def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Arr
     alias = not _begin_apart(values)
     rows = [private_copy(value)[None] for value in values] if alias else [v[None] for v in values]
     handle = put(aval, target.jax_sharding, rows, target.devices, alias=alias)
-    return placed(handle, target.sharding)
+    return wrap(handle, target.sharding)
 
 
 def _begin_apart(values: Sequence[np.ndarray]) -> bool:
@@ -248,7 +247,7 @@ def _over(pieces: list[PieceInput], devices: tuple[Device, ...]) -> Any:
     aval = make_aval(target.shape, first.value.dtype, target.jax_sharding, weak_type)
     values, alias = _in_place(pieces, target)
     handle = put(aval, target.jax_sharding, values, target.devices, alias=alias)
-    return placed(handle, target.sharding) if keys is None else keys_over(handle, keys)
+    return wrap(handle, target.sharding) if keys is None else keys_over(handle, keys)
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ import numpy as np
 import xlashard
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, SingleDeviceSharding
 from xlashard._jax.runtime.transfer import collect_garbage
-from xlashard.array.reshard import execute
+from xlashard.array.reshard import plan
 
 MB = 128
 DEVICES = jax.devices()
@@ -70,7 +70,7 @@ def main() -> None:
     for name, (source, target) in MOVES.items():
         print(f"{name}: {peak(source, target, donate=False):.0f}")
         print(f"{name}, donated: {peak(source, target, donate=True):.0f}")
-    execute.in_one_memory = lambda *places: False
+    plan.in_one_memory = lambda *shardings: False
     for name in ("rows to columns", "rows to one", "half the devices"):
         source, target = MOVES[name]
         # Once before, as compiling takes memory of its own.

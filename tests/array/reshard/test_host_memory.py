@@ -15,7 +15,7 @@ import pytest
 from tests.array.cases import DEVICES, named, same
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, Sharding, device_put
 from xlashard._jax.runtime.executables import extra_bytes
-from xlashard.array.reshard import compiled, host_memory, p2p
+from xlashard.array.reshard import compiled, p2p, plan
 from xlashard.array.reshard.compiled import split_into_chunks
 from xlashard.geometry import Tiling
 
@@ -45,7 +45,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 @pytest.fixture
 def small_programs_too(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets arrays of a few KB be moved as those of many GB are."""
-    monkeypatch.setattr(host_memory, "in_one_memory", lambda *places: False)
+    monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     monkeypatch.setattr(compiled, "_NEGLIGIBLE_BYTES", 0)
     programs = compiled.compiled_reshard_for
     programs.cache_clear()
@@ -108,7 +108,7 @@ def test_pieces_under_way_take_at_most_one_shard(
     source: Any, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted from outside: what is cut and carried between two waits."""
-    monkeypatch.setattr(host_memory, "in_one_memory", lambda *places: False)
+    monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     x = device_put(V, source)
     largest = max(shard.data.nbytes for shard in x.addressable_shards)
     under_way: Counter[Any] = Counter()

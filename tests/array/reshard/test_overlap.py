@@ -7,7 +7,7 @@ import pytest
 
 from tests.array.cases import DEVICES, MESH, Stripes, named, same
 from xlashard import Array, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding, device_put
-from xlashard.array.reshard import host_memory, p2p
+from xlashard.array.reshard import host_memory, p2p, plan
 from xlashard.errors import PlacementError
 
 V = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
@@ -117,7 +117,7 @@ def test_buffers_are_freed_one_by_one_in_one_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_buffers_are_freed_one_by_one_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "in_one_memory", lambda *places: False)
+    monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     x = device_put(V, on(DEVICES[:4], "d"))
     buffers = [shard.data for shard in x.addressable_shards]
     alive: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 from tests.array.cases import DEVICES, HALF, named
 from tests.facts import naming
 from xlashard import NamedSharding, P, device_put, reshard_plan
-from xlashard.array.reshard import execute, host_memory, plan
+from xlashard.array.reshard import execute, plan
 from xlashard.errors import ArgumentError, GeometryError
 
 V = np.ones((8, 16), np.float32)
@@ -65,8 +65,7 @@ ROUTES: dict[str, tuple[Any, Any, tuple[str, ...], int]] = {
 def test_the_route_is_the_one_that_is_taken(
     source: Any, target: Any, route: Any, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (host_memory, plan):
-        monkeypatch.setattr(module, "in_one_memory", lambda *places: False)
+    monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     taken: list[str] = []
     go = execute._run
     monkeypatch.setattr(execute, "_run", lambda way, *rest: (taken.append(way), go(way, *rest))[1])

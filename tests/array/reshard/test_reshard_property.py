@@ -26,7 +26,7 @@ from xlashard import (
     device_put,
     reshard_plan,
 )
-from xlashard.array.reshard import compiled, host_memory
+from xlashard.array.reshard import compiled, plan
 from xlashard.geometry import TileAssignment
 from xlashard.sharding import Chunked, PmapSharding, Replicated, ShardedAxis, ShardingSpec
 from xlashard.sharding import NoSharding as Whole
@@ -135,7 +135,7 @@ def test_also_where_devices_have_memories_of_their_own(
     case: Any, donate: bool, slabs: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "in_one_memory", lambda *places: False)
+        patch.setattr(plan, "in_one_memory", lambda *shardings: False)
         if slabs:
             patch.setattr(compiled, "_NEGLIGIBLE_BYTES", 0)
         check(*case, donate)

@@ -355,10 +355,18 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         start_read(self)
 
 
-def wrap(handle: Handle) -> Array:
-    """An `Array` over a handle, sharing its buffers."""
+def wrap(handle: Handle, sharding: Any = None) -> Array:
+    """Return an `Array` that shares the buffers of a handle.
+
+    Args:
+        handle: The handle.
+        sharding: The caller's own sharding, which the array returns as `x.sharding`. One of a
+            user's class, which JAX's compiled functions could not read, is left out.
+    """
     out = Array()
     out._handle = handle
+    if isinstance(sharding, jax.sharding.Sharding):
+        out._own_sharding = sharding
     return out
 
 

@@ -5,7 +5,17 @@ from typing import Any
 
 import jax
 
-from xlashard.errors import ArgumentError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    GeometryError,
+    OutOfMemoryError,
+    PlacementError,
+    ShardingError,
+    TransferGuardError,
+    UnreducedError,
+    XlashardError,
+)
 
 
 def broadcast_prefix(
@@ -62,3 +72,18 @@ def leaf_paths(tree: Any, name: str) -> list[str]:
     """How a person would write the way to each leaf."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [name + jax.tree_util.keystr(path) for path, _ in found]
+
+
+_SIMPLE = (ArgumentError, DeletedError, ShardingError, TransferGuardError, UnreducedError)
+"""Classes of errors that are constructed from their message alone."""
+
+
+def at_path(error: XlashardError, path: str) -> XlashardError:
+    """Return an error with the path of a leaf in front; those of lower layers become ours."""
+    if isinstance(error, GeometryError | PlacementError):
+        return PlacementError(f"{path}: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
+    if isinstance(error, _SIMPLE):
+        return type(error)(f"{path}: {error}")
+    return error

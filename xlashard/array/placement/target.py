@@ -113,29 +113,6 @@ def _from_format(given: Format, name: str) -> Placement:
     return Placement(from_jax(given.sharding), layout)
 
 
-def is_in_place(x: jax.Array, placement: Placement) -> bool:
-    """Return True if no byte of an array must move to be in a place."""
-    here, sharding = from_jax(x.sharding), placement.sharding
-    if sharding is None or placement.layout is not None:
-        return False
-    if here.tiling(x.shape).is_partial or sharding.tiling(x.shape).is_partial:
-        return here.is_equivalent_to(sharding, x.ndim)
-    return memory_kind_of(here) == memory_kind_of(sharding) and (
-        here.devices_indices_map(x.shape) == sharding.devices_indices_map(x.shape)
-    )
-
-
-def reorders_devices(x: jax.Array, placement: Placement) -> bool:
-    """Return True if an array goes to the same devices in another order.
-
-    JAX does it by a program of all these devices, which transfer guards let pass.
-    """
-    here, sharding = from_jax(x.sharding), placement.sharding
-    if sharding is None or memory_kind_of(here) != memory_kind_of(sharding):
-        return False
-    return here.devices != sharding.devices and set(here.devices) == set(sharding.devices)
-
-
 @dataclass(frozen=True, eq=False)
 class ResolvedSharding:
     """What a sharding means for arrays of one shape. Equal to nothing but itself.
@@ -190,6 +167,25 @@ class ResolvedSharding:
         return memory_kind_of(self.sharding)
 
 
+def is_in_place(source: ResolvedSharding, target: ResolvedSharding) -> bool:
+    """Return True if no byte moves from one sharding to the other."""
+    here, there = source.sharding, target.sharding
+    if source.tiling.is_partial or target.tiling.is_partial:
+        return here.is_equivalent_to(there, len(source.shape))
+    return source.memory_kind == target.memory_kind and (
+        here.devices_indices_map(source.shape) == there.devices_indices_map(source.shape)
+    )
+
+
+def reorders_devices(source: ResolvedSharding, target: ResolvedSharding) -> bool:
+    """Return True if the target has the devices of the source in another order.
+
+    JAX reshards by a program of all these devices, which transfer guards let pass.
+    """
+    here, there = source.sharding.devices, target.sharding.devices
+    return source.memory_kind == target.memory_kind and here != there and set(here) == set(there)
+
+
 def check_reduced_sharding(sharding: Sharding, name: str) -> None:
     """Checks that a constructor that cuts values into slices was given a sharding that has them.
 
@@ -221,13 +217,14 @@ def resolve_sharding(shape: tuple[int, ...], sharding: Sharding) -> ResolvedShar
 
 
 def resolve_requested(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
-    """Return `places` of a sharding that a caller requested for an existing value.
+    """Return `resolve_sharding` of a sharding that a caller requested for an existing value.
 
     Raises:
-        GeometryError: The shape can't be placed so, or a spec has more entries than dimensions.
+        GeometryError: The sharding does not fit the shape, or its spec has more entries than
+            the shape has dimensions.
     """
     if isinstance(sharding, NamedSharding):
-        sharding.check_compatible_aval(shape)
+        return _resolve_checked(shape, sharding)
     return resolve_sharding(shape, sharding)
 
 
@@ -239,6 +236,13 @@ def _resolve(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
 
 
 _resolve_cached = cleared_with_jax(lru_cache(maxsize=_RESOLVED_KEPT)(_resolve))
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_RESOLVED_KEPT)
+def _resolve_checked(shape: tuple[int, ...], sharding: NamedSharding) -> ResolvedSharding:
+    sharding.check_compatible_aval(shape)
+    return _resolve_cached(shape, sharding)
 
 
 def parse_shape(given: Any, name: str = "shape") -> tuple[int, ...]:

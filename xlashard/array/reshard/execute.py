@@ -74,19 +74,24 @@ def has_permuted_tiles(handle: Handle) -> bool:
 
 
 def reshard(
-    handle: Handle, target: ResolvedSharding, *, donate: bool = False, fresh: bool = False
+    handle: Handle,
+    target: ResolvedSharding,
+    *,
+    source: ResolvedSharding | None = None,
+    donate: bool = False,
+    fresh: bool = False,
 ) -> Handle:
-    """The same value in another place, committed.
+    """Return the value of a handle under another sharding, committed.
 
     Args:
-        handle: The source.
-        target: Where to.
-        donate: Lets the source's memory be used for the result, or be freed as soon as nothing
-            more is needed of it. The source may be deleted afterwards, and if it isn't, its
-            buffers may be in use by the result no more.
-        fresh: Copies also what is there already; otherwise that is shared.
+        handle: The handle.
+        target: The sharding of the result.
+        source: The sharding of the handle, if it is resolved already.
+        donate: Whether the result may reuse the memory of the source, or free it early. The source
+            may be deleted afterwards; if not, it shares no buffer with the result.
+        fresh: Whether buffers that are in place are copied; otherwise they are shared.
     """
-    source = resolve_sharding(handle.shape, from_jax(handle.sharding))
+    source = source or resolve_sharding(handle.shape, from_jax(handle.sharding))
     if handle.committed and not (donate or fresh) and handle.sharding == target.jax_sharding:
         return handle
     # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
@@ -95,9 +100,8 @@ def reshard(
     if _is_narrow(handle) and not (in_this_process or plan.same_shards(source, target)):
         moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
         return _as_bytes(moved, handle.dtype)
-    one_memory = host_memory.in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
     first = handle
-    for step in plan.plan_steps(source, target, one_memory=one_memory):
+    for step in plan.plan_steps(source, target, packed=bits_of(handle.dtype) in (4, 6)):
         before, handle = handle, _step(step, handle, source, donate, fresh)
         if before is not first:
             before.delete()
@@ -218,14 +222,14 @@ def _with_order_of(
     return handle, resolve_sharding(handle.shape, from_jax(handle.sharding))
 
 
-def put_local_copy(handle: Handle, target: ResolvedSharding) -> Handle:
+def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:
     """This process's part of an array of its own, of which each process has one with that value.
 
     Args:
-        handle: Wholly in this process.
-        target: Where to, in several processes.
+        handle: The array, with all devices in this process.
+        source: Its sharding.
+        target: A sharding over devices of several processes.
     """
-    source = resolve_sharding(handle.shape, from_jax(handle.sharding))
     normal = default_memory_kind(source.sharding.devices[0])
     if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
         return put_value(np.asarray(handle), target, weak_type=handle.weak_type)

@@ -32,15 +32,6 @@ _PLANS_KEPT = 512
 _SMALL_BYTES = 1 << 20
 
 
-def in_one_memory(*all_places: ResolvedSharding) -> bool:
-    """Whether all devices share this process's memory."""
-    return all(
-        device.platform == "cpu" and places.sharding.is_fully_addressable
-        for places in all_places
-        for device in places.sharding.devices[:1]
-    )
-
-
 def reshard_in_host_memory(
     handle: Handle,
     source: ResolvedSharding,

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
+from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
-from xlashard.array.reshard.host_memory import in_one_memory
 from xlashard.geometry import Tiling, refine, transfer_load
 from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding
 
 _COMPARISONS_KEPT = 512
+_PLANS_KEPT = 512
 
 
 class Strategy(StrEnum):
@@ -49,16 +50,31 @@ class Step:
     target: ResolvedSharding
 
 
+def in_one_memory(*shardings: ResolvedSharding) -> bool:
+    """Return True if all devices share the memory of this process."""
+    return all(
+        resolved.on_host and resolved.sharding.is_fully_addressable for resolved in shardings
+    )
+
+
 def plan_steps(
-    source: ResolvedSharding, target: ResolvedSharding, *, one_memory: bool | None = None
+    source: ResolvedSharding, target: ResolvedSharding, *, packed: bool = False
 ) -> tuple[Step, ...]:
-    """The steps from one placement to another, each to be taken from where the one before ended.
+    """Return the steps of a reshard; each begins at the target of the one before.
 
     Args:
-        source: Where the array is.
-        target: Where it shall be.
-        one_memory: Whether the devices share the host's memory; found out if not given.
+        source: The sharding of the array.
+        target: The sharding of the result.
+        packed: Whether a byte holds parts of several elements, which the host cannot slice.
     """
+    return _steps(source, target, not packed and in_one_memory(source, target))
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_PLANS_KEPT)
+def _steps(
+    source: ResolvedSharding, target: ResolvedSharding, one_memory: bool
+) -> tuple[Step, ...]:
     if same_shards(source, target):
         same_memory = source.memory_kind == target.memory_kind
         return (Step(Strategy.KEEP if same_memory else Strategy.COPY, target),)
@@ -66,12 +82,12 @@ def plan_steps(
         return _reduced(source, target, one_memory)
     if target.tiling.is_partial:
         there = resolve_sharding(target.shape, target.sharding.reduced_sharding)
-        first = plan_steps(source, there, one_memory=one_memory)
+        first = _steps(source, there, one_memory)
         # A step that keeps the buffers would share them with the source.
         return *(step for step in first if step.strategy is not Strategy.KEEP), Step(
             Strategy.SPLIT, target
         )
-    if one_memory if one_memory is not None else in_one_memory(source, target):
+    if one_memory:
         return (Step(Strategy.HOST_MEMORY, target),)
     same_devices = set(source.sharding.devices) == set(target.sharding.devices)
     if same_devices:
@@ -89,7 +105,7 @@ def plan_steps(
 
 
 def _reduced(
-    source: ResolvedSharding, target: ResolvedSharding, one_memory: bool | None
+    source: ResolvedSharding, target: ResolvedSharding, one_memory: bool
 ) -> tuple[Step, ...]:
     """Reduce partial results where they are, then take the whole array on from there.
 
@@ -97,7 +113,7 @@ def _reduced(
     unreduced axes to another.
     """
     there = resolve_sharding(source.shape, source.sharding.reduced_sharding)
-    rest = plan_steps(there, target, one_memory=one_memory)
+    rest = _steps(there, target, one_memory)
     if (
         rest == (Step(Strategy.KEEP, target),)
         and target.sharding.devices == source.sharding.devices

@@ -9,9 +9,9 @@ from xlashard import Array, Mesh
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import with_sharding
 from xlashard.array.constructors import array_of_pieces
+from xlashard.array.core.array import wrap
 from xlashard.array.core.base import type_text
 from xlashard.array.core.repr import sharding_text
-from xlashard.array.device_put import placed
 from xlashard.array.from_single_device_arrays import (
     Caller,
     assemble_arrays,
@@ -124,7 +124,7 @@ def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:
             "device_put(array, NamedSharding(global_mesh, mesh_axes))"
         )
     handle = with_device_order(array.to_jax(), target.sharding.devices)
-    return placed(with_sharding(handle, target.jax_sharding, committed=True), target.sharding)
+    return wrap(with_sharding(handle, target.jax_sharding, committed=True), target.sharding)
 
 
 def _each_device(target: ResolvedSharding) -> list[list[int]]:

@@ -15,8 +15,8 @@ from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.array import Array, device_put, make_array_from_single_device_arrays
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.device_put import at_path
 from xlashard.array.keys import is_key_array, key_handle, keys_over
+from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import resolve_sharding
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.compat.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
-from xlashard.array.device_put import at_path
+from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import parse_shape, parse_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.serialization.tensorstore_specs import Spec, spec_to_read, stored_at

@@ -14,8 +14,9 @@ from xlashard._jax.compat.array_serialization import (
 )
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.array.device_put import at_path, placed
+from xlashard.array.core.array import wrap
 from xlashard.array.host.put import gather_pieces, put_on
+from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.reshard.execute import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
@@ -181,7 +182,7 @@ async def _read(request: ArrayRequest, limiter: Any, opening: OpenOptions, mode:
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
     handle = relayout(gather_pieces(ordered, dtype, target), request.layout, target)
-    return _in_mode(placed(handle, target.sharding), mode)
+    return _in_mode(wrap(handle, target.sharding), mode)
 
 
 async def _open(request: ArrayRequest, opening: OpenOptions) -> Any:

@@ -16,8 +16,7 @@ from xlashard._jax.runtime.transfer import Tracer
 from xlashard._jax.trace import tracing
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.device_put import at_path
-from xlashard.array.placement.prefix import broadcast_prefix, leaf_path
+from xlashard.array.placement.prefix import at_path, broadcast_prefix, leaf_path
 from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,

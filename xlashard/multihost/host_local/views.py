@@ -10,8 +10,8 @@ import numpy as np
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, split
 from xlashard.array import Array
+from xlashard.array.core.array import wrap
 from xlashard.array.core.base import check_alive, type_text
-from xlashard.array.device_put import placed
 from xlashard.array.host.put import as_host_value, host_value, put_value
 from xlashard.array.host.read import read_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over
@@ -112,6 +112,6 @@ def _put(x: Any, target: ResolvedSharding) -> Handle:
 def _viewed(handle: Handle, there: ResolvedSharding) -> Array:
     """Return an array with the same shards under another shape and sharding."""
     if handle.shape == there.shape and handle.sharding == there.jax_sharding and handle.committed:
-        return placed(handle, there.sharding)
+        return wrap(handle, there.sharding)
     aval = there.aval(handle.dtype, handle.weak_type)
-    return placed(assemble(aval, there.jax_sharding, split(handle)), there.sharding)
+    return wrap(assemble(aval, there.jax_sharding, split(handle)), there.sharding)
