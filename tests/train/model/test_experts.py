@@ -11,6 +11,7 @@ from xlashard.train.model.experts import mix_experts, places
 from xlashard.train.model.layout import unplaced
 
 TOKENS = 16
+mix = jax.jit(mix_experts, static_argnums=(2, 3))
 
 
 def model(*words: str) -> ModelSettings:
@@ -74,7 +75,7 @@ def test_a_full_expert_lets_tokens_pass() -> None:
     # All tokens want expert 0, which has room for the first two of each sequence.
     given["router"] = jnp.zeros_like(given["router"]).at[0, 0].set(50.0)
     x = tokens(shape).at[..., 0].set(1.0)
-    mixed, measured = mix_experts(x, given, shape, unplaced)
+    mixed, measured = mix(x, given, shape, unplaced)
     assert places(shape, TOKENS) == 2
     assert (np.abs(mixed[:, :2]).max(-1) > 1e-3).all()
     np.testing.assert_array_equal(mixed[:, 2:], 0)
@@ -88,6 +89,6 @@ def test_equally_busy_experts_have_a_balance_of_one() -> None:
     given = weights(shape)
     x = jnp.eye(4, shape.width)[jnp.arange(TOKENS) % 4][None]
     given["router"] = 0.1 * jnp.eye(shape.width, 4)
-    _, measured = mix_experts(x, given, shape, unplaced)
+    _, measured = mix(x, given, shape, unplaced)
     np.testing.assert_allclose(measured["balance"], 1, rtol=1e-5)
     assert measured["dropped"] == 0

@@ -1,5 +1,6 @@
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,16 @@ def recipe() -> Recipe:
     return make_recipe(settings())
 
 
+@functools.cache
+def initial_state() -> Any:
+    return jax.jit(recipe().initial_state)(0)
+
+
+@functools.cache
+def train_step() -> Any:
+    return jax.jit(recipe().train_step)
+
+
 def batch(parts: int) -> jax.Array:
     text = read_corpus(settings().data, 32).train
     windows = text.windows(training_starts(len(text), 0, 8, 32, 0), 33)
@@ -31,9 +42,9 @@ def batch(parts: int) -> jax.Array:
 
 @pytest.mark.slow
 def test_a_batch_in_parts_gives_the_same_step() -> None:
-    state = recipe().initial_state(0)
-    step = jax.jit(recipe().train_step)
-    (whole, measured), (parted, again) = (step(state, batch(parts)) for parts in (1, 4))
+    (whole, measured), (parted, again) = (
+        train_step()(initial_state(), batch(parts)) for parts in (1, 4)
+    )
     np.testing.assert_allclose(measured["loss"], again["loss"], rtol=1e-5)
     np.testing.assert_allclose(measured["gradient_norm"], again["gradient_norm"], rtol=1e-4)
     moments = [x["optimizer"][1][0].mu for x in (whole, parted)]
@@ -42,7 +53,7 @@ def test_a_batch_in_parts_gives_the_same_step() -> None:
 
 @pytest.mark.slow
 def test_a_step_counts_and_measures() -> None:
-    state, measured = jax.jit(recipe().train_step)(recipe().initial_state(0), batch(1))
+    state, measured = train_step()(initial_state(), batch(1))
     assert state["step"] == 1
     assert {name: x.dtype.name for name, x in measured.items()} == dict.fromkeys(
         ("loss", "gradient_norm", "learning_rate"), "float32"
@@ -52,7 +63,7 @@ def test_a_step_counts_and_measures() -> None:
 
 @pytest.mark.slow
 def test_evaluation_is_the_mean_over_the_parts() -> None:
-    parameters = recipe().initial_state(0)["parameters"]
+    parameters = initial_state()["parameters"]
     evaluate = jax.jit(recipe().evaluate)
     np.testing.assert_allclose(
         evaluate(parameters, batch(4)), evaluate(parameters, batch(1)), rtol=1e-5
@@ -84,7 +95,8 @@ def test_only_matrices_decay() -> None:
     optimizer = make_optimizer(OptimizerSettings(weight_decay=0.5), lambda step: 0.1, declarations)
     parameters = jax.tree.map(lambda x: jnp.ones(x.shape), declarations)
     nothing = jax.tree.map(jnp.zeros_like, parameters)
-    updates, _ = optimizer.update(nothing, optimizer.init(parameters), parameters)
+    update = jax.jit(lambda: optimizer.update(nothing, optimizer.init(parameters), parameters))
+    updates, _ = update()
     np.testing.assert_allclose(updates["head"], -0.05, rtol=1e-6)
     np.testing.assert_array_equal(updates["norm"], 0)
     np.testing.assert_array_equal(updates["layers"]["mlp"]["norm"], 0)

@@ -11,19 +11,27 @@ from xlashard.train.model.transformer import (
     declare,
     decode,
     empty_cache,
-    forward,
-    loss,
     rotary_angles,
     rotate,
 )
+from xlashard.train.model.transformer import forward as eager_forward
+from xlashard.train.model.transformer import loss as eager_loss
 
 MODEL = settings().model
+# Operation by operation they would compile some fifty programs.
+forward, loss = (jax.jit(f, static_argnums=2) for f in (eager_forward, eager_loss))
+write = jax.jit(generate, static_argnums=(4, 5))
 TOKENS = np.random.default_rng(0).integers(0, 256, (3, 17)).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
 def parameters() -> dict:
-    return initial_parameters(declare(MODEL), jax.random.key(0))
+    return drawn(MODEL)
+
+
+def drawn(model: ModelSettings) -> dict:
+    """Return the initial parameters of a model."""
+    return jax.jit(lambda: initial_parameters(declare(model), jax.random.key(0)))()
 
 
 def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) -> np.ndarray:
@@ -107,7 +115,7 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
     model = settings(f"model.kv_heads={kv_heads}").model
-    parameters = initial_parameters(declare(model), jax.random.key(0))
+    parameters = drawn(model)
     cache = empty_cache(len(TOKENS), TOKENS.shape[1], model)
     step = jax.jit(decode, static_argnums=4)
     scores = []
@@ -121,7 +129,7 @@ def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
 @pytest.mark.slow
 def test_a_full_cache_forgets_the_oldest_byte() -> None:
     model = settings("model.layers=1").model
-    parameters = initial_parameters(declare(model), jax.random.key(0))
+    parameters = drawn(model)
     room = 6
     cache = empty_cache(1, room, model)
     step = jax.jit(decode, static_argnums=4)
@@ -136,7 +144,7 @@ def test_a_full_cache_forgets_the_oldest_byte() -> None:
 def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
     tokens = jnp.asarray(TOKENS)
     plain, saved = (
-        jax.jit(jax.grad(loss), static_argnums=2)(parameters, tokens, model)
+        jax.jit(jax.grad(eager_loss), static_argnums=2)(parameters, tokens, model)
         for model in (MODEL, settings("model.remat=true").model)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), plain, saved)
@@ -145,11 +153,12 @@ def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
 @pytest.mark.slow
 def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dict) -> None:
     model = settings("model.compute=bfloat16").model
-    found, gradients = jax.value_and_grad(loss)(parameters, jnp.asarray(TOKENS), model)
+    step = jax.jit(jax.value_and_grad(eager_loss), static_argnums=2)
+    found, gradients = step(parameters, jnp.asarray(TOKENS), model)
     assert found.dtype == jnp.float32
     assert {x.dtype for x in jax.tree.leaves(gradients)} == {np.dtype(np.float32)}
     np.testing.assert_allclose(found, loss(parameters, jnp.asarray(TOKENS), MODEL), rtol=2e-2)
-    text = jax.jit(lambda p: loss(p, jnp.asarray(TOKENS), model)).lower(parameters).as_text()
+    text = loss.lower(parameters, jnp.asarray(TOKENS), model).as_text()
     assert "bf16" in text
 
 
@@ -163,20 +172,20 @@ def test_a_new_array_leaves_the_others_as_they_are() -> None:
 
 
 def greedy(parameters: dict, prompt: bytes, count: int) -> bytes:
-    """Generation without a cache: the whole text is read again for every byte."""
-    read = jax.jit(lambda text: forward(parameters, text[None].astype(jnp.int32), MODEL)[0])
+    """Generate without a cache: read the whole text again for every byte."""
     # What stands behind a position has no influence on it, so one size serves all.
     text = np.zeros(len(prompt) + count, np.uint8)
     text[: len(prompt)] = list(prompt)
     for place in range(len(prompt), len(text)):
-        text[place] = np.argmax(read(text)[place - 1])
+        scores = forward(parameters, text[None].astype(np.int32), MODEL)[0]
+        text[place] = np.argmax(scores[place - 1])
     return text[len(prompt) :].tobytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", [b"T", b"The model "])
 def test_generation_at_temperature_0_takes_the_likeliest(parameters: dict, prompt: bytes) -> None:
-    written = generate(parameters, np.frombuffer(prompt, np.uint8), 0, jnp.float32(0), 6, MODEL)
+    written = write(parameters, np.frombuffer(prompt, np.uint8), 0, jnp.float32(0), 6, MODEL)
     assert np.asarray(written).tobytes() == greedy(parameters, prompt, 6)
 
 
@@ -184,7 +193,7 @@ def test_generation_at_temperature_0_takes_the_likeliest(parameters: dict, promp
 def test_equal_seeds_write_equal_texts(parameters: dict) -> None:
     def written(seed: int) -> bytes:
         prompt = np.frombuffer(b"The ", np.uint8)
-        return np.asarray(generate(parameters, prompt, seed, jnp.float32(1), 40, MODEL)).tobytes()
+        return np.asarray(write(parameters, prompt, seed, jnp.float32(1), 40, MODEL)).tobytes()
 
     assert written(1) == written(1)
     assert written(1) != written(2)
