@@ -139,10 +139,10 @@ def surround(
     """
     invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
     first, last = [], []
-    source = source_info_util.new_source_info()
+    source, context = source_info_util.new_source_info(), core.current_jaxpr_eqn_context()
 
     def apply(before: Any, after: Any, params: Any) -> Any:
-        return core.new_jaxpr_eqn([before], [after], primitive, params, set(), source)
+        return core.JaxprEqn([before], [after], primitive, params, set(), source, context)
 
     for i, params in enumerate(ins):
         if params is not None:

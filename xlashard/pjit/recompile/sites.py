@@ -77,7 +77,10 @@ class Sites:
             return Site()
         wrappers = tuple((c.co_filename, c.co_firstlineno, c.co_qualname) for c in codes)
         with self._lock:
-            return self._by_code.setdefault(codes[-1], {}).setdefault(wrappers, Site())
+            sites = self._by_code.setdefault(codes[-1], {})
+            if wrappers not in sites:
+                sites[wrappers] = Site()
+            return sites[wrappers]
 
 
 SITES = Sites()
