@@ -65,13 +65,15 @@ class CompiledProgram:
         """Return the same program, with the shardings of a placement as the user wrote them."""
         program = self.program
         parts = with_user_shardings(program.parts, placement, self.kept)
+        if parts is program.parts:
+            return self
         return replace(self, program=Program(program.loaded, parts, program.source, program.terms))
 
 
 def with_user_shardings(
     parts: ProgramParts, placement: ProgramPlacement, kept: Sequence[bool]
 ) -> ProgramParts:
-    """Return the parts of a program with the shardings of a placement as the user wrote them.
+    """Return the parts of a program, with the shardings of a placement as the user wrote them.
 
     Args:
         parts: The parts of the program.
@@ -87,6 +89,9 @@ def with_user_shardings(
     returned = [*placement.out_shardings, *(None,) * written]
     model = _model(ins[consts:], in_avals[consts:])
     outs = _named_after(model, returned, parts.out_shardings, out_avals, mesh)
+    pairs = zip((*ins, *outs), (*parts.in_shardings, *parts.out_shardings), strict=True)
+    if placement.committed == parts.committed and all([own is other for own, other in pairs]):
+        return parts
     return replace(parts, in_shardings=ins, out_shardings=outs, committed=placement.committed)
 
 

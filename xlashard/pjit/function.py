@@ -161,21 +161,24 @@ class Function:
                 on stand-ins where all shardings stand on abstract meshes.
         """
         traced, options = call.traced, self.options
-        check_closed_over(traced.jaxpr, traced.name, self.fun)
+        jaxpr, closed = traced.jaxpr, ()
+        used = (all_parts_of if keep_unused else used_parts_of)(jaxpr)
+        if jaxpr.consts:
+            check_closed_over(jaxpr, traced.name, self.fun)
+            closed = closed_over_places(compress(jaxpr.consts, used.consts), self.fun)
         device = self._device()
         if device is not None:
             # All arguments move to the requested device.
             arguments = tuple(a.unbound() for a in arguments)
-        used = (all_parts_of if keep_unused else used_parts_of)(traced.jaxpr)
         return ShardingRequest(
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
-            result_avals=tuple(map(tracing.shaped, traced.jaxpr.out_avals)),
+            result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
             result_paths=traced.result_paths,
             used=used.args,
             inner=used.inner,
-            closed=closed_over_places(compress(traced.jaxpr.consts, used.consts), self.fun),
+            closed=closed,
             mesh=call.mesh if device is None else None,
             device=device,
             assign=unassigned_devices if keep_unused else call.assign,

@@ -16,6 +16,7 @@ from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.runtime.shardings import default_memory_kind, layout_text
 from xlashard._jax.trace.jaxprs import (
     drop_unused,
+    has_unreduced,
     hoist,
     is_reference,
     short_index,
@@ -130,8 +131,10 @@ def lower_jaxpr(
         DeletedError: If a closed-over array is deleted.
         UnreducedError: If XLA can't do what the function does with unreduced values.
     """
-    check_closed_over(jaxpr, request.name)
-    check_reductions(jaxpr, request.name)
+    if jaxpr.consts:
+        check_closed_over(jaxpr, request.name)
+    if has_unreduced(jaxpr):
+        check_reductions(jaxpr, request.name)
     ready, signature = _ready(jaxpr, keep_unused=request.keep_unused)
     _check_indices(ready, request.name)
     placement = request.placement

@@ -193,7 +193,7 @@ class NamedSharding(_NamedBase):
         sizes, spec = grid_of(self.mesh).shape, self.normal_spec
         return all(sizes[axis] == 1 for axis in (*spec.axes, *spec.unreduced))
 
-    @property
+    @cached_property
     def is_unreduced(self) -> bool:
         """True if the devices hold partial results that are still to be reduced to the array."""
         unreduced = self.normal_spec.unreduced
@@ -224,7 +224,7 @@ class NamedSharding(_NamedBase):
             RankError: If the spec has more entries than the shape, were they None.
             DivisibilityError: If a dimension can't be cut evenly.
         """
-        _check_fits(self, self._checked_shape(aval_shape, "is_compatible_aval"))
+        check_fits(self, self._checked_shape(aval_shape, "is_compatible_aval"))
 
     def check_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
         """Check the rank of a shape."""
@@ -251,7 +251,13 @@ class NamedSharding(_NamedBase):
 
 
 @lru_cache(maxsize=_TILINGS_KEPT)
-def _check_fits(sharding: NamedSharding, shape: tuple[int, ...]) -> None:
+def check_fits(sharding: NamedSharding, shape: tuple[int, ...]) -> None:
+    """Check the rank and the sizes of the shape of a value of a program.
+
+    Raises:
+        RankError: If the spec has more entries than the shape.
+        DivisibilityError: If a dimension can't be cut evenly.
+    """
     sharding.check_compatible_aval(shape)
     validate_spec(sharding.normal_spec, grid_of(sharding.mesh), shape)
 

@@ -19,6 +19,15 @@ type Handle = Any
 Literal = core.Literal
 
 
+def has_unreduced(jaxpr: Jaxpr) -> bool:
+    """Return True if an operand or a result of an equation is unreduced."""
+    for eqn in equations(jaxpr):
+        types = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
+        if any([typed is not None and typed.spec.unreduced for typed in types]):
+            return True
+    return False
+
+
 def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
     """Return the type of an array of which a dimension is too long for the integers that index it.
 

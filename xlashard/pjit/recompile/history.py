@@ -132,7 +132,7 @@ class CallKey:
 
     def digest(self) -> int:
         """Return a hash that equal keys share."""
-        arguments = ((a.path, a.aval, a.sharding if a.committed else None) for a in self.arguments)
+        arguments = [(a.path, a.aval, a.sharding if a.committed else None) for a in self.arguments]
         rest = (self.mesh, self.in_shardings, self.out_shardings, self.donated, self.devices)
         settings = (self.statics, self.options, self.context)
         return hash((self.in_tree, tuple(arguments), rest, settings))

@@ -13,7 +13,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import DeviceMismatchError, MeshError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.shardings.unassigned import names_devices, on_devices
+from xlashard.pjit.shardings.unassigned import REPLICATED, on_devices
 from xlashard.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 
@@ -143,10 +143,10 @@ def device_sources(request: ShardingRequest) -> list[DeviceAssignmentSource]:
         if key in known:
             continue
         known.add(key)
-        if key[0] not in devices_by_id:
-            named = names_devices(sharding)
-            devices_by_id[key[0]] = tuple(sharding.devices) if named else None
         its_mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if key[0] not in devices_by_id:
+            is_assigned = sharding is not REPLICATED and not isinstance(its_mesh, AbstractMesh)
+            devices_by_id[key[0]] = tuple(sharding.devices) if is_assigned else None
         devices = devices_by_id[key[0]]
         sources.append(DeviceAssignmentSource(kind, subject, devices, its_mesh, decides))
     return sources

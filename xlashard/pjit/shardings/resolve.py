@@ -33,6 +33,7 @@ from xlashard.sharding import (
     XLACompatibleSharding,
     partition_spec,
 )
+from xlashard.sharding.named import check_fits
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,10 @@ def _fitting(
                 path=path,
             ) from None
     try:
-        requested.is_compatible_aval(shape)
+        if type(requested) is NamedSharding:
+            check_fits(requested, shape)
+        else:
+            requested.is_compatible_aval(shape)
     except GeometryError as error:
         hint = ""
         if isinstance(error, DivisibilityError):

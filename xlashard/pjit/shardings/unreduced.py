@@ -26,10 +26,9 @@ def check_reductions(jaxpr: Any, name: str) -> None:
             partitioner for any unreduced value.
     """
     for eqn in tracing.equations(jaxpr):
-        types = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
-        if not any([typed is not None and typed.spec.unreduced for typed in types]):
-            continue
         before = [axes for axes in map(_unreduced, eqn.invars) if axes]
+        if not before and not any(map(_unreduced, eqn.outvars)):
+            continue
         kind = eqn.primitive.name
         check_axes(_unreduced_aval(eqn), name)
         if not uses_shardy():
