@@ -24,7 +24,6 @@ PENDING = (
     "tests/pjit",
     "tests/program",
     "tests/sharding",
-    "xlashard/_jax",
     "xlashard/array",
     "xlashard/geometry",
     "xlashard/pjit",

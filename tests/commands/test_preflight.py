@@ -288,9 +288,7 @@ def test_libtpu_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
     code, _, err = run(*NEVER_MADE, PRODUCT)
     assert code == 2
-    assert err == (
-        "error: libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'\n"
-    )
+    assert err.startswith("error: ") and "libtpu: pip install 'xlashard[tpu]'\n" in err
 
 
 def test_libtpu_is_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

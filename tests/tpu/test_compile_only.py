@@ -44,7 +44,7 @@ from xlashard.tpu import topology
 pytestmark = pytest.mark.partitioner
 
 ALL = slice(None)
-ABSENT = r"no array can be put on v5e:2x4.*jax.ShapeDtypeStruct\("
+ABSENT = r"can.t be placed on v5e:2x4.*jax.ShapeDtypeStruct\("
 NEVER_RUNS = r"is compiled for v5e:2x4, a topology without chips.*serialize\(\)"
 
 
@@ -233,7 +233,7 @@ def test_reports_without_execution() -> None:
 def test_several_slices_are_named_so() -> None:
     found = topology("v5e-4", slices=2)
     sharding = NamedSharding(found.mesh({"data": 8}), P("data"))
-    with pytest.raises(CompileOnlyError, match="put on 2 slices of v5e:2x2,") as caught:
+    with pytest.raises(CompileOnlyError, match="placed on 2 slices of v5e:2x2,") as caught:
         device_put(np.ones(8), sharding)
     assert caught.value.topology == str(found)
 
@@ -241,7 +241,7 @@ def test_several_slices_are_named_so() -> None:
 @pytest.mark.parametrize("name", ["v4-8", "v5p-8", "v6e-4", "tpu7x-8", "v2-8"])
 def test_every_generation_is_named(name: str) -> None:
     found = topology(name)
-    with pytest.raises(CompileOnlyError, match=f"put on {found.name},"):
+    with pytest.raises(CompileOnlyError, match=f"placed on {found.name},"):
         device_put(1.0, found.devices[0])
 
 

@@ -141,7 +141,7 @@ def test_slices() -> None:
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
-    with pytest.raises(TopologyError, match=r"not installed: pip install 'xlashard\[tpu\]'"):
+    with pytest.raises(TopologyError, match=r"requires libtpu: pip install 'xlashard\[tpu\]'"):
         topology("v5e:2x16")
 
 

@@ -1,10 +1,10 @@
 """The only door to JAX's internals and to jaxlib.
 
 Nothing outside this package imports `jax._src`, `jaxlib`, `jax.interpreters` or `jax.extend`
-(a lint rule and `tests/test_layers.py` hold to that), and no test of JAX's version stands outside
-it. What another room needs of the internals gets a name and a short function here, so that a new
-JAX release is met in one place. Nothing is registered with JAX by importing this package: every
-registration stands in `compat.registration.install`.
+(a lint rule and `tests/test_layers.py` check it), and no other package tests JAX's version. Each
+internal function or class that another package needs has a short function here, so that a new JAX
+release requires changes in one place. Importing this package registers nothing with JAX: all
+registrations are in `compat.registration.install`.
 """
 
 from xlashard._jax.compat.versions import check_supported

@@ -1,7 +1,6 @@
-"""TensorStore, and what JAX has for checkpoints on top of it.
+"""TensorStore, and JAX's experimental checkpoint functions on top of it.
 
-JAX calls that module experimental; what is taken from it has been there under the same names since
-2022, some of it with an underscore.
+The names that are used here, some of them private, have existed since 2022.
 """
 
 try:
@@ -21,16 +20,16 @@ from typing import Any
 from jax.experimental.array_serialization import serialization, tensorstore_impl
 
 TS_CONTEXT: Any = serialization.TS_CONTEXT
-"""How much TensorStore reads and writes at a time, and how much it keeps of what it read."""
+"""TensorStore's limits for concurrent reads and writes, and the size of its cache."""
 
 CHUNK_LAYOUT: Any = tensorstore_impl._TS_CHUNK_LAYOUT
-"""How an array is cut into files where its metadata leave that open."""
+"""Default chunk layout of an array whose metadata set none."""
 
 ManagerBase = serialization.GlobalAsyncCheckpointManagerBase
-"""What libraries of today ask of a checkpoint manager whether it is one."""
+"""Base class by which other libraries recognise a checkpoint manager."""
 
 LimitInFlightBytes = tensorstore_impl._LimitInFlightBytes
-"""A number of bytes that reads share out among each other."""
+"""Budget of bytes in flight that concurrent reads share."""
 
 spec_has_metadata = tensorstore_impl._spec_has_metadata
 estimate_read_memory_footprint = tensorstore_impl.estimate_read_memory_footprint
@@ -39,7 +38,7 @@ get_tensorstore_spec = serialization.get_tensorstore_spec
 
 
 def metadata_of_driver(x: Any, driver: str) -> Mapping[str, Any]:
-    """What JAX lets a driver other than the era's write down beside an array."""
+    """Return the metadata that JAX makes for an array and a driver other than zarr."""
     return tensorstore_impl._get_tensorstore_metadata(x, driver=driver)
 
 

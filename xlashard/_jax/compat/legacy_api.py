@@ -1,11 +1,11 @@
-"""What programs of 2022 and 2023 reach for inside of JAX, where it is there today."""
+"""Internals of JAX that programs of 2022 and 2023 use, at their current places."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Each of these two is imported by JAX only when it is asked for. The era's modules stand in place
-# of them, and need them loaded before.
+# JAX imports multihost_utils and pjit lazily. The legacy modules replace them in sys.modules, and
+# need the originals loaded before.
 import jax.core
 import jax.experimental.multihost_utils
 import jax.experimental.pjit
@@ -32,7 +32,7 @@ from jax._src.random import prng as inner_prng
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import MeshError
 
-# Modules, and not their names one by one: what a program reaches for is listed where it does so.
+# Whole modules: `xlashard.legacy.modules` lists the names that programs use.
 core: Any = inner_core
 jaxprs: Any = jax.extend.core
 functions: Any = jax.extend.linear_util
@@ -50,19 +50,19 @@ compile_options: Any = get_compile_options
 
 
 def concrete_class(shown: type) -> Any:
-    """The class whose instances JAX gives out for one that it shows: of arrays, that of handles."""
+    """Return the concrete class of a public class of JAX, for `jax.Array` that of handles."""
     return ArrayImpl if shown is jax.Array else shown
 
 
-def call_when_set(flag: Any, told: Callable[[], None]) -> Callable[[], None]:
-    """Calls a function each time that a setting is given a value.
+def call_when_set(flag: Any, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call a function each time a setting is assigned.
 
     Args:
         flag: The setting.
-        told: The function.
+        callback: The function.
 
     Returns:
-        Ends that.
+        A function that ends the calls.
     """
     before = flag._update_global_hook, flag._update_thread_local_hook
 
@@ -70,7 +70,7 @@ def call_when_set(flag: Any, told: Callable[[], None]) -> Callable[[], None]:
         def both(value: Any) -> None:
             if hook is not None:
                 hook(value)
-            told()
+            callback()
 
         return both
 
@@ -82,31 +82,31 @@ def call_when_set(flag: Any, told: Callable[[], None]) -> Callable[[], None]:
 
 
 EMPTY_MESH: Mesh = mesh_lib.EMPTY_ENV.physical_mesh
-"""The mesh without devices, which stands where none is in force."""
+"""The mesh without devices, which is in force outside of every `with mesh:` block."""
 
 
 def stacked_meshes() -> tuple[Mesh, ...]:
-    """The meshes of the `with` blocks around here, outermost first; the first one may be empty."""
+    """Return the meshes of the enclosing `with` blocks, outermost first; the first may be empty."""
     return tuple(env.physical_mesh for env in mesh_lib.thread_resources.stack)
 
 
 def set_context_mesh(mesh: Mesh) -> None:
-    """Puts another mesh in force in this thread, until the innermost `with mesh:` block ends.
+    """Replace the mesh of this thread until the innermost `with mesh:` block ends.
 
     Args:
-        mesh: The mesh; the empty one for none.
+        mesh: The mesh; `EMPTY_MESH` for none.
     """
     resources = mesh_lib.thread_resources
     resources.stack[-1] = resources.env = mesh_lib.ResourceEnv(mesh)
-    # What JAX's caches tell programs apart by.
+    # This setting is part of the keys of JAX's caches.
     config.mesh_context_manager.set_local(tuple(m for m in stacked_meshes() if not m.empty))
 
 
 class PlaceholderMesh(Mesh):
-    """A mesh of objects that stand for devices, and may have no hash, which JAX's own must have.
+    """Mesh of placeholder objects in place of devices, which may be unhashable.
 
-    JAX finds equal meshes by their devices' hashes and makes them one; these are compared instead.
-    They are for asking where things would lie, and nothing can be computed on them.
+    JAX interns meshes by the hashes of their devices; placeholder meshes are compared instead. They
+    serve to compute shard indices, and no program runs on them.
 
     Args:
         devices: The devices, an array of objects.
@@ -114,7 +114,7 @@ class PlaceholderMesh(Mesh):
     """
 
     def __new__(cls, devices: Any, axis_names: tuple[str, ...]) -> "PlaceholderMesh":
-        """A mesh past JAX's table of them."""
+        """Create a mesh without interning it."""
         held = devices.copy()
         held.flags.writeable = False
         self = object.__new__(cls)
@@ -131,14 +131,14 @@ class PlaceholderMesh(Mesh):
 
     @property
     def abstract_mesh(self) -> Any:
-        """What JAX asks of a mesh before it traces or places anything.
+        """Refuse to trace or place anything on this mesh.
 
         Raises:
             MeshError: Always.
         """
         raise MeshError(
-            f"{self!r} stands on {type(self.devices.flat[0]).__name__}s, which are no devices of "
-            "JAX: nothing can be computed on it; build one of jax.devices()"
+            f"{self!r} consists of {type(self.devices.flat[0]).__name__}s instead of devices of "
+            "JAX, and no program runs on it: build a mesh of jax.devices()"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -160,13 +160,13 @@ class PlaceholderMesh(Mesh):
 
 
 def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
-    """Makes `jax.pmap` ask about every argument of a type before it deals it out.
+    """Make `jax.pmap` check every argument of a type before sharding it.
 
-    It makes a program for all that looks like an array, and asks no class what it thinks of that.
+    `jax.pmap` accepts every object with a shape and a dtype, and has no hook for its class.
 
     Args:
         array_type: The class.
-        refuse: Is given the argument, and raises.
+        refuse: Function of the argument, which raises.
     """
     size_of = pmap_module._mapped_axis_size
 
@@ -178,9 +178,9 @@ def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
                     refuse(arg)
         return size_of(args, in_axes)
 
-    # By this name every call looks it up, also of functions that were wrapped earlier.
+    # Every call looks the function up by this name, also calls of functions wrapped before.
     pmap_module._mapped_axis_size = checked
 
 
 pmap = pmap_module.pmap
-"""JAX's own, also where another one stands under its name."""
+"""JAX's own `pmap`, also while `jax.pmap` is replaced."""

@@ -1,8 +1,7 @@
-"""Flags of the migration era, as settings of JAX of the same make as its own.
+"""Flags of JAX 0.3 and 0.4 as settings of the same class as JAX's own.
 
-They are part of the keys of JAX's caches from when they are made, so that neither a trace nor a
-program of one mode is taken for one of the other. `jax.config` shows them only from `show` to
-`hide`.
+The flags are part of the keys of JAX's caches, so that traces and programs of two modes are never
+exchanged. `jax.config` has them only between `show` and `hide`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +16,17 @@ from jax._src.lib import _jax
 _unset = _jax.config.unset
 
 type Flag = Any
-"""A setting: `flag.value` is what is in force, `flag(value)` a context for one thread."""
+"""A setting: `flag.value` is the current value, `flag(value)` a context manager for one thread."""
 
 
 def new_flag[T: (bool, str)](name: str, default: T, about: str, parse: Callable[[Any], T]) -> Flag:
-    """Makes a setting that is part of what JAX tells traces and calls apart by.
+    """Create a setting that is part of JAX's trace context and dispatch key.
 
     Args:
         name: Its name.
-        default: Its value in all threads until somebody says otherwise.
-        about: One sentence for the help of the command line.
-        parse: Reads a value that somebody gives.
+        default: Its initial value in all threads.
+        about: One sentence for the command line's help.
+        parse: Parses and checks an assigned value.
     """
     flag = config.State(
         name,
@@ -38,47 +37,47 @@ def new_flag[T: (bool, str)](name: str, default: T, about: str, parse: Callable[
         include_in_jit_key=True,
         include_in_trace_context=True,
     )
-    # Whoever asks JAX for its settings isn't told of this one.
+    # Keep the setting out of JAX's own list.
     config.config_states.pop(name)
     return flag
 
 
 def set_everywhere(flag: Flag, value: Any) -> None:
-    """Sets what is in force in all threads that say nothing else."""
+    """Set the global value, for all threads without a value of their own."""
     flag._set(value)
 
 
 class ThreadValue:
-    """A value of each thread that jaxlib's dispatcher tells calls apart by.
+    """Thread-local value that is part of the dispatch key.
 
     Args:
-        name: Its name to jaxlib.
-        default: What it is in threads that set none.
+        name: Its name in jaxlib.
+        default: Its value in threads that set none.
     """
 
     def __init__(self, name: str, default: Any) -> None:
         self._state = _jax.config.Config(name, default, include_in_jit_key=True)
 
     def get(self) -> Any:
-        """The value in this thread."""
+        """Return the value of this thread."""
         return self._state.value
 
     def set(self, value: Any) -> None:
-        """Sets it in this thread."""
+        """Set the value of this thread."""
         self._state.set_local(value)
 
 
 def own_flag(name: str) -> Flag:
-    """A setting that JAX has itself."""
+    """Return a setting of JAX."""
     return config.config_states[name]
 
 
 def add_to_dispatch_key(flags: Sequence[Flag], name: str) -> None:
-    """Lets jaxlib's dispatcher know whether any of some of JAX's settings is on.
+    """Add to the dispatch key a flag that is on while any of some settings of JAX is on.
 
     Args:
-        flags: Settings that JAX's keys don't hold.
-        name: What to call that to jaxlib.
+        flags: Settings that are not part of JAX's keys.
+        name: The name of the new flag in jaxlib.
     """
     state = _jax.config.Config(name, False, include_in_jit_key=True)
 
@@ -106,7 +105,7 @@ def _after(first: Callable[[Any], None] | None, then: Callable[[], None]) -> Cal
 
 
 def show(flags: Sequence[Flag]) -> None:
-    """Puts settings on `jax.config`: as attributes, for `update` and for the command line."""
+    """Add settings to `jax.config`: its attributes, `update` and the command line."""
     for flag in flags:
         if flag.name in jax.config._value_holders:
             continue
@@ -131,7 +130,7 @@ def code_of_reads() -> CodeType:
 
 
 def hide(flags: Sequence[Flag]) -> None:
-    """Takes settings off `jax.config`; their values stay."""
+    """Remove settings from `jax.config`; their values stay."""
     for flag in flags:
         if jax.config._value_holders.get(flag.name) is not flag:
             continue
@@ -143,7 +142,7 @@ def hide(flags: Sequence[Flag]) -> None:
 
 
 def define_for_absl(flags: Sequence[Flag]) -> None:
-    """Lets `absl.app.run` read settings from the command line, besides all of JAX's own."""
+    """Let `absl.app.run` parse settings and all of JAX's own from the command line."""
     if not jax.config.use_absl:
         jax.config.config_with_absl()
     for flag in flags:
@@ -152,10 +151,10 @@ def define_for_absl(flags: Sequence[Flag]) -> None:
 
 
 def absl_app() -> Any:
-    """The module of absl that starts programs; nobody needs it who does not ask for it.
+    """Import and return `absl.app`.
 
     Raises:
-        ImportError: absl isn't there.
+        ImportError: absl is not installed.
     """
     from absl import app  # an optional package
 
@@ -163,11 +162,11 @@ def absl_app() -> Any:
 
 
 def parse_with_absl(flags: Sequence[Flag], arguments: Sequence[str]) -> None:
-    """Reads settings, and all of JAX's own, from a command line that nobody else reads yet.
+    """Parse settings and all of JAX's own from a command line, without `absl.app.run`.
 
     Args:
         flags: The settings.
-        arguments: Those of the command line.
+        arguments: The arguments of the command line.
     """
     jax.config.parse_flags_with_absl()
     for flag in flags:
@@ -179,11 +178,11 @@ def parse_with_absl(flags: Sequence[Flag], arguments: Sequence[str]) -> None:
 
 
 def take_from_absl(flags: Sequence[Flag]) -> None:
-    """Sets what the command line said."""
+    """Set the values that the command line contained."""
     for flag in flags:
-        said = jax.config.absl_flags.FLAGS[flag.name]
-        if said.present:
-            flag._set(said.value)
+        value = jax.config.absl_flags.FLAGS[flag.name]
+        if value.present:
+            flag._set(value.value)
 
 
 def _define(flag: Flag) -> None:

@@ -1,6 +1,6 @@
-"""Everything that this project registers with JAX or sets there, in one list.
+"""Register arrays and shardings with JAX, and apply settings of the environment.
 
-But for `xlashard.legacy`, whose docstring has its own: it is in force only where that is imported.
+All registrations are here, except those of `xlashard.legacy`, whose docstring lists them.
 """
 
 import functools
@@ -32,14 +32,14 @@ def install(
     sharding_types: Sequence[type],
     check_constant: Callable[[Any], None],
 ) -> None:
-    """Makes JAX take an array type for what it is. Doing it again changes nothing.
+    """Register an array type and sharding types with JAX, once.
 
     Args:
-        array_type: The class; its instances hold their buffer handle in the slot `_buffers`,
-            and give it to other code by the property `_handle`.
-        wrappers: What makes instances of handles.
-        sharding_types: Our classes of shardings that derive from one of JAX's.
-        check_constant: Refuses a handle that can't become a constant of a program of JAX.
+        array_type: The class. Its instances hold their buffer handle in the slot `_buffers` and
+            return it from the property `_handle`.
+        wrappers: The functions that make instances of handles.
+        sharding_types: The classes of shardings that derive from JAX's.
+        check_constant: Function that raises for a handle that cannot be a constant of a program.
     """
     if array_type in _installed:
         return
@@ -52,26 +52,25 @@ def install(
             check_constant(val)
             raise
 
-    # Operators have put its handle in its place: only what is said of one that can't be read is
-    # ours.
+    # Operators replace an array by its handle, so only the error is ours.
     mlir.register_constant_handler(HandleType, constant_of_handle)
     install_array_type(array_type)
-    # jaxlib's dispatcher: results out.
+    # Results of jaxlib's dispatcher.
     dispatch.register_wrapping(wrappers)
-    # Arrays that span processes, where JAX asks for its own class.
+    # Functions of JAX that accept only its own class of arrays.
     unwrap_in_multihost_utils(array_type, _HANDLE)
-    # What its own compiled functions give back is said on the mesh of what they were given.
+    # Results of jax.jit are named on the mesh of the arguments.
     for kind in sharding_types:
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
             if issubclass(kind, base):
                 pxla._orig_out_sharding_handlers[kind] = name_on_mesh
-    # Whether results are looked through for NaN.
+    # jax_debug_nans and jax_debug_infs.
     watch_flags()
-    # Whether an executable came out of the persistent cache.
+    # Hits in the persistent compilation cache.
     jax.monitoring.register_event_listener(note_event)
-    # The search for TPUs on a machine without one.
+    # Messages of libtpu on a machine without TPUs.
     probe_for_tpus_quietly()
-    # Frames of ours are none of the user's: errors and profiles name the line that is.
+    # Source locations and tracebacks name the user's line, and not ours.
     for folder in INNER_FOLDERS:
         source_info_util.register_exclusion(folder)
         hide_frames(folder)
@@ -82,13 +81,13 @@ _HANDLE = attrgetter("_handle")
 
 
 def install_array_type(array_type: type) -> None:
-    """Makes JAX take a class of arrays, or one that derives from it, for what it is.
+    """Register a class of arrays with JAX.
 
-    JAX's tables hold the very classes, so each derived class needs entries of its own.
+    JAX looks classes up exactly, so each derived class has to be registered as well.
 
     Args:
-        array_type: The class; its instances hold their buffer handle in the slot `_buffers`,
-            and give it to other code by the property `_handle`.
+        array_type: The class. Its instances hold their buffer handle in the slot `_buffers` and
+            return it from the property `_handle`.
     """
 
     def aval_of(x: Any) -> Any:
@@ -108,20 +107,20 @@ def install_array_type(array_type: type) -> None:
     def constant(val: Any, aval: Any) -> Any:
         return constant_of_handle(val._handle, aval)
 
-    # Its abstract value, wherever JAX looks at an argument or a closed-over value.
+    # The abstract value of an argument or a closed-over value.
     core.pytype_aval_mappings[array_type] = aval_of
-    # Operators of JAX take the handle itself.
+    # Operators of JAX compute with the handle.
     dtypes.register_canonicalize_value_handler(array_type, _HANDLE)
-    # Placement of arguments of JAX's own compiled functions.
+    # Placement of arguments of jax.jit.
     pxla.shard_arg_handlers[array_type] = shard_arg
     # Closed-over values of traced functions.
     mlir.register_constant_handler(array_type, constant)
-    # jaxlib's dispatcher: arguments in.
+    # Arguments of jaxlib's dispatcher.
     dispatch.register_unwrapping(array_type, "_buffers")
 
 
 def apply_flags(flags: Flags) -> None:
-    """Sets what the environment says of JAX and of logs; what it leaves unsaid stays as it is."""
+    """Apply the environment variables that concern JAX and logs; unset ones change nothing."""
     if flags.partitioner is not None:
         jax.config.update("jax_use_shardy_partitioner", flags.partitioner == "shardy")
     if flags.explain_recompiles:
@@ -131,13 +130,15 @@ def apply_flags(flags: Flags) -> None:
         exit_on_uncaught_error()
 
 
-# By these names they are looked up at each call, so that who imported `process_allgather` earlier
-# comes through here as well.
+# Looked up by name at each call, also by a `process_allgather` that was imported before.
 _NAMES = ("_handle_array_process_allgather", "assert_equal")
 
 
 def unwrap_in_multihost_utils(array_type: type, handle_of: Callable[[Any], Any]) -> None:
-    """Makes those functions see the handle of every array of a type, or of one derived from it."""
+    """Make functions of `jax.experimental.multihost_utils` take the handles of arrays of a type.
+
+    These functions treat any array of another class than JAX's as local NumPy data.
+    """
 
     def bare(x: Any) -> Any:
         return handle_of(x) if isinstance(x, array_type) else x

@@ -1,4 +1,4 @@
-"""Which JAX releases this project runs on, checked before anything internal is touched."""
+"""Supported releases of JAX, checked before any internal module is imported."""
 
 import jax
 
@@ -7,7 +7,7 @@ BELOW = (0, 13)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Reads the leading numbers of a version: `"0.12.0.1"` is `(0, 12, 0, 1)`."""
+    """Parse the leading numbers of a version: `"0.12.0.1"` is `(0, 12, 0, 1)`."""
     numbers: list[int] = []
     for part in text.split("."):
         digits = ""
@@ -22,13 +22,13 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def check_supported(version: str = jax.__version__) -> None:
-    """Refuses a JAX outside the supported window, in one sentence.
+    """Refuse a JAX outside of the supported versions.
 
     Raises:
-        ImportError: If `version` is older or newer than what was tested.
+        ImportError: If `version` is older or newer.
     """
-    found = parse_version(version)
-    if MINIMUM <= found < BELOW:
+    installed = parse_version(version)
+    if MINIMUM <= installed < BELOW:
         return
     low, high = ".".join(map(str, MINIMUM)), ".".join(map(str, BELOW))
     raise ImportError(  # no-catalogue: raised at import

@@ -13,12 +13,12 @@ from xlashard.lazily import dataclass
 
 @dataclass(frozen=True)
 class Constraint:
-    """A sharding that stands inside the body, as an operation of GSPMD or of Shardy.
+    """A sharding constraint inside the body, as an operation of GSPMD or of Shardy.
 
     Attributes:
         text: The HLO sharding, or Shardy's attribute.
-        open_dims: Dimensions that the partitioner may still cut; in Shardy's the text has them.
-        shardy: Whether it is Shardy's.
+        open_dims: Dimensions that the partitioner may shard further; Shardy's text contains them.
+        shardy: True for an operation of Shardy.
     """
 
     text: str
@@ -27,12 +27,12 @@ class Constraint:
 
 
 def drop_attributes(main: Function, of: str, chosen: Sequence[bool], names: Sequence[str]) -> None:
-    """Takes attributes off the chosen arguments or results.
+    """Remove attributes of the chosen arguments or results.
 
     Args:
         main: The function.
         of: `"arg_attrs"` or `"res_attrs"`.
-        chosen: For each argument or result, whether its attributes go.
+        chosen: For each argument or result, True to remove its attributes.
         names: The names of the attributes.
     """
     rows = main.operation.attributes.get(of)
@@ -66,7 +66,7 @@ def _merged(old: Any, new: Sequence[Attributes]) -> Any:
 
 
 def make_entry(main: Function) -> None:
-    """Gives a function the name and the visibility by which the compiler finds where to start."""
+    """Make a function the entry point: public, and named `main`."""
     operation = main.operation
     with _within(main):
         name = ir.StringAttr(operation.attributes["sym_name"]).value
@@ -82,12 +82,12 @@ def annotate(
     results: Sequence[Attributes],
     module_attributes: Attributes,
 ) -> None:
-    """Writes attributes on a function's arguments and results, and on its module.
+    """Set attributes of a function's arguments and results, and of its module.
 
-    Attributes that are there already stay, unless one of the same name is written.
+    Existing attributes of other names stay.
 
     Raises:
-        ValueError: If an attribute's text is not what MLIR reads.
+        ValueError: If MLIR can't parse an attribute's text.
     """
     module = main.operation.parent.opview
     with _within(main):
@@ -107,7 +107,7 @@ def _within(main: Function) -> Any:
 
 
 def sharding_call(value: Value, constraint: Constraint) -> Any:
-    """The operation by which GSPMD pins the sharding of a value, here at the insertion point."""
+    """Insert and return GSPMD's sharding constraint of a value."""
     dims = ",".join(map(str, constraint.open_dims))
     op = mlir.custom_call(
         "Sharding",
@@ -121,7 +121,7 @@ def sharding_call(value: Value, constraint: Constraint) -> Any:
 
 
 def shardy_constraint(value: Value, text: str) -> Value:
-    """The operation by which Shardy pins the sharding of a value, here at the insertion point."""
+    """Insert Shardy's sharding constraint of a value, and return its result."""
     return mlir.dialects.sdy.sharding_constraint(value, ir.Attribute.parse(text))
 
 
@@ -130,7 +130,7 @@ def constrain_boundary(
     args: Sequence[Constraint | None],
     results: Sequence[Sequence[Constraint]],
 ) -> None:
-    """Pins arguments right where they come in, and results right before they are returned."""
+    """Insert sharding constraints after the arguments and before the results."""
     if not any(args) and not any(results):
         return
     block = entry_block(main)
@@ -147,12 +147,12 @@ def constrain_boundary(
                     ret.operands[i] = shardy_constraint(ret.operands[i], constraint.text)
                 else:
                     pinned = sharding_call(ret.operands[i], constraint).result
-                    # GSPMD lets a pin go that a program ends with, so something has to follow it.
+                    # GSPMD drops a constraint whose value is a result.
                     ret.operands[i] = hlo.optimization_barrier([pinned])
 
 
 def annotate_memory_kinds(main: Function, memory_kinds: Sequence[str | None]) -> None:
-    """Marks results that must end in a memory other than the device's default one."""
+    """Annotate results that must be in another memory than the device's default one."""
     if not any(memory_kinds):
         return
     block = entry_block(main)

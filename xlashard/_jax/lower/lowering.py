@@ -1,4 +1,4 @@
-"""JAX's lowering rules: from a jaxpr to the body of a StableHLO module."""
+"""Lower jaxprs to the body of a StableHLO module, by JAX's lowering rules."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from xlashard.lazily import dataclass
 
 @dataclass(frozen=True, eq=False)
 class LoweredBody:
-    """A module with an unannotated `@main`, and what must live as long as its program.
+    """A module with an unannotated `@main`, and the objects that must live as long as its program.
 
     Attributes:
         module: The module; `@main` takes the tokens of `ordered_effects`, then the arguments.
@@ -33,7 +33,7 @@ class LoweredBody:
         ordered_effects: Effects whose tokens come first among arguments and results.
         has_effects: True if the program must be run with tokens.
         keepalives: Python objects that the module points to.
-        host_callbacks: Callbacks that the compiler is handed.
+        host_callbacks: Callbacks to pass to the compiler.
         callbacks: The names of the Python functions that the program calls.
     """
 
@@ -48,13 +48,13 @@ class LoweredBody:
 
 @dataclass(frozen=True)
 class LoweringTarget:
-    """Where a body is going to run.
+    """Platform and devices to lower for.
 
     Attributes:
         platform: `"cpu"`, `"tpu"`, `"cuda"`, ...
         client: The PJRT client, or None to lower without one.
         devices: The device assignment.
-        shardings: The shardings in play, for primitives that need to know the mesh or the memory.
+        shardings: The shardings of the program, for primitives that depend on mesh or memory.
     """
 
     platform: str
@@ -66,11 +66,11 @@ class LoweringTarget:
 def lower_body(
     jaxpr: Jaxpr, name: str, arg_names: Sequence[str], to: LoweringTarget
 ) -> LoweredBody:
-    """Lowers a closed jaxpr into the `@main` of a fresh module, without annotations."""
+    """Lower a closed jaxpr into the `@main` of a new module, without annotations."""
     unlowerable = effects_lib.lowerable_effects.filter_not_in(jaxpr.effects)
     if unlowerable:
         # no-catalogue: effects of references differ by number
-        raise CompileError(f"a program can't carry these effects: {unlowerable}")
+        raise CompileError(f"the program has effects that JAX can't lower: {unlowerable}")
     ordered = tuple(effects_lib.ordered_effects.filter_in(jaxpr.effects))
     unordered = tuple(effects_lib.ordered_effects.filter_not_in(jaxpr.effects))
     if len(to.devices) > 1:
@@ -89,7 +89,7 @@ def lower_body(
             len(to.devices), bound, _abstract_mesh(to.shardings) if bound else None
         ),
         keepalives=[],
-        # The first channel is the collectives'.
+        # The first channel is reserved for collectives.
         channel_iterator=itertools.count(mlir.COLLECTIVE_CHANNEL_ID + 1),
         host_callbacks=[],
         lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
@@ -122,7 +122,7 @@ def lower_body(
 
 
 def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:
-    """True if no value is meant for another memory; only then rules may leave transfers out."""
+    """Return True if every value is in the default memory; only then rules may omit transfers."""
     transfers = pxla.jaxpr_transfer_mem_kinds(jaxpr)
     return pxla.are_all_shardings_default_mem_kind(
         [*shardings, *inner_shardings(jaxpr), *transfers]
@@ -130,7 +130,7 @@ def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:
 
 
 def memory_kind_of(aval: Any) -> str | None:
-    """The memory that the type of a value names, None for the default one."""
+    """Return the memory kind in the type of a value; None for the default one."""
     space = getattr(aval, "memory_space", None)
     if space in (None, core.MemorySpace.Device, core.MemorySpace.Any):
         return None
@@ -141,19 +141,19 @@ def _abstract_mesh(shardings: Sequence[Any]) -> AbstractMesh | None:
     meshes = {s.mesh.abstract_mesh for s in shardings if isinstance(s, JaxNamedSharding)}
     if len(meshes) > 1:
         raise CompileError(  # no-catalogue: no primitive of JAX needs it under two meshes
-            f"a primitive inside needs to know the mesh, but the shardings name {len(meshes)}: "
+            f"a primitive of the program requires one mesh, but its shardings have {len(meshes)}: "
             + ", ".join(map(str, meshes))
         )
     return next(iter(meshes), None)
 
 
 def uses_shardy() -> bool:
-    """Which partitioner JAX's own rules write for; ours follow."""
+    """Return True if the Shardy partitioner is in force, False for GSPMD."""
     return config.use_shardy_partitioner.value
 
 
 def lift_meshes(module: Any) -> None:
-    """Gives each mesh that stands inside an annotation one `sdy.mesh` symbol."""
+    """Replace each mesh inside an annotation by a `sdy.mesh` symbol."""
     with module.context:
         passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(
             module.operation
@@ -161,13 +161,13 @@ def lift_meshes(module: Any) -> None:
 
 
 def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
-    """The operation that pins the sharding of a value inside a body.
+    """Insert the sharding constraint of a value inside a body, and return its result.
 
     Args:
         ctx: The context of a lowering rule.
         x: The value.
-        text: The attribute: of Shardy, or the HLO sharding.
-        open_dims: Dimensions left to the partitioner (HLO form; in Shardy's the text says it).
+        text: Shardy's attribute, or the HLO sharding.
+        open_dims: Dimensions left to the partitioner; Shardy's text contains them.
     """
     if uses_shardy():
         return annotations.shardy_constraint(x, text)
@@ -175,7 +175,7 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
 
 
 def device_count(ctx: Any) -> int:
-    """Return how many devices the program is for that a lowering rule writes a part of."""
+    """Return the number of devices of the program that a lowering rule emits."""
     axis_context = ctx.module_context.axis_context
     if isinstance(axis_context, sharding_impls.SPMDAxisContext):
         return axis_context.mesh.size
@@ -183,7 +183,7 @@ def device_count(ctx: Any) -> int:
 
 
 def manual_axes(ctx: Any) -> frozenset[str]:
-    """The mesh axes over which `shard_map` runs this part of a body by hand."""
+    """Return the mesh axes that are manual here, inside a `shard_map`."""
     axis_context = ctx.module_context.axis_context
     if not isinstance(axis_context, sharding_impls.SPMDAxisContext):
         return frozenset()
@@ -191,18 +191,18 @@ def manual_axes(ctx: Any) -> frozenset[str]:
 
 
 def manual_text(ctx: Any, sharding: JaxSharding, ndim: int) -> str:
-    """The HLO sharding of a value where some mesh axes are manual."""
+    """Return the HLO sharding of a value where some mesh axes are manual."""
     axis_context = ctx.module_context.axis_context
     return hlo_text(mlir.add_manual_axes(axis_context, sharding, ndim)._to_xla_hlo_sharding(ndim))
 
 
 def register_lowering(primitive: Any, rule: Any) -> None:
-    """Sets the lowering rule of a primitive, for every platform."""
+    """Register the lowering rule of a primitive, for every platform."""
     mlir.register_lowering(primitive, rule)
 
 
 def dtype_name(aval: Any) -> str:
-    """`float32[8,16]`, as a jaxpr prints it; `token`."""
+    """Return the type of a value as jaxprs print it, such as `float32[8,16]` or `token`."""
     if aval is core.abstract_token:
         return "token"
     return aval.str_short() if isinstance(aval, core.ShapedArray) else str(aval)

@@ -15,7 +15,7 @@ from xlashard.lazily import dataclass, deferred
 if TYPE_CHECKING:
     from jaxlib.mlir.dialects import mhlo
 else:
-    # As long to import as a tenth of xlashard.
+    # Importing it takes a tenth of the time of xlashard.
     mhlo = deferred("jaxlib.mlir.dialects.mhlo")
 
 
@@ -23,24 +23,24 @@ type Module = Any
 type Function = Any
 type Value = Any
 type Attributes = Mapping[str, Any]
-"""Names and values; a value is a bool, an int (i32), a text, or `Parsed` MLIR text."""
+"""Names and values; a value is a bool, an int (i32), a string, or `Parsed` MLIR text."""
 
 
-# XLA starts in a function of this name.
+# XLA's entry point.
 ENTRY = "main"
 
 
 class Parsed(str):
-    """An attribute's value given as MLIR text."""
+    """Value of an attribute as MLIR text."""
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """The type of a tensor.
+    """Type of a tensor.
 
     Attributes:
-        shape: Its dimensions, None for one that is not known before it runs.
-        element: The type of its elements in MLIR's writing: `f32`, `ui8`, `complex<f64>`.
+        shape: Its dimensions, None for a dynamic one.
+        element: The type of its elements in MLIR's syntax: `f32`, `ui8`, `complex<f64>`.
     """
 
     shape: tuple[int | None, ...]
@@ -52,7 +52,7 @@ class TensorType:
 
 
 class SourceLocation(NamedTuple):
-    """A line of source, and the name of the function around it."""
+    """A line of source and the name of its function."""
 
     file: str
     line: int
@@ -60,12 +60,12 @@ class SourceLocation(NamedTuple):
 
 
 def to_text(module: Module, *, debug_info: bool = False) -> str:
-    """The module as MLIR text."""
+    """Return the module as MLIR text."""
     return mlir.module_to_string(module, enable_debug_info=debug_info)
 
 
 def to_bytecode(module: Module) -> bytes:
-    """The module as MLIR bytecode."""
+    """Return the module as MLIR bytecode."""
     return mlir.module_to_bytecode(module)
 
 
@@ -83,18 +83,18 @@ def to_mhlo(module: Module) -> Module:
 
 
 def without_locations(module: Module) -> Module:
-    """A copy of the module that does not say where its operations come from."""
+    """Return a copy of the module without source locations."""
     with module.context:
         copy = module.operation.clone()
         strip = passmanager.PassManager.parse("builtin.module(strip-debuginfo)")
-        # What it takes away can't make a module invalid, and looking takes longer than doing it.
+        # Removing locations keeps a module valid, and the verifier takes longer than the pass.
         strip.enable_verifier(False)
         strip.run(copy)
     return copy
 
 
 def source_locations(module: Module) -> Iterator[tuple[SourceLocation, ...]]:
-    """Where each operation of a module comes from: a stack of calls, the innermost first."""
+    """Yield the call stack that each operation of a module comes from, innermost call first."""
     for op in operations(module.operation):
         yield tuple(_source_locations(op.location))
 
@@ -110,12 +110,12 @@ def _source_locations(location: Any, function: str = "") -> Iterator[SourceLocat
 
 
 def digest(module: Module) -> str:
-    """A digest of all that a module says, but for where its operations come from."""
+    """Return a digest of a module, source locations excepted."""
     return hashlib.sha256(to_bytecode(without_locations(module))).hexdigest()
 
 
 def main_function(module: Module) -> Function | None:
-    """The `func.func` that a program starts in: `@main`, or the only public function."""
+    """Return the entry point of a module: `@main`, or the only public function."""
     public = []
     for op in module.body.operations:
         if not isinstance(op, func_dialect.FuncOp) or op.is_external:
@@ -129,7 +129,7 @@ def main_function(module: Module) -> Function | None:
 
 
 def function_names(module: Module) -> list[str]:
-    """The names of a module's functions, in order."""
+    """Return the names of a module's functions, in order."""
     return [
         ir.StringAttr(op.attributes["sym_name"]).value
         for op in module.body.operations
@@ -138,7 +138,7 @@ def function_names(module: Module) -> list[str]:
 
 
 def call_cycle(module: Module) -> list[str]:
-    """The names of functions that call each other in a circle, none where no such are."""
+    """Return the names of functions that call each other in a cycle; an empty list without one."""
     calls = {
         ir.StringAttr(op.attributes["sym_name"]).value: _callees(op)
         for op in module.body.operations
@@ -160,7 +160,7 @@ def _callees(function: Function) -> list[str]:
 
 
 def function_types(main: Function) -> tuple[list[TensorType | str], list[TensorType | str]]:
-    """The types of the arguments and of the results; a text for what is no ranked tensor."""
+    """Return the types of arguments and results; as text unless they are ranked tensors."""
     kind = main.type
     return [_tensor_type(t) for t in kind.inputs], [_tensor_type(t) for t in kind.results]
 
@@ -207,11 +207,11 @@ def _is_of_one_device(value: Value, functions: Mapping[str, Function]) -> bool:
 
 
 _ONE_DEVICE = re.compile(r"maximal|mesh<\[\], device_ids=\[\d+\]>")
-"""A mesh without axes and with one device in Shardy's writing, or what GSPMD calls it."""
+"""Shardy's mesh without axes and with one device, or GSPMD's maximal sharding."""
 
 
 def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
-    """The attributes of each argument or result; numbers, texts and bools are Python's own.
+    """Return the attributes of each argument or result as Python values or `Parsed` text.
 
     Args:
         main: The function.
@@ -225,9 +225,9 @@ def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
 
 
 def module_attribute(module: Module, name: str) -> Any:
-    """An attribute of the module, None where it has none of that name."""
-    found = module.operation.attributes.get(name)
-    return None if found is None else _python_value(found)
+    """Return an attribute of the module, None if the module lacks it."""
+    value = module.operation.attributes.get(name)
+    return None if value is None else _python_value(value)
 
 
 def _python_value(attribute: Any) -> Any:
@@ -238,7 +238,7 @@ def _python_value(attribute: Any) -> Any:
 
 
 def operations(op: Any) -> Iterator[Any]:
-    """An operation and all those inside it."""
+    """Yield an operation and all operations inside it."""
     yield op
     for region in op.regions:
         for block in region.blocks:
@@ -251,10 +251,10 @@ def entry_block(main: Function) -> Any:
 
 
 def verify(module: Module) -> None:
-    """Checks a module.
+    """Verify a module.
 
     Raises:
-        ValueError: With what the verifier found.
+        ValueError: With the verifier's message.
     """
     try:
         module.operation.verify()
@@ -264,5 +264,5 @@ def verify(module: Module) -> None:
 
 
 def sanitize(name: str) -> str:
-    """A function's name as a module may bear it."""
+    """Return a name with every character replaced that a module's name can't contain."""
     return mlir.sanitize_name(name).rstrip("_") or "module"

@@ -1,4 +1,4 @@
-"""StableHLO modules that were made elsewhere: read them, and tell what they say of themselves."""
+"""Parse StableHLO modules of other programs, and read their meshes and shardings."""
 
 import math
 import re
@@ -21,11 +21,11 @@ _PLACE = re.compile(r':(\d+):(\d+)"?\)?$')
 
 @dataclass(frozen=True)
 class NamedMesh:
-    """A mesh that a module names axes of.
+    """Mesh of a module, with named axes.
 
     Attributes:
         axes: Names and sizes, major to minor.
-        device_ids: The order of its devices, empty for the natural one.
+        device_ids: The order of its devices, empty for the default order.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -33,7 +33,7 @@ class NamedMesh:
 
     @property
     def size(self) -> int:
-        """How many devices it has."""
+        """Number of devices."""
         return math.prod(size for _, size in self.axes)
 
     def __str__(self) -> str:
@@ -42,11 +42,11 @@ class NamedMesh:
 
 @dataclass(frozen=True)
 class ShardingDialects:
-    """Whose annotations a module holds.
+    """The partitioners whose annotations a module contains.
 
     Attributes:
-        shardy: An example of Shardy's, or None.
-        gspmd: An example of GSPMD's, or None.
+        shardy: An example of Shardy's annotations, or None.
+        gspmd: An example of GSPMD's annotations, or None.
     """
 
     shardy: str | None
@@ -54,10 +54,10 @@ class ShardingDialects:
 
 
 def read_module(source: str | bytes) -> Module:
-    """Reads a module from MLIR text, MLIR bytecode or a portable StableHLO artifact.
+    """Parse a module from MLIR text, MLIR bytecode or a portable StableHLO artifact.
 
     Raises:
-        ValueError: With the line and what is wrong there, if it is none of them.
+        ValueError: With the line and the error there, for any other source.
     """
     context = mlir.make_ir_context()
     with context, ir.Location.unknown(context):
@@ -93,7 +93,7 @@ def _diagnosis(error: Any, source: str | bytes) -> str:
 
 
 def sharding_dialects(module: Module) -> ShardingDialects:
-    """Whose annotations stand anywhere in a module."""
+    """Return an example of the annotations of each partitioner in a module."""
     shardy = gspmd = None
     for op in modules.operations(module.operation):
         found_shardy, found_gspmd = _annotations(op)
@@ -115,32 +115,32 @@ def _annotations(op: Any) -> tuple[str | None, str | None]:
 
 
 def gspmd_texts(module: Module) -> set[str]:
-    """The text of every HLO sharding anywhere in a module."""
-    found: set[str] = set()
+    """Return the texts of all HLO shardings in a module."""
+    texts: set[str] = set()
     for op in modules.operations(module.operation):
         for of in ("arg_attrs", "res_attrs"):
             for row in op.attributes.get(of) or ():
-                found |= {
+                texts |= {
                     ir.StringAttr(a.attr).value
                     for a in ir.DictAttr(row)
                     if a.name == "mhlo.sharding"
                 }
         if (own := op.attributes.get("mhlo.sharding")) is not None:
-            found.add(ir.StringAttr(own).value)
-    return found
+            texts.add(ir.StringAttr(own).value)
+    return texts
 
 
 def named_meshes(module: Module) -> list[NamedMesh]:
-    """The meshes that a module has symbols for and that have axes."""
-    found = []
+    """Return the meshes with axes that a module has symbols of."""
+    meshes = []
     for op in module.body.operations:
         if op.operation.name != "sdy.mesh":
             continue
         mesh = sdy.MeshAttr(op.attributes["mesh"])
         axes = [sdy.MeshAxisAttr(a) for a in mesh.axes]
         if axes:
-            found.append(NamedMesh(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids)))
-    return found
+            meshes.append(NamedMesh(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids)))
+    return meshes
 
 
 _ELEMENT = re.compile(r"(?P<kind>b?f|u?i)(?P<bits>\d+)(?P<rest>E\w+)?")
@@ -148,7 +148,7 @@ _KINDS = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}
 
 
 def dtype_of(element: str) -> np.dtype[Any] | None:
-    """The dtype of a tensor's elements, None for a type that no array has."""
+    """Return the dtype of a tensor's elements, None for a type that arrays don't have."""
     if element == "i1":
         return np.dtype(bool)
     if element.startswith("complex<"):
@@ -165,10 +165,10 @@ def dtype_of(element: str) -> np.dtype[Any] | None:
 
 
 def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """The abstract value of an array, its dtype as it is, whatever JAX's default widths are."""
+    """Return the abstract value of an array, with 64-bit dtypes also where x64 is disabled."""
     return core.ShapedArray(shape, dtype)
 
 
 def foreign_body(module: Module) -> LoweredBody:
-    """A module without effects or callbacks, as something to make a program of."""
+    """Return a module without effects or callbacks as a lowered body."""
     return LoweredBody(module, modules.main_function(module), (), False, (), ())

@@ -1,4 +1,4 @@
-"""The PJRT client: compile a module, and ask what came of it."""
+"""Compile modules with the PJRT client, and read shardings and layouts of executables."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -24,45 +24,45 @@ type Handle = jax.Array
 
 
 def client_of(device: Device) -> Any:
-    """The PJRT client that a device belongs to."""
+    """Return the PJRT client of a device."""
     return xla_bridge.get_device_backend(device)
 
 
 def platform_of(device: Device) -> str:
-    """The platform by which lowering rules are looked up: `"cpu"`, `"tpu"`, `"cuda"`."""
+    """Return the platform of a device's lowering rules: `"cpu"`, `"tpu"`, `"cuda"`."""
     client = client_of(device)
     return xla_bridge.canonicalize_platform(getattr(client, "_raw_platform", client.platform))
 
 
 def known_platform(name: str) -> str:
-    """The name of a platform, if there are lowering rules for it.
+    """Return the name of a platform, if JAX has lowering rules for it.
 
     Raises:
-        ArgumentError: If JAX knows none of that name.
+        ArgumentError: For an unknown platform.
     """
     known = xla_bridge.known_platforms() - {"gpu"}
     if name not in known:
         raise ArgumentError(
-            f"JAX has no lowering rules for a platform {name!r}; it has some for "
+            f"JAX has no lowering rules for the platform {name!r}, only for "
             + ", ".join(p for p in ("cpu", "cuda", "rocm", "tpu") if p in known)
         )
     return name
 
 
 def devices_of(backend: str) -> list[Device]:
-    """This process's devices of a platform."""
+    """Return the local devices of a platform."""
     return xla_bridge.get_backend(backend).local_devices()
 
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """How a module is to be compiled.
+    """Options of one compilation.
 
     Attributes:
         devices: The device assignment.
-        shardy: Whether Shardy partitions, not GSPMD.
-        free_args: For each argument, whether the partitioner may choose its sharding.
-        free_results: For each result, whether the partitioner may choose its sharding.
+        shardy: True for the Shardy partitioner, False for GSPMD.
+        free_args: For each argument, True if the partitioner may choose its sharding.
+        free_results: For each result, True if the partitioner may choose its sharding.
         options: Options of the compiler, by name.
         host_callbacks: From the lowering.
     """
@@ -76,10 +76,10 @@ class CompileRequest:
 
 
 def compile_module(module: modules.Module, request: CompileRequest) -> Executable:
-    """Compiles through JAX's persistent cache, where one is configured.
+    """Compile a module through JAX's persistent cache, where one is configured.
 
     Raises:
-        RuntimeError: With the compiler's text, if it refuses the module or an option.
+        RuntimeError: With the compiler's message, if it refuses the module or an option.
     """
     devices = request.devices
     client = client_of(devices[0])
@@ -95,36 +95,35 @@ _hits: ContextVar[list[str] | None] = ContextVar("persistent cache hits", defaul
 
 @contextmanager
 def persistent_cache_hits() -> Iterator[list[str]]:
-    """Lists what is found in JAX's persistent cache within the block, by this thread."""
-    found: list[str] = []
-    token = _hits.set(found)
+    """Collect this thread's hits in JAX's persistent cache within a block."""
+    hits: list[str] = []
+    token = _hits.set(hits)
     try:
-        yield found
+        yield hits
     finally:
         _hits.reset(token)
 
 
 def note_event(event: str, **_: Any) -> None:
-    """Listens to JAX's events."""
-    found = _hits.get()
-    if found is not None and event == "/jax/compilation_cache/cache_hits":
-        found.append(event)
+    """Record a hit in the persistent cache; a listener of JAX's events."""
+    hits = _hits.get()
+    if hits is not None and event == "/jax/compilation_cache/cache_hits":
+        hits.append(event)
 
 
 def drops_cached_code(request: CompileRequest) -> bool:
-    """True if a client keeps a program's machine code only where it compiled it.
+    """Return True if the client can't serialize programs that it loaded from the persistent cache.
 
-    Such a client writes what came out of JAX's persistent cache without its code, and the program
-    fails where it runs.
+    Such a client serializes them without machine code, and they fail where they run.
     """
     return client_of(request.devices[0]).platform == "cpu"
 
 
 def compile_uncached(module: modules.Module, request: CompileRequest) -> Executable:
-    """Compiles, whatever JAX's persistent cache holds.
+    """Compile a module without JAX's persistent cache.
 
     Raises:
-        RuntimeError: With the compiler's text, if it refuses the module or an option.
+        RuntimeError: With the compiler's message, if it refuses the module or an option.
     """
     devices = request.devices
     return compiler.backend_compile_and_load(
@@ -137,12 +136,12 @@ def compile_uncached(module: modules.Module, request: CompileRequest) -> Executa
 
 
 def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
-    """A digest of all that the compiler is given, but for where the operations come from.
+    """Return a digest of the compiler's input, source locations excepted.
 
     The request must have no host callbacks: a module names them by number only.
 
     Raises:
-        RuntimeError: If the compiler has no such option.
+        RuntimeError: For an unknown option of the compiler.
     """
     devices = request.devices
     digest = hashlib.sha256(modules.to_bytecode(modules.without_locations(module)))
@@ -152,43 +151,43 @@ def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
 
 
 def settings(request: CompileRequest) -> dict[str, str]:
-    """What decides how a module is compiled, besides itself and its devices, in words.
+    """Return the settings that a compiled program depends on, besides its module and devices.
 
-    Where the compiler writes its dumps and caches is not among it.
+    The folders of the compiler's dumps and caches are left out.
 
     Raises:
-        RuntimeError: If the compiler has no such option.
+        RuntimeError: For an unknown option of the compiler.
     """
     options = assigned(
         request.devices, client_of(request.devices[0]), env_options_overrides=dict(request.options)
     )
-    said = {
+    values = {
         "profile version": options.profile_version,
         "free arguments": request.free_args,
         "free results": request.free_results,
     }
-    own = {name: repr(value) for name, value in (said | dict(request.options)).items()}
+    own = {name: repr(value) for name, value in (values | dict(request.options)).items()}
     return _configured(options) | own
 
 
 def default_settings(device: Device) -> dict[str, str]:
-    """Those of JAX's settings that reach the compiler of a device, as they stand."""
+    """Return the current settings of JAX that affect the compiler of a device."""
     return _configured(assigned([device], client_of(device)))
 
 
 def _configured(options: Any) -> dict[str, str]:
     build = options.executable_build_options
-    said = {
+    values = {
         "optimization level": build.optimization_level,
         "memory fitting level": build.memory_fitting_level,
         "jax_disable_most_optimizations": jax.config.values["jax_disable_most_optimizations"],
         "jax_compiler_enable_remat_pass": config.enable_remat_opt_pass.value,
     }
-    return {name: repr(value) for name, value in said.items()}
+    return {name: repr(value) for name, value in values.items()}
 
 
 def assigned(devices: Sequence[Device], client: Any, **how: Any) -> Any:
-    """Options of the compiler for one replica over devices."""
+    """Return the compiler's options for one replica over devices."""
     return compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
@@ -215,7 +214,7 @@ def _compile_options(module: modules.Module, request: CompileRequest) -> Any:
     )
     build = compile_options.executable_build_options
     build.use_shardy_partitioner = request.shardy
-    # A program without results still has one: the empty tuple.
+    # A program without results has the empty tuple as its result.
     build.allow_spmd_sharding_propagation_to_output = list(request.free_results) or [False]
     build.allow_spmd_sharding_propagation_to_parameters = list(request.free_args)
     compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
@@ -225,33 +224,33 @@ def _compile_options(module: modules.Module, request: CompileRequest) -> Any:
 
 
 def reported_shardings(executable: Executable, of: str, count: int) -> list[str] | None:
-    """What the partitioner chose, in the HLO syntax, or None where it does not say.
+    """Return the shardings of a compiled program in the HLO syntax, None if it reports none.
 
     Args:
         executable: The compiled program.
         of: `"parameters"` or `"outputs"`.
-        count: How many there are.
+        count: The number of parameters or outputs.
     """
     if of == "parameters":
-        found = executable.get_parameter_shardings()
+        shardings = executable.get_parameter_shardings()
     else:
-        found = executable.get_output_shardings()
-    if not found or not count:
+        shardings = executable.get_output_shardings()
+    if not shardings or not count:
         return None if count else []
-    found = list(found)
-    if len(found) == 1 and found[0].tuple_shardings:
-        # Arguments that travel as one tuple.
-        found = list(found[0].tuple_shardings)
-    if len(found) == 1:
-        # XLA puts one sharding in place of a tuple of equal ones.
-        found = found * count
-    return [hlo_text(s) for s in found] if len(found) == count else None
+    shardings = list(shardings)
+    if len(shardings) == 1 and shardings[0].tuple_shardings:
+        # Arguments that are passed as one tuple.
+        shardings = list(shardings[0].tuple_shardings)
+    if len(shardings) == 1:
+        # XLA replaces a tuple of equal shardings by one sharding.
+        shardings = shardings * count
+    return [hlo_text(s) for s in shardings] if len(shardings) == count else None
 
 
 def executable_shardings(
     executable: Executable, num_devices: int
 ) -> tuple[list[str], list[str]] | None:
-    """The shardings of all parameters and results in the HLO syntax, or None if it doesn't say."""
+    """Return the shardings of all parameters and results, or None if the program reports none."""
     counts = len(executable.get_parameter_layouts()), len(executable.get_output_layouts())
     if num_devices == 1:
         # The partitioner did not run.
@@ -262,7 +261,7 @@ def executable_shardings(
 
 
 def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
-    """The memory of each result."""
+    """Return the memory kind of each result."""
     try:
         kinds = list(executable.get_output_memory_kinds()[0])
     except Exception:  # not every PJRT plugin answers
@@ -271,9 +270,9 @@ def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
 
 
 def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
-    """The layouts of parameters and results, or None where the plugin does not say.
+    """Return the layouts of parameters and results, or None if the plugin reports none.
 
-    They compare equal to the `_pjrt_layout` of handles that lie so.
+    They are comparable with the `_pjrt_layout` of handles.
     """
     try:
         return list(executable.get_parameter_layouts()), list(executable.get_output_layouts())
@@ -282,7 +281,7 @@ def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
 
 
 def layouts_of(executable: Executable) -> tuple[list[Any], list[Any]] | None:
-    """The layouts of parameters and results as JAX writes them, or None."""
+    """Return the layouts of parameters and results as JAX's `Layout`, or None."""
     raw = raw_layouts(executable)
     if raw is None:
         return None
@@ -291,19 +290,19 @@ def layouts_of(executable: Executable) -> tuple[list[Any], list[Any]] | None:
 
 
 def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Sequence[Any]) -> Any:
-    """Layouts with None where they are the default, as argument placement wants them."""
+    """Return layouts for the placement of arguments, with None for default layouts."""
     return pxla.get_dispatch_layouts(layouts, shardings, avals)
 
 
 def custom_layout(handle: Any) -> Any:
-    """The layout of an array in memory, where it is not the default one there; else None."""
+    """Return the layout of an array if it differs from the default one, else None."""
     if type(handle) is not HandleType:
         return None
     return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
 
 
 def custom_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
-    """The layout that a `jax.ShapeDtypeStruct` names, where it is not the default one."""
+    """Return the layout of a `jax.ShapeDtypeStruct`, None for the default one."""
     layout = struct.format.layout
     if layout is None or isinstance(layout, type(AutoLayout)):
         return layout
@@ -318,10 +317,10 @@ def _unless_default(pjrt_layout: Any, sharding: Any, aval: Any) -> Any:
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the compiler refused a program for the memory that it takes."""
+    """Return True if the compiler refused a program because it needs too much memory."""
     return getattr(error, "error_code_string", "") == "RESOURCE_EXHAUSTED"
 
 
 def error_text(error: RuntimeError) -> str:
-    """What XLA says, without the places in its own source where it says it."""
+    """Return XLA's message without the locations in XLA's own sources."""
     return str(error).partition("\n=== Source Location Trace")[0].rstrip()

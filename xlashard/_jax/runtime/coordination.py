@@ -1,7 +1,7 @@
-"""JAX's distributed runtime: which process this is, and the key-value store that all share.
+"""JAX's distributed runtime: initialization, process index, and the shared key-value store.
 
-The store is a service of one process, the coordinator. A key's first writer has it, unless a writer
-asks to overwrite; readers may wait for a key to come.
+The store is a service of one process, the coordinator. A second write of a key fails unless it
+overwrites; readers can wait for a key.
 """
 
 import atexit
@@ -30,13 +30,13 @@ Peers that are killed, or no longer send heartbeats, end it at once.
 
 @dataclass(frozen=True)
 class Cluster:
-    """An environment of several processes that JAX knows, and this one's place in it.
+    """Environment of several processes that JAX detects.
 
     Attributes:
-        name: What JAX calls it.
-        processes: How many there are.
-        process_id: Which one this is.
-        local_devices: The devices that are this process's own; None if all of its machine are.
+        name: Its name in JAX.
+        processes: The number of processes.
+        process_id: The index of this process.
+        local_devices: The devices of this process; None for all of its machine.
     """
 
     name: str
@@ -47,17 +47,17 @@ class Cluster:
 
 @dataclass(frozen=True)
 class InitializeOptions:
-    """How this process joins the others.
+    """Arguments of `jax.distributed.initialize`.
 
     Attributes:
         coordinator: Host and port of the service.
-        bind: The host and port where process 0's service listens.
-        processes: How many there are.
-        process_id: Which one this is.
+        bind: The host and port where the service of process 0 listens.
+        processes: The number of processes.
+        process_id: The index of this process.
         local_devices: The devices to use; None for all.
-        timeout: How long to wait for the others, in seconds.
-        heartbeat: After how many seconds without a heartbeat a process counts as dead.
-        credentials: What JAX takes for mutual TLS, by its own names.
+        timeout: The time to wait for the other processes, in seconds.
+        heartbeat: The time without a heartbeat after which a process counts as dead, in seconds.
+        credentials: JAX's arguments for mutual TLS, by name.
     """
 
     coordinator: str
@@ -71,7 +71,7 @@ class InitializeOptions:
 
 
 def find_cluster() -> Cluster | None:
-    """The environment that JAX detects, if there is one."""
+    """Return the environment that JAX detects, or None."""
     kind = _detected()
     if kind is None:
         return None
@@ -85,26 +85,26 @@ def find_cluster() -> Cluster | None:
 
 
 def cluster_coordinator(seconds: int) -> str:
-    """Host and port of the coordinator in the environment that JAX detects.
+    """Return host and port of the coordinator in the environment that JAX detects.
 
     Args:
-        seconds: How long to wait for its name to be known, where JAX asks for that.
+        seconds: The time to wait until its host name resolves.
     """
     port = os.environ.get("JAX_COORDINATOR_PORT")
     return _detected().get_coordinator_address(timeout_secs=seconds, override_coordinator_port=port)
 
 
 def tpu_attribute(name: str) -> str | None:
-    """What a TPU VM knows of itself, such as `NODE_ID`; None if it doesn't."""
+    """Return an attribute of this TPU VM, such as `NODE_ID`; None if it has none."""
     try:
         return cloud_tpu_cluster.get_tpu_env_value(name)
     except Exception:
-        # Only for a message, and whatever the metadata server did can't be mended here.
+        # Used in messages only, which do without it if the metadata server fails.
         return None
 
 
 def _detected() -> Any:
-    """The class of the first environment that is there, in the order in which JAX asks."""
+    """Return the class of the first environment that is present, in JAX's order."""
     for kind in clusters.ClusterEnv._cluster_types:
         if not kind.opt_in_only_method and kind.is_env_present():
             return kind
@@ -112,7 +112,7 @@ def _detected() -> Any:
 
 
 def join(joining: InitializeOptions) -> None:
-    """Starts the service, in process 0, and the client. All processes must be there already."""
+    """Start the client and, in process 0, the service."""
     local = joining.local_devices
     # JAX aborts a process whose program ends five minutes before those of its peers, although they
     # are alive; `jax.distributed.initialize` sets the timeout of its service only.
@@ -150,25 +150,25 @@ def after_shutdown(callback: Callable[[], object]) -> None:
 
 
 def backend_has_started() -> bool:
-    """Whether JAX has devices already, which it then has for this process alone."""
+    """Return True if JAX's backends are initialized, after which processes can't join."""
     return xla_bridge.backends_are_initialized()
 
 
 def coordinator_address() -> str | None:
-    """Host and port of the coordinator."""
+    """Return host and port of the coordinator."""
     return distributed.global_state.coordinator_address
 
 
 def is_recoverable() -> bool:
-    """Whether JAX is told to let the others go on when a process dies."""
+    """Return True if the other processes continue when one dies (`jax_enable_recoverability`)."""
     return distributed._ENABLE_RECOVERABILITY.value
 
 
 def set_cpu_collectives_address(address: str) -> None:
-    """Makes collectives between CPU devices of several processes listen at one address.
+    """Make collectives between CPU devices of several processes listen on an address.
 
-    Gloo would listen at the address of this machine's name, which may be one that more than the
-    other processes reach, or none that they do; and it doesn't check what it listens for.
+    Gloo listens by default on the address of this machine's host name, without authentication. That
+    address may be unreachable for the other processes, or reachable for other machines.
     """
     if config.cpu_collectives_implementation.value == "gloo":
         xla_bridge.register_backend_factory(
@@ -184,22 +184,22 @@ def _make_client(address: str) -> Any:
 
 
 def client() -> Any:
-    """The client of the coordination service; None in a program of one process."""
+    """Return the client of the coordination service; None in a program of one process."""
     return distributed.global_state.client
 
 
 def process_index() -> int:
-    """The number of this process. Unlike `jax.process_index()` it starts no backend."""
+    """Return the index of this process. Unlike `jax.process_index()` it starts no backend."""
     return distributed.global_state.process_id
 
 
 def process_count() -> int:
-    """How many processes there are. Unlike `jax.process_count()` it starts no backend."""
+    """Return the number of processes. Unlike `jax.process_count()` it starts no backend."""
     return distributed.global_state.num_processes
 
 
 def write(key: str, value: bytes, *, overwrite: bool = False) -> bool:
-    """Writes a value; False if there is one already, which then stays."""
+    """Write a value. Return False, and keep the old value, if the key exists."""
     try:
         client().key_value_set_bytes(key, value, overwrite)
     except jax.errors.JaxRuntimeError as error:
@@ -210,7 +210,7 @@ def write(key: str, value: bytes, *, overwrite: bool = False) -> bool:
 
 
 def read(key: str, seconds: float = 0) -> bytes | None:
-    """The value of a key, waited for up to some seconds; None if there is none by then."""
+    """Return the value of a key, waiting up to some seconds for it; None after a timeout."""
     try:
         if seconds <= 0:
             return client().key_value_try_get_bytes(key)
@@ -222,19 +222,19 @@ def read(key: str, seconds: float = 0) -> bytes | None:
 
 
 def list_values(folder: str) -> dict[str, bytes]:
-    """The values of all keys below a folder, by the part of their names past it."""
+    """Return the values of all keys below a folder, by their names relative to it."""
     prefix = folder.rstrip("/") + "/"
     try:
-        found = client().key_value_dir_get_bytes(prefix)
+        entries = client().key_value_dir_get_bytes(prefix)
     except jax.errors.JaxRuntimeError as error:
         if "NOT_FOUND" in str(error):
             return {}
         raise
-    return {key.removeprefix(prefix): value for key, value in found}
+    return {key.removeprefix(prefix): value for key, value in entries}
 
 
 def delete(key: str) -> None:
-    """Removes a key and all keys below it."""
+    """Delete a key and all keys below it."""
     client().key_value_delete(key)
 
 
@@ -242,10 +242,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 def exit_on_uncaught_error() -> None:
-    """Makes this process end when an exception ends its program.
+    """Make this process of an emulated pod exit at once after an uncaught exception.
 
-    JAX would wait then, for minutes, until all the others come to their end too; and they wait in a
-    collective for this one. Whoever started the pod must see the end, to end the others.
+    JAX would wait at exit, for minutes, for the other processes, which wait in a collective for
+    this one. The launcher ends them as soon as this process has exited.
     """
     hook = sys.excepthook
     codes: list[int] = []
@@ -263,21 +263,18 @@ def exit_on_uncaught_error() -> None:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # What comes after this is the end of JAX's own client, which misses its service then, and
-        # calls that a fatal error.
+        # Skip the shutdown of JAX's client, which aborts if the service has ended.
         os._exit(codes[0])
 
     sys.excepthook = note
-    # Registered early, so called late: after what the program has to do at its end.
+    # Registered early and therefore called late, after the program's own exit handlers.
     atexit.register(leave)
 
 
 def listen_on_loopback() -> None:
-    """Makes the CPU backend's collectives listen on the loopback address.
+    """Make the CPU backend's collectives listen on the loopback address.
 
-    Gloo listens on the address of this machine's name, if it isn't told another. That is often one
-    that other machines reach, and what it listens for it doesn't check. After the backend has
-    started it is too late, and nothing happens.
+    Has no effect after the backend has started.
     """
     if not backend_has_started():
         set_cpu_collectives_address(_LOOPBACK)

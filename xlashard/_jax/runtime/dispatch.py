@@ -2,8 +2,8 @@
 
 The dispatcher flattens arguments by its own registry of pytree nodes, in which an `Array` is a node
 with one child: its buffer handle. A repeat call therefore enters Python once, to wrap the results.
-They stand in the result tree as ONE node over all handles (`_Outputs`), since a call into Python
-per result would cost more than the wrapping itself.
+They are one node of the result tree, over all handles (`_Outputs`), since a call into Python per
+result would cost more than the wrapping itself.
 """
 
 import threading
@@ -17,6 +17,7 @@ from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
 
 type Handle = Any
@@ -24,7 +25,7 @@ type TreeDef = Any
 
 
 class _Output:
-    """Stands for a result that is a single array."""
+    """Node of a result that is a single array."""
 
     __slots__ = ("handle",)
 
@@ -33,7 +34,7 @@ class _Output:
 
 
 class _Outputs:
-    """Stands for a result tree: all its handles, and the tree to hang them in."""
+    """Node of a result tree: all its handles, and the user's tree."""
 
     __slots__ = ("handles", "treedef")
 
@@ -43,7 +44,7 @@ class _Outputs:
 
 
 class _KindOutputs:
-    """Stands for a result tree whose arrays are of other kinds than the usual one."""
+    """Node of a result tree whose arrays have other classes than the usual one."""
 
     __slots__ = ("handles", "plan")
 
@@ -53,7 +54,7 @@ class _KindOutputs:
 
 
 class Wrappers(NamedTuple):
-    """What makes arrays of handles. jaxlib calls these itself on every repeat call.
+    """Functions that make arrays of handles. jaxlib calls them on every repeat call.
 
     Attributes:
         first: From None and one handle in a tuple to an array.
@@ -67,15 +68,12 @@ class Wrappers(NamedTuple):
 
 
 def register_unwrapping(array_type: type, handle_field: str) -> None:
-    """Teaches the dispatcher to find the handle in an array of this very type."""
+    """Register an array type with the dispatcher, by the field of its handle."""
     tree_util.dispatch_registry.register_dataclass_node(array_type, [handle_field], [])
 
 
 def register_wrapping(wrappers: Wrappers) -> None:
-    """Teaches the dispatcher to make arrays of results.
-
-    The functions are handed over as they are, with no function of ours around them.
-    """
+    """Register the functions that wrap results with the dispatcher, which calls them directly."""
     registry = tree_util.dispatch_registry
     registry.register_node(_Output, lambda out: ((out.handle,), None), wrappers.first)
     registry.register_node(_Outputs, lambda out: (out.handles, out.treedef), wrappers.tree)
@@ -86,7 +84,7 @@ _LEAF = tree_util.tree_structure(0)
 
 
 class FastPath(NamedTuple):
-    """What a repeat call needs: jaxlib reads these fields by name."""
+    """Data of a repeat call: jaxlib reads these fields by name."""
 
     xla_executable: Any
     out_pytree_def: Any
@@ -102,7 +100,7 @@ class FastPath(NamedTuple):
 def output_tree(
     treedef: TreeDef, handles: Sequence[Handle], kinds: tuple[type, ...] | None = None
 ) -> TreeDef:
-    """The dispatcher's tree of a result, from the user's tree of it.
+    """Return the dispatcher's tree of a result.
 
     Args:
         treedef: The user's tree.
@@ -118,9 +116,9 @@ def output_tree(
 
 
 class _Dispatchers:
-    """The dispatchers that live, for `jax.clear_caches()` to empty.
+    """All live dispatchers, which `jax.clear_caches()` empties.
 
-    JAX asks jaxlib to empty them all, which leaves some out once a few hundred have come and gone.
+    jaxlib's own list of dispatchers misses some after a few hundred have been created and deleted.
     """
 
     def __init__(self) -> None:
@@ -164,13 +162,13 @@ def new_dispatcher(
     static: tuple[Sequence[int], Sequence[str]],
     key: Hashable,
 ) -> Any:
-    """A callable that goes to `cache_miss` for arguments it has not seen.
+    """Return a callable that calls `cache_miss` for new signatures of arguments.
 
     Args:
-        name: For profiles.
-        fun: Called as it is under `jax.disable_jit`.
-        cache_miss: Takes the call's arguments; gives its result, the fast path for the next such
-            call (or None), and False.
+        name: The name in profiles.
+        fun: The function to call under `jax.disable_jit`.
+        cache_miss: Function of the call's arguments that returns its result, the fast path for
+            calls of the same signature (or None), and False.
         static: The positions and names of static arguments.
         key: Identifies the dispatcher to jaxlib.
     """
@@ -210,9 +208,13 @@ class _Checked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         handles = list(filter(_is_spread, tree_util.tree_leaves((args, kwargs))))
         # The errors of a miss name the argument.
-        if not handles or any(map(lacks_buffer, map(base_handle, handles))):
-            return self._miss(*args, **kwargs)
-        return self._inner(*args, **kwargs), None, False
+        try:
+            if not handles or any(map(lacks_buffer, map(base_handle, handles))):
+                return self._miss(*args, **kwargs)
+            return self._inner(*args, **kwargs), None, False
+        except BaseException as error:
+            shorten(error)
+            raise
 
     def clear(self) -> None:
         """Drop the fast paths of calls with arrays of JAX."""
@@ -226,11 +228,11 @@ def _is_spread(value: Any) -> bool:
 
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:
-    """Buffer handles of values under shardings; what is already so is taken as it is."""
+    """Return handles of values under shardings; a handle with the requested sharding is reused."""
     semantics = [_jax.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
     return pxla.shard_args(shardings, layouts, semantics, values)
 
 
 def handles_of_keys(values: Sequence[Any]) -> list[Handle]:
-    """The values, with the handle of its integers in place of every key array."""
+    """Return the values, with every key array replaced by the handle of its integers."""
     return [v if type(v) is _jax.ArrayImpl else v._base_array for v in values]

@@ -31,42 +31,42 @@ _KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def versions() -> tuple[str, str]:
-    """The versions of JAX and of jaxlib."""
+    """Return the versions of JAX and of jaxlib."""
     return jax.__version__, jaxlib.__version__
 
 
 def to_bytes(executable: Executable) -> bytes:
-    """What PJRT needs to load a program again.
+    """Return the serialized executable.
 
     Raises:
-        RuntimeError: If the platform's plugin can't give it.
+        RuntimeError: If the platform's plugin can't serialize it.
     """
     return executable.serialize()
 
 
 def fingerprint(executable: Executable) -> str:
-    """What the runtime tells a loaded program from others by, in hex; empty where it won't say."""
+    """Return the runtime's fingerprint of a program in hex; empty if it has none."""
     try:
-        found = executable.fingerprint
+        digest = executable.fingerprint
     except (AttributeError, RuntimeError):  # not every PJRT plugin has one
         return ""
-    return found.hex() if isinstance(found, bytes) else str(found or "")
+    return digest.hex() if isinstance(digest, bytes) else str(digest or "")
 
 
 def from_bytes(data: bytes, devices: Sequence[Device], arguments: int) -> Executable:
-    """Loads what `to_bytes` gave, to run on devices.
+    """Load a serialized executable onto devices.
 
-    PJRT trusts these bytes: they are machine code.
+    PJRT trusts these bytes, which contain machine code.
 
     Args:
-        data: The bytes.
+        data: The result of `to_bytes`.
         devices: The device assignment.
-        arguments: How many arguments the program takes.
+        arguments: The number of the program's arguments.
 
     Raises:
-        RuntimeError: If PJRT refuses them.
+        RuntimeError: If PJRT refuses the bytes.
     """
-    # Programs find these libraries by name. Lowering rules load them, and here none has run.
+    # Programs look these libraries up by name; otherwise lowering rules load them.
     linalg.initialize_lapack()
     gpu_solver.initialize_hybrid_kernels()
     client = client_of(devices[0])
@@ -76,7 +76,7 @@ def from_bytes(data: bytes, devices: Sequence[Device], arguments: int) -> Execut
 
 
 def empty_body() -> LoweredBody:
-    """What stays of the body of a program without effects and callbacks, once it is compiled."""
+    """Return the lowered body of a compiled program without effects and callbacks."""
     return LoweredBody(
         module=None,
         main=None,
@@ -90,14 +90,14 @@ def empty_body() -> LoweredBody:
 def aval(
     shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False, sharding: Any = None
 ) -> Any:
-    """An abstract value; with a sharding of JAX, as arrays that lie so have it."""
+    """Return an abstract value; with a sharding of JAX, that of an array under this sharding."""
     if sharding is None:
         return core.ShapedArray(shape, dtype, weak_type=weak_type)
     return make_aval(shape, dtype, sharding, weak_type)
 
 
 def is_typed_by_mesh(value: Any) -> bool:
-    """True if an abstract value has a mesh in its type."""
+    """Return True if an abstract value has a mesh in its type."""
     return not value.sharding.mesh.empty
 
 
@@ -111,39 +111,39 @@ def _key_dtypes() -> dict[str, Any]:
 
 
 def dtype_of(name: str) -> Any:
-    """The dtype of a name, a NumPy one or that of keys.
+    """Return the dtype of a name, of NumPy or of keys.
 
     Raises:
-        TypeError: If there is none.
+        TypeError: For an unknown name.
     """
     return _key_dtypes().get(name) or np.dtype(name)
 
 
 def physical(value: Any) -> Any:
-    """The abstract value of the integers behind a key array."""
+    """Return the abstract value of the integers of a key array."""
     return core.physical_aval(value)
 
 
 def key_data(value: Any) -> Any:
-    """The integers behind a key array."""
+    """Return the integers of a key array."""
     return jax.random.key_data(value)
 
 
 def keys_of(data: np.ndarray, dtype: Any) -> Any:
-    """The key array of integers."""
+    """Return the key array of integers."""
     for implementation in _KEY_IMPLEMENTATIONS:
         keys = jax.random.wrap_key_data(jnp.asarray(data), impl=implementation)
         if keys.dtype == dtype:
             return keys
     # no-catalogue: dtypes of other keys are refused before
-    raise TypeError(f"no implementation of {dtype}")
+    raise TypeError(f"unknown key dtype {dtype}")
 
 
 def make_node(kind: type, data: Any, children: Sequence[TreeDef]) -> TreeDef:
-    """The tree of a node of a registered class, by what its `node_data()` says.
+    """Return the tree of a node of a registered class, from its `node_data()`.
 
     Raises:
-        RuntimeError: If the class is not registered, or its children are not as many as its data.
+        RuntimeError: If the class is not registered, or the number of children differs.
     """
     registry = tree_util.default_registry
     return tree_util.pytree.PyTreeDef.from_node_data_and_children(
@@ -152,28 +152,28 @@ def make_node(kind: type, data: Any, children: Sequence[TreeDef]) -> TreeDef:
 
 
 def jaxlib_version() -> str:
-    """The version of jaxlib."""
+    """Return the version of jaxlib."""
     return jaxlib.__version__
 
 
 def compiled_text(executable: Any) -> str:
-    """The optimised HLO."""
+    """Return the optimized HLO text."""
     return "\n\n".join(m.to_string() for m in executable.hlo_modules())
 
 
 def compiled_cost(executable: Any) -> dict[str, float]:
-    """XLA's estimates for the optimised program: FLOP, bytes accessed, ..."""
-    found = executable.cost_analysis()
-    return dict(found[0] if isinstance(found, list | tuple) else found)
+    """Return XLA's cost estimates of the optimized program: FLOP, bytes accessed, ..."""
+    costs = executable.cost_analysis()
+    return dict(costs[0] if isinstance(costs, list | tuple) else costs)
 
 
 def compiled_memory(executable: Any) -> Any:
-    """Bytes per device: arguments, results, aliases, temporaries, code."""
+    """Return the bytes per device of arguments, results, aliases, temporaries and code."""
     return executable.get_compiled_memory_stats()
 
 
 def alias_bytes(executable: Any) -> int | None:
-    """How many bytes of its arguments its results take over, on each device; None if unknown."""
+    """Return the bytes of arguments per device that results alias; None if unknown."""
     try:
         return executable.get_compiled_memory_stats().alias_size_in_bytes
     except Exception:  # not every PJRT plugin answers
@@ -181,37 +181,37 @@ def alias_bytes(executable: Any) -> int | None:
 
 
 def extra_bytes(executable: Any) -> int | None:
-    """How much memory a run takes on each device, arguments and results apart; None if unknown.
+    """Return the bytes per device of a run beyond arguments and results; None if unknown.
 
-    Results that take over an argument's memory make it less.
+    Results that alias an argument reduce the number.
     """
     try:
-        found = executable.get_compiled_memory_stats()
-        return found.temp_size_in_bytes - found.alias_size_in_bytes
+        stats = executable.get_compiled_memory_stats()
+        return stats.temp_size_in_bytes - stats.alias_size_in_bytes
     except Exception:  # not every PJRT plugin answers
         return None
 
 
 def aliases(executable: Any) -> dict[int, int]:
-    """For each result that takes over an argument's buffers, that argument."""
+    """Return for each result that aliases an argument the position of that argument."""
     return aliases_in(executable.hlo_modules()[0].to_string().partition("\n")[0])
 
 
 def aliases_in(header: str) -> dict[int, int]:
-    """The same, from the first line of a module's text."""
+    """Parse the aliases of results from the first line of a module's text."""
     _, _, rest = header.partition("input_output_alias={")
-    found = {}
+    aliases = {}
     for result, argument, part in _ALIAS.findall(rest[: _closing(rest)]):
-        # Arguments that travel as one tuple are its parts.
-        found[int(result or 0)] = int(part or argument)
-    return found
+        # Arguments that are passed as one tuple are its elements.
+        aliases[int(result or 0)] = int(part or argument)
+    return aliases
 
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
 
 
 def _closing(text: str) -> int:
-    """Where the brace closes that was open before a text."""
+    """Return the position of the brace that closes one opened before the text."""
     depth = 1
     for i, letter in enumerate(text):
         depth += (letter == "{") - (letter == "}")
@@ -221,19 +221,19 @@ def _closing(text: str) -> int:
 
 
 def lowered_cost(client: Any, module: Any) -> dict[str, float]:
-    """XLA's estimates for the module as it is, before optimisation."""
+    """Return XLA's cost estimates of a module before optimization."""
     return dict(xc._xla.hlo_module_cost_analysis(client, _hlo(module)))
 
 
 def hlo_text(module: Any, *, debug_info: bool = False) -> str:
-    """The module as HLO text, with or without where each operation comes from."""
+    """Return the module as HLO text, with or without source locations."""
     options = hlo.HloPrintOptions()
     options.print_metadata = debug_info
     return _hlo(module).to_string(options)
 
 
 def hlo_computation(module: Any) -> Any:
-    """The module as XLA's computation."""
+    """Return the module as XLA's computation."""
     return xc._xla.mlir.mlir_module_to_xla_computation(
         modules.to_bytecode(module), use_tuple_args=False, return_tuple=False
     )
@@ -245,7 +245,7 @@ def _hlo(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Text:
-    """An HLO module of which only the text is left."""
+    """HLO module of which only the text is stored."""
 
     text: str
 
@@ -255,14 +255,14 @@ class _Text:
 
 @dataclass(frozen=True, eq=False)
 class OfflineExecutable:
-    """Answers what PJRT's executable would, of a program that can't be loaded here.
+    """Executable of a saved program that can't be loaded here; it answers PJRT's queries.
 
     Attributes:
-        modules: The optimised HLO, module by module.
-        cost: XLA's estimates.
-        memory: Bytes per device, by PJRT's names; None where it didn't say.
-        layouts: Those of parameters and of results, as text.
-        memory_kinds: Of each result.
+        modules: The optimized HLO, module by module.
+        cost: XLA's cost estimates.
+        memory: Bytes per device, by PJRT's names; None if the compiler reported none.
+        layouts: The layouts of parameters and of results, as text.
+        memory_kinds: The memory kind of each result.
     """
 
     modules: tuple[str, ...]
@@ -297,10 +297,10 @@ def _layout(text: str) -> Any:
 
 
 def describe(executable: Executable) -> bytes:
-    """What a compiled program says of itself, as bytes."""
-    memory = _if_said(executable.get_compiled_memory_stats)
-    cost = _if_said(executable.cost_analysis)
-    said = {
+    """Serialize the properties of a compiled program."""
+    memory = _if_reported(executable.get_compiled_memory_stats)
+    cost = _if_reported(executable.cost_analysis)
+    properties = {
         "modules": [module.to_string() for module in executable.hlo_modules()],
         "cost": dict(cost[0] if isinstance(cost, list | tuple) else cost or {}),
         "memory": None if memory is None else _numbers(memory),
@@ -310,37 +310,37 @@ def describe(executable: Executable) -> bytes:
         ],
         "memory_kinds": list(executable.get_output_memory_kinds()[0]),
     }
-    return zlib.compress(json.dumps(said).encode())
+    return zlib.compress(json.dumps(properties).encode())
 
 
-def _if_said(ask: Callable[[], Any]) -> Any:
+def _if_reported(query: Callable[[], Any]) -> Any:
     try:
-        return ask()
-    except RuntimeError:  # not every compiler answers before its program is loaded
+        return query()
+    except RuntimeError:  # not every compiler reports before its program is loaded
         return None
 
 
 def _numbers(stats: Any) -> dict[str, int]:
-    found = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
-    return {name: value for name, value in found.items() if type(value) is int}
+    values = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
+    return {name: value for name, value in values.items() if type(value) is int}
 
 
 def described(data: bytes | memoryview) -> OfflineExecutable:
-    """The program that `describe` has described.
+    """Return the offline executable of the bytes that `describe` returned.
 
     Raises:
-        ValueError: If the bytes are none of such.
+        ValueError: For other bytes.
     """
     try:
-        said = json.loads(zlib.decompress(data))
+        properties = json.loads(zlib.decompress(data))
     except zlib.error as error:
         raise ValueError(str(error)) from None  # no-catalogue: needs a damaged file
-    ins, outs = (tuple(map(str, side)) for side in said["layouts"])
-    memory = said["memory"]
+    ins, outs = (tuple(map(str, side)) for side in properties["layouts"])
+    memory = properties["memory"]
     return OfflineExecutable(
-        modules=tuple(map(str, said["modules"])),
-        cost={str(name): float(value) for name, value in said["cost"].items()},
+        modules=tuple(map(str, properties["modules"])),
+        cost={str(name): float(value) for name, value in properties["cost"].items()},
         memory=None if memory is None else {str(n): int(value) for n, value in memory.items()},
         layouts=(ins, outs),
-        memory_kinds=tuple(map(str, said["memory_kinds"])),
+        memory_kinds=tuple(map(str, properties["memory_kinds"])),
     )

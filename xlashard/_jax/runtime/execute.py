@@ -1,8 +1,13 @@
-"""Runs a compiled program: handles in, handles out.
+"""Run compiled programs, and check results under `jax_debug_nans` and `jax_debug_infs`.
 
-Where a program takes over buffers of its arguments, the results of a run reach a list that the
-caller holds within one call into C: Python delivers signals between its own instructions only, so
-an interrupt cannot discard results that alone hold those buffers.
+Where a program takes over buffers of its arguments, its results reach a list of the caller within
+one call into C. Python delivers signals between its own instructions only, so an interrupt cannot
+discard results that alone hold those buffers.
+
+jaxlib's dispatcher runs repeat calls without Python, and JAX's own hook for their results has
+neither the name of the function nor of the result, and calls the function again with arguments that
+may be donated. Therefore the two flags are part of the dispatch key: while one is set, every call
+enters Python.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +29,7 @@ from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import NonFiniteError
 
 type Runner = Callable[[Sequence[Handle]], None]
-"""Runs a program on handles, and appends the list of its raw results to a list made before."""
+"""Function that runs a program on handles and appends its raw results to a list made before."""
 
 
 def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
@@ -52,7 +57,7 @@ def as_key_array(aval: Any, handle: Handle) -> Any:
 
 
 def physical_sharding(aval: Any, sharding: Any) -> Any:
-    """JAX's sharding of the buffers behind a value."""
+    """Return JAX's sharding of the buffers of a value."""
     return sharding_impls.physical_sharding(aval, sharding) if _is_key(aval) else sharding
 
 
@@ -147,12 +152,12 @@ _RESULT_CHECKS = _jax.config.Config("xlashard_checks_results", False, include_in
 
 
 def checks_results() -> bool:
-    """True if results are to be looked through for NaN or infinity."""
+    """Return True if results have to be checked for NaN or infinity."""
     return _RESULT_CHECKS.value
 
 
 class NonFinite:
-    """What the flags forbid, as they stand when this is made."""
+    """The non-finite values that the flags forbade when this object was created."""
 
     def __init__(self) -> None:
         self._tests = [
@@ -165,7 +170,7 @@ class NonFinite:
         ]
 
     def kind_in(self, value: Any) -> str | None:
-        """`"nan"` or `"inf"` if this process has such an element of a value, which is forbidden."""
+        """Return `"nan"` or `"inf"` if a local element of a value is forbidden, else None."""
         for piece in _pieces(value):
             for kind, test in self._tests:
                 if test(piece).any():
@@ -174,7 +179,7 @@ class NonFinite:
 
 
 def _pieces(value: Any) -> list[np.ndarray]:
-    """What this process has of a value of floating-point numbers; nothing of others."""
+    """Return the local pieces of a floating-point value; no pieces of other values."""
     if type(value) is HandleType:
         if not jax.dtypes.issubdtype(value.dtype, np.inexact):
             return []
@@ -188,7 +193,7 @@ def _pieces(value: Any) -> list[np.ndarray]:
 
 
 def debug_flag(kind: str) -> str:
-    """The setting that forbids a kind."""
+    """Return the setting that forbids a kind."""
     return f"jax_debug_{kind}s"
 
 
@@ -208,18 +213,18 @@ def run_checked(
         run: Runs the program on handles, and appends its raw results to a list.
         handles: The arguments of the program.
         names: The name of each result, the last of the raw results.
-        donated: For each argument whether the program may take its buffers.
+        donated: For each argument, True if the program may take its buffers.
         out: Receives the list of raw results.
 
     Raises:
-        NonFiniteError: With the first result that holds something forbidden.
+        NonFiniteError: With the first result that has a forbidden element.
     """
-    given = [
+    copies = [
         copy_to(handle, handle.sharding, fresh=True) if gives else handle
         for handle, gives in zip(handles, donated, strict=True)
     ]
     raw: list[Any] = []
-    run(given, raw)
+    run(copies, raw)
     forbidden = NonFinite()
     for result, name in zip(raw[0][len(raw[0]) - len(names) :], names, strict=True):
         kind = forbidden.kind_in(result)
@@ -231,20 +236,20 @@ def run_checked(
                 kind=kind,
             )
     out.extend(raw)
-    for handle, copy in zip(handles, given, strict=True):
+    for handle, copy in zip(handles, copies, strict=True):
         if copy is not handle and copy.is_deleted():
             handle.delete()
 
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """A block in which results are what they are."""
+    """Disable the checks of results within a block."""
     with config.debug_nans(False), config.debug_infs(False):
         yield
 
 
 def watch_flags() -> None:
-    """Lets the dispatcher tell calls apart by the flags."""
+    """Make the flags part of the dispatch key."""
     for flag in _flags:
         flag._add_hooks(
             _both(flag._update_global_hook, _follow_global),
@@ -265,7 +270,7 @@ def _follow_global() -> None:
 
 
 def _follow_thread() -> None:
-    """Also mends JAX's hook: at the end of a `with` block it would ignore the global flags."""
+    """Update the thread's flag and JAX's hook, which at the end of a block ignores global flags."""
     if all(flag.get_local() is _unset for flag in _flags):
         _RESULT_CHECKS.set_local(_unset)
         api._post_hook_state.set_local(_unset)

@@ -7,24 +7,24 @@ from typing import Any, NamedTuple, Protocol
 from jax._src import config, util
 from jax._src.lib import guard_lib
 
-# Of these, what is different says nothing more than the mesh in force does.
+# These settings repeat the mesh in force.
 _MESHES = ("mesh_context_manager", "abstract_mesh_context_manager")
 
 
 def trace_context() -> Any:
-    """A hashable value that differs whenever such a setting does."""
+    """Return the settings that affect tracing and lowering, as a hashable value."""
     return config.trace_context(), config.use_shardy_partitioner.value
 
 
 def changed_settings(before: Any, after: Any) -> list[tuple[str, Any, Any]]:
-    """The name and both values of each setting in which two trace contexts differ.
+    """Return name and both values of each setting that differs between two trace contexts.
 
-    The mesh in force is none of them.
+    The mesh in force is left out.
     """
-    said, says = _by_name(before), _by_name(after)
-    # One that was made in between is in one of them.
-    both = [name for name in says if name in said and name not in _MESHES]
-    return [(name, said[name], says[name]) for name in both if said[name] != says[name]]
+    old, new = _by_name(before), _by_name(after)
+    # A setting that was created in between is in one context only.
+    both = [name for name in new if name in old and name not in _MESHES]
+    return [(name, old[name], new[name]) for name in both if old[name] != new[name]]
 
 
 def _by_name(context: Any) -> dict[str, Any]:
@@ -34,22 +34,22 @@ def _by_name(context: Any) -> dict[str, Any]:
 
 
 def is_tracing_forbidden() -> bool:
-    """True under `jax.no_tracing`."""
+    """Return True under `jax.no_tracing`."""
     return config.no_tracing.value
 
 
 def is_x64_enabled() -> bool:
-    """True if 64-bit numbers stay what they are (`jax_enable_x64`)."""
+    """Return True if 64-bit dtypes are enabled (`jax_enable_x64`)."""
     return config.enable_x64.value
 
 
 def explains_cache_misses() -> bool:
-    """True if JAX was asked to say why it traces and compiles (`jax_explain_cache_misses`)."""
+    """Return True if cache misses are to be explained (`jax_explain_cache_misses`)."""
     return config.explain_cache_misses.value
 
 
 class Transfer(Enum):
-    """From where to where; the value is how JAX's settings and its texts spell it."""
+    """Kind of a transfer, by source and destination; the value is JAX's spelling."""
 
     HOST_TO_DEVICE = "host_to_device"
     DEVICE_TO_DEVICE = "device_to_device"
@@ -57,23 +57,23 @@ class Transfer(Enum):
 
 
 class TransferGuards(NamedTuple):
-    """The level for each transfer; None where nobody set one."""
+    """Level of the transfer guard for each kind of transfer; None where it is unset."""
 
     host_to_device: str | None
     device_to_device: str | None
     device_to_host: str | None
 
     def level(self, transfer: Transfer) -> str | None:
-        """The level for one transfer."""
+        """Return the level of a kind of transfer."""
         return getattr(self, transfer.value)
 
     def refuse(self, transfer: Transfer, *, explicit: bool) -> bool:
-        """Whether a transfer is forbidden; an explicit one is what somebody asked for by name."""
+        """Return True if a transfer is forbidden; an explicit one was requested by name."""
         level = self.level(transfer)
         return level == "disallow_explicit" or (level == "disallow" and not explicit)
 
     def log(self, transfer: Transfer, *, explicit: bool) -> bool:
-        """Whether a transfer is to be written down."""
+        """Return True if a transfer has to be logged."""
         level = self.level(transfer)
         return level == "log_explicit" or (level == "log" and not explicit)
 
@@ -85,7 +85,7 @@ _device_to_host = config.transfer_guard_device_to_host
 
 
 def active_guards() -> TransferGuards | None:
-    """The guards; None, at once, where all transfers are free."""
+    """Return the guards of this thread; None, in little time, if all transfers are free."""
     to_device, between, to_host = (
         _host_to_device.value,
         _device_to_device.value,
@@ -97,15 +97,15 @@ def active_guards() -> TransferGuards | None:
 
 
 def inside_device_get() -> bool:
-    """Whether this thread is in a call of `jax.device_get`, which asks for a transfer by name."""
+    """Return True inside of `jax.device_get`, which requests a transfer explicitly."""
     return guard_lib.thread_local_state().explicit_device_get
 
 
 class Clearable(Protocol):
-    """Anything that can forget: an instance of a cache, or a function under `lru_cache`."""
+    """Cache that can be emptied: an instance, or a function under `lru_cache`."""
 
     def cache_clear(self) -> None:
-        """Forgets everything."""
+        """Empty the cache."""
 
 
 class BoundedCache:
@@ -144,6 +144,6 @@ def cached_by_jaxpr[T](function: Callable[[Any], T]) -> Callable[[Any], T]:
 
 
 def cleared_with_jax[C: Clearable](cache: C) -> C:
-    """Lets `jax.clear_caches()` empty a cache too, while it lives. Also a decorator."""
+    """Let `jax.clear_caches()` empty a cache too while it is alive. Also a decorator."""
     util.register_cache(cache, f"xlashard: {cache!r}")
     return cache

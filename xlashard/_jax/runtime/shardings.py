@@ -1,4 +1,4 @@
-"""JAX's sharding classes and the HLO shardings behind them."""
+"""JAX's sharding classes, layouts and memory kinds, and HLO shardings."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding
 
 type Device = Any
-"""A device of JAX; its class is jaxlib's own and has no stub."""
+"""A device of JAX; jaxlib has no stub of its class."""
 
 JaxSharding = jax.sharding.Sharding
 JaxNamedSharding = jax.sharding.NamedSharding
@@ -56,10 +56,10 @@ __all__ = [
 
 
 def with_interface[T](interface: type[T], jax_class: type) -> type[T]:
-    """A base class that is both: our interface first, then one of JAX's sharding classes.
+    """Return a base class that derives from an interface of ours and from a sharding class of JAX.
 
-    The oldest supported jaxlib refuses to create such a class with two bases at once, though it
-    has nothing against one that gets its first base afterwards.
+    The oldest supported jaxlib refuses to create a class with these two bases, but accepts one
+    whose bases are assigned afterwards.
     """
     joined: Any = type(jax_class)(
         jax_class.__name__, (jax_class,), {"__module__": interface.__module__}
@@ -74,9 +74,10 @@ def listed_sharding(
     order: Sequence[int],
     memory_kind: str | None = None,
 ) -> JaxSharding:
-    """Tiles dealt to devices in an order that no mesh of theirs has.
+    """Return a sharding whose tiles are on devices in an order that no mesh of them has.
 
-    Shardy refuses JAX's class for bare tiles with such an order, but takes a mesh that lists it.
+    Shardy refuses JAX's class for bare tiles in an arbitrary order, but accepts a mesh that lists
+    the order.
 
     Args:
         devices: The device assignment.
@@ -99,12 +100,12 @@ def sdy_array(
     order: Sequence[int],
     ndim: int,
 ) -> Any:
-    """What JAX's lowering rules tell Shardy of a value of a rank.
+    """Return Shardy's sharding attribute of a value of a rank.
 
     Args:
         axes: Names and sizes of the axes of a mesh.
         spec: A partition spec on it.
-        order: The order of the devices on it, empty for the natural one.
+        order: The order of the devices on it, empty for the default order.
         ndim: The rank.
     """
     mesh = AbstractMesh(
@@ -117,40 +118,40 @@ def sdy_array(
 
 
 def listed_device_ids(sharding: JaxSharding) -> tuple[int, ...] | None:
-    """The order in which a sharding lists the devices of its mesh; None where it does not."""
+    """Return the order in which a sharding lists the devices of its mesh; None for the default."""
     return getattr(sharding, "_logical_device_ids", None)
 
 
 def device_assignment(sharding: JaxSharding) -> tuple[Device, ...]:
-    """The devices of a sharding in the order in which tiles are dealt to them."""
+    """Return the device assignment of a sharding."""
     return tuple(sharding._device_assignment)
 
 
 def device_list(devices: Sequence[Device]) -> Any:
-    """JAX's hashable list of devices, shared between executables and shardings."""
+    """Return JAX's hashable list of devices, which executables and shardings share."""
     return xc.DeviceList(tuple(devices))
 
 
 def hlo_from_text(text: str) -> Any:
-    """Reads the HLO syntax, `{devices=[2,4]<=[8]}`."""
+    """Parse the HLO syntax, `{devices=[2,4]<=[8]}`."""
     return HloSharding.from_string(text)
 
 
 def hlo_text(sharding: Any) -> str:
-    """Writes an `HloSharding` or an `OpSharding` proto in the HLO syntax."""
+    """Return an `HloSharding` or an `OpSharding` proto in the HLO syntax."""
     if isinstance(sharding, OpSharding):
         sharding = HloSharding.from_proto(sharding)
     if elements := sharding.tuple_elements():
         return f"{{{', '.join(map(hlo_text, elements))}}}"
-    # The partitioner may answer in the mesh form (V3); the tile form says the same.
+    # The partitioner may return the mesh form (V3), which has an equivalent tile form.
     return HloSharding.v3_to_v2_sharding(sharding).to_string()
 
 
 def tile_texts(text: str) -> list[str]:
-    """A sharding in any of HLO's notations as tiles; of a tuple each element.
+    """Convert a sharding in any HLO syntax to tiles; a tuple element by element.
 
     Args:
-        text: What follows `sharding=` in HLO text.
+        text: The value of `sharding=` in HLO text.
 
     Example:
         >>> tile_texts("{{mesh['a'=2,'b'=2], [{}, {'a'}]}, {replicated}}")
@@ -161,7 +162,7 @@ def tile_texts(text: str) -> list[str]:
 
 
 def op_sharding(hlo: Any) -> Any:
-    """An `HloSharding` as an `OpSharding` proto that lists its devices, which once all did."""
+    """Convert an `HloSharding` to an `OpSharding` proto that lists its devices."""
     proto = hlo.to_proto()
     if proto.iota_reshape_dims:
         proto.tile_assignment_devices = hlo.tile_assignment_devices()
@@ -170,17 +171,17 @@ def op_sharding(hlo: Any) -> Any:
 
 
 def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> Any:
-    """The HLO sharding of a sharding class that only JAX knows."""
+    """Return the HLO sharding of any sharding of JAX."""
     return sharding._to_xla_hlo_sharding(ndim)
 
 
 def is_auto_layout(layout: object) -> bool:
-    """True for the marker that leaves a layout to the compiler."""
+    """Return True for the marker that leaves a layout to the compiler."""
     return isinstance(layout, type(AutoLayout))
 
 
 def layout_text(layout: Any, dtype: Any) -> str | None:
-    """A layout as a module writes it; None for the default one."""
+    """Return a layout in the syntax of modules; None for the default one."""
     if layout is None:
         return None
     if is_auto_layout(layout):
@@ -189,7 +190,7 @@ def layout_text(layout: Any, dtype: Any) -> str | None:
 
 
 def memory_kinds(device: Device) -> tuple[str, ...]:
-    """The kinds of memory that a device has, none where its plugin does not say."""
+    """Return the memory kinds of a device; an empty tuple if its plugin reports none."""
     try:
         return tuple(memory.kind for memory in device.addressable_memories())
     except Exception:  # not every PJRT plugin has memories
@@ -197,12 +198,12 @@ def memory_kinds(device: Device) -> tuple[str, ...]:
 
 
 def is_symbolic_size(size: object) -> bool:
-    """Return whether a size of a shape is an expression of `jax.export`."""
+    """Return True if a size of a shape is an expression of `jax.export`."""
     return core.is_symbolic_dim(size)
 
 
 def default_memory_kind(device: Device) -> str | None:
-    """The memory that a device's arrays live in unless somebody asks for another."""
+    """Return the default memory kind of a device; None if its plugin reports none."""
     try:
         return device.default_memory().kind
     except Exception:  # not every PJRT plugin has memories

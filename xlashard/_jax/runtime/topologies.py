@@ -19,8 +19,8 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass
 
-# Read by libtpu when it is loaded: ask no metadata server where this machine is, let other
-# processes have it loaded too (no chip is touched), write no logs.
+# libtpu reads these variables when it is loaded: query no metadata server, allow several
+# processes (no chip is used), write no logs.
 _COMPILE_ONLY = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -33,7 +33,7 @@ _COMPILE_ONLY = {
 
 
 def libtpu_version() -> str | None:
-    """The version of libtpu, or None where it is not installed."""
+    """Return the version of libtpu, or None if it is not installed."""
     try:
         return metadata.version("libtpu")
     except metadata.PackageNotFoundError:
@@ -41,19 +41,19 @@ def libtpu_version() -> str | None:
 
 
 def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
-    """The devices of a topology, for which programs can be compiled and not run.
+    """Return the compile-only devices of a topology.
 
     Args:
-        name: As libtpu writes it: `v5p:2x2x4`.
-        options: What libtpu takes besides: `num_slices`, `chip_config_name`, `wrap`, ...
+        name: The name in libtpu's syntax: `v5p:2x2x4`.
+        options: Further options of libtpu: `num_slices`, `chip_config_name`, `wrap`, ...
 
     Raises:
-        TopologyError: If libtpu is missing or not the one that JAX asks for, or knows no such
-            topology.
+        TopologyError: If libtpu is missing or of another version than JAX requires, or for an
+            unknown topology.
     """
     if cloud_tpu_init.get_tpu_library_path() is None:
         raise TopologyError(  # no-catalogue: needs an environment without libtpu
-            "libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'"
+            "compiling for TPUs requires libtpu: pip install 'xlashard[tpu]'"
         )
     check_libtpu(libtpu_version(), metadata.requires("jax") or ())
     try:
@@ -61,19 +61,19 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
     except jax.errors.JaxRuntimeError as error:
         # no-catalogue: names are checked before
-        raise TopologyError(f"libtpu knows no topology {name}: {_said(error)}") from error
+        raise TopologyError(f"libtpu knows no topology {name}: {_first_line(error)}") from error
     return list(topology._make_compile_only_devices())
 
 
-def _said(error: RuntimeError) -> str:
+def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0]
 
 
 def probe_for_tpus_quietly() -> None:
     """Let JAX find no TPU on a machine without chips, with no errors of libtpu on the terminal.
 
-    libtpu is loaded with the first backend, and misses there the type and the hosts of a TPU.
-    Variables that the user has set stay as they are.
+    libtpu is loaded with the first backend, and reports missing variables for the type and the
+    hosts of a TPU. Variables that the user has set stay unchanged.
     """
     registration = xla_bridge._backend_factories.get("tpu")
     if registration is None:
@@ -90,7 +90,7 @@ def probe_for_tpus_quietly() -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """What libtpu is to read when it is loaded; a process that has a TPU keeps what it has."""
+    """Set environment variables while libtpu is loaded, except on a TPU VM."""
     if cloud_tpu_init.running_in_cloud_tpu_vm:
         yield
         return
@@ -106,13 +106,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# The place of the wraps in libtpu's description of a topology: fields of nested messages.
+# Path of the wraps in libtpu's description of a topology: fields of nested messages.
 _WRAPS = (9, 2, 1, 7)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def libtpu_in_use() -> str | None:
-    """The version of libtpu; None where the library is not that of an installed package."""
+    """Return the version of libtpu; None if the library is not that of an installed package."""
     path = os.environ.get("TPU_LIBRARY_PATH")
     package = find_spec("libtpu")
     if path and (package is None or Path(path).parent != Path(package.origin or "").parent):
@@ -121,29 +121,29 @@ def libtpu_in_use() -> str | None:
 
 
 def torus_wraps(device: Device) -> tuple[bool, ...]:
-    """For each dimension of a device's torus, whether its links close to a ring.
+    """Return for each dimension of a device's torus True if its links form a ring.
 
-    Empty where the topology was not told so when it was made: then its shape decides.
+    Empty if the topology was created without this property: then its shape decides.
     """
     try:
-        said = _jax.get_topology_for_devices([device]).serialize()
+        message = _jax.get_topology_for_devices([device]).serialize()
         for field in _WRAPS:
-            said = _bytes_of(said, field)
-        stated = {number for number, value in _fields(said) if value == 1}
-    except (RuntimeError, NotImplementedError, ValueError):  # not every PJRT plugin says it
+            message = _bytes_of(message, field)
+        stated = {number for number, value in _fields(message) if value == 1}
+    except (RuntimeError, NotImplementedError, ValueError):  # not every PJRT plugin supports it
         return ()
-    return tuple(number in stated for number in (1, 2, 3)) if said else ()
+    return tuple(number in stated for number in (1, 2, 3)) if message else ()
 
 
 def _bytes_of(message: bytes, field: int) -> bytes:
-    found = [value for number, value in _fields(message) if number == field]
-    if len(found) != 1 or not isinstance(found[0], bytes):
+    values = [value for number, value in _fields(message) if number == field]
+    if len(values) != 1 or not isinstance(values[0], bytes):
         raise ValueError(f"no field {field}")  # no-catalogue: caught: the topology lacks the field
-    return found[0]
+    return values[0]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a protocol buffer."""
+    """Yield numbers and values of the fields of a protocol buffer."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -175,50 +175,48 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 _FLAT = ("v2", "v3", "v5e", "v6e")
-"""Generations whose chips form a torus of two dimensions."""
+"""TPU generations with a two-dimensional torus."""
 
 
 def is_compile_only(device: Device) -> bool:
-    """Whether a device is one of a topology, and not there."""
+    """Return True if a device is a compile-only device of a topology."""
     return isinstance(device.client, _jax.CompileOnlyPyClient)
 
 
 def check_can_hold_arrays(devices: Sequence[Device]) -> None:
-    """Refuses devices that no array can be put on.
+    """Refuse compile-only devices as the place of arrays.
 
     Raises:
-        CompileOnlyError: If they are those of a topology.
+        CompileOnlyError: If the devices belong to a topology.
     """
     if devices and is_compile_only(devices[0]):
         name = topology_name(devices[0])
         raise CompileOnlyError(
-            f"no array can be put on {name}, a topology without chips: programs compile for it and "
-            "don't run. Describe the array instead: "
-            "jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)",
+            f"arrays can't be placed on {name}, a topology for compiling only: pass "
+            "jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) instead of an array",
             topology=name,
         )
 
 
 def compile_only_error(name: str, device: Device) -> CompileOnlyError:
-    """The error of a call of a program that was compiled for a topology.
+    """Return the error for a call of a program that was compiled for a topology.
 
     Args:
-        name: Of its function.
-        device: One of those it was compiled for.
+        name: The name of its function.
+        device: A device of the topology.
     """
     topology = topology_name(device)
     return CompileOnlyError(
-        f"{name} is compiled for {topology}, a topology without chips, and runs nowhere here. What "
-        "it would do tell compiled.memory_analysis(), .cost_analysis() and .as_text(), of "
-        "compiled = pjit(f).lower(*shapes).compile(); to run it, save it, "
-        "file.write_bytes(compiled.serialize()), and load it on such a slice, "
-        "Compiled.deserialize(file.read_bytes())",
+        f"{name} is compiled for {topology}, a topology without chips, and can't run here: inspect "
+        "compiled = pjit(f).lower(*shapes).compile() by compiled.memory_analysis(), "
+        ".cost_analysis() and .as_text(), or save it, file.write_bytes(compiled.serialize()), and "
+        "load it on a slice of this topology, Compiled.deserialize(file.read_bytes())",
         topology=topology,
     )
 
 
 def topology_name(device: Device) -> str:
-    """The topology of a device as libtpu writes it: `v5p:2x2x4`; several slices as `2 of` it."""
+    """Return the topology of a device in libtpu's syntax, with the number of slices."""
     devices = device.client.devices()
     version = str(tpu_info.chip_version_from_device_kind(device.device_kind))
     name = version if version.startswith("v") else f"tpu{version}"
@@ -241,30 +239,30 @@ class UnassignedDevice:
 
 @lru_cache(maxsize=16)
 def unassigned_devices(count: int) -> tuple[Device, ...]:
-    """Return stand-ins for devices, by which a program can be lowered and not compiled."""
+    """Return placeholders for devices, for which programs can be lowered but not compiled."""
     return tuple(map(UnassignedDevice, range(count)))
 
 
 def check_libtpu(installed: str | None, required: Iterable[str]) -> None:
-    """Refuses a libtpu that is not the one which JAX was made for.
+    """Refuse a libtpu of another version than JAX requires.
 
-    Another one compiles most programs, and crashes or says nonsense of others.
+    Another version compiles most programs, and crashes or miscompiles others.
 
     Args:
-        installed: Its version; None for one that is no package, of which nobody knows.
-        required: What JAX's package requires, such as `libtpu==0.0.50.*; extra == "tpu"`.
+        installed: Its version; None for a library outside of a package, which is accepted.
+        required: The requirements of JAX's package, such as `libtpu==0.0.50.*; extra == "tpu"`.
 
     Raises:
-        TopologyError: If it is another.
+        TopologyError: For another version.
     """
-    found = (re.match(r"libtpu\s*==\s*([\w.]+?)(\.\*)?\s*(?:;|$)", each) for each in required)
-    pinned = next((match for match in found if match is not None), None)
+    matches = (re.match(r"libtpu\s*==\s*([\w.]+?)(\.\*)?\s*(?:;|$)", each) for each in required)
+    pinned = next((match for match in matches if match is not None), None)
     if installed is None or pinned is None:
         return
-    wanted, is_open = pinned[1], pinned[2] is not None
-    if installed == wanted or (is_open and f"{installed}.".startswith(f"{wanted}.")):
+    expected, is_open = pinned[1], pinned[2] is not None
+    if installed == expected or (is_open and f"{installed}.".startswith(f"{expected}.")):
         return
-    version = wanted + (pinned[2] or "")
+    version = expected + (pinned[2] or "")
     raise TopologyError(  # no-catalogue: needs another libtpu
         f"jax {jax.__version__} works with libtpu {version}, but libtpu {installed} is installed: "
         f"pip install 'libtpu=={version}'"

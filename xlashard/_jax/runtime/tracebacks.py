@@ -1,7 +1,7 @@
-"""Tracebacks without the frames between a person's call and what went wrong.
+"""Remove frames of this package and of JAX from tracebacks, and find the user's line.
 
-JAX leaves its own frames out of the tracebacks that leave it; `jax_traceback_filtering` says how,
-and `off` shows everything. The same setting decides here of the frames of this package.
+JAX removes its own frames from tracebacks as `jax_traceback_filtering` specifies; `off` keeps all
+frames. The setting applies to frames of this package too.
 """
 
 import functools
@@ -15,15 +15,14 @@ from jax._src import traceback_util
 
 
 def hide_frames(folder: str) -> None:
-    """Counts every frame of the code in a folder as none of a person's."""
+    """Hide the frames of the code in a folder from tracebacks."""
     traceback_util.register_exclusion(folder)
 
 
 def shorten(error: BaseException) -> None:
-    """Takes hidden frames out of an exception's traceback, as far as it has come.
+    """Remove hidden frames from an exception's traceback, up to the current frame.
 
-    Call it in an `except` block and raise again by a bare `raise`: then the frame that does so is
-    not in the traceback either.
+    Call it in an `except` block and raise again by a bare `raise`, which adds no frame.
     """
     mode, there = traceback_util._filtering_mode(), error.__traceback__
     if there is None or mode == "off":
@@ -35,7 +34,7 @@ def shorten(error: BaseException) -> None:
 
 
 class _Short:
-    """The context manager, of which one is enough."""
+    """Context manager without state, of which one instance suffices."""
 
     def __enter__(self) -> None: ...
 
@@ -45,18 +44,18 @@ class _Short:
 
 
 short_tracebacks = _Short()
-"""`with short_tracebacks:` around what a person called; what leaves it is shortened."""
+"""`with short_tracebacks:` shortens the traceback of any exception that leaves the block."""
 
 
 def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
-    """A method that is called as a whole `with short_tracebacks`.
+    """Return a method whose exceptions have short tracebacks.
 
-    Doctest does not find the examples of functions that are wrapped: these use the `with` itself.
+    Functions with doctest examples use the `with` block, since doctest skips wrapped functions.
     """
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Not by short_tracebacks, which costs something where nothing goes wrong.
+        # A `with` block would take time on calls that succeed.
         try:
             return method(*args, **kwargs)
         except BaseException as error:
@@ -66,22 +65,22 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-# Rooms that stand between a user's call and the function that is traced.
+# Packages whose code runs between a user's call and the traced function.
 _ROOMS = (
     *("_jax", "array", "cloud", "commands", "geometry", "legacy", "multihost", "numpy", "pictures"),
     *("pjit", "processes", "program", "sharding", "testing", "tpu"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[2] / room) for room in _ROOMS)
-"""Where the frames of ours lie that no user cares about."""
+"""Folders of this package whose frames are hidden."""
 
 JAX_FOLDER = str(Path(jax.__file__).parent) + os.sep
-"""Where JAX's own code is."""
+"""Folder of JAX's code."""
 
 _PASSED_BY = (*(folder + os.sep for folder in INNER_FOLDERS), JAX_FOLDER)
 
 
 def calling_line() -> tuple[str, int]:
-    """The file and line of the innermost frame that is neither ours nor JAX's."""
+    """Return file and line of the innermost frame that is neither ours nor JAX's."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED_BY):
         frame = frame.f_back
@@ -89,5 +88,5 @@ def calling_line() -> tuple[str, int]:
 
 
 def is_called_by_jax() -> bool:
-    """Whether the function that asks was called by code of JAX, and not by a person's."""
+    """Return True if the calling function was called by JAX, not by the user."""
     return sys._getframe(2).f_code.co_filename.startswith(JAX_FOLDER)

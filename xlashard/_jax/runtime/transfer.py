@@ -1,4 +1,4 @@
-"""Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
+"""Move values between host memory, buffers and handles, and change shardings of handles."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -21,17 +21,17 @@ type Aval = Any
 type JaxSharding = jax.sharding.Sharding
 
 HandleType: Any = xc.ArrayImpl
-"""The class of buffer handles."""
+"""Class of buffer handles."""
 
 Tracer = core.Tracer
 
 UnnamedResultError = IndivisibleError
-"""What JAX raises where no spec on the mesh of the arguments says how a result came out."""
+"""Error of JAX for a result whose sharding has no spec on the mesh of the arguments."""
 
 ALIGNMENT = 64
-"""Zero-copy buffers of the CPU client must start at a multiple of this address."""
+"""Alignment of the CPU client's zero-copy buffers, in bytes."""
 
-# Bytes; a new block of this size should not stand beside others that nobody needs any more.
+# Bytes; unused blocks are freed before a new block of this size is allocated.
 _WORTH_COLLECTING = 1 << 20
 
 
@@ -39,27 +39,27 @@ _WORTH_COLLECTING = 1 << 20
 def make_aval(
     shape: tuple[int, ...], dtype: Any, sharding: JaxSharding, weak_type: bool = False
 ) -> Aval:
-    """The abstract value of an array that lies so: a mesh with explicit axes shows in it."""
+    """Return the abstract value of an array; it contains a mesh with explicit axes."""
     aval = core.ShapedArray(shape, dtype, weak_type=weak_type)
     return core.update_aval_with_sharding(aval, sharding)
 
 
 def aval_of(x: Any) -> Aval:
-    """The abstract value of anything that JAX takes for an array.
+    """Return the abstract value of anything that JAX accepts as an array.
 
     Raises:
-        TypeError: If JAX doesn't.
+        TypeError: For any other object.
     """
     return core.typeof(x)
 
 
 def default_device() -> Device:
-    """Where uncommitted values go."""
+    """Return the device of uncommitted values."""
     return pxla.get_default_device()
 
 
 def split(handle: Handle) -> Sequence[Handle]:
-    """One handle per addressable device, in the order of the device assignment; shares memory."""
+    """Return one handle per addressable device, in the device assignment's order; shares memory."""
     return handle._arrays
 
 
@@ -75,10 +75,10 @@ def callback_result(value: Any) -> Any:
     if type(value) is not HandleType or type(value.sharding) is not GSPMDSharding:
         return value
     sharding = value.sharding
-    found = _ONE_DEVICE.search(str(sharding._hlo_sharding))
-    if found is None or sharding.num_devices == 1 or value.is_deleted():
+    match = _ONE_DEVICE.search(str(sharding._hlo_sharding))
+    if match is None or sharding.num_devices == 1 or value.is_deleted():
         return value
-    device = sharding._device_assignment[int(found[1])]
+    device = sharding._device_assignment[int(match[1])]
     pieces = [shard.data for shard in value.addressable_shards if shard.device == device]
     if not pieces:
         return value
@@ -153,9 +153,9 @@ def _buffer_key(part: Handle) -> tuple[Any, Any]:
 def assemble(
     aval: Aval, sharding: JaxSharding, buffers: Sequence[Handle], *, committed: bool = True
 ) -> Handle:
-    """One handle over single-device ones, which must stand in the order of the device assignment.
+    """Return a handle over single-device handles in the order of the device assignment.
 
-    Nothing is checked or moved; shares memory.
+    Nothing is checked or copied; shares memory.
     """
     return HandleType(aval, sharding, list(buffers), committed=committed, _skip_checks=True)
 
@@ -170,24 +170,24 @@ def put(
     alias: bool = False,
     fresh: bool = False,
 ) -> Handle:
-    """Puts one piece on each device, all in one call, and makes one handle of them.
+    """Put one piece on each device in one call, and return a handle over them.
 
     Args:
-        aval: Of the whole.
-        sharding: JAX's; its memory kind says which memory of the devices.
+        aval: The abstract value of the whole.
+        sharding: JAX's sharding, with the memory kind.
         pieces: NumPy arrays, `separate` ones unless they may be aliased, or single-device handles.
-        devices: This process's devices of the sharding, in its order.
-        committed: Whether computations must stay on these devices.
-        alias: Allows the buffers to be the host memory itself, which then must never change.
-            Otherwise host memory is free for other use on return.
-        fresh: Copies also handles that are on their device already; otherwise those are shared.
+        devices: The local devices of the sharding, in its order.
+        committed: True if computations must stay on these devices.
+        alias: True if the buffers may be the host memory itself, which then must never change.
+            Otherwise the host memory is free for other use on return.
+        fresh: True to copy also handles that are on their device already; else they are shared.
     """
     semantics = xc.HostBufferSemantics
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
     args = aval, sharding, list(pieces), list(devices), committed, fresh, kept
     try:
         if aval.dtype in _WIDE and not jax.config.jax_enable_x64:
-            # It was made under the setting; jaxlib would put half of its bits there.
+            # It was created under enable_x64; jaxlib would transfer half of its bits.
             with jax.enable_x64(True):
                 return xc.batched_device_put(*args)
         return xc.batched_device_put(*args)
@@ -200,9 +200,9 @@ _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """Pieces that don't begin at one address, as views do that are empty or broadcast.
+    """Return pieces at distinct addresses; copies, if some share their address.
 
-    jaxlib fails on several that do, unless it may alias them; those are copied.
+    Empty and broadcast views share an address, and jaxlib fails on them unless it may alias them.
     """
     if len({piece.ctypes.data for piece in pieces}) == len(pieces):
         return pieces
@@ -210,12 +210,12 @@ def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
 
 
 def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Handle:
-    """The same shards, in the same order, on the devices and in the memory of another sharding.
+    """Copy shards, in their order, to the devices and the memory of another sharding.
 
     Args:
         handle: The source.
-        sharding: With as many devices as the source has.
-        fresh: Copies also what is there already; otherwise that is shared.
+        sharding: A sharding of as many devices.
+        fresh: True to copy also shards that are in place already; else they are shared.
     """
     semantics = xc.ArrayCopySemantics
     how = semantics.ALWAYS_COPY if fresh else semantics.REUSE_INPUT
@@ -228,7 +228,7 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
         except jax.errors.JaxRuntimeError:
             check_can_hold_arrays(sharding._device_assignment)
             raise
-    # jaxlib wants to copy to every device, and reaches only those of its own process.
+    # jaxlib copies to every device, and supports local devices only.
     kind = sharding.memory_kind
     alone = [
         jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
@@ -248,13 +248,13 @@ def with_sharding(
     committed: bool | None = None,
     weak_type: bool | None = None,
 ) -> Handle:
-    """The same buffers under another sharding that says the same of them.
+    """Return a handle of the same buffers under an equivalent sharding.
 
     Args:
         handle: The source.
-        sharding: Of the same devices in the same order.
-        committed: Whether computations must stay on them; as of the source, if not given.
-        weak_type: Whether the dtype is weak; as of the source, if not given.
+        sharding: A sharding of the same devices in the same order.
+        committed: True if computations must stay on them; by default as the source.
+        weak_type: True if the dtype is weak; by default as the source.
     """
     weak = handle.weak_type if weak_type is None else weak_type
     bound = handle.committed if committed is None else committed
@@ -263,7 +263,7 @@ def with_sharding(
 
 
 def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
-    """Runs a program of one result, which a handler makes a handle of."""
+    """Run a program of one result, and return its handle."""
     return executable.execute_sharded(list(handles)).consume_with_handlers([handler])[0]
 
 
@@ -277,30 +277,30 @@ def deleted_like(handle: Handle) -> Handle:
 
 
 def first_replica(handle: Handle) -> Handle:
-    """One device's buffer of a replicated handle; cheaper than `split` into all of them."""
+    """Return one device's buffer of a replicated handle; faster than `split`."""
     return handle._fully_replicated_shard()
 
 
 def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
-    """The value of a single-device or replicated handle, and whether it is a copy of its own.
+    """Return the value of a single-device or replicated handle, and True if it is a copy.
 
-    Where it isn't (a CPU's memory), it is a window on the buffer and keeps that alive.
+    A value that is no copy (of a CPU's memory) is a view of the buffer and keeps it alive.
     """
     return handle._single_device_array_to_np_array_did_copy()
 
 
 def start_host_copy(handle: Handle) -> None:
-    """Starts the transfer of a single-device handle to the host."""
+    """Start the transfer of a single-device handle to the host."""
     handle._copy_single_device_array_to_host_async()
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Memory that a CPU device can take as its buffer without copying it."""
+    """Return memory that a CPU device can alias."""
     return aligned_blocks(1, shape, dtype)[0, ...]
 
 
 def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Several such, of one shape, in one allocation: `[count, *shape]`."""
+    """Return several blocks that a CPU device can alias, in one allocation: `[count, *shape]`."""
     dtype = np.dtype(dtype)
     strides, size = [], dtype.itemsize
     for extent in reversed(shape):
@@ -315,23 +315,23 @@ def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray
 
 
 def collect_garbage() -> None:
-    """Lets go of host memory that deleted buffers were; jaxlib puts that off until it is called."""
+    """Free the host memory of deleted buffers, which jaxlib delays until this call."""
     xc._xla.collect_garbage()
 
 
 def is_takeable(block: np.ndarray) -> bool:
-    """Whether a CPU device can take the memory as its buffer without copying it."""
+    """Return True if a CPU device can alias the memory."""
     return block.flags.c_contiguous and block.ctypes.data % ALIGNMENT == 0
 
 
 @lru_cache(maxsize=256)
 def bits_of(dtype: Any) -> int:
-    """How many bits an element has; devices hold several of those under 8 in one byte."""
+    """Return the bits of an element; devices pack elements of less than 8 bits."""
     return dtypes.itemsize_bits(dtype)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the host or a device has no memory left."""
+    """Return True if an error reports that the host or a device is out of memory."""
     if isinstance(error, jax.errors.JaxRuntimeError):
         return "RESOURCE_EXHAUSTED" in str(error)
     return isinstance(error, MemoryError)

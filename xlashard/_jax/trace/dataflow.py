@@ -1,4 +1,4 @@
-"""Where a dimension of a value in a jaxpr comes from."""
+"""Trace dimensions of values in a jaxpr back to their origins."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from jax._src import core, source_info_util
 type Line = tuple[str, int]
 """File and line of the user's code."""
 
-# Operations whose result has the dimensions of its operands, by JAX's names.
+# Primitives whose result has the dimensions of its operands.
 _NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj
     convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
@@ -26,14 +26,14 @@ _REDUCTIONS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """A jaxpr inside a program, and where the values come from that it takes.
+    """A jaxpr inside a program, and the origins of its arguments.
 
     Attributes:
         jaxpr: The jaxpr.
-        makers: The equation that makes each value.
-        outer: For what it takes: the value outside, its scope, and by how many dimensions that has
-            more in front.
-        inner: The scopes of the jaxprs of an equation, by the equation's place.
+        makers: The position and the equation that computes each value.
+        outer: For each argument the value outside, its scope, and the number of additional leading
+            dimensions of that value.
+        inner: The scopes of the jaxprs of an equation, by the equation's position.
     """
 
     jaxpr: Any
@@ -43,7 +43,7 @@ class Scope:
 
     @classmethod
     def of(cls, jaxpr: Any, outer: "Mapping[Any, tuple[Scope, Any, int]] | None" = None) -> "Scope":
-        """The scope of a jaxpr, with those of all jaxprs inside it."""
+        """Return the scope of a jaxpr, with the scopes of all jaxprs inside it."""
         makers = {v: (i, eqn) for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         scope = cls(jaxpr, makers, dict(outer or {}))
         for i, eqn in enumerate(jaxpr.eqns):
@@ -52,7 +52,7 @@ class Scope:
         return scope
 
     def all(self) -> "Iterator[Scope]":
-        """This scope and all inside it."""
+        """Yield this scope and all scopes inside it."""
         yield self
         for scopes in self.inner.values():
             for scope in scopes:
@@ -60,13 +60,13 @@ class Scope:
 
 
 def _taken(scope: Scope, eqn: Any, body: Any) -> dict[Any, tuple[Scope, Any, int]]:
-    """Where the values come from that the body of an equation takes."""
-    # Inside shard_map a value is a shard, of which the mesh cuts nothing more.
+    """Return the origins of the arguments of an equation's body."""
+    # Inside shard_map a value is a shard, which the mesh shards no further.
     if len(body.invars) != len(eqn.invars) or eqn.primitive.name == "shard_map":
         return {}
     taken = {}
     for inside, outside in zip(body.invars, eqn.invars, strict=True):
-        # The body of a scan takes slices.
+        # The arguments of a scan's body are slices.
         sliced = int(eqn.primitive.name == "scan" and outside.aval.ndim > inside.aval.ndim)
         if outside.aval.shape[sliced:] == inside.aval.shape:
             taken[inside] = scope, outside, sliced
@@ -75,14 +75,14 @@ def _taken(scope: Scope, eqn: Any, body: Any) -> dict[Any, tuple[Scope, Any, int
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """A value from whose dimension another value's dimension comes.
+    """A value whose dimension is the origin of another value's dimension.
 
     Attributes:
-        scope: Where it is.
+        scope: The scope of the value.
         variable: The value.
         dim: The dimension.
-        eqn: The equation that makes it; None for what the scope takes.
-        lines: The lines of the equations on the way, its own included.
+        eqn: The equation that computes the value; None for an argument of the scope.
+        lines: The lines of the equations in between, its own included.
     """
 
     scope: Scope
@@ -93,13 +93,13 @@ class Origin:
 
 
 def origins(scope: Scope, variable: Any, dim: int, stop: str) -> Iterator[Origin]:
-    """Follows a dimension back, over operations that keep it, to what it comes from.
+    """Trace a dimension back through operations that preserve it, and yield its origins.
 
     Args:
-        scope: Where the value is.
+        scope: The scope of the value.
         variable: The value.
         dim: The dimension.
-        stop: The name of a primitive at whose results to stop; and at what the program takes.
+        stop: The name of a primitive at whose results to stop, besides arguments of the program.
     """
     waiting = [Origin(scope, variable, dim, None, frozenset())]
     seen: set[tuple[int, Any, int]] = set()
@@ -126,7 +126,7 @@ def origins(scope: Scope, variable: Any, dim: int, stop: str) -> Iterator[Origin
 
 
 def _back(at: Origin, place: int, eqn: Any) -> list[tuple[Scope, Any, int]]:
-    """The values, and their dimensions, from which an equation makes a dimension of its result."""
+    """Return the values and dimensions that a dimension of an equation's result comes from."""
     inner = at.scope.inner.get(place, [])
     if len(inner) == 1 and eqn.primitive.name not in ("scan", "while", "cond"):
         outputs = inner[0].jaxpr.outvars
@@ -154,7 +154,7 @@ def _operands(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
 
 
 def _factors(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
-    """The factor, or both for a dimension of the batch, that a product has a dimension from."""
+    """Yield the operands that a dimension of a dot product comes from."""
     contracted, batched = eqn.params["dimension_numbers"]
     count = len(batched[0])
     if dim < count:
@@ -170,12 +170,12 @@ def _factors(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
 
 
 def is_variable(value: Any) -> bool:
-    """Whether an operand of an equation is a variable, and not a number written out."""
+    """Return True if an operand of an equation is a variable, not a literal."""
     return not isinstance(value, core.Literal)
 
 
 def source_line(eqn: Any) -> Line | None:
-    """File and line of the user's code that made an equation, or None where it is not known."""
+    """Return file and line of the user's code of an equation, or None if unknown."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line)
 

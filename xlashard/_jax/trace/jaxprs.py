@@ -1,4 +1,8 @@
-"""Reading and rebuilding jaxprs."""
+"""Read and transform jaxprs, their callbacks and their references (`jax.new_ref`).
+
+XLA has values only. A program takes the value of a reference as an additional argument and returns
+its new value as an additional result, which takes over the argument's buffers.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -34,7 +38,7 @@ def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
     XLA clamps an index in the index's own type, so that any element may be read then.
 
     Returns:
-        Its abstract value and the dtype of the integers; None if there is none such.
+        Its abstract value and the dtype of the integers; None without such an array.
     """
     for eqn in equations(jaxpr):
         dims = _indexed_dims(eqn)
@@ -50,7 +54,7 @@ def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
 
 
 def _indexed_dims(eqn: Any) -> Sequence[int]:
-    """The dimensions of the first operand that an equation indexes with integers of its own."""
+    """Return the dimensions of the first operand that an equation indexes by integer operands."""
     params = eqn.params
     match eqn.primitive.name:
         case "dynamic_slice":
@@ -67,11 +71,11 @@ def _indexed_dims(eqn: Any) -> Sequence[int]:
 
 
 def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
-    """Makes some of the values that a jaxpr closes over its first arguments.
+    """Turn some closed-over values of a jaxpr into its first arguments.
 
     Args:
         jaxpr: The closed jaxpr.
-        chosen: For each closed-over value whether it becomes an argument.
+        chosen: For each closed-over value, True to make it an argument.
 
     Returns:
         The new jaxpr, and the values that are arguments now.
@@ -96,10 +100,10 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
 
 
 def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """Removes what no result and no effect needs.
+    """Remove dead code and unused arguments.
 
     Returns:
-        The smaller jaxpr, and for each argument whether it is still there.
+        The smaller jaxpr, and for each argument True if it is left.
     """
     smaller, _, kept = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
     return smaller, tuple(kept)
@@ -108,7 +112,7 @@ def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
 def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]:
     """Return a jaxpr without dead code, and which consts and arguments are in use.
 
-    References count as used: what is written to them is a result.
+    References count as used, since their new values are results.
     """
     smaller, consts, args = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
     pairs = zip(args, jaxpr.in_avals, strict=True)
@@ -116,17 +120,17 @@ def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]
 
 
 def is_host_array(value: Any) -> bool:
-    """True for an array of the host that a traced function closes over."""
+    """Return True for a host array that a traced function closes over."""
     return isinstance(value, np.ndarray | literals.TypedNdArray)
 
 
 def as_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
-    """A function of flat arguments that evaluates a closed jaxpr."""
+    """Return a function of flat arguments that evaluates a closed jaxpr."""
     return core.jaxpr_as_fun(jaxpr)
 
 
 def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str) -> Jaxpr:
-    """The closed jaxpr of a function of flat arguments."""
+    """Return the closed jaxpr of a function of flat arguments."""
 
     def named(*args: Any) -> Sequence[Any]:
         return fun(*args)
@@ -138,13 +142,13 @@ def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name:
 def surround(
     jaxpr: Jaxpr, primitive: core.Primitive, ins: Sequence[Any], outs: Sequence[Any]
 ) -> Jaxpr:
-    """Applies a primitive of one value to arguments and results of a closed jaxpr.
+    """Apply a primitive of one value to arguments and results of a closed jaxpr.
 
     Args:
         jaxpr: The closed jaxpr.
         primitive: The primitive.
-        ins: For each argument the primitive's parameters; None leaves the argument as it is.
-        outs: For each result the same.
+        ins: The primitive's parameters for each argument; None leaves the argument unchanged.
+        outs: The primitive's parameters for each result; None leaves the result unchanged.
     """
     invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
     first, last = [], []
@@ -168,11 +172,11 @@ def surround(
 def boundary(
     jaxpr: Jaxpr, primitive: core.Primitive, parameter: str
 ) -> tuple[list[Any], list[Any]]:
-    """What a primitive of one value says of the arguments and of the results of a jaxpr.
+    """Return the parameter of a primitive of one value at the arguments and results of a jaxpr.
 
     Returns:
-        For each argument the parameter of the equation of `primitive` that reads it first, and for
-        each result that of the equation which makes it; None where there is no such equation.
+        For each argument the parameter of the first equation of `primitive` that reads it, and for
+        each result that of the equation that computes it; None without an equation.
     """
     reads: dict[Any, Any] = {}
     makes: dict[Any, Any] = {}
@@ -189,12 +193,12 @@ def boundary(
 
 
 def has_effects(jaxpr: Jaxpr) -> bool:
-    """True if running the jaxpr does more than give results."""
+    """Return True if a jaxpr has effects."""
     return bool(jaxpr.effects)
 
 
 def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:
-    """The names of the Python functions that a jaxpr's operations call while it runs."""
+    """Return the names of the Python functions that a jaxpr calls at run time."""
     names = []
     for eqn in equations(jaxpr):
         if "callback" in eqn.params:
@@ -205,7 +209,7 @@ def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:
 
 
 def _callback_name(callback: Any) -> str | None:
-    """The name of the user's function inside of what JAX made of it."""
+    """Return the name of the user's function inside of JAX's wrappers."""
     callback = getattr(callback, "callback_func", callback)
     while isinstance(callback, functools.partial):
         callback = callback.func
@@ -218,35 +222,34 @@ def _callback_name(callback: Any) -> str | None:
 
 
 def is_ref(value: Any) -> bool:
-    """Whether a value is a reference to buffers; one inside a trace is none."""
-    # JAX takes its tracers of references for instances, too.
+    """Return True if a value is a concrete reference, not a tracer of one."""
+    # isinstance is also true for tracers of references.
     return type(value) is core.Ref
 
 
 def buffer_of(ref: core.Ref) -> Handle:
-    """The handle of what a reference holds now."""
+    """Return the handle of a reference's current value."""
     return ref._refs._buf
 
 
 def write(ref: core.Ref, handle: Handle) -> None:
-    """Lets a reference hold another array of its type."""
+    """Replace the value of a reference by another array of its type."""
     ref._refs._buf = handle
 
 
 def is_reference(aval: Any) -> bool:
-    """Whether an argument of this abstract value is a reference."""
+    """Return True if an abstract value is that of a reference."""
     return isinstance(aval, AbstractRef)
 
 
 def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
-    """The same computation on values.
+    """Return a jaxpr whose references are replaced by values.
 
     Args:
-        jaxpr: A closed jaxpr; references that it closes over are among its arguments already.
+        jaxpr: A closed jaxpr; closed-over references are among its arguments already.
 
     Returns:
-        A jaxpr that takes values for references, and the positions of those arguments whose new
-        values it gives behind its results.
+        The new jaxpr, and the positions of the arguments whose new values follow its results.
     """
     taken = [i for i, aval in enumerate(jaxpr.in_avals) if is_reference(aval)]
     makes_own = any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects)
@@ -254,7 +257,7 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
         return jaxpr, ()
     pure = discharge_state(jaxpr)
     results = len(jaxpr.outvars)
-    # What is only read comes out as it went in.
+    # References that are only read need no result.
     written = [pure.outvars[k] is not pure.invars[i] for k, i in enumerate(taken, start=results)]
     pure = pe.prune_jaxpr_outputs(pure, [*(True,) * results, *written])
     positions = tuple(i for i, w in zip(taken, written, strict=True) if w)

@@ -1,4 +1,4 @@
-"""The first operation of a jaxpr whose result is forbidden though its operands are not."""
+"""Find the first operation of a jaxpr with a forbidden result of allowed operands."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ type Forbids = Callable[[Any], str | None]
 
 @dataclass(frozen=True)
 class NanOrigin:
-    """An operation that made something forbidden.
+    """An operation with a forbidden result.
 
     Attributes:
         primitive: Its name.
-        source: File, line and function; "" where nobody knows.
-        kind: What it made: `"nan"` or `"inf"`.
-        rounds: The loops that it stands in, outermost first, each with the number of the round.
+        source: File, line and function; "" if unknown.
+        kind: `"nan"` or `"inf"`.
+        rounds: The loops around it, outermost first, each with the index of its iteration.
     """
 
     primitive: str
@@ -30,12 +30,12 @@ class NanOrigin:
 
 
 def find_nan_origin(jaxpr: Jaxpr, args: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
-    """Runs a closed jaxpr operation by operation until one makes something forbidden.
+    """Run a closed jaxpr operation by operation until a result is forbidden.
 
     Args:
         jaxpr: The jaxpr, without effects.
-        args: Its arguments, of which none is forbidden.
-        forbids: The kind of what a value must not hold, if it holds it.
+        args: Its arguments, all allowed.
+        forbids: Function that returns the kind of a forbidden element of a value, or None.
     """
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     values |= zip(jaxpr.invars, args, strict=True)
@@ -49,7 +49,7 @@ def find_nan_origin(jaxpr: Jaxpr, args: Sequence[Any], forbids: Forbids) -> NanO
         values |= zip(eqn.outvars, results, strict=True)
         for v in {*_variables(eqn), *eqn.outvars}:
             if last_use.get(v, number) == number:
-                # Training steps have more intermediate values than fit beside each other.
+                # All intermediate values of a training step together may not fit into memory.
                 del values[v]
     return None
 
@@ -64,8 +64,8 @@ def _culprit(eqn: Any, kind: str) -> NanOrigin:
 
 
 def _run_one(jaxpr: Jaxpr, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """The results of one equation."""
-    given = {
+    """Return the results of one equation."""
+    operand_of = {
         v: operand
         for v, operand in zip(eqn.invars, operands, strict=True)
         if not isinstance(v, Literal)
@@ -73,16 +73,16 @@ def _run_one(jaxpr: Jaxpr, eqn: Any, operands: Sequence[Any]) -> list[Any]:
     alone = jaxpr.replace(
         constvars=[],
         consts=[],
-        invars=list(given),
+        invars=list(operand_of),
         outvars=list(eqn.outvars),
         eqns=[eqn],
         debug_info=core.DebugInfo("operation", eqn.primitive.name, None, None),
     )
-    return as_function(alone)(*given.values())
+    return as_function(alone)(*operand_of.values())
 
 
 def _inside(eqn: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
-    """The culprit among the operations that an equation holds, if it holds some."""
+    """Return the origin inside the body of an equation; None without a body."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         return _in_scan(params, operands, forbids)

@@ -1,4 +1,4 @@
-"""Making primitives of our own, with the rules by which JAX transforms them."""
+"""Define primitives, with JAX's rules for their transformations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -57,8 +57,8 @@ def call_primitive(
 
     Args:
         name: Its name in jaxprs.
-        impl: Runs it on concrete values: `impl(*args, jaxpr=..., **params)`.
-        is_placing: Return True for an equation of the body that only places its value.
+        impl: Function that runs it on concrete values: `impl(*args, jaxpr=..., **params)`.
+        is_placing: Function that returns True for a sharding constraint of the body.
 
     Parameters of its equations: `jaxpr`, the body; `name` of the called function; `donated_invars`,
     a flag for each argument, which only batching and evaluation preserve; `options` of the
@@ -148,17 +148,17 @@ def _without_donation(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def _lower_call(
     ctx: Any, *args: Any, jaxpr: Any, name: str, options: tuple[tuple[str, Any], ...], **_: Any
 ) -> Sequence[Any]:
-    """The call keeps a function of its own in the module, so that equal bodies are emitted once.
+    """Lower a call to a function of the module, so that equal bodies are emitted once.
 
-    Module, profiles and HLO name it by what is called.
+    Module, profiles and HLO have the name of the called function.
 
     Raises:
         CompileError: If the call has options of the compiler, which compiles whole programs.
     """
     if options:
         raise CompileError(
-            f"{name} has compiler_options={dict(options)}, but is called inside another program, "
-            "which is compiled as one: give them to the outermost pjit"
+            f"{name} has compiler_options={dict(options)}, but is called inside another program: "
+            "pass compiler_options to the outermost pjit"
         )
     names = ctx.name_stack.extend(f"{ctx.primitive.name}({name})")
     with mlir.source_info_to_location(ctx.module_context, None, names, ctx.traceback):
@@ -176,9 +176,9 @@ def _check_call(
     jaxpr: Any,
     **params: Any,
 ) -> tuple[Any, list[Any]]:
-    """A call under checkify: the errors found so far go in with the arguments."""
-    found, error_tree = jax.tree.flatten(error)
-    values = [*found, *args]
+    """Bind a call under checkify, with the errors so far as additional arguments."""
+    errors, error_tree = jax.tree.flatten(error)
+    values = [*errors, *args]
     checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(
         context, jaxpr, enabled_errors, error_tree, *map(core.typeof, values)
     )
@@ -187,7 +187,7 @@ def _check_call(
 
 
 def _print_call(eqn: Any, context: Any, settings: Any) -> Any:
-    """As JAX prints its own calls: the name, the body, and options where there are any."""
+    """Print a call as JAX prints its own: name, options that are set, and body."""
     body = eqn.params["jaxpr"]
     if body not in context.shared_jaxprs:
         context.suggest_same_var_names(body.invars, eqn.invars)
@@ -209,14 +209,14 @@ def identity_primitive(
     lower: Callable[..., Any],
     abstract: Callable[..., Any] = lambda aval, **_: aval,
 ) -> Primitive:
-    """A primitive of one value that is the identity to the maths, and its own transpose.
+    """Return a primitive of one value that is mathematically the identity, and its own transpose.
 
     Args:
         name: Its name in jaxprs.
-        impl: Runs it on a concrete value.
-        batch: `batch(axis_data, (x,), (dim,), **params)` gives the value and its batch dimension.
-        lower: `lower(ctx, value, **params)` gives the MLIR value.
-        abstract: `abstract(aval, **params)` gives the type of the result.
+        impl: Function that runs it on a concrete value.
+        batch: `batch(axis_data, (x,), (dim,), **params)` returns the value and its batch dimension.
+        lower: `lower(ctx, value, **params)` returns the MLIR value.
+        abstract: `abstract(aval, **params)` returns the type of the result.
     """
     primitive = Primitive(name)
     primitive.def_impl(impl)
@@ -230,14 +230,15 @@ def identity_primitive(
 
 @dataclass(frozen=True)
 class LinearRules:
-    """How one of two primitives works that undo each other's placement.
+    """Rules of one of two linear primitives that are each other's transpose.
 
     Attributes:
         name: Its name in jaxprs.
-        impl: Runs it on a concrete value.
-        shape: `shape(shape, **params)` of its result.
-        batch: `batch(axis_data, dim, **params)` gives the parameters where a batch stands at `dim`.
-        lower: `lower(shapes, x, **params)` gives the MLIR value, from the shapes before and after.
+        impl: Function that runs it on a concrete value.
+        shape: `shape(shape, **params)` returns the shape of the result.
+        batch: `batch(axis_data, dim, **params)` returns the parameters for a batch dimension `dim`.
+        lower: `lower(shapes, x, **params)` returns the MLIR value, from the shapes of operand and
+            result.
     """
 
     name: str
@@ -248,7 +249,7 @@ class LinearRules:
 
 
 def transposed_pair(there: LinearRules, back: LinearRules) -> tuple[Primitive, Primitive]:
-    """Two primitives of one value, linear, each the transpose of the other."""
+    """Return two linear primitives of one value, each the transpose of the other."""
     first, second = Primitive(there.name), Primitive(back.name)
     _give_rules(first, there, second)
     _give_rules(second, back, first)
@@ -259,7 +260,7 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
     def abstract(aval: Any, **params: Any) -> Any:
         shape = rules.shape(aval.shape, **params)
         if shape == aval.shape:
-            return aval  # with what its type says of explicit axes
+            return aval  # with the explicit axes of its type
         return core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
 
     def batch(
@@ -281,10 +282,7 @@ def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) 
 
 
 def recompute_in_remat(primitive: Primitive) -> None:
-    """Lets remat apply a primitive of one value again, whatever its policy would save.
-
-    So the value that the primitive was applied to is what is kept.
-    """
+    """Make remat recompute a primitive of one value whatever its policy, and save the operand."""
     pe.partial_eval_jaxpr_custom_rules[primitive] = _apply_again
 
 
@@ -297,7 +295,7 @@ def _apply_again(
 
 
 class _Witness(tuple[Any, ...]):
-    """A jaxpr, seen each time as another object: one that stands twice would be printed."""
+    """Tuple of a jaxpr, which is a new object at each access and so never printed as shared."""
 
     __slots__ = ()
 
@@ -307,11 +305,11 @@ class _Witness(tuple[Any, ...]):
 
 @lru_cache(maxsize=1024)
 def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None) -> Any:
-    """A jaxpr that names devices, and their mesh if there is one, in JAX's own words.
+    """Return a jaxpr whose only purpose is to contain a sharding of devices or of a mesh.
 
-    JAX's own compiled functions learn which devices their program is for, and on which mesh to say
-    their results, from the primitives that they know, in whatever jaxpr those stand. As a parameter
-    of an equation of ours (`witness`) this jaxpr tells them, and nothing of it is ever run.
+    `jax.jit` finds the devices of a program, and the mesh on which to name its results, by
+    searching all jaxprs for primitives of its own. This jaxpr is a parameter of our equations
+    (`witness`) for this search, and never runs.
     """
     if not devices:
         return _Witness()
@@ -319,7 +317,7 @@ def device_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None
         everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
     else:
         everywhere = JaxNamedSharding(mesh, jax.sharding.PartitionSpec())
-    # A call takes a sharding on explicit axes, where a constraint would have to be the type's.
+    # Unlike a constraint, a call accepts any sharding on explicit axes.
     return _Witness([jax.make_jaxpr(jax.jit(lambda x: x, out_shardings=everywhere))(0.0)])
 
 
@@ -328,7 +326,7 @@ def _print_without_witness(eqn: Any, context: Any, settings: Any) -> Any:
 
 
 def spmd_axis_names(axis_data: AxisData) -> tuple[str, ...]:
-    """The mesh axes along which `vmap(..., spmd_axis_name=...)` deals its batch out."""
+    """Return the mesh axes over which `vmap(..., spmd_axis_name=...)` shards its batch."""
     name = axis_data.spmd_name
     if name is None:
         return ()

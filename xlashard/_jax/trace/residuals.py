@@ -1,8 +1,7 @@
-"""Linearization of a call, without copies among what it hands to its backward part.
+"""Linearize calls without copies among the residuals.
 
-JAX's rule for call primitives returns every value that the backward part needs as a result of the
-forward one, also where the caller holds it already: an argument that the call only places, or a
-result that it only constrains. Here such a value is taken from there.
+JAX's rule for call primitives returns every residual as a result of the forward part, also one
+that equals an argument or a result up to a sharding constraint. These rules reuse that array.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +22,12 @@ type Jaxpr = Any
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """Where a value of the forward part is found.
+    """Source of a value of the forward part.
 
     Attributes:
-        position: Among what the forward program gives, or among the arguments.
-        is_argument: Whether it is one of the arguments.
-        placing: The equation that the backward part must apply to it first, or None.
+        position: The position among the forward program's results, or among the arguments.
+        is_argument: True for an argument.
+        placing: The sharding constraint that the backward part must apply first, or None.
     """
 
     position: int
@@ -41,13 +40,13 @@ class _Linearized:
     """A jaxpr in two parts.
 
     Attributes:
-        forward: Gives what `sources` name.
-        backward: Takes residuals, tangents and structured residuals.
-        sources: Of the results, residuals and structured residuals.
-        count: How many of those there are of each kind.
-        structure: The avals of the structured residuals, in their tree.
-        handed_on: For each residual the argument that it is, known already to JAX; else None.
-        nonzero: For each result whether it has a tangent.
+        forward: The jaxpr of the values of `sources`.
+        backward: The jaxpr of residuals, tangents and structured residuals.
+        sources: The sources of results, residuals and structured residuals.
+        count: The numbers of results, residuals and structured residuals.
+        structure: The tree of the avals of structured residuals.
+        handed_on: For each residual the argument that JAX forwards for it, or None.
+        nonzero: For each result, True if it has a tangent.
     """
 
     forward: Jaxpr
@@ -60,11 +59,11 @@ class _Linearized:
 
 
 def register_linearization(primitive: core.Primitive, is_placing: Callable[[Any], bool]) -> None:
-    """Sets how calls of a primitive (with the parameter `jaxpr`) are linearized.
+    """Register the linearization of a call primitive (with the parameter `jaxpr`).
 
     Args:
         primitive: The primitive.
-        is_placing: Of an equation inside the body, whether it only says where its value belongs.
+        is_placing: Function that returns True for a sharding constraint of the body.
     """
     ad.primitive_linearizations[primitive] = partial(_linearize, primitive, is_placing)
 
@@ -81,9 +80,9 @@ def _linearize(
     params["donated_invars"] = ()  # The backward part may need the arguments.
     stays = tuple(map(_stays_where_it_is, primals))
     parts = _parts(jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
-    given = primitive.bind(*primals, jaxpr=parts.forward, **params)
-    found = [primals[s.position] if s.is_argument else given[s.position] for s in parts.sources]
-    results, residuals, structured = _split(found, parts.count)
+    forward = primitive.bind(*primals, jaxpr=parts.forward, **params)
+    values = [primals[s.position] if s.is_argument else forward[s.position] for s in parts.sources]
+    results, residuals, structured = _split(values, parts.count)
     arguments = [*jaxpr.consts, *primals]
     rest = iter(residuals)
     residuals = [next(rest) if i is None else arguments[i] for i in parts.handed_on]
@@ -108,7 +107,7 @@ def _linearize(
 
 
 def _stays_where_it_is(primal: Any) -> bool:
-    """Whether an argument may stand for what is placed; others are kept as they were placed."""
+    """Return True if an argument can replace its constrained value among the residuals."""
     return isinstance(primal, core.Tracer) or bool(getattr(primal, "committed", False))
 
 
@@ -145,7 +144,7 @@ def _parts(
     own = [i for i, s in enumerate(sources) if not s.is_argument and s.position == i]
     position = {i: k for k, i in enumerate(own)}
     settled = tuple(s if s.is_argument else _Source(position[s.position]) for s in sources)
-    # Where the backward part takes each residual: first those, then tangents, then structured ones.
+    # The backward part takes residuals, then tangents, then structured residuals.
     taken = [i for i, at in enumerate(handed_on) if at is None]
     last = len(backward.invars) - count[2]
     binders = [*taken, *range(last, last + count[2])]
@@ -168,7 +167,7 @@ def _parts(
 def _sources(
     jaxpr: Jaxpr, results: int, stays: Sequence[bool], is_placing: Callable[[Any], bool]
 ) -> list[_Source]:
-    """Where each value that a forward part gives is found; `position` as before any is dropped."""
+    """Return the source of each result of a forward part, with positions before pruning."""
     held = {id(v): _Source(i, is_argument=True) for i, v in enumerate(jaxpr.invars)}
     staying = {key: source for key, source in held.items() if stays[source.position]}
     unplaced: dict[int, Any] = {}
@@ -179,7 +178,7 @@ def _sources(
             held[id(target)] = replace(staying[id(value)], placing=eqn)
     sources = []
     for i, value in enumerate(jaxpr.outvars):
-        # A result is placed as it says; a residual may be whatever has its value.
+        # A result keeps its own sharding; a residual can be any array of equal value.
         source = (staying if i < results else held).get(id(value)) or _Source(i)
         sources.append(source)
         if not source.is_argument:
@@ -189,7 +188,7 @@ def _sources(
 
 
 def _placing_first(jaxpr: Jaxpr, placings: dict[int, Any]) -> Jaxpr:
-    """The jaxpr that applies equations of one value to some of its arguments before all else."""
+    """Return the jaxpr that first applies equations of one value to some of its arguments."""
     if not placings:
         return jaxpr
     invars, first = list(jaxpr.invars), []

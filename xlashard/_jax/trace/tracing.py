@@ -1,4 +1,4 @@
-"""From a Python function to its jaxpr, and what may be read off one."""
+"""Trace Python functions to jaxprs, and read types and shardings of values."""
 
 import inspect
 import threading
@@ -31,12 +31,12 @@ class TracedFunction:
         name: The function's name.
         jaxpr: Its closed jaxpr.
         in_avals: The abstract values of its dynamic arguments.
-        in_tree: The tree of `(args, kwargs)`, static ones taken out.
+        in_tree: The tree of `(args, kwargs)` without static arguments.
         out_tree: The tree of its result.
         arg_names: A path for each dynamic argument (`state['params']['w']`).
         result_paths: A path for each result.
-        consts: Tracers that it closes over; they go in front of the arguments.
-        is_new: True the first time, False where it was remembered.
+        consts: The closed-over tracers; they precede the arguments.
+        is_new: True the first time, False for a cached trace.
     """
 
     name: str
@@ -50,16 +50,16 @@ class TracedFunction:
     is_new: bool
 
 
-# Options of jax.jit at their defaults; an instance serves as key of JAX's caches by its identity.
+# Default options of jax.jit; JAX's caches compare them by identity.
 _NO_OPTIONS = jax.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
 
-# Functions of several tracers share what was traced: JAX remembers it by the function alone.
+# Tracers of one function share its jaxprs, which JAX caches by function.
 _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
 
 
 class FunctionTracer:
-    """Traces one function, and remembers what it has traced while the function lives.
+    """Tracer of one function, with a cache that lives as long as the function.
 
     Args:
         fun: The function.
@@ -97,7 +97,7 @@ class FunctionTracer:
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None
     ) -> TracedFunction:
-        """Traces for the shapes of a call's arguments, under a mesh."""
+        """Trace the function for a call's arguments, under a mesh."""
         with use_mesh(mesh):
             params, _ = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
         jaxpr = params.params["jaxpr"]
@@ -119,7 +119,7 @@ class FunctionTracer:
         )
 
     def forget(self) -> list[Jaxpr]:
-        """Drops what was traced, and says what that was."""
+        """Empty the cache, and return its jaxprs."""
         with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()
@@ -129,15 +129,14 @@ class FunctionTracer:
 
 
 def _in_default_registry(tree: TreeDef) -> TreeDef:
-    """The same tree as `jax.tree_util` makes it: JAX traces by a registry of its own."""
+    """Return a tree of JAX's internal registry as a tree of `jax.tree_util`."""
     return jax.tree_util.tree_structure(tree.unflatten([0] * tree.num_leaves))
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
-    """Lets the traced function see a mesh, as `jax.set_mesh` would.
+    """Set the mesh of the traced function, as `jax.set_mesh` does.
 
-    Where JAX says already which axes there are, and which of them `shard_map` deals out by hand,
-    that stays.
+    An abstract mesh in force, with axes that `shard_map` has made manual, stays.
     """
     if mesh is None:
         return nullcontext()
@@ -149,7 +148,7 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
 
 
 def mesh_in_force() -> Mesh | None:
-    """The mesh of `with mesh:` or of `jax.set_mesh`, whichever is in force here."""
+    """Return the mesh in force, of `with mesh:` or of `jax.set_mesh`."""
     legacy = mesh_lib.thread_resources.env.physical_mesh
     if not legacy.empty:
         return legacy
@@ -158,18 +157,18 @@ def mesh_in_force() -> Mesh | None:
 
 
 def manual_axes() -> frozenset[str]:
-    """The mesh axes over which a `shard_map` around here runs by hand."""
+    """Return the manual mesh axes of an enclosing `shard_map`."""
     mesh = mesh_lib.get_abstract_mesh()
     return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
 def is_top_level() -> bool:
-    """True where no transformation and no trace is under way."""
+    """Return True outside of all transformations and traces."""
     return core.trace_state_clean()
 
 
 def is_staging() -> bool:
-    """True where what is bound becomes a part of a jaxpr, behind whatever transformations."""
+    """Return True where bound primitives become part of a jaxpr, behind any transformations."""
     return _staging_trace() is not None
 
 
@@ -185,7 +184,7 @@ def staged(value: Any) -> Tracer:
 
 
 def _staging_trace() -> Any:
-    """The trace that makes a jaxpr, behind those of transformations; None outside of any."""
+    """Return the trace to a jaxpr, behind those of transformations; None outside of traces."""
     trace = core.trace_ctx.trace
     while trace is not None and not isinstance(trace, pe.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
@@ -193,9 +192,9 @@ def _staging_trace() -> Any:
 
 
 def value_behind(value: Any) -> Any:
-    """The concrete value that a tracer of `vmap` and of derivatives stands for.
+    """Return the concrete value behind a tracer of `vmap` and of derivatives.
 
-    A tracer comes back for one of which nothing is known but its type.
+    The result is a tracer if the value is abstract.
     """
     while isinstance(value, Tracer):
         behind = getattr(value, "val", None)
@@ -207,18 +206,18 @@ def value_behind(value: Any) -> Any:
 
 
 def abstractify(value: object) -> Any:
-    """The abstract value of an argument.
+    """Return the abstract value of an argument.
 
     Raises:
-        TypeError: If it is nothing that JAX computes with.
+        TypeError: If JAX does not support the type of the argument.
     """
     return core.shaped_abstractify(value)
 
 
 def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
-    """For each dimension of a value the explicit mesh axes that its type cuts it along.
+    """Return for each dimension of a value the explicit mesh axes that its type shards it over.
 
-    Empty where its type says nothing of a mesh, or only of automatic axes.
+    The tuple is empty without a mesh in the type, or with automatic axes only.
     """
     sharding = aval.sharding
     explicit, spec = set(sharding.mesh.explicit_axes), sharding.spec
@@ -241,8 +240,8 @@ def mesh_of_type(aval: Any) -> AbstractMesh | None:
 def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     """Return the mesh and the spec that the type of a value prescribes; None where it does not.
 
-    A type prescribes a sharding on explicit axes. Next to them, automatic axes may cut the
-    dimensions that it leaves uncut.
+    A type prescribes a sharding on explicit axes. Automatic axes may shard the dimensions that the
+    type leaves replicated.
     """
     mesh = mesh_of_type(aval)
     if mesh is None or not mesh._any_axis_explicit:
@@ -257,7 +256,7 @@ def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
 def with_auto_mesh(aval: Any, mesh: Mesh | AbstractMesh) -> Any:
     """Return the type of a value that a constraint puts on a mesh, if all its axes are automatic.
 
-    A type that has other axes stays as it is.
+    A type with other axes is returned unchanged.
     """
     before = aval.sharding.mesh
     if not mesh.are_all_axes_auto or not (before.empty or before.are_all_axes_auto):
@@ -278,13 +277,13 @@ def _as_tuple(entry: Any) -> tuple[str, ...]:
 
 
 def moved_to_memory(value: Any, kind: str | None) -> Any:
-    """A traced value in another memory; its gradient comes back from there."""
+    """Return a traced value in another memory; its gradient is transferred back."""
     space = core.mem_kind_to_space(kind)
     return jax.device_put(value, space, src=core.typeof(value).memory_space)
 
 
 def physical_aval(aval: Any) -> Any:
-    """The aval of the buffers behind an aval: keys become the integers that hold them."""
+    """Return the aval of the buffers of a value: integers for keys."""
     return core.physical_aval(aval)
 
 
@@ -299,28 +298,28 @@ def shaped(aval: Any) -> Any:
 
 
 def is_extended(aval: Any) -> bool:
-    """True for values whose buffers have another shape than they (PRNG keys)."""
+    """Return True for values whose buffers have another shape (PRNG keys)."""
     if aval is core.abstract_token:
         return False
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
-    """Return the concrete shardings that JAX's own primitives inside a jaxpr carry, each once."""
+    """Return the distinct concrete shardings of JAX's primitives inside a jaxpr."""
     # By identity first: the list has one entry for each equation, however deep.
     found = {id(s): s for s, _ in dispatch.get_intermediate_shardings(jaxpr)}
     return list(dict.fromkeys(s for s in found.values() if isinstance(s, JaxSharding)))
 
 
 def needs_devices(jaxpr: Jaxpr) -> bool:
-    """True if a primitive inside can't be lowered without knowing the devices."""
+    """Return True if the lowering of a primitive inside depends on the devices."""
     return dispatch.jaxpr_has_prim_requiring_devices(jaxpr)
 
 
 def source_of(jaxpr: Jaxpr) -> str:
-    """Where the function stands that a jaxpr, or what it was transformed from, was traced of.
+    """Return name and location of the traced function, such as `train_step at train.py:41`.
 
-    `train_step at train.py:41`; without the place for what Python code did not define.
+    The location is left out for functions that Python code did not define.
     """
     return jaxpr.debug_info.func_src_info
 
@@ -331,7 +330,7 @@ def with_equations(jaxpr: Jaxpr, equations: Sequence[Any]) -> Jaxpr:
 
 
 def may_name_shardings(eqn: Any) -> bool:
-    """Return whether a parameter of an equation is a sharding or a jaxpr, or a tuple of such."""
+    """Return True if a parameter of an equation is, or contains, a sharding or a jaxpr."""
     for value in eqn.params.values():
         kind = type(value)
         if kind in _PLAIN:
@@ -347,7 +346,7 @@ def may_name_shardings(eqn: Any) -> bool:
 
 
 _CARRIERS = (core.Jaxpr, JaxSharding)
-# Types of most parameters; to look a type up takes less time than isinstance.
+# Types of most parameters, checked before isinstance, which takes more time.
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -357,7 +356,7 @@ def bodies(eqn: Any) -> Iterator[Jaxpr]:
 
 
 def equations(jaxpr: Jaxpr) -> list[Any]:
-    """The equations of a jaxpr and of all jaxprs inside it."""
+    """Return the equations of a jaxpr and of all jaxprs inside it."""
     found = list(jaxpr.eqns)
     for inner in core.subjaxprs(jaxpr):
         found.extend(equations(inner))
