@@ -164,7 +164,7 @@ def test_digits_as_they_are_written():
 
 @pytest.mark.parametrize("assignment", [[], [1, 0], [0, 2, 1], [0, 1, 3, 2], [0, 2, 3, 1]])
 def test_devices_in_no_transposed_order(assignment):
-    with pytest.raises(TilingError, match="no order"):
+    with pytest.raises(TilingError, match="order of the devices"):
         unflatten_superdims(assignment)
 
 

@@ -76,7 +76,7 @@ def test_groups_along_any_axes_are_known_whatever_the_order_they_are_listed_in(g
 
 
 @given(st.sampled_from(small_grids(most=8)), st.data())
-def test_groups_of_no_axes_are_told_apart(grid, data):
+def test_groups_that_match_no_axes(grid, data):
     order = data.draw(st.permutations(range(grid.size)))
     size = data.draw(st.sampled_from([d for d in range(1, grid.size + 1) if grid.size % d == 0]))
     rows = [order[i : i + size] for i in range(0, grid.size, size)]
@@ -175,12 +175,12 @@ def test_groups_of_the_compilers_own_mesh_are_those_of_its_axes(text, devices):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no device groups at the start of ''"),
+        ("", "expected replica groups at the start of ''"),
         ("channel_id=1", "'channel_id=1'"),
         ("{{0,1},{1,2}}", "disjoint"),
         ("[2,4]<=[2,3]", "reshape dims [2, 3] hold 6 devices"),
         ("mesh['a'=2] {'b'}", "no axis 'b'"),
-        ("mesh['a'=4] {'a':(3)2}", "axis 'a' of 4 has no such part"),
+        ("mesh['a'=4] {'a':(3)2}", "axis 'a' of 4 lacks this part"),
         ("mesh['a'=4], device_ids=(0,1) {'a'}", "2 devices for a mesh of 4"),
     ],
 )
@@ -225,7 +225,7 @@ def test_pairs_run_along_exactly_the_axes_in_which_a_coordinate_changes(grid, da
     assert names == [n for n, c in zip(grid.axis_names, np.any(changed, axis=0), strict=True) if c]
 
 
-def test_groups_said_by_a_formula_are_never_written_out():
+def test_groups_of_a_formula_are_never_listed():
     # 10^15 devices: only a closed form comes back from this.
     grid = MeshGrid(("x", "y", "z"), (10**5, 10**5, 10**5))
     groups = read_groups(f"[{10**10},{10**5}]<=[{10**5},{10**5},{10**5}]T(0,2,1)", 1)

@@ -11,7 +11,7 @@ from xlashard.errors import BoxError, GridError
 from xlashard.geometry import Box, MeshGrid
 
 
-def test_what_a_grid_says_of_itself():
+def test_describe():
     grid = MeshGrid(("data", "model"), (2, 4))
     assert grid.size == 8
     assert dict(grid.shape) == {"data": 2, "model": 4}

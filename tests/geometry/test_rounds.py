@@ -25,7 +25,7 @@ def moves(draw: st.DrawFn) -> list[Piece]:
 
 
 @given(moves())
-def test_every_piece_goes_once_and_nobody_does_two_things(pieces: list[Piece]) -> None:
+def test_every_piece_goes_once_and_no_device_has_two_transfers(pieces: list[Piece]) -> None:
     rounds = schedule_rounds(pieces)
     gone = [piece for one in rounds for piece in one.by_sender.values()]
     assert sorted(map(repr, gone)) == sorted(map(repr, pieces))

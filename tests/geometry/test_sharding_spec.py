@@ -174,7 +174,7 @@ def test_a_grid_whose_axes_stand_in_another_order() -> None:
         ),
     ],
 )
-def test_what_is_refused_is_said(make: Any, facts: list[str]) -> None:
+def test_errors_of_refused_specs(make: Any, facts: list[str]) -> None:
     with pytest.raises(TilingError) as caught:
         make()
     for fact in facts:

@@ -51,7 +51,7 @@ def test_merged_steps_mean_the_same_and_are_found_from_the_places_alone(steps):
 
 
 @given(st.permutations(range(6)))
-def test_places_without_steps_are_told_apart(order):
+def test_find_returns_none_without_steps(order):
     found = strides.find(np.array(order))
     if found is not None:
         assert places(found) == order

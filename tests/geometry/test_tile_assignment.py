@@ -52,7 +52,7 @@ def test_axes_that_the_program_handles_and_partial_sums():
 
 
 @pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
-def test_every_spec_survives_its_text_and_says_the_transposed_mesh(grid):
+def test_every_spec_survives_its_text_as_the_transposed_mesh(grid):
     for spec in all_specs(grid, 2):
         assignment = TileAssignment.from_spec(grid, spec, 2)
         assert TileAssignment.parse_text(assignment.to_text()) == assignment
@@ -191,7 +191,7 @@ def test_constructors_check():
         TileAssignment.manual().device_array()
 
 
-def test_what_an_assignment_says_of_itself():
+def test_properties_of_an_assignment():
     tiled = TileAssignment.parse_text("{devices=[2,1,4]<=[8] last_tile_dim_replicate}")
     assert (tiled.num_devices, tiled.ndim, tiled.tile_dims, tiled.is_iota) == (8, 2, (2, 1), True)
     listed = TileAssignment.listed((2, 2), [0, 2, 1, 3])

@@ -1,4 +1,4 @@
-"""What every sharding answers, whatever its class: inherit it and say what it must mean."""
+"""Tests of every sharding class: subclass it and define the expected tiles."""
 
 import copy
 import pickle
@@ -145,7 +145,7 @@ class ShardingSuite:
             for d, index in sharding.devices_indices_map(self.shape).items()
         }
 
-    def test_equivalent_to_the_same_tiles_said_otherwise(self, sharding: Sharding) -> None:
+    def test_equivalent_to_the_same_tiles_in_another_form(self, sharding: Sharding) -> None:
         ndim = len(self.shape)
         if not isinstance(sharding, XLACompatibleSharding):
             assert sharding.is_equivalent_to(sharding, ndim)

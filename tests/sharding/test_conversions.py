@@ -64,13 +64,13 @@ def test_a_named_sharding_needs_a_mesh() -> None:
         NamedSharding(jax.devices(), P("data"))  # type: ignore[arg-type]
 
 
-def test_what_does_not_divide_is_said_with_axes_and_sizes() -> None:
+def test_divisibility_error_names_axes_and_sizes() -> None:
     with pytest.raises(DivisibilityError, match="'data'=4.*size 4 or 8") as caught:
         NamedSharding(mesh(), P("data")).shard_shape((6, 2))
     assert (caught.value.dim, caught.value.size, caught.value.tiles) == (0, 6, 4)
 
 
-def test_a_rank_too_low_is_said() -> None:
+def test_error_of_a_rank_too_low() -> None:
     with pytest.raises(RankError, match=r"2 dimensions.* 1.*P\('data'\)"):
         NamedSharding(mesh(), P("data", "model")).shard_shape((8,))
 
@@ -101,7 +101,7 @@ def test_an_empty_mesh_has_no_devices(of: Any) -> None:
 @pytest.mark.parametrize(
     ("tiles", "error", "said"),
     [
-        ("{devices=[2,2]<=[4]}", ShardingError, "4 devices.* 8 "),
+        ("{devices=[2,2]<=[4]}", ShardingError, "4 devices.* 8:"),
         ("{devices=[8]<=[9]}", TilingError, "hold 9 devices"),
         ("{rubbish}", ShardingTextError, "rubbish"),
         (7, ShardingError, "int"),

@@ -203,7 +203,7 @@ def test_it_moves_to_every_other_sharding_and_back() -> None:
         np.testing.assert_array_equal(np.asarray(back), value)
 
 
-def test_what_is_refused_is_said() -> None:
+def test_errors_of_refused_arguments() -> None:
     with pytest.raises(ShardingError, match=r"\(8,\).* 8 devices.* 3"):
         PmapSharding(DEVICES[:3], ROWS)
     with pytest.raises(ShardingError, match=r"sharding_spec .*ShardingSpec, not P"):

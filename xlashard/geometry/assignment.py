@@ -1,4 +1,4 @@
-"""From tile assignments back to specs, and the small steps that people do it by."""
+"""Inference of partition specs from tile assignments and tilings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,10 +39,10 @@ type _Digit = tuple[int, int, int]
 
 
 def spec_from_tile_assignment(grid: MeshGrid, assignment: TileAssignment) -> Spec:
-    """The spec that says on a mesh what an HLO sharding says; axes of size 1 never appear in it.
+    """Return the spec of an HLO sharding on a mesh; it names no axis of size 1.
 
     Raises:
-        TilingError: No spec on that mesh says it.
+        TilingError: No spec on that mesh is equivalent.
 
     Example:
         >>> grid = MeshGrid(("x", "y"), (2, 4))
@@ -50,16 +50,16 @@ def spec_from_tile_assignment(grid: MeshGrid, assignment: TileAssignment) -> Spe
         Spec(dims=((), ('x', 'y')))
     """
     if assignment.kind == "tuple":
-        raise TilingError(f"{assignment} is a tuple: each of its elements has a spec of its own")
+        raise TilingError(f"{assignment} is a tuple: each of its elements has its own spec")
     ndim = 0 if assignment.ndim is None else assignment.ndim
     return spec_from_tiling(grid, Tiling.from_tile_assignment(assignment, ndim, grid.size))
 
 
 def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
-    """The spec that gives a tiling on a mesh; axes of size 1 never appear in it.
+    """Return the spec of a tiling on a mesh; it names no axis of size 1.
 
     Raises:
-        TilingError: No spec on that mesh gives it.
+        TilingError: No spec on that mesh is equivalent.
     """
     if tiling.num_devices != grid.size:
         raise TilingError(
@@ -68,8 +68,8 @@ def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
         )
     if tiling.listed:
         raise TilingError(
-            f"the devices of the tiles {tiling.counts} are in no order that the mesh "
-            f"{grid.describe()} can give"
+            f"the device order of the tiles {tiling.counts} is not a transposition of the mesh "
+            f"{grid.describe()}"
         )
     # Cut the tiling's digits at the borders of the mesh's axes: each axis then moves by one stride.
     groups = strides.split(tiling.steps, grid.axis_sizes)
@@ -106,7 +106,7 @@ def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
 
 
 def sharding_spec_from_tiling(tiling: Tiling) -> ShardingSpec:
-    """The sharding spec with the same tiles on the same device positions.
+    """Return the sharding spec with the same tiles on the same device positions.
 
     Args:
         tiling: Which tile each position holds.
@@ -128,8 +128,8 @@ def sharding_spec_from_tiling(tiling: Tiling) -> ShardingSpec:
         )
     if tiling.listed:
         raise TilingError(
-            f"no grid of {tiling.num_devices} devices has the tiles {tiling.counts} in the order "
-            "in which they are dealt: a ShardingSpec can't say it"
+            f"no grid of {tiling.num_devices} devices has the tiles {tiling.counts} in this order: "
+            "a ShardingSpec can't express it"
         )
     grid = [part for step in tiling.steps for part in _within_dims(tiling.counts, step)]
     # Cuts count from the major one on; of one dimension they stand together.
@@ -148,7 +148,7 @@ def sharding_spec_from_tiling(tiling: Tiling) -> ShardingSpec:
 
 
 def _within_dims(counts: tuple[int, ...], step: tuple[int, int]) -> list[_Digit | Replicated]:
-    """The parts of a step of positions, major to minor, each of one dimension or of copies."""
+    """Return the parts of a step, major to minor, each within one dimension or over replicas."""
     size, stride = step
     if stride == 0:
         return [Replicated(size)]
@@ -160,23 +160,23 @@ def _within_dims(counts: tuple[int, ...], step: tuple[int, int]) -> list[_Digit 
     if math.prod(part[1] for part in parts if isinstance(part, tuple)) != size:
         raise TilingError(
             f"{size} devices in a row step over the borders of the dimensions that {counts} tiles "
-            "cut: a ShardingSpec can't say it"
+            "cut: a ShardingSpec can't express it"
         )
     return parts
 
 
 def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int]) -> list[str]:
-    """The order of mesh axes that gives a device assignment.
+    """Return the order of mesh axes behind a device assignment.
 
     Args:
         named_sizes: Mesh axes and sizes, major to minor.
-        assignment: Devices, which some transposition of the mesh gives when it is flattened.
+        assignment: Devices, in the order of a flattened transposition of the mesh.
 
     Returns:
         Axis names, major to minor, without those of size 1.
 
     Raises:
-        TilingError: No transposition of the mesh gives it.
+        TilingError: The order is not that of a transposed mesh.
 
     Example:
         >>> unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5])
@@ -197,7 +197,7 @@ def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int]) -
 
 
 def unflatten_superdims(assignment: Sequence[int]) -> list[tuple[int, int]]:
-    """The fewest `(size, stride)` digits that count out an assignment, minor to major.
+    """Return the fewest `(size, stride)` digits that count out an assignment, minor to major.
 
     Raises:
         TilingError: No digits do.
@@ -208,18 +208,18 @@ def unflatten_superdims(assignment: Sequence[int]) -> list[tuple[int, int]]:
     """
     steps = strides.find(np.asarray(assignment, np.int64).reshape(-1))
     if steps is None:
-        raise TilingError("the devices are in no order that a transposed mesh gives")
+        raise TilingError("the order of the devices is not that of a transposed mesh")
     return list(reversed(steps))
 
 
 def explode_superdims(
     sizes: Sequence[int], dims: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Cuts digits that span several mesh axes into one digit per axis.
+    """Cut digits that span several mesh axes into one digit per axis.
 
     Args:
         sizes: Sizes of the mesh axes, major to minor.
-        dims: `(size, stride)` digits, minor to major, as `unflatten_superdims` gives them.
+        dims: `(size, stride)` digits, minor to major, as `unflatten_superdims` returns them.
 
     Returns:
         `(size, stride)` of each axis, major to minor.
@@ -252,7 +252,7 @@ def explode_superdims(
 
 
 def strides_for_sizes(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Strides, in elements, of a dense array with these dimensions, the last one fastest.
+    """Return the strides, in elements, of a dense array whose last dimension is the fastest.
 
     Example:
         >>> strides_for_sizes([2, 3, 4]).tolist()

@@ -1,4 +1,4 @@
-"""From the slices that devices hold to the tiles that they are."""
+"""Recognition of equal tiles from the slices that devices hold."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ type Index = tuple[slice, ...]
 def tiles_of_indices(
     shape: Sequence[int], indices: Sequence[Sequence[slice]]
 ) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
-    """Recognises equal tiles.
+    """Recognise equal tiles.
 
     Args:
         shape: Global shape, in elements.
@@ -73,7 +73,7 @@ def _bounds(position: int, shape: Sequence[int], index: Sequence[slice]) -> list
 def _equal_cuts(
     dim: int, size: int, bounds: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """Tile coordinate of every device along one dimension, and the number of tiles there."""
+    """Return the tile coordinate of every device along one dimension, and the number of tiles."""
     if size == 0:
         return np.zeros(len(bounds), np.int64), 1
     starts, extents = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
@@ -97,8 +97,27 @@ def _uneven_copies(held: npt.NDArray[np.int64], counts: Sequence[int]) -> str:
     )
 
 
-def cuts_of(coordinates: Sequence[int], extent: int, limit: int | None) -> list[slice]:
-    """Slices of a dimension that is cut into tiles of `extent`, the last ones short at `limit`."""
+def cuts_of(coordinates: Sequence[int], count: int, extent: int, limit: int | None) -> list[slice]:
+    """Return the slices at coordinates of a dimension in `count` tiles, cut off at `limit`."""
+    if count == 1:
+        return [slice(None)] * len(coordinates)
     if limit is None:
         return [slice(c * extent, (c + 1) * extent) for c in coordinates]
     return [slice(min(c * extent, limit), min((c + 1) * extent, limit)) for c in coordinates]
+
+
+def slices_of_tiles(tiles: list[int], dims: Sequence[tuple[int, int, int | None]]) -> list[Index]:
+    """Return the slices of each tile.
+
+    Args:
+        tiles: Row-major tile numbers.
+        dims: Number of tiles, extent and limit per dimension, as for `cuts_of`.
+    """
+    if not dims:
+        return [()] * len(tiles)
+    columns: list[list[slice]] = []
+    for dim in reversed(dims):
+        count = dim[0]
+        columns.append(cuts_of([tile % count for tile in tiles], *dim))
+        tiles = [tile // count for tile in tiles] if count > 1 else tiles
+    return list(zip(*reversed(columns), strict=True))

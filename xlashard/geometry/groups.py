@@ -1,9 +1,8 @@
-"""Groups of devices that talk to each other, and the mesh axes that they run along.
+"""Replica groups and source-target pairs of collectives, and the mesh axes that they run along.
 
-A collective says its groups as device positions: written out, as the formula of a tile assignment,
-or as axes of a mesh of the compiler's own. A person thinks in the axes of their mesh. Groups that
-are said by a formula are compared with the mesh by their strides alone, so that a pod costs as
-much as one host.
+HLO specifies the groups of a collective as device positions: a list, the formula of a tile
+assignment, or axes of a mesh of the compiler. Groups with a formula are compared with the axes of
+the user's mesh by their strides alone, so that the cost does not depend on the number of devices.
 """
 
 import math
@@ -23,7 +22,7 @@ from xlashard.lazily import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AxisPart:
-    """A mesh axis, or one digit of its coordinate, along which devices talk.
+    """A mesh axis, or one digit of its coordinate, along which devices communicate.
 
     Attributes:
         name: The axis.
@@ -39,11 +38,11 @@ class AxisPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the axis itself."""
+        """Return whether it is the axis itself."""
         return self.size == self.axis_size
 
     def __str__(self) -> str:
-        """`x`, or `x:(2)4` for groups of 4 in an axis that is first cut into 2 blocks."""
+        """Return `x`, or `x:(2)4` for groups of 4 in an axis that is first cut into 2 blocks."""
         return self.name if self.is_whole else f"{self.name}:({self.before}){self.size}"
 
 
@@ -58,9 +57,9 @@ class ReplicaGroups:
     Attributes:
         count: Number of groups.
         size: Number of devices in each; in the largest, where they differ.
-        steps: For groups said by a formula: the digits that give the device at each place of
+        steps: For groups with a formula: the digits of the device at each place of
             `[count, size]`.
-        listed: For groups written out: the devices of each.
+        listed: For groups without a formula: the devices of each.
     """
 
     count: int
@@ -70,12 +69,12 @@ class ReplicaGroups:
 
     @classmethod
     def everyone(cls, num_devices: int) -> "ReplicaGroups":
-        """One group of all devices."""
+        """Return one group of all devices."""
         return cls(1, num_devices, strides.merge([(num_devices, 1)]))
 
     @classmethod
     def of_list(cls, groups: Sequence[Sequence[int]]) -> "ReplicaGroups":
-        """Groups written out.
+        """Return groups from lists of devices.
 
         Raises:
             GroupTextError: A device is in two groups, or a group is empty.
@@ -90,7 +89,7 @@ class ReplicaGroups:
     def iota(
         cls, count: int, size: int, reshape_dims: Sequence[int], perm: Sequence[int] = ()
     ) -> "ReplicaGroups":
-        """`arange(n).reshape(reshape_dims).transpose(perm).reshape(count, size)`, a group per row.
+        """Return `arange(n).reshape(reshape_dims).transpose(perm).reshape(count, size)` as groups.
 
         Raises:
             GroupTextError: The numbers don't fit each other.
@@ -102,14 +101,14 @@ class ReplicaGroups:
         return cls(count, size, steps)
 
     def devices(self) -> tuple[tuple[int, ...], ...]:
-        """The groups, written out."""
+        """Return the devices of each group."""
         if self.listed or not self.count:
             return self.listed
         rows = strides.place_all(self.steps).reshape(self.count, self.size)
         return tuple(map(tuple, rows.tolist()))
 
     def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
-        """The axes of a mesh along which the groups run.
+        """Return the axes of a mesh along which the groups run.
 
         Two devices are in one group if and only if they differ along these parts alone.
 
@@ -118,8 +117,8 @@ class ReplicaGroups:
             order: The mesh position of each device position; None if they are the same.
 
         Returns:
-            The parts, none of them for groups of one device each; None where the groups are not
-            those of any axes, or are not groups of all devices of the mesh.
+            The parts, empty for groups of one device each; None where the groups match no axes, or
+            leave out devices of the mesh.
 
         Example:
             >>> mesh = MeshGrid(("data", "model"), (2, 4))
@@ -138,7 +137,7 @@ class ReplicaGroups:
 
     @cached_property
     def _member_digits(self) -> strides.Steps | None:
-        """The digits in which members of a group differ, major to minor, or None if not known."""
+        """Return the digits in which members of a group differ, major to minor; None if unknown."""
         if self.listed:
             return None
         halves = strides.split(self.steps, (self.count, self.size))
@@ -148,7 +147,7 @@ class ReplicaGroups:
         return strides.merge([members[i] for i in strides.by_stride(members)])
 
     def _rows(self, order: Sequence[int] | None) -> npt.NDArray[np.int64] | None:
-        """Mesh positions `[count, size]`, or None for groups of different sizes."""
+        """Return mesh positions `[count, size]`, or None for groups of different sizes."""
         groups = self.devices()
         if any(len(group) != self.size for group in groups):
             return None
@@ -156,14 +155,14 @@ class ReplicaGroups:
         return rows if order is None else np.asarray(order, np.int64)[rows]
 
     def __str__(self) -> str:
-        """`4 groups of 2 devices`."""
+        """Return `4 groups of 2 devices`."""
         groups = "1 group" if self.count == 1 else f"{self.count} groups"
         return f"{groups} of {self.size} device{'s' if self.size != 1 else ''}"
 
 
 @dataclass(frozen=True)
 class SourceTargetPairs:
-    """Who sends to whom.
+    """Source and target devices of a permutation.
 
     Attributes:
         pairs: Source and target of each transfer, as device positions.
@@ -178,7 +177,7 @@ class SourceTargetPairs:
 
     @property
     def ring_size(self) -> int:
-        """Devices of each ring, where all pass on in rings of one size; 0 if they don't.
+        """Return the devices per ring of a permutation of equal rings; 0 for any other permutation.
 
         Example:
             >>> SourceTargetPairs(((0, 1), (1, 0), (2, 3), (3, 2))).ring_size
@@ -199,7 +198,7 @@ class SourceTargetPairs:
         return sizes.pop() if len(sizes) == 1 and sizes != {1} else 0
 
     def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
-        """The smallest parts of mesh axes along which something is sent.
+        """Return the smallest parts of mesh axes along which something is sent.
 
         Args:
             grid: The mesh.
@@ -235,12 +234,12 @@ class SourceTargetPairs:
         return tuple(parts)
 
     def __str__(self) -> str:
-        """`8 pairs of devices`."""
+        """Return `8 pairs of devices`."""
         return f"{len(self.pairs)} pair{'s' if len(self.pairs) != 1 else ''} of devices"
 
 
 def _parts(digits: strides.Steps, grid: MeshGrid) -> AxisParts | None:
-    """The axis parts that digits of a position, major to minor, fall on without a rest."""
+    """Return the axis parts that cover the digits of a position, major to minor."""
     parts: list[AxisPart] = []
     for size, stride in digits:
         covered = 1
@@ -260,7 +259,7 @@ def _parts(digits: strides.Steps, grid: MeshGrid) -> AxisParts | None:
 
 
 def _parts_of_rows(rows: npt.NDArray[np.int64], grid: MeshGrid) -> AxisParts | None:
-    """The axis parts of groups that are written out, `[groups, members]`."""
+    """Return the axis parts of listed groups, `[groups, members]`."""
     if not np.array_equal(np.sort(rows, axis=None), np.arange(grid.size)):
         return None
     rows = np.sort(rows, axis=1)
@@ -288,14 +287,14 @@ _MESH_PART = re.compile(r"'((?:[^'\\]|\\.)*)'(?::\((\d+)\)(\d+))?")
 
 
 def read_groups(text: str, num_devices: int) -> ReplicaGroups:
-    """Reads the groups of a collective from the start of HLO text, in any of its three writings.
+    """Read the groups of a collective from the start of HLO text, in any of the three notations.
 
     Args:
         text: Begins with `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` or `mesh['x'=2,'y'=4] {'y'}`.
         num_devices: Number of devices that an empty list stands for.
 
     Raises:
-        GroupTextError: The text begins with nothing of the kind, or its numbers don't fit.
+        GroupTextError: The text does not begin with groups, or their numbers disagree.
 
     Example:
         >>> str(read_groups("[2,4]<=[8]", 8)), str(read_groups("{}", 8))
@@ -310,19 +309,19 @@ def read_groups(text: str, num_devices: int) -> ReplicaGroups:
         groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", found[1])]
         groups = [group for group in groups if group]
         return ReplicaGroups.of_list(groups) if groups else ReplicaGroups.everyone(num_devices)
-    raise GroupTextError(f"no device groups at the start of {text[:60]!r}")
+    raise GroupTextError(f"expected replica groups at the start of {text[:60]!r}")
 
 
 def read_pairs(text: str) -> SourceTargetPairs:
-    """Reads the pairs of a permutation from the start of HLO text, `{{0,1},{1,0}}`.
+    """Read the pairs of a permutation from the start of HLO text, `{{0,1},{1,0}}`.
 
     Raises:
-        GroupTextError: The text begins with nothing of the kind.
+        GroupTextError: The text does not begin with pairs.
     """
     found = _LIST.match(text)
     pairs = [_numbers(p) for p in re.findall(r"\{([\d,\s]*)\}", found[1])] if found else []
     if found is None or any(len(pair) != 2 for pair in pairs):
-        raise GroupTextError(f"no pairs of devices at the start of {text[:60]!r}")
+        raise GroupTextError(f"expected source-target pairs at the start of {text[:60]!r}")
     return SourceTargetPairs(tuple((source, target) for source, target in pairs))
 
 
@@ -331,22 +330,22 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _mesh_groups(found: re.Match[str]) -> ReplicaGroups:
-    """Groups along axes, or parts of them, of a mesh that the text itself describes."""
+    """Return groups along axes, or parts of axes, of a mesh that the text itself describes."""
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(found["sizes"])}
-    wanted = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(found["axes"])]
+    parts = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(found["axes"])]
     members: list[strides.Step] = []
     others: list[strides.Step] = []
     axes = zip(sizes.items(), strides.row_major(list(sizes.values())), strict=True)
     for (name, axis_size), stride in axes:
         reached = 1
-        for before, size in sorted((b, s or axis_size) for n, b, s in wanted if n == name):
+        for before, size in sorted((b, s or axis_size) for n, b, s in parts if n == name):
             if before % reached or axis_size % (before * size):
-                raise GroupTextError(f"{found[0]}: axis {name!r} of {axis_size} has no such part")
+                raise GroupTextError(f"{found[0]}: axis {name!r} of {axis_size} lacks this part")
             others.append((before // reached, stride * (axis_size // before)))
             reached = before * size
             members.append((size, stride * (axis_size // reached)))
         others.append((axis_size // reached, stride))
-    if unknown := {n for n, _, _ in wanted} - set(sizes):
+    if unknown := {n for n, _, _ in parts} - set(sizes):
         raise GroupTextError(f"{found[0]}: the mesh has no axis {sorted(unknown)[0]!r}")
     count, size = (math.prod(s for s, _ in steps) for steps in (others, members))
     steps = strides.merge([*others, *members])

@@ -12,10 +12,10 @@ type Subgroup = Literal["manual", "unreduced", "replicated"]
 
 @dataclass(frozen=True, slots=True)
 class ShardingText:
-    """What one sharding's text says, word by word; nothing is checked but the syntax.
+    """Parts of the text of one sharding; only the syntax is checked.
 
     Attributes:
-        kind: What it is.
+        kind: Kind of sharding.
         dims: Tile dims.
         reshape_dims: Of an iota.
         perm: Of an iota.
@@ -34,7 +34,7 @@ class ShardingText:
 
 
 def read_sharding(text: str) -> ShardingText:
-    """Reads the text of an HLO sharding; `metadata={...}` is skipped.
+    """Read the text of an HLO sharding; `metadata={...}` is skipped.
 
     Raises:
         ShardingTextError: The text is not in that syntax.
@@ -60,7 +60,7 @@ class _Reader:
         self.offset = 0
 
     def take(self, pattern: str) -> str | None:
-        """The match of `pattern` after any blanks and comments, or `None`, going nowhere."""
+        """Take the match of `pattern` after any blanks and comments; return None without one."""
         match = re.compile(rf"{_BLANKS}({pattern})").match(self.text, self.offset)
         if match is None:
             return None
@@ -68,14 +68,14 @@ class _Reader:
         return match[1]
 
     def expect(self, pattern: str, what: str) -> str:
-        """Like `take`, but a text without it is an error."""
+        """Take a match of `pattern`, and raise an error without one."""
         found = self.take(pattern)
         if found is None:
             self.fail(f"expected {what}")
         return found
 
     def numbers(self, what: str) -> tuple[int, ...]:
-        """Numbers with commas between them; none at all is fine."""
+        """Read numbers with commas between them, possibly an empty list."""
         first = self.take(_NUMBER)
         found = [] if first is None else [int(first)]
         while found and self.take(","):
@@ -83,11 +83,11 @@ class _Reader:
         return tuple(found)
 
     def number(self, what: str) -> int:
-        """One number from 0 on."""
+        """Read one number from 0 on."""
         return int(self.expect(_NUMBER, what))
 
     def end(self) -> None:
-        """Nothing but blanks may be left."""
+        """Check that nothing but blanks is left."""
         if self.take("$") is None:
             self.fail("expected the end of the text")
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import BoxError, GridError
-from xlashard.geometry.strides import check_positions
+from xlashard.geometry.strides import check_positions, unravel
 from xlashard.lazily import dataclass
 
 
@@ -64,17 +64,17 @@ class MeshGrid:
 
     @property
     def shape(self) -> Mapping[str, int]:
-        """Axis name to size, in axis order; a fresh mapping each time."""
+        """Return a new dict of axis names and sizes, in axis order."""
         return dict(zip(self.axis_names, self.axis_sizes, strict=True))
 
     def describe(self) -> str:
-        """The axes with their sizes, for messages."""
+        """Return the axes with their sizes, for messages."""
         if not self.axis_names:
             return "no axes"
         return ", ".join(f"{n!r}={s}" for n, s in self.shape.items())
 
     def coordinates(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Mesh coordinates of device positions.
+        """Return mesh coordinates of device positions.
 
         Args:
             positions: Positions of any shape `[...]`.
@@ -87,19 +87,16 @@ class MeshGrid:
         """
         flat = np.asarray(positions, dtype=np.int64)
         check_positions(flat, self.size)
-        coordinates = np.empty((*flat.shape, len(self.axis_sizes)), np.int64)
-        for axis in reversed(range(len(self.axis_sizes))):
-            flat, coordinates[..., axis] = np.divmod(flat, self.axis_sizes[axis])
-        return coordinates
+        return unravel(flat, self.axis_sizes)
 
     def local_box(self, positions: Sequence[int]) -> Box:
-        """The contiguous sub-mesh that the positions fill, in whatever order they are given.
+        """Return the contiguous sub-mesh that the positions fill, in any order.
 
         Args:
             positions: Distinct device positions, for example those of one process.
 
         Raises:
-            BoxError: There are none, one repeats, or they leave a gap in the box around them.
+            BoxError: The list is empty, a position repeats, or the box around them has a gap.
         """
         if not len(positions):
             raise BoxError("no device positions: a sub-mesh has at least one device")
@@ -113,23 +110,23 @@ class MeshGrid:
         return Box(tuple(low.tolist()), tuple(sizes.tolist()))
 
     def boxes_of(self, owners: npt.ArrayLike) -> dict[int, Box | None]:
-        """The contiguous sub-mesh of each owner of devices, for all owners at once.
+        """Return the contiguous sub-mesh of each owner of devices, for all owners at once.
 
         Args:
-            owners: By device position the number of who owns the device, such as its process.
+            owners: The owner of each device position, such as a process index.
 
         Returns:
-            By owner, lowest first, its box; None where its devices leave a gap (`local_box` of them
-            says which).
+            The box of each owner, lowest owner first; None where its devices leave a gap, which
+            `local_box` reports.
 
         Raises:
-            GridError: There is not one owner for each device.
+            GridError: The number of owners is not the number of devices.
         """
-        given = np.asarray(owners, dtype=np.int64).ravel()
-        if len(given) != self.size:
-            raise GridError(f"{len(given)} owners for the {self.size} devices of {self.describe()}")
-        names, counts = np.unique(given, return_counts=True)
-        coords = self.coordinates(np.argsort(given, kind="stable"))
+        flat = np.asarray(owners, dtype=np.int64).ravel()
+        if len(flat) != self.size:
+            raise GridError(f"{len(flat)} owners for the {self.size} devices of {self.describe()}")
+        names, counts = np.unique(flat, return_counts=True)
+        coords = self.coordinates(np.argsort(flat, kind="stable"))
         starts = np.cumsum(counts) - counts
         low = np.minimum.reduceat(coords, starts, axis=0)
         sizes = np.maximum.reduceat(coords, starts, axis=0) - low + 1
@@ -156,5 +153,5 @@ class MeshGrid:
         )
         return (
             f"{len(coords)} devices span {span}, a box of {int(sizes.prod())}, and do not fill it: "
-            f"the one at {at} is not among them"
+            f"the device at {at} is missing"
         )

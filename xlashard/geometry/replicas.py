@@ -1,4 +1,4 @@
-"""Who holds a tile, without going through all who do."""
+"""Runs of device positions that hold a tile, without a list of all of them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from xlashard.lazily import dataclass
 
 @dataclass(frozen=True)
 class Runs:
-    """Numbers in ascending runs, perhaps with a gap of which only the size is known.
+    """Ascending runs of numbers, possibly with a gap of known size.
 
     Attributes:
         first: The runs from the first on.
-        last: The runs up to the last, where some between are left out; otherwise none.
-        count: How many numbers there are, those left out included.
+        last: The last runs, where runs between are left out; otherwise empty.
+        count: Number of numbers, with those left out.
     """
 
     first: tuple[range, ...]
@@ -27,24 +27,24 @@ class Runs:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left out."""
+        """Return whether all runs are listed."""
         return not self.last
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers that are listed."""
+        """Yield the numbers that are listed."""
         for run in (*self.first, *self.last):
             yield from run
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "Runs":
-        """The runs of some numbers, in ascending order."""
+        """Return the runs of some numbers, in ascending order."""
         return cls(_runs(np.unique(np.asarray(numbers, np.int64))), (), len(set(numbers)))
 
 
 def replica_runs(tiling: Tiling, tile: int, most: int) -> Runs:
-    """The positions that hold a tile, as at most so many runs of neighbours.
+    """Return the positions that hold a tile, as runs of neighbours.
 
-    It costs what it lists, not what the tiling spans, where steps say the tiling.
+    For a tiling with steps the cost depends on `most`, not on the number of devices.
 
     Args:
         tiling: The tiling.
@@ -65,9 +65,10 @@ def replica_runs(tiling: Tiling, tile: int, most: int) -> Runs:
 
 
 def head_and_tail(count: int, most: int) -> tuple[int, int]:
-    """How many of a row to show at its start and at its end; all at its start if they fit.
+    """Return the numbers of items to show at the start and at the end of a row.
 
-    One alone is never left out, for to say so takes its place.
+    All items are at the start if they fit. A single item is never left out, since a mark for the
+    gap would take as much room.
     """
     if count <= most + 1:
         return count, 0
@@ -76,7 +77,7 @@ def head_and_tail(count: int, most: int) -> tuple[int, int]:
 
 
 def _start(steps: Sequence[strides.Step], tile: int, number: int) -> int:
-    """Where one of the runs begins, counted in runs: the digits that copy count them."""
+    """Return the start of a run, in runs; the digits of replicas count the runs."""
     position = 0
     by = 1
     for size, stride in reversed(steps):

@@ -1,4 +1,4 @@
-"""What has to move, and between which devices, when an array changes its tiling."""
+"""Transfers between devices for a change of tiling."""
 
 import math
 from bisect import bisect_left
@@ -23,7 +23,7 @@ class Piece:
 
     Attributes:
         destination: Id of the device that takes it.
-        source: Id of the device that has it; the same one where nothing has to move.
+        source: Id of the device that has it; equal to `destination` where no transfer is needed.
         destination_index: Where it goes in the destination's shard.
         source_index: Where it lies in the source's shard.
         nbytes: Its size, in bytes.
@@ -40,7 +40,7 @@ class Piece:
 class ReshardPlan:
     """Blocks that turn shards of one tiling into shards of another. Made by `reshard_plan`.
 
-    Nothing is worked out before it is asked for: `pieces_for` costs one device's own pieces, the
+    All members are computed on first use: `pieces_for` costs one device's own pieces, the
     two totals a few array operations, and only `pieces` and `bytes_by_pair` walk through all
     devices. Each device takes what it holds already from itself; for the rest, the devices that
     hold a copy take turns.
@@ -48,9 +48,9 @@ class ReshardPlan:
     Attributes:
         shape: Global shape, in elements.
         itemsize: Size of an element, in bytes.
-        src: Tiling of the shards that are there.
+        src: Tiling of the source shards.
         src_devices: Device id per position of `src`.
-        dst: Tiling of the shards that are wanted.
+        dst: Tiling of the destination shards.
         dst_devices: Device id per position of `dst`.
     """
 
@@ -63,11 +63,11 @@ class ReshardPlan:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """All pieces, in the order of `dst_devices` and then of the places in the shard."""
+        """Return all pieces, in the order of `dst_devices` and then of the places in the shard."""
         return tuple(piece for device in self.dst_devices for piece in self.pieces_for(device))
 
     def pieces_for(self, device: int) -> list[Piece]:
-        """The pieces that make up one destination device's shard, in row-major order.
+        """Return the pieces that make up one destination device's shard, in row-major order.
 
         Raises:
             TilingError: The device is not among `dst_devices`.
@@ -83,7 +83,7 @@ class ReshardPlan:
 
     @property
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
-        """Bytes that move, per `(source, destination)` pair of different devices."""
+        """Return the bytes to move per `(source, destination)` pair of different devices."""
         moved: dict[tuple[int, int], int] = {}
         for piece in self.pieces:
             if piece.source != piece.destination:
@@ -93,13 +93,13 @@ class ReshardPlan:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that go from one device to another."""
-        wanted = math.prod(self.shape) * self.dst.num_replicas * self.itemsize
-        return wanted - self.bytes_kept
+        """Return the bytes that move from one device to another."""
+        needed = math.prod(self.shape) * self.dst.num_replicas * self.itemsize
+        return needed - self.bytes_kept
 
     @cached_property
     def bytes_kept(self) -> int:
-        """Bytes of the destination shards that lie on their device already."""
+        """Return the bytes of destination shards that are on their device already."""
         shared = [d for d in self.dst_devices if d in self._src_positions]
         src = self.src.coordinates([self._src_positions[d] for d in shared])
         dst = self.dst.coordinates([self._dst_positions[d] for d in shared])
@@ -138,15 +138,15 @@ class ReshardPlan:
         )
 
     def _source(self, tile: int, device: int, position: int) -> int:
-        """The device that gives (a part of) a source tile to a destination device."""
+        """Return the device that sends (a part of) a source tile to a destination device."""
         route = self._routes.get(tile)
         if route is None:
             route = self._routes[tile] = self._route(tile)
         if device in route.holders:
             return device
-        turn = route.taker(self.dst, position)
-        turn -= bisect_left(route.own_takers, turn)
-        return route.order[turn % len(route.order)]
+        rank = route.receiver_rank(self.dst, position)
+        rank -= bisect_left(route.own_ranks, rank)
+        return route.order[rank % len(route.order)]
 
     def _route(self, tile: int) -> "_Route":
         order = tuple(self.src_devices[p] for p in self.src.replicas(tile))
@@ -157,37 +157,37 @@ class ReshardPlan:
         high = tuple((b - 1) // k for b, k in zip(stops, extents, strict=True))
         route = _Route(order, frozenset(order), low, high, ())
         own = (self._dst_positions.get(device) for device in order)
-        takers = (route.taker(self.dst, position) for position in own if position is not None)
-        return replace(route, own_takers=tuple(sorted(t for t in takers if t >= 0)))
+        ranks = [route.receiver_rank(self.dst, p) for p in own if p is not None]
+        return replace(route, own_ranks=tuple(sorted(rank for rank in ranks if rank >= 0)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Who holds a source tile and which destination tiles want a part of it.
+    """Devices that hold a source tile, and the destination tiles that overlap with it.
 
     Attributes:
         order: Devices that hold it, in turn.
         holders: The same, as a set.
         low: First coordinates of the destination tiles.
         high: Last coordinates of the destination tiles.
-        own_takers: The turns, sorted, that fall on holders: they take from themselves.
+        own_ranks: The ranks of receivers that hold the tile themselves, sorted.
     """
 
     order: tuple[int, ...]
     holders: frozenset[int]
     low: tuple[int, ...]
     high: tuple[int, ...]
-    own_takers: tuple[int, ...]
+    own_ranks: tuple[int, ...]
 
-    def taker(self, dst: Tiling, position: int) -> int:
-        """The destination position's number among all that want a part; -1 if it wants none."""
-        turn = 0
+    def receiver_rank(self, dst: Tiling, position: int) -> int:
+        """Return the rank of a destination among the tile's receivers; -1 if it is no receiver."""
+        rank = 0
         coordinates = dst.coordinates([position])[0].tolist()
         for low, coordinate, high in zip(self.low, coordinates, self.high, strict=True):
             if not low <= coordinate <= high:
                 return -1
-            turn = turn * (high - low + 1) + coordinate - low
-        return turn * dst.num_replicas + int(dst.replica_ids([position])[0])
+            rank = rank * (high - low + 1) + coordinate - low
+        return rank * dst.num_replicas + int(dst.replica_ids([position])[0])
 
 
 class _Block(NamedTuple):
@@ -207,7 +207,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(start: int, stop: int, extent: int) -> list[_Block]:
-    """Cuts `start .. stop` at the borders of source tiles of `extent`."""
+    """Cut `start .. stop` at the borders of source tiles of `extent`."""
     if start == stop:
         return []
     return [
@@ -219,7 +219,7 @@ def _blocks(start: int, stop: int, extent: int) -> list[_Block]:
 def _edges(
     tiling: Tiling, shape: Sequence[int], coordinates: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Starts and stops `[..., dims]` of the tiles at coordinates `[..., dims]`."""
+    """Start and stops `[..., dims]` of the tiles at coordinates `[..., dims]`."""
     extents = np.array(tiling.shard_shape(shape, uneven=True), np.int64)
     sizes = np.array(shape, np.int64)
     starts = np.minimum(coordinates * extents, sizes)
@@ -234,16 +234,16 @@ def reshard_plan(
     dst: Tiling,
     dst_devices: Sequence[int],
 ) -> ReshardPlan:
-    """Plans how shards of one tiling become shards of another, on the same or other devices.
+    """Plan how shards of one tiling become shards of another, on the same or other devices.
 
     Dimensions that don't divide are cut as XLA does it, with smaller or empty last tiles.
 
     Args:
         shape: Global shape, in elements.
         itemsize: Size of an element, in bytes.
-        src: Tiling of the shards that are there.
+        src: Tiling of the source shards.
         src_devices: Device id per position of `src`.
-        dst: Tiling of the shards that are wanted.
+        dst: Tiling of the destination shards.
         dst_devices: Device id per position of `dst`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Who sends what to whom at the same time, where all devices must take part in each transfer.
+"""Rounds of simultaneous transfers between devices of several processes.
 
 Between processes a piece can only go by a program that the devices of both run: a permutation, in
 which each device sends at most one piece and takes at most one, all of one shape.
@@ -21,7 +21,7 @@ class Round:
     Attributes:
         shape: Of each piece.
         by_sender: The piece that each device sends.
-        by_receiver: The piece that each device takes.
+        by_receiver: The piece that each device receives.
     """
 
     shape: Shape
@@ -29,7 +29,7 @@ class Round:
     by_receiver: dict[int, Piece] = field(default_factory=dict)
 
     def try_add(self, piece: Piece) -> bool:
-        """Adds a piece, unless its sender or its taker is busy."""
+        """Add a piece, unless its sender or its receiver is busy."""
         if piece.source in self.by_sender or piece.destination in self.by_receiver:
             return False
         self.by_sender[piece.source] = self.by_receiver[piece.destination] = piece
@@ -37,14 +37,14 @@ class Round:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The devices that take part, in ascending order."""
+        """Return the devices that take part, in ascending order."""
         return tuple(sorted({*self.by_sender, *self.by_receiver}))
 
     def permutation(self) -> list[int]:
-        """For each of `devices` the one that takes from it, so that it is a permutation.
+        """Return the receiver for each of `devices`, as a permutation.
 
-        Who sends nothing or takes nothing is left to itself where it does neither, and otherwise
-        gets a partner with whom nothing of meaning is exchanged.
+        A device that sends nothing is paired with one that receives nothing; the block of such a
+        transfer is ignored.
         """
         idle = iter([device for device in self.devices if device not in self.by_receiver])
         return [
@@ -54,10 +54,10 @@ class Round:
 
 
 def schedule_rounds(pieces: Iterable[Piece]) -> tuple[Round, ...]:
-    """Deals pieces out to as few rounds as come of taking the first that has room.
+    """Assign each piece to the first round in which its sender and receiver are idle.
 
     Args:
-        pieces: All of them, in the order in which they should go.
+        pieces: All pieces, in their order.
     """
     by_shape: dict[Shape, list[Round]] = {}
     order: list[Round] = []
@@ -72,15 +72,15 @@ def schedule_rounds(pieces: Iterable[Piece]) -> tuple[Round, ...]:
 
 
 def refine(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | None:
-    """Each tile cut further, so that every device of some number holds another part.
+    """Return a refinement of a tiling in which every device holds another part.
 
     Args:
         tiling: The tiling to refine; its copies don't count.
         shape: Of the array, in elements, which may be cut only evenly.
-        num_devices: How many devices there are.
+        num_devices: Number of devices.
 
     Returns:
-        The tiling, or None where there are not enough elements to cut, or the numbers don't fit.
+        The tiling, or None where no even cut exists.
 
     Example:
         >>> refine(Tiling.replicated(2, 2), (8, 6), 4).counts
@@ -102,11 +102,11 @@ def refine(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | N
 
 @dataclass(frozen=True)
 class TransferLoad:
-    """What a change of tiles asks of the busiest device, about.
+    """Approximate load of the busiest device in a reshard.
 
     Attributes:
-        rounds: How many pieces it sends or takes.
-        elements: How many elements those have.
+        rounds: Number of pieces that it sends or receives.
+        elements: Number of elements of these pieces.
     """
 
     rounds: int
@@ -114,7 +114,7 @@ class TransferLoad:
 
 
 def transfer_load(shape: Sequence[int], source: Tiling, target: Tiling) -> TransferLoad:
-    """How much the busiest device sends or takes between devices of two tilings."""
+    """Return the load of the busiest device of a reshard from one tiling to another."""
     taken = sent = elements = 1
     for size, before, after in zip(shape, source.counts, target.counts, strict=True):
         taken *= max(1, -(-before // after))
@@ -126,7 +126,7 @@ def transfer_load(shape: Sequence[int], source: Tiling, target: Tiling) -> Trans
 
 
 def _primes(number: int) -> list[int]:
-    """The prime factors, largest first."""
+    """Return the prime factors, largest first."""
     found, factor = [], 2
     while number > 1:
         if number % factor == 0:

@@ -1,7 +1,7 @@
-"""Placements in the words of early JAX: how each dimension is cut, and which device axis it takes.
+"""`ShardingSpec` of early JAX: the cuts of each dimension, and the device axis of each cut.
 
-A `ShardingSpec` numbers the cuts of an array from its first dimension to its last, then deals them
-to the axes of a device grid, major to minor, some of which may only hold copies.
+A `ShardingSpec` numbers the cuts of an array from its first dimension to its last, then maps them
+to the axes of a device grid, major to minor; other axes of the grid hold replicas.
 """
 
 import math
@@ -25,14 +25,14 @@ type ShardIndex = tuple[slice | int, ...]
 """One entry per dimension: a slice, or the one index that a device holds of an unstacked one."""
 
 
-def _whole_number(given: Any, what: str, least: int) -> int:
-    """A size or number as an int."""
+def _whole_number(value: Any, what: str, least: int) -> int:
+    """Return a size or number as an int."""
     try:
-        number = operator.index(given)
+        number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(given, bool) or number < least:
-        shown = repr(given) if isinstance(given, int | float | str | None) else type(given).__name__
+    if isinstance(value, bool) or number < least:
+        shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
         raise TilingError(f"{what} must be an integer from {least} on, not {shown}")
     return number
 
@@ -74,7 +74,7 @@ class Chunked:
 
 @dataclass(frozen=True)
 class Unstacked:
-    """Each device holds one index of the dimension, so that its piece may do without it.
+    """Each device holds one index of the dimension, so that its shard lacks this dimension.
 
     Attributes:
         size: Of the dimension, in elements.
@@ -139,7 +139,7 @@ type MeshAxis = ShardedAxis | Replicated
 
 @dataclass(frozen=True)
 class ShardingSpec:
-    """How arrays of one rank are cut and dealt to a grid of devices.
+    """Cuts of arrays of one rank, mapped to a grid of devices.
 
     Attributes:
         sharding: One entry per dimension of the array.
@@ -176,27 +176,27 @@ class ShardingSpec:
 
     @property
     def ndim(self) -> int:
-        """Rank of the arrays that it is for."""
+        """Return the rank of the arrays that the spec fits."""
         return len(self.sharding)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Into how many parts each cut goes, in the order in which `ShardedAxis` counts them."""
+        """Return the number of parts of each cut, in the numbering of `ShardedAxis`."""
         return tuple(size for entry in self.sharding for size in _factors(entry))
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Tiles per array dimension."""
+        """Return the tiles per array dimension."""
         return tuple(math.prod(_factors(entry)) for entry in self.sharding)
 
     @property
     def unstacked_dims(self) -> tuple[int, ...]:
-        """The dimensions that pieces may do without."""
+        """Return the dimensions that pieces may do without."""
         return tuple(n for n, entry in enumerate(self.sharding) if isinstance(entry, Unstacked))
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes of the device grid's axes."""
+        """Return the sizes of the device grid's axes."""
         cuts = self.cuts
         return tuple(
             cuts[entry.axis] if isinstance(entry, ShardedAxis) else entry.replicas
@@ -213,7 +213,7 @@ class ShardingSpec:
 
     @cached_property
     def tiling(self) -> Tiling:
-        """Which tile each device position, row-major in the grid, holds.
+        """Return the tiling over device positions, row-major in the grid.
 
         An unstacked dimension has as many tiles as it has elements, each of size 1.
         """
@@ -225,7 +225,7 @@ class ShardingSpec:
         return Tiling(self.counts, self.num_devices, strides.merge(digits))
 
     def on_axes(self, names: Sequence[str]) -> Spec:
-        """The partition spec with the same tiles on a mesh of the grid's shape.
+        """Return the partition spec with the same tiles on a mesh of the grid's shape.
 
         Args:
             names: Of the axes of that mesh.
@@ -239,11 +239,11 @@ class ShardingSpec:
         return Spec(tuple(tuple(islice(left, len(_factors(e)))) for e in self.sharding))
 
     def to_tile_assignment(self) -> TileAssignment:
-        """The HLO sharding with the same tiles."""
+        """Return the HLO sharding with the same tiles."""
         return self.tiling.to_tile_assignment()
 
     def check_rank(self, ndim: int) -> None:
-        """Checks that arrays of this rank can be cut so.
+        """Check that the spec fits arrays of this rank.
 
         Raises:
             RankError: They have another rank.
@@ -257,7 +257,7 @@ class ShardingSpec:
             )
 
     def check_unstacked(self, shape: Sequence[int]) -> None:
-        """Checks rank and unstacked dimensions of a shape, but not whether the others divide.
+        """Check rank and unstacked dimensions of a shape, but not whether the others divide.
 
         Raises:
             RankError: It has another rank.
@@ -279,7 +279,7 @@ class ShardingSpec:
                 )
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Checks that an array of this shape can be cut so.
+        """Check that the spec fits an array of this shape.
 
         Raises:
             RankError: It has another rank.
@@ -290,16 +290,16 @@ class ShardingSpec:
         self.tiling.shard_shape(shape)
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of a piece, in elements, without the unstacked dimensions.
+        """Return the shape of a shard, in elements, without the unstacked dimensions.
 
         Raises:
-            GeometryError: The shape can't be cut so.
+            GeometryError: The spec doesn't fit the shape.
         """
         self.check_shape(shape)
         return without_dims(self.tiling.shard_shape(shape), self.unstacked_dims)
 
     def indices(self, shape: Sequence[int]) -> npt.NDArray[np.object_]:
-        """Which part of an array each device of the grid holds.
+        """Return the slices of an array for each device of the grid.
 
         Args:
             shape: Of the array, in elements.
@@ -309,7 +309,7 @@ class ShardingSpec:
             the grid's shape.
 
         Raises:
-            GeometryError: The shape can't be cut so.
+            GeometryError: The spec doesn't fit the shape.
         """
         self.check_shape(shape)
         held = self.tiling.indices(shape)
@@ -321,7 +321,7 @@ class ShardingSpec:
 
 
 def at_numbers(index: tuple[slice, ...], dims: Sequence[int]) -> ShardIndex:
-    """An index with numbers in place of the slices of some dimensions, which hold one element."""
+    """Return an index with integers in place of one-element slices of some dimensions."""
     if not dims:
         return index
     # A dimension of a single element is in one tile, whose slice has no bounds.
@@ -329,20 +329,20 @@ def at_numbers(index: tuple[slice, ...], dims: Sequence[int]) -> ShardIndex:
 
 
 def without_dims(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
-    """A shape without some of its dimensions."""
+    """Return a shape without some of its dimensions."""
     return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
 
 def spec_over_one_dim(
     ndim: int, dim: int | None, parts: int, *, unstacked: bool = False
 ) -> ShardingSpec:
-    """One dimension dealt to as many devices, the others whole.
+    """Return the spec that maps one dimension to an equal number of devices.
 
     Args:
         ndim: Rank of the arrays.
-        dim: The dimension; None for copies on all devices.
+        dim: The dimension; None for replicas on all devices.
         parts: Number of devices.
-        unstacked: Whether it is said as `Unstacked`.
+        unstacked: Whether the dimension is `Unstacked`.
     """
     if dim is None:
         return ShardingSpec((NoSharding(),) * ndim, (Replicated(parts),))

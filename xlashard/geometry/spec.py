@@ -43,14 +43,14 @@ class _Unconstrained:
 
 
 UNCONSTRAINED: Final = _Unconstrained()
-"""In the entries given to `parse_spec`: the partitioner may choose for this dimension."""
+"""Marker in the entries of `parse_spec` for a dimension that the partitioner may choose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A partition spec in normal form: trailing uncut dimensions are not there.
 
-    Two specs that say the same for every array compare equal, whichever way they were written.
+    Specs that are equivalent for every array compare equal.
 
     Attributes:
         dims: Per dimension its mesh axes, major to minor: `()` where it is not cut, `None` where
@@ -87,20 +87,20 @@ class Spec:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """All mesh axes in use, in the order of the dimensions."""
+        """Return all mesh axes in use, in the order of the dimensions."""
         return tuple(chain.from_iterable(d for d in self.dims if d))
 
     @property
     def is_constrained(self) -> bool:
-        """Whether no dimension is left to the partitioner."""
+        """Return whether no dimension is left to the partitioner."""
         return None not in self.dims
 
     def describe(self) -> str:
-        """The spec as people write it, for messages: `P('x', None, ('y', 'z'))`."""
+        """Return the spec as a `PartitionSpec` for messages: `P('x', None, ('y', 'z'))`."""
         return f"P({', '.join((*map(_entry_text, self.dims), *self.keywords()))})"
 
     def keywords(self) -> list[str]:
-        """The keyword arguments of the spec: `["unreduced={'x'}"]`; empty for most."""
+        """Return the keyword arguments of the spec: `["unreduced={'x'}"]`; empty for most."""
         named = (("unreduced", self.unreduced), ("reduced", self.reduced))
         parts = [f"{name}={{{', '.join(map(repr, sorted(s)))}}}" for name, s in named if s]
         if self.reduction not in ("", "sum"):
@@ -109,14 +109,14 @@ class Spec:
 
     @property
     def whole(self) -> "Spec":
-        """The spec of the reduced value: the same cuts, and no partial results."""
+        """Return the spec of the reduced value: the same cuts, and no partial results."""
         return Spec(self.dims)
 
     def for_rank(self, ndim: int) -> tuple[DimAxes, ...]:
-        """The dims of an array of rank `ndim`, the uncut trailing ones included.
+        """Return the dims of an array of rank `ndim`, the uncut trailing ones included.
 
         Raises:
-            RankError: The spec speaks of more dimensions than that.
+            RankError: The spec has more dimensions.
         """
         ndim = checked_rank(ndim)
         if len(self.dims) > ndim:
@@ -133,7 +133,7 @@ class Spec:
         return self.dims + ((),) * (ndim - len(self.dims))
 
     def insert(self, dim: int, axes: DimAxes) -> "Spec":
-        """The spec of an array with one more dimension at `dim`, cut by `axes`.
+        """Return the spec of an array with one more dimension at `dim`, cut by `axes`.
 
         Args:
             dim: Position of the new dimension, from 0; may lie beyond the dims written down.
@@ -179,11 +179,11 @@ def _entry_text(axes: DimAxes) -> str:
 
 
 def parse_spec(entries: Iterable[object], *, unconstrained: object = UNCONSTRAINED) -> Spec:
-    """Reads a spec as people write it.
+    """Parse the entries of a partition spec.
 
     Args:
         entries: One entry per dimension: `None` (not cut), an axis name, a sequence of axis names
-            (major to minor; `None` among them counts for nothing), or the `unconstrained` marker.
+            (major to minor; `None` among them is ignored), or the `unconstrained` marker.
         unconstrained: The object that marks an unconstrained dimension, compared by identity.
 
     Raises:
@@ -248,7 +248,7 @@ def validate_spec(
     *,
     allow_uneven: bool = False,
 ) -> None:
-    """Checks that a spec fits a mesh and, where given, the shape of an array.
+    """Check that a spec fits a mesh and, where given, the shape of an array.
 
     Args:
         spec: The spec.
@@ -283,7 +283,7 @@ def validate_spec(
 def divisibility_text(
     dim: int, shape: Sequence[int], tiles: int, factors: Sequence[tuple[str, int]] = ()
 ) -> str:
-    """One sentence with all the numbers, and the nearest sizes that would do."""
+    """Return a sentence with all the numbers, and the nearest sizes that divide."""
     size = shape[dim]
     below = size // tiles * tiles
     good = f"{below} or {below + tiles}" if below else f"{tiles}"
@@ -333,7 +333,7 @@ def _check_axes(spec: Spec, grid: "MeshGrid") -> None:
 
 
 def _used_once(spec: Spec) -> Spec:
-    """The spec with each axis only where it comes first."""
+    """Return the spec with each axis only where it comes first."""
     seen: set[str] = set()
     dims: list[DimAxes] = []
     for axes in spec.dims:

@@ -1,9 +1,9 @@
 """Mixed-radix layouts: where each of `n` positions goes, as a few (size, stride) steps.
 
-Every placement that a partition spec can say sends a device position to a tile by taking the
-position's digits in some mixed radix and adding up digit times stride. So a handful of steps
-stands for the whole pod, and the tile of one device costs the same on 8 devices as on 65,536.
-A step with stride 0 copies: its digit does not change the tile.
+Every partition spec maps a device position to a tile by the position's digits in some mixed radix:
+the tile is the sum of digit times stride. A handful of steps represents the whole pod, and the tile
+of one device costs the same on 8 devices as on 65,536. A step with stride 0 replicates: its digit
+does not change the tile.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from xlashard.errors import GridError
 
 MOST_LISTED = 1 << 26
-"""More positions than this are never listed: text can ask for any number of them."""
+"""Most positions to list; the number in a text may be arbitrarily large."""
 
 type Step = tuple[int, int]
 """`(size, stride)` of one digit."""
@@ -26,7 +26,7 @@ type Steps = tuple[Step, ...]
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a dense array whose last dimension is fastest."""
+    """Return strides, in elements, of a dense array whose last dimension is fastest."""
     strides = []
     stride = 1
     for size in reversed(sizes):
@@ -36,7 +36,7 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge(steps: Sequence[Step]) -> Steps:
-    """The one shortest list of steps that means the same: equal maps give equal lists."""
+    """Return the shortest equivalent list of steps; equal maps have equal lists."""
     merged: list[Step] = []
     for size, stride in steps:
         if size == 1:
@@ -49,7 +49,7 @@ def merge(steps: Sequence[Step]) -> Steps:
 
 
 def place[T: (int, npt.NDArray[np.int64])](steps: Steps, positions: T) -> T:
-    """Where positions go: one position, or an array of them."""
+    """Return the places of positions: of one position, or of an array of positions."""
     placed = positions * 0
     for size, stride in reversed(steps):
         if stride:
@@ -59,10 +59,10 @@ def place[T: (int, npt.NDArray[np.int64])](steps: Steps, positions: T) -> T:
 
 
 def place_all(steps: Steps) -> npt.NDArray[np.int64]:
-    """Where every position goes, in order.
+    """Return the place of every position, in order.
 
     Raises:
-        GridError: There are more than `MOST_LISTED` positions.
+        GridError: The number of positions is above `MOST_LISTED`.
     """
     count = math.prod(size for size, _ in steps)
     if count > MOST_LISTED:
@@ -73,8 +73,26 @@ def place_all(steps: Steps) -> npt.NDArray[np.int64]:
     return placed
 
 
+def positions_at(steps: Steps, place: int) -> list[int]:
+    """Return the positions of a place, in ascending order of their replica digits."""
+    positions = [0]
+    position_strides = row_major([size for size, _ in steps])
+    for (size, stride), by in zip(steps, position_strides, strict=True):
+        digits = [place // stride % size] if stride else range(size)
+        positions = [position + digit * by for position in positions for digit in digits]
+    return positions
+
+
+def unravel(places: npt.NDArray[np.int64], sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the coordinates `[..., dims]` of row-major places `[...]` in a dense array."""
+    coordinates = np.empty((*places.shape, len(sizes)), np.int64)
+    for dim in reversed(range(len(sizes))):
+        places, coordinates[..., dim] = np.divmod(places, sizes[dim])
+    return coordinates
+
+
 def copies(steps: Steps) -> Steps:
-    """Steps that number the positions which share a place: 0 for the first of them, and so on."""
+    """Return the steps that number the positions of each place from 0."""
     numbered: list[Step] = []
     stride = 1
     for size, old in reversed(steps):
@@ -84,7 +102,7 @@ def copies(steps: Steps) -> Steps:
 
 
 def find(places: npt.NDArray[np.int64]) -> Steps | None:
-    """The merged steps behind a list of places, or `None` where no steps give it.
+    """Return the merged steps behind a list of places, or `None` where no steps exist.
 
     Args:
         places: Where each position goes, `[positions]`; every place from 0 on, equally often.
@@ -108,7 +126,7 @@ def find(places: npt.NDArray[np.int64]) -> Steps | None:
 
 
 def split(steps: Steps, sizes: Sequence[int]) -> list[Steps] | None:
-    """Cuts the digits into one group per size, or `None` where a digit lies across a border.
+    """Cut the digits into one group per size, or `None` where a digit lies across a border.
 
     Args:
         steps: Digits, major to minor.
@@ -134,7 +152,7 @@ def split(steps: Steps, sizes: Sequence[int]) -> list[Steps] | None:
 
 
 def coarser(steps: Steps, factor: int) -> Steps | None:
-    """The steps of places counted by `factor`s, `None` where a digit lies across the border."""
+    """Return the steps of places in units of `factor`; None where a digit crosses the border."""
     out: list[Step] = []
     for size, stride in steps:
         if not stride or stride * size <= factor:
@@ -150,10 +168,10 @@ def coarser(steps: Steps, factor: int) -> Steps | None:
 
 
 def inverted(steps: Steps, tiles: int) -> Steps | None:
-    """Steps from device to tile, `None` where the digits lie across tiles and copies.
+    """Return the steps from device to tile; None where digits cross tiles and replicas.
 
     Args:
-        steps: Digits that give the device at each place; the places of a tile stand together.
+        steps: Digits of the device at each place; the places of a tile are adjacent.
         tiles: The number of tiles.
     """
     count = math.prod(size for size, _ in steps)
@@ -171,18 +189,18 @@ def inverted(steps: Steps, tiles: int) -> Steps | None:
 
 
 def by_stride(steps: Steps) -> tuple[int, ...]:
-    """Indices of the steps by falling stride; steps that copy come last, in their own order."""
+    """Return indices of the steps by falling stride; steps of replicas come last."""
     moving = sorted((i for i, s in enumerate(steps) if s[1]), key=lambda i: -steps[i][1])
     return (*moving, *(i for i, s in enumerate(steps) if not s[1]))
 
 
 class Numbering:
-    """A number for every device position, worked out for the positions that are asked for.
+    """A number for every device position, computed for the requested positions.
 
     Args:
         count: Number of positions.
         steps: Digits that add up to the number.
-        values: The numbers themselves, `[count]`, where no steps give them.
+        values: The numbers, `[count]`, where no steps exist.
     """
 
     # Below this many positions plain integers are faster than arrays.
@@ -197,20 +215,20 @@ class Numbering:
 
     @cached_property
     def all(self) -> npt.NDArray[np.int64]:
-        """The numbers of all positions in order, read-only."""
+        """Return the numbers of all positions in order, read-only."""
         values = place_all(self._steps) if self._values is None else self._values
         values.flags.writeable = False
         return values
 
     def at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The numbers of the positions `[...]`."""
+        """Return the numbers of the positions `[...]`."""
         wanted = np.asarray(positions, np.int64)
         check_positions(wanted, self._count)
         placed = place(self._steps, wanted) if self._values is None else self.all[wanted]
         return np.asarray(placed)
 
     def few(self, positions: Sequence[int]) -> list[int]:
-        """The numbers of a list of positions; fastest for the handful that a process owns."""
+        """Return the numbers of a list of positions; the fastest for a handful of positions."""
         if self._values is not None or len(positions) > self._FEW:
             return self.at(positions).tolist()
         for position in positions:
@@ -220,7 +238,7 @@ class Numbering:
 
 
 def check_positions(positions: npt.NDArray[np.int64], count: int) -> None:
-    """Raises a `GridError` if a position lies outside `0 .. count - 1`."""
+    """Raise a `GridError` if a position lies outside `0 .. count - 1`."""
     if not positions.size:
         return
     low, high = int(positions.min()), int(positions.max())

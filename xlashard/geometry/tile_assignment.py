@@ -1,4 +1,4 @@
-"""HLO tile assignments: which device holds which tile, as XLA says it, and their text."""
+"""HLO tile assignments, which map devices to tiles, and their text."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,16 +23,16 @@ class TileAssignment:
 
     The normal form is XLA's: size-1 sub-groups are gone, equal kinds of sub-groups are one, in the
     order manual, unreduced, replicated; an iota is as short as it can be; a single sub-group that
-    spans everything is said by its kind alone.
+    spans everything is represented by its kind alone.
 
     Attributes:
-        kind: What it is; the other attributes are empty unless the kind needs them.
+        kind: Kind of sharding; the other attributes are empty unless the kind needs them.
         dims: For `tiled`: tiles per array dimension, then one size per sub-group.
-        reshape_dims: For a tiled iota: the shape that `0 .. devices - 1` is given.
+        reshape_dims: For a tiled iota: the shape of `0 .. devices - 1`.
         transpose_perm: For a tiled iota: how that shape is transposed before it becomes `dims`.
         devices: For `tiled` with a list: the devices in row-major order of `dims`.
             For `maximal`: the one device.
-        subgroups: For `tiled`: what the trailing `dims` mean.
+        subgroups: For `tiled`: the kinds of the trailing `dims`.
         elements: For `tuple`: one assignment per element.
     """
 
@@ -46,34 +46,34 @@ class TileAssignment:
 
     @classmethod
     def replicated(cls) -> "TileAssignment":
-        """Every device holds everything."""
+        """Return the sharding by which every device holds everything."""
         return cls("replicated")
 
     @classmethod
     def manual(cls) -> "TileAssignment":
-        """The program itself handles the partitioning; XLA keeps its hands off."""
+        """Return the sharding of a value that the program partitions by itself."""
         return cls("manual")
 
     @classmethod
     def unreduced(cls) -> "TileAssignment":
-        """Every device holds a partial sum of everything."""
+        """Return the sharding by which every device holds a partial sum of everything."""
         return cls("unreduced")
 
     @classmethod
     def unknown(cls) -> "TileAssignment":
-        """Nothing is said."""
+        """Return the sharding that specifies nothing."""
         return cls("unknown")
 
     @classmethod
     def maximal(cls, device: int) -> "TileAssignment":
-        """One device holds everything, the others nothing."""
+        """Return the sharding by which one device holds everything, and the others nothing."""
         if device < 0:
             raise TilingError(f"a maximal sharding needs a device from 0 on, got {device}")
         return cls("maximal", devices=(int(device),))
 
     @classmethod
     def tuple_of(cls, elements: Iterable["TileAssignment"]) -> "TileAssignment":
-        """One assignment per element of a tuple; tuples don't nest.
+        """Return one assignment per element of a tuple; tuples don't nest.
 
         Raises:
             TilingError: An element is itself a tuple.
@@ -92,13 +92,13 @@ class TileAssignment:
         transpose_perm: Sequence[int] = (),
         subgroups: Sequence[str] = (),
     ) -> "TileAssignment":
-        """A V2 assignment: `arange(n).reshape(reshape_dims).transpose(perm).reshape(dims)`.
+        """Return a V2 assignment: `arange(n).reshape(reshape_dims).transpose(perm).reshape(dims)`.
 
         Args:
             dims: Tiles per array dimension, then one size per sub-group.
             reshape_dims: Empty means one dimension of all devices.
             transpose_perm: Empty means no transposition.
-            subgroups: What the trailing `dims` mean: `manual`, `unreduced` or `replicated`.
+            subgroups: The kinds of the trailing `dims`: `manual`, `unreduced` or `replicated`.
 
         Raises:
             TilingError: The parts don't fit each other.
@@ -110,7 +110,7 @@ class TileAssignment:
             return cls(whole)
         arranged = _arranged(steps, dims, kinds)
         if arranged is None:
-            # Old and new order of the sub-groups share no radix; only a list can say it.
+            # Old and new order of the sub-groups share no radix; only a list can express it.
             return cls.listed(dims, strides.place_all(steps).tolist(), kinds)
         steps = arranged
         dims, kinds = _merged_subgroups(dims, kinds)
@@ -125,10 +125,10 @@ class TileAssignment:
     def listed(
         cls, dims: Sequence[int], devices: Sequence[int], subgroups: Sequence[str] = ()
     ) -> "TileAssignment":
-        """A V1 assignment: every device written down, in row-major order of `dims`.
+        """Return a V1 assignment: a list of devices in row-major order of `dims`.
 
         Raises:
-            TilingError: The devices are no permutation of `0 .. n - 1`, or don't fit `dims`.
+            TilingError: The devices are not a permutation of `0 .. n - 1`, or don't fit `dims`.
         """
         dims = _checked_dims(dims)
         kinds = _checked_subgroups(subgroups, dims)
@@ -137,7 +137,7 @@ class TileAssignment:
         if array.size != count:
             raise TilingError(f"{array.size} devices are listed for tile dims {dims} of {count}")
         if not np.array_equal(np.sort(array, axis=None), np.arange(count)):
-            raise TilingError(f"the listed devices are no permutation of 0..{count - 1}")
+            raise TilingError(f"the listed devices are not a permutation of 0..{count - 1}")
         array = array.reshape(dims).transpose(_subgroup_order(dims, kinds))
         if whole := _whole(dims, kinds):
             return cls(whole)
@@ -157,13 +157,13 @@ class TileAssignment:
         manual: Iterable[str] = (),
         unreduced: Iterable[str] = (),
     ) -> "TileAssignment":
-        """The V2 assignment that a spec means on a mesh, in XLA's shortest text.
+        """Return the V2 assignment of a spec on a mesh, in XLA's shortest text.
 
         Args:
             grid: The mesh.
             spec: The spec; unconstrained dimensions count as uncut.
             ndim: Rank of the array.
-            manual: Mesh axes that the program handles itself.
+            manual: Mesh axes that the program partitions by itself.
             unreduced: Mesh axes over which the devices hold partial sums.
 
         Raises:
@@ -192,10 +192,10 @@ class TileAssignment:
 
     @classmethod
     def parse_text(cls, text: str) -> "TileAssignment":
-        """Reads the text of an HLO sharding; `metadata={...}` is skipped.
+        """Read the text of an HLO sharding; `metadata={...}` is skipped.
 
         Raises:
-            ShardingTextError: The text is no sharding that this class can say.
+            ShardingTextError: The text is not that of a sharding.
             TilingError: Its numbers don't fit each other.
 
         Example:
@@ -220,17 +220,17 @@ class TileAssignment:
 
     @property
     def num_devices(self) -> int | None:
-        """Number of devices, where the assignment says it: only a tiled one does."""
+        """Return the number of devices of a tiled assignment; other kinds leave it open."""
         return math.prod(self.dims) if self.kind == "tiled" else None
 
     @property
     def ndim(self) -> int | None:
-        """Rank of the arrays it fits; `None` where it fits every rank."""
+        """Return the rank of the arrays it fits; `None` where it fits every rank."""
         return len(self.dims) - len(self.subgroups) if self.kind == "tiled" else None
 
     @property
     def tile_dims(self) -> tuple[int, ...]:
-        """Tiles per array dimension, without the sub-groups."""
+        """Return the tiles per array dimension, without the sub-groups."""
         return self.dims[: len(self.dims) - len(self.subgroups)]
 
     @property
@@ -241,15 +241,15 @@ class TileAssignment:
 
     @property
     def is_iota(self) -> bool:
-        """Whether it is said by a formula, not by a list of devices."""
+        """Return whether it has a formula instead of a list of devices."""
         return bool(self.reshape_dims)
 
     def steps(self) -> strides.Steps:
-        """For a tiled iota: the digits that give the device at each place of `dims`."""
+        """Return the digits that give the device at each place of `dims`, for a tiled iota."""
         return _iota_steps(self.dims, self.reshape_dims, self.transpose_perm)
 
     def device_array(self) -> npt.NDArray[np.int64]:
-        """For `tiled`: the devices as an array of shape `dims`.
+        """Return the devices as an array of shape `dims`, for `tiled`.
 
         Raises:
             TilingError: It is of another kind.
@@ -260,7 +260,7 @@ class TileAssignment:
         return flat.reshape(self.dims)
 
     def to_text(self) -> str:
-        """The text of the HLO sharding, as XLA prints it."""
+        """Return the text of the HLO sharding, as XLA prints it."""
         match self.kind:
             case "tuple":
                 return f"{{{', '.join(_numbered(i, e) for i, e in enumerate(self.elements))}}}"
@@ -289,7 +289,7 @@ class TileAssignment:
 
 
 def _numbered(i: int, element: TileAssignment) -> str:
-    """An element's text; XLA counts every fifth one in a comment."""
+    """Return an element's text; XLA numbers every fifth one in a comment."""
     return f"/*index={i}*/{element.to_text()}" if i and i % 5 == 0 else element.to_text()
 
 
@@ -308,7 +308,7 @@ def _checked_subgroups(kinds: Sequence[str], dims: tuple[int, ...]) -> tuple[Sub
     known: dict[str, Subgroup] = {kind: kind for kind in _SUBGROUPS}
     for kind in kinds:
         if kind not in known:
-            raise TilingError(f"unknown kind of sub-group {kind!r}; known: {', '.join(known)}")
+            raise TilingError(f"unknown kind of sub-group {kind!r}: expected {', '.join(known)}")
     if len(kinds) > len(dims):
         raise TilingError(f"{len(kinds)} sub-groups for {len(dims)} tile dims {dims}")
     return tuple(known[kind] for kind in kinds)
@@ -326,7 +326,7 @@ def _iota_steps(
             f"tile dims {list(dims)} hold {count}"
         )
     if sorted(perm) != list(range(len(reshape_dims))):
-        raise TilingError(f"{perm} is no order of the {len(reshape_dims)} reshape dims")
+        raise TilingError(f"{perm} is not a permutation of the {len(reshape_dims)} reshape dims")
     device_strides = strides.row_major(reshape_dims)
     return tuple((reshape_dims[p], device_strides[p]) for p in perm)
 
@@ -334,9 +334,9 @@ def _iota_steps(
 def _arranged(
     steps: strides.Steps, dims: tuple[int, ...], kinds: tuple[Subgroup, ...]
 ) -> strides.Steps | None:
-    """Digits with the sub-groups in XLA's order and each set of copies in falling strides.
+    """Return digits with sub-groups in XLA's order and replicas in falling strides.
 
-    Returns `None` where the digits lie across the borders that this needs.
+    Returns `None` where the digits cross the borders.
     """
     steps = strides.merge(steps)
     order = _subgroup_order(dims, kinds)
@@ -346,11 +346,8 @@ def _arranged(
         if groups is None:
             return None
         steps = strides.merge([step for i in order for step in groups[i]])
-    copies = math.prod(
-        size
-        for size, kind in zip(dims[len(dims) - len(kinds) :], kinds, strict=True)
-        if kind == "replicated"
-    )
+    sizes = zip(dims[len(dims) - len(kinds) :], kinds, strict=True)
+    copies = math.prod(size for size, kind in sizes if kind == "replicated")
     parts = strides.split(steps, (math.prod(dims) // copies, copies))
     if parts is None:
         return None
@@ -377,7 +374,7 @@ def _merged_subgroups(
 
 
 def _whole(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> Subgroup | None:
-    """The kind of the one sub-group of all devices, where there is such a one."""
+    """Return the kind of the sub-group that spans all devices, if any."""
     tiles = len(dims) - len(kinds)
     if not kinds or math.prod(dims[:tiles]) > 1:
         return None
@@ -394,7 +391,7 @@ def _whole(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> Subgroup | Non
 def _special_axes(
     grid: MeshGrid, spec: Spec, manual: Iterable[str], unreduced: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The two sets of axes in the mesh's order, checked like the axes of a further dimension."""
+    """Return both sets of axes in the mesh's order, checked like the axes of another dimension."""
     manual, unreduced = set(manual), set(unreduced)
     validate_spec(Spec((*spec.dims, tuple(sorted(manual)), tuple(sorted(unreduced)))), grid)
     return (

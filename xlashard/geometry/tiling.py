@@ -1,9 +1,8 @@
-"""Which device holds which tile of an array: the one copy of the index maths.
+"""Tilings, which map devices to tiles of an array: all index maths of the package.
 
-A `Tiling` knows devices only as positions `0 .. n - 1` in device-assignment order. Tiles are
-numbered row-major; a `Tiling` maps each position to a tile number by a few strided steps (or, for
-a placement that no steps can say, by a list), and everything asked of it is worked out from those
-for just the positions asked about.
+A `Tiling` represents devices as positions `0 .. n - 1` in device-assignment order. Tiles are
+numbered row-major; a `Tiling` maps each position to a tile number by a few strided steps, or by a
+list where no steps exist. All queries are computed from these for just the requested positions.
 """
 
 import math
@@ -18,18 +17,16 @@ import numpy.typing as npt
 
 from xlashard.errors import DivisibilityError, RankError, TilingError, counted
 from xlashard.geometry import strides
-from xlashard.geometry.cuts import Index, cuts_of, tiles_of_indices
+from xlashard.geometry.cuts import Index, cuts_of, slices_of_tiles, tiles_of_indices
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, checked_rank, divisibility_text, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.lazily import dataclass
 
-_WHOLE = slice(None)
-
 
 @dataclass(frozen=True)
 class Tiling:
-    """How device positions tile arrays of one rank. Make it with a class method.
+    """Tiles of arrays of one rank over device positions. Make it with a class method.
 
     The attributes are a normal form: two tilings are equal exactly when every position holds the
     same tile in both.
@@ -39,8 +36,8 @@ class Tiling:
         num_devices: Number of device positions.
         steps: Digits of a position, major to minor, that add up to its tile number; empty where
             `listed` is not.
-        listed: The tile number of each position, where no steps give it.
-        addends: How many partial results of a reduction make up each tile. Above one, `steps` and
+        listed: The tile number of each position, where no steps exist.
+        addends: Number of partial results of a reduction per tile. Above one, `steps` and
             `listed` number these: partial result `i` of tile `t` is `t * addends + i`.
         reduction: The pending reduction: `sum`, `max` or `min`; empty where `addends` is one.
     """
@@ -54,7 +51,7 @@ class Tiling:
 
     @classmethod
     def from_spec(cls, grid: MeshGrid, spec: Spec, ndim: int) -> "Tiling":
-        """The tiling that a spec means on a mesh; unconstrained dimensions count as uncut.
+        """Return the tiling of a spec on a mesh; unconstrained dimensions count as uncut.
 
         Raises:
             GeometryError: The spec doesn't fit the mesh or the rank.
@@ -80,7 +77,7 @@ class Tiling:
 
     @classmethod
     def replicated(cls, num_devices: int, ndim: int) -> "Tiling":
-        """Every device holds the whole array."""
+        """Return the tiling by which every device holds the whole array."""
         if num_devices < 1:
             raise TilingError(f"a tiling needs at least one device, got {num_devices}")
         return cls((1,) * checked_rank(ndim), num_devices, strides.merge([(num_devices, 0)]))
@@ -89,12 +86,12 @@ class Tiling:
     def from_tile_assignment(
         cls, assignment: TileAssignment, ndim: int, num_devices: int | None = None
     ) -> "Tiling":
-        """The tiling that an HLO sharding means; the text of partial results names sums.
+        """Return the tiling of an HLO sharding; partial results are taken as sums.
 
         Args:
             assignment: The sharding.
             ndim: Rank of the array.
-            num_devices: Number of devices; needed where the assignment doesn't say it.
+            num_devices: Number of devices; needed for kinds without one.
 
         Raises:
             TilingError: The kind has no tiles (manual, unknown, tuple, a maximal one among several
@@ -104,7 +101,7 @@ class Tiling:
         if assignment.kind != "tiled":
             return _from_untiled(assignment, ndim, num_devices)
         if "manual" in assignment.subgroups:
-            raise TilingError(f"{assignment} leaves a sub-group of devices to the program")
+            raise TilingError(f"{assignment} has a sub-group of manual devices, which has no tiles")
         if assignment.ndim != ndim:
             raise RankError(
                 f"{assignment} tiles {counted(assignment.ndim or 0, 'dimension')}, the array has "
@@ -129,7 +126,7 @@ class Tiling:
 
     @classmethod
     def from_indices(cls, shape: Sequence[int], indices: Sequence[Sequence[slice]]) -> "Tiling":
-        """The tiling behind a list of indices, one per device position.
+        """Return the tiling behind a list of indices, one per device position.
 
         A dimension of size 0 has only one index, so it counts as uncut.
 
@@ -152,7 +149,7 @@ class Tiling:
 
     @property
     def ndim(self) -> int:
-        """Rank of the arrays that it tiles."""
+        """Return the rank of the arrays that it tiles."""
         return len(self.counts)
 
     @cached_property
@@ -162,22 +159,22 @@ class Tiling:
 
     @property
     def num_replicas(self) -> int:
-        """How many devices hold each tile."""
+        """Return the number of devices that hold each tile."""
         return self.num_devices // (self.num_tiles * self.addends)
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device holds the whole array."""
+        """Return whether every device holds the whole array."""
         return self.num_tiles == self.addends == 1
 
     @property
     def is_partial(self) -> bool:
-        """True if the devices hold partial results, which are to be reduced to the array."""
+        """Return True if the devices hold partial results, which are to be reduced to the array."""
         return self.addends > 1
 
     @cached_property
     def whole(self) -> "Tiling":
-        """The tiling of the reduced array: each device that has a partial result has its tile."""
+        """Return the tiling of the reduced array, with the same tile on each device."""
         if not self.is_partial:
             return self
         steps = strides.coarser(self.steps, self.addends)
@@ -191,9 +188,6 @@ class Tiling:
         Args:
             positions: Device positions `[...]`; all of them, in order, if not given.
 
-        Returns:
-            `[...]`, below `addends`.
-
         Raises:
             GridError: A position is outside `0 .. num_devices - 1`.
         """
@@ -201,11 +195,11 @@ class Tiling:
         return places % self.addends
 
     def same_tiles(self, other: "Tiling") -> bool:
-        """Whether every device position holds the same tile in both."""
+        """Return whether every device position holds the same tile in both."""
         return self == other
 
     def reordered(self, positions: Sequence[int]) -> "Tiling":
-        """The same tiles on the same devices, listed in another order.
+        """Return the same tiles on the same devices, listed in another order.
 
         Args:
             positions: For each new position the one where that device stood; each once.
@@ -221,7 +215,7 @@ class Tiling:
         return replace(found, addends=self.addends, reduction=self.reduction)
 
     def shard_shape(self, shape: Sequence[int], *, uneven: bool = False) -> tuple[int, ...]:
-        """Shape of one tile, in elements.
+        """Return the shape of one tile, in elements.
 
         Args:
             shape: Global shape.
@@ -246,13 +240,10 @@ class Tiling:
         return tuple([n // c for n, c in zip(shape, self.counts, strict=True)])
 
     def tile_ids(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-        """Tile numbers, row-major over `counts`.
+        """Return tile numbers `[...]`, row-major over `counts`.
 
         Args:
             positions: Device positions `[...]`; all of them, in order, if not given.
-
-        Returns:
-            `[...]`.
 
         Raises:
             GridError: A position is outside `0 .. num_devices - 1`.
@@ -260,54 +251,30 @@ class Tiling:
         return self._tiles.all if positions is None else self._tiles.at(positions)
 
     def replica_ids(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-        """Which copy of its tile each device holds: 0 for the first position with it, and so on.
+        """Return replica numbers: 0 for the first position of each tile, then 1, and so on.
 
-        Args:
-            positions: Device positions `[...]`; all of them, in order, if not given.
-
-        Returns:
-            `[...]`.
-
-        Raises:
-            GridError: A position is outside `0 .. num_devices - 1`.
+        Arguments and errors are those of `tile_ids`.
         """
         return self._copies.all if positions is None else self._copies.at(positions)
 
     def coordinates(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
-        """Tile coordinates.
+        """Return tile coordinates, `[..., dims]`.
 
-        Args:
-            positions: Device positions `[...]`; all of them, in order, if not given.
-
-        Returns:
-            `[..., dims]`.
-
-        Raises:
-            GridError: A position is outside `0 .. num_devices - 1`.
+        Arguments and errors are those of `tile_ids`.
         """
-        tiles = self.tile_ids(positions)
-        coordinates = np.empty((*tiles.shape, self.ndim), np.int64)
-        for dim in reversed(range(self.ndim)):
-            coordinates[..., dim] = tiles % self.counts[dim]
-            tiles = tiles // self.counts[dim]
-        return coordinates
+        return strides.unravel(self.tile_ids(positions), self.counts)
 
     def replicas(self, tile: int) -> list[int]:
-        """The positions that hold a tile, in order of their replica ids.
+        """Return the positions that hold a tile, in order of their replica ids.
 
         Raises:
-            TilingError: There is no such tile.
+            TilingError: The tile number is out of range.
         """
         if not 0 <= tile < self.num_tiles:
             raise TilingError(f"tile {tile} is outside 0..{self.num_tiles - 1}")
         if self.listed or self.is_partial:
             return np.flatnonzero(self._tiles.all == tile).tolist()
-        held = [0]
-        position_strides = strides.row_major([size for size, _ in self.steps])
-        for (size, stride), by in zip(self.steps, position_strides, strict=True):
-            digits = [tile // stride % size] if stride else range(size)
-            held = [position + digit * by for position in held for digit in digits]
-        return held
+        return strides.positions_at(self.steps, tile)
 
     def indices(
         self,
@@ -316,7 +283,7 @@ class Tiling:
         *,
         uneven: bool = False,
     ) -> list[Index]:
-        """Which slice of the global array each device holds.
+        """Return the slices of the global array for each device.
 
         A dimension in one tile is `slice(None)`; the others have start and stop, also where they
         are empty.
@@ -338,26 +305,17 @@ class Tiling:
         limits = shape if uneven else (None,) * len(extents)
         dims = list(zip(self.counts, extents, limits, strict=True))
         if positions is None:
-            cuts = [[_WHOLE] if n == 1 else cuts_of(range(n), size, end) for n, size, end in dims]
-            return self._spread_tiles(list(product(*cuts)))
-        tiles = self._tiles.few(positions)
-        if not dims:
-            return [()] * len(tiles)
-        columns: list[list[slice]] = []
-        for count, extent, limit in reversed(dims):
-            if count == 1:
-                columns.append([_WHOLE] * len(tiles))
-                continue
-            columns.append(cuts_of([tile % count for tile in tiles], extent, limit))
-            tiles = [tile // count for tile in tiles]
-        return list(zip(*reversed(columns), strict=True))
+            return self._spread_tiles(
+                list(product(*(cuts_of(range(dim[0]), *dim) for dim in dims)))
+            )
+        return slices_of_tiles(self._tiles.few(positions), dims)
 
     def order(self) -> tuple[int, ...]:
-        """The positions in the order of their tiles: those of the first tile, of the second, ..."""
+        """Return the positions ordered by tile: those of the first tile, then of the second, ..."""
         return tuple(np.argsort(self._places.all, kind="stable").tolist())
 
     def to_tile_assignment(self) -> TileAssignment:
-        """The HLO sharding that says this: an iota where there is one, otherwise a list."""
+        """Return the equivalent HLO sharding: an iota if one exists, otherwise a list."""
         if self.is_replicated:
             return TileAssignment.replicated()
         dims, kinds = (*self.counts, self.addends, self.num_replicas), ("unreduced", "replicated")
@@ -385,7 +343,7 @@ class Tiling:
 
     @property
     def _tiles(self) -> strides.Numbering:
-        """The tile of each position; every use of tiles as slices of the array comes here."""
+        """Return the tile of each position; every use of tiles as slices of an array reads this."""
         if self.is_partial:
             raise TilingError(
                 f"each device holds one of {self.addends} partial results of a pending "
@@ -407,7 +365,7 @@ class Tiling:
 
     @cached_property
     def _spread_tiles(self) -> Callable[[list[Index]], list[Index]]:
-        """Turns the list of tiles into the list of what each position holds."""
+        """Return a function from the list of tiles to the tile of each position."""
         if self.is_replicated:
             return lambda tiles: tiles * self.num_devices
         ids = self._tiles.all.tolist()
@@ -418,26 +376,24 @@ class Tiling:
 
 
 def _from_untiled(assignment: TileAssignment, ndim: int, num_devices: int | None) -> Tiling:
+    if assignment.kind in ("replicated", "unreduced"):
+        if num_devices is None:
+            raise TilingError(f"{assignment} has no number of devices: give num_devices")
+        if assignment.kind == "replicated" or num_devices == 1:
+            return Tiling.replicated(num_devices, ndim)
+        steps = strides.merge([(num_devices, 1)])
+        return Tiling((1,) * ndim, num_devices, steps, addends=num_devices, reduction="sum")
     match assignment.kind:
-        case "replicated" if num_devices is not None:
-            return Tiling.replicated(num_devices, ndim)
-        case "unreduced" if num_devices is not None and num_devices > 1:
-            steps = strides.merge([(num_devices, 1)])
-            return Tiling((1,) * ndim, num_devices, steps, addends=num_devices, reduction="sum")
-        case "unreduced" if num_devices is not None:
-            return Tiling.replicated(num_devices, ndim)
-        case "replicated" | "unreduced":
-            raise TilingError(f"{assignment} does not say for how many devices; give num_devices")
         case "maximal" if num_devices == 1 and assignment.devices == (0,):
             return Tiling.replicated(1, ndim)
         case "maximal":
             raise TilingError(
-                f"{assignment} gives the other devices nothing, which equal tiles can't say"
+                f"{assignment} leaves the other devices empty, which equal tiles can't express"
             )
         case "tuple":
             raise TilingError(
-                f"{assignment} is for a tuple of {counted(len(assignment.elements), 'value')}, and "
-                "this is one: give one of its elements"
+                f"{assignment} is for a tuple of {counted(len(assignment.elements), 'value')}, not "
+                "for one array: pass one of its elements"
             )
         case kind:
-            raise TilingError(f"a {kind} sharding does not say which device holds what")
+            raise TilingError(f"a {kind} sharding does not specify which device holds which tile")

@@ -1,21 +1,32 @@
-"""Mesh axes for tiles that nobody named: what Shardy and JAX want to be told instead of tiles."""
+"""Tilings as shardings of JAX: mesh axes with generated names, and HLO text."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
+from xlashard._jax.runtime.shardings import (
+    Device,
+    JaxGSPMDSharding,
+    JaxNamedSharding,
+    JaxSharding,
+    hlo_from_text,
+    hlo_text,
+    jax_hlo_sharding,
+    listed_sharding,
+)
 from xlashard.errors import GeometryError
-from xlashard.geometry import MeshGrid, Spec, Tiling, spec_from_tiling
+from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, spec_from_tiling
 from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)
 class TilingAxes:
-    """A mesh made up for a tiling.
+    """Mesh with generated axis names for a tiling.
 
     Attributes:
-        grid: Its axes, as many as the tiling takes; none where nothing is cut.
-        spec: The spec that gives the tiling on it.
+        grid: Its axes, as many as the tiling needs; empty where no dimension is cut.
+        spec: The spec of the tiling on this mesh.
         device_ids: The order of the devices on it; empty for the natural one.
     """
 
@@ -26,7 +37,7 @@ class TilingAxes:
 
 @lru_cache(maxsize=1024)
 def axes_of(tiling: Tiling) -> TilingAxes:
-    """A mesh on which a spec gives the tiling."""
+    """Return a mesh on which a spec is equivalent to the tiling."""
     if tiling.is_replicated:
         return TilingAxes(MeshGrid((), ()), Spec())
     if tiling.listed:
@@ -41,12 +52,12 @@ def axes_of(tiling: Tiling) -> TilingAxes:
 
 
 def made_up_grid(sizes: Sequence[int]) -> MeshGrid:
-    """Axes of these sizes, with names that no user gives."""
+    """Return a grid of axes of these sizes, with names reserved for this purpose."""
     return MeshGrid(tuple(f"_axis_{i}" for i in range(len(sizes))), tuple(sizes))
 
 
 def _on_listed_devices(tiling: Tiling) -> TilingAxes:
-    """One axis per cut dimension and one for the copies; the mesh lists its devices."""
+    """Return one axis per cut dimension and one for the replicas, on a list of devices."""
     sizes = (*tiling.counts, tiling.addends, tiling.num_replicas)
     grid = made_up_grid([n for n in sizes if n > 1])
     names = iter(grid.axis_names)
@@ -56,7 +67,7 @@ def _on_listed_devices(tiling: Tiling) -> TilingAxes:
 
 
 def _borders(tiling: Tiling) -> list[int]:
-    """The strides at which the number of a tile passes from one dimension to the next."""
+    """Return the strides at which the number of a tile passes from one dimension to the next."""
     borders = [1, tiling.addends]
     for count in reversed(tiling.counts):
         borders.append(borders[-1] * count)
@@ -64,7 +75,7 @@ def _borders(tiling: Tiling) -> list[int]:
 
 
 def _cut(size: int, stride: int, borders: Sequence[int]) -> list[int]:
-    """Cuts one digit of a device's position where it passes from one dimension to the next."""
+    """Cut one digit of a device's position where it passes from one dimension to the next."""
     if stride == 0:
         return [size]
     parts: list[int] = []
@@ -77,3 +88,40 @@ def _cut(size: int, stride: int, borders: Sequence[int]) -> list[int]:
         size //= part
         stride *= part
     return parts[::-1]
+
+
+def gspmd_twin(
+    devices: Sequence[Device], tiling: Tiling, memory_kind: str | None = None
+) -> JaxSharding:
+    """Return JAX's `GSPMDSharding` of a tiling."""
+    order = axes_of(tiling).device_ids
+    if order:
+        return listed_sharding(devices, tiling.counts, order, memory_kind)
+    hlo = hlo_from_text(tiling.to_tile_assignment().to_text())
+    return JaxGSPMDSharding(tuple(devices), hlo, memory_kind=memory_kind)
+
+
+def assignment_of_jax(sharding: JaxSharding, ndim: int) -> TileAssignment:
+    """Return the tile assignment of a sharding of JAX, read from its HLO text."""
+    return TileAssignment.parse_text(hlo_text(jax_hlo_sharding(sharding, ndim)))
+
+
+def tiling_of_jax(sharding: JaxSharding, ndim: int) -> Tiling:
+    """Return the tiling of a sharding of JAX for arrays of a rank.
+
+    Raises:
+        GeometryError: It has no tiles (`{manual}`, `{unknown}`), or the rank is too low.
+    """
+    num_devices = sharding.num_devices
+    if num_devices == 1 and not isinstance(sharding, JaxNamedSharding):
+        return Tiling.replicated(1, ndim)
+    tiling = Tiling.from_tile_assignment(
+        assignment_of_jax(sharding, ndim), ndim, num_devices=num_devices
+    )
+    kind = sharding.spec.unreduced_kind if isinstance(sharding, JaxNamedSharding) else None
+    # HLO's text leaves out the kind of reduction.
+    return (
+        tiling
+        if kind is None
+        else replace(tiling, reduction=kind.name if tiling.is_partial else "")
+    )

@@ -1,9 +1,8 @@
-"""The interface of every sharding, and what all of them answer alike.
+"""Base classes of all shardings.
 
-A sharding of this package is a list of devices and, for each rank, a `Tiling` that says which tile
-of an array each device position holds. All index maths is the tiling's; a class only says how it
-makes one (`tiling`) and which of JAX's own classes says the same (`twin`), because a buffer handle
-carries JAX's.
+A sharding of this package is a list of devices and, for each rank, a `Tiling` that maps the device
+positions to tiles of an array. The tiling does all index maths; a subclass defines `tiling`, and
+`twin` for the equivalent sharding of JAX, which a buffer handle carries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,8 @@ from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding
 from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
+from xlashard.sharding.axes import gspmd_twin, tiling_of_jax
 from xlashard.sharding.checks import checked_shape
-from xlashard.sharding.foreign import gspmd_twin, tiling_of_jax
 
 type Shape = tuple[int, ...]
 type Index = tuple[slice, ...]
@@ -27,11 +26,11 @@ _MAPS_KEPT = 64
 
 
 class Sharding:
-    """How the elements of an array are dealt out over devices.
+    """Placement of the elements of an array on devices.
 
     Subclass it to write a sharding of your own: give it `devices` (a sequence of devices) and
     `devices_indices_map(shape)` (a mapping from each device to the slices that it holds). Every
-    constructor of arrays takes it, and `pjit` where the map can be said as equal tiles.
+    constructor of arrays takes it, and `pjit` where the map consists of equal tiles.
 
     Example:
         >>> class Halves(Sharding):
@@ -50,17 +49,17 @@ class Sharding:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices in assignment order; position `i` of the tiling is `devices[i]`."""
+        """Return the devices in assignment order; position `i` of the tiling is `devices[i]`."""
         raise NotImplementedError(
             f"{type(self).__name__} must define `devices`: write `devices = jax.devices()` in the "
             "class, or a property of that name"
         )
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
-        """Which tile of an array of this shape each device position holds.
+        """Return the tiling of an array of this shape over the device positions.
 
         Raises:
-            GeometryError: If the placement can't be said as tiles of equal size.
+            GeometryError: The placement does not consist of tiles of equal size.
         """
         shape = self._checked_shape(shape, "tiling")
         index_map = self.devices_indices_map(shape)
@@ -68,56 +67,56 @@ class Sharding:
         if missing:
             raise ShardingError(
                 f"{type(self).__name__}.devices_indices_map({shape}) has no entry for "
-                f"{missing[0]}; it must give one for each of its {len(self.devices)} devices"
+                f"{missing[0]}: return one for each of its {len(self.devices)} devices"
             )
         return Tiling.from_indices(shape, [index_map[d] for d in self.devices])
 
     def twin(self, shape: Sequence[int]) -> JaxSharding:
-        """JAX's own sharding with the same devices and tiles, for an array of this shape."""
+        """Return JAX's own sharding with the same devices and tiles, for an array of this shape."""
         return gspmd_twin(self.devices, self.tiling(shape), self.memory_kind)
 
-    # What JAX asks of a sharding, answered from the above.
+    # Members of JAX's sharding interface, computed from the above.
 
     @property
     def device_set(self) -> set[Device]:
-        """The devices, without their order."""
+        """Return the devices, without their order."""
         return set(self.devices)
 
     @property
     def num_devices(self) -> int:
-        """How many devices it spans, in all processes."""
+        """Return the number of devices, in all processes."""
         return len(self.devices)
 
     @cached_property
     def addressable_positions(self) -> tuple[int, ...]:
-        """The positions in `devices` of this process's own devices."""
+        """Return the positions in `devices` of this process's own devices."""
         process = jax.process_index()
         return tuple(i for i, d in enumerate(self.devices) if d.process_index == process)
 
     @property
     def addressable_devices(self) -> set[Device]:
-        """This process's own devices."""
+        """Return this process's own devices."""
         return {self.devices[i] for i in self.addressable_positions}
 
     @property
     def is_fully_addressable(self) -> bool:
-        """True if every device belongs to this process."""
+        """Return True if every device belongs to this process."""
         return len(self.addressable_positions) == len(self.devices)
 
     @property
     def memory_kind(self) -> str | None:
-        """The memory of the devices that holds the data (`"device"`, `"pinned_host"`, ...)."""
+        """Return the memory of the devices that holds the data: `"device"`, `"pinned_host"`, ..."""
         return None
 
     def with_memory_kind(self, kind: str) -> Self:
-        """The same placement in another memory of the same devices."""
+        """Return the same placement in another memory of the same devices."""
         raise NotImplementedError(
             f"{type(self).__name__} has no memory kinds: write NamedSharding(mesh, spec, "
             f"memory_kind={kind!r})"
         )
 
     def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
-        """The slices that each device holds, for every device in every process.
+        """Return the slices that each device holds, for every device in every process.
 
         Args:
             global_shape: The shape of the whole array.
@@ -129,27 +128,27 @@ class Sharding:
         return dict(zip(self.devices, self.tiling(shape).indices(shape), strict=True))
 
     def addressable_devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
-        """The slices that this process's devices hold."""
+        """Return the slices that this process's devices hold."""
         shape = self._checked_shape(global_shape, "addressable_devices_indices_map")
         positions = self.addressable_positions
         indices = self.tiling(shape).indices(shape, positions)
         return {self.devices[i]: index for i, index in zip(positions, indices, strict=True)}
 
     def shard_shape(self, global_shape: Shape) -> Shape:
-        """The shape of the piece on one device, `[dim / tiles, ...]`."""
+        """Return the shape of the piece on one device, `[dim / tiles, ...]`."""
         shape = self._checked_shape(global_shape, "shard_shape")
         return self.tiling(shape).shard_shape(shape)
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True if each device holds the whole array, whatever its rank.
+        """Return True if each device holds the whole array, whatever its rank.
 
-        A sharding that doesn't say so itself counts as replicated on one device only.
+        This default is True on one device only; subclasses override it.
         """
         return len(self.devices) == 1
 
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
-        """True if both put the same tile on the same device, in the same memory.
+        """Return True if both put the same tile on the same device, in the same memory.
 
         Where tiles depend on more than the rank, only an equal sharding is certain to be.
 
@@ -162,16 +161,16 @@ class Sharding:
 
     @property
     def is_unreduced(self) -> bool:
-        """True if the devices hold partial results that are still to be reduced to the array."""
+        """Return True if the devices hold partial results that are still to be reduced."""
         return False
 
     @property
     def reduced_sharding(self) -> "Sharding":
-        """The sharding of the array once its unreduced axes are reduced; itself without any."""
+        """Return the sharding of the array with its unreduced axes reduced; itself without any."""
         return self
 
     def is_compatible_aval(self, aval_shape: Shape) -> None:
-        """Checks that an array of this shape may be placed so.
+        """Check that an array of this shape fits the sharding.
 
         Raises:
             GeometryError: With the dimension and the numbers, if it may not.
@@ -179,7 +178,7 @@ class Sharding:
         self.shard_shape(aval_shape)
 
     def check_compatible_aval(self, aval_shape: Shape) -> None:
-        """JAX's name for `is_compatible_aval`, without the check of divisibility."""
+        """Check a shape as JAX's method does: like `is_compatible_aval`, without divisibility."""
         self.tiling(aval_shape)
 
     def _checked_shape(self, shape: object, method: str) -> Shape:
@@ -209,24 +208,24 @@ class Sharding:
 
 
 class XLACompatibleSharding(Sharding):
-    """A sharding whose tiles depend on the rank alone, so that XLA can be told of it.
+    """Sharding whose tiles depend on the rank alone, so that it has an HLO sharding.
 
     Every class of this package that `pjit` takes as it is derives from it.
     """
 
     def rank_tiling(self, ndim: int) -> Tiling:
-        """The tiling for arrays of a rank.
+        """Return the tiling for arrays of a rank.
 
         Raises:
             RankError: If the rank is too low.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} must define `rank_tiling`: write a method that gives the "
+            f"{type(self).__name__} must define `rank_tiling`: write a method that returns the "
             "Tiling for arrays of ndim dimensions"
         )
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
-        """The tiling for an array of this shape; only its rank matters."""
+        """Return the tiling for an array of this shape; only its rank matters."""
         return self.rank_tiling(len(self._checked_shape(shape, "tiling")))
 
     @cached_property
@@ -234,7 +233,7 @@ class XLACompatibleSharding(Sharding):
         return {}
 
     def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
-        """The slices that each device holds; a fresh dict over cached indices."""
+        """Return the slices that each device holds; a fresh dict over cached indices."""
         global_shape = self._checked_shape(global_shape, "devices_indices_map")
         kept = self._index_maps.get(global_shape)
         if kept is None:
@@ -245,7 +244,7 @@ class XLACompatibleSharding(Sharding):
         return dict(kept)
 
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
-        """True if both put the same tile on the same device, in the same memory."""
+        """Return True if both put the same tile on the same device, in the same memory."""
         self._check_compared(other, ndim)
         from_other = _rank_tiling_of(other, ndim)
         if from_other is None or self.memory_kind != other.memory_kind:

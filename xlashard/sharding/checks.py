@@ -1,4 +1,4 @@
-"""What the classes check of what they are made of."""
+"""Checks of the arguments of sharding classes."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -9,13 +9,13 @@ import numpy as np
 from xlashard._jax.runtime.shardings import Device, is_symbolic_size, memory_kinds
 from xlashard.errors import ArgumentError, ShardingError
 
-# What an error shows of a wrong value, and up to how many characters.
+# Types of invalid values that an error shows, and the most characters of one.
 _SHOWN = int | float | complex | str | bytes | tuple | list | dict | None
 _LONGEST = 60
 
 
 def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]:
-    """A list of devices as a tuple.
+    """Return a list of devices as a tuple.
 
     Raises:
         ShardingError: If it is empty, holds something else, or one device twice.
@@ -36,12 +36,12 @@ def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]
     return found
 
 
-def checked_shape(shape: object, asked: str) -> tuple[int, ...]:
+def checked_shape(shape: object, method: str) -> tuple[int, ...]:
     """Return a shape as a tuple; symbolic sizes of `jax.export` stay as they are.
 
     Args:
-        shape: What a caller passed.
-        asked: The method that was called, for the error: ``"NamedSharding.shard_shape"``.
+        shape: The caller's argument.
+        method: The called method, for the error: ``"NamedSharding.shard_shape"``.
 
     Raises:
         ArgumentError: The shape is no sequence of integers.
@@ -56,12 +56,12 @@ def checked_shape(shape: object, asked: str) -> tuple[int, ...]:
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         shown = repr(shape) if isinstance(shape, _SHOWN) else type(shape).__name__
         raise ArgumentError(
-            f"{asked}: the shape must be a tuple of integers such as (8, 128), not "
+            f"{method}: the shape must be a tuple of integers such as (8, 128), not "
             f"{shown if len(shown) <= _LONGEST else f'{shown[:_LONGEST]}...'}"
         ) from None
     if any(type(n) is int and n < 0 for n in found):
         raise ShardingError(
-            f"{asked}: the shape {found} has a negative size; write every size as an integer from "
+            f"{method}: the shape {found} has a negative size; write every size as an integer from "
             "0 on"
         )
     return found
@@ -73,12 +73,12 @@ def is_index(value: object) -> bool:
 
 
 def check_memory_kind(device: Device | None, kind: str | None, maker: str) -> None:
-    """Checks that a device has a memory of that kind.
+    """Check that a device has a memory of that kind.
 
     Args:
-        device: The device; None where there is none yet, on an abstract mesh.
+        device: The device; None on an abstract mesh.
         kind: The kind.
-        maker: The class, for the error: `a NamedSharding`.
+        maker: The class, for the error: `NamedSharding`.
 
     Raises:
         ShardingError: With the kinds that it has.
@@ -88,13 +88,13 @@ def check_memory_kind(device: Device | None, kind: str | None, maker: str) -> No
     if not isinstance(kind, str):
         # JAX's classes fail with an error of C++.
         raise ShardingError(
-            f"{maker} was given memory_kind={kind!r}, which is no text: write "
-            "memory_kind='device' or 'pinned_host'"
+            f"{maker}: memory_kind={kind!r} is invalid: expected a string such as 'device' or "
+            "'pinned_host'"
         )
-    # A plugin without memories lists none; it takes what JAX gives it.
+    # A plugin without memories has an empty list, and accepts any kind.
     known = () if device is None else memory_kinds(device)
     if known and kind not in known:
         raise ShardingError(
-            f"{maker} was given memory_kind={kind!r}, but {device} has "
+            f"{maker}: memory_kind={kind!r} is not a memory of {device}: write one of "
             f"{', '.join(map(repr, known))}"
         )

@@ -1,4 +1,4 @@
-"""Any sharding as one of this package's classes, and back to the one that JAX knows."""
+"""Conversion between shardings of this package, of JAX and of XLA."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,8 +18,8 @@ from xlashard._jax.runtime.shardings import (
 from xlashard.errors import GeometryError, ShardingError
 from xlashard.geometry import TileAssignment, spec_from_tile_assignment, spec_from_tiling
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
+from xlashard.sharding.gspmd import GSPMDSharding
 from xlashard.sharding.named import NamedSharding, grid_of, partition_spec
-from xlashard.sharding.op import GSPMDSharding
 from xlashard.sharding.single import SingleDeviceSharding
 
 
@@ -44,24 +44,24 @@ def _from_jax(sharding: JaxSharding) -> Sharding:
             devices, jax_hlo_sharding(sharding, 0), memory_kind=sharding.memory_kind
         )
         if own.tile_assignment.kind == "maximal" and len(devices) > 1:
-            # To JAX both are equal, so that a cache cannot keep them apart.
+            # JAX compares both as equal, so that a cache cannot distinguish them.
             return GSPMDSharding.get_replicated(devices, memory_kind=sharding.memory_kind)
         return own
     # no-catalogue: JAX has no other public class
-    raise ShardingError(f"{type(sharding).__name__} is not a sharding that XLA can be told of")
+    raise ShardingError(f"{type(sharding).__name__} has no equivalent in this package")
 
 
 def from_jax(sharding: JaxSharding | Sharding) -> Sharding:
-    """The sharding of this package that says what one of JAX's says.
+    """Return the equivalent sharding of this package.
 
     Raises:
-        ShardingError: If there is none.
+        ShardingError: No equivalent exists.
     """
     return sharding if isinstance(sharding, Sharding) else _from_jax(sharding)
 
 
 def to_jax(sharding: JaxSharding | Sharding, shape: Sequence[int]) -> JaxSharding:
-    """JAX's own sharding for an array of a shape; its own ones pass as they are."""
+    """Return JAX's own sharding for an array of a shape; JAX's own shardings pass unchanged."""
     return sharding.twin(shape) if isinstance(sharding, Sharding) else sharding
 
 
@@ -77,13 +77,13 @@ def _named_from_text(text: str, mesh: Mesh, memory_kind: str | None) -> NamedSha
 def from_hlo(
     hlo: object, devices: Sequence[Device], mesh: Mesh | None, memory_kind: str | None = None
 ) -> Sharding:
-    """The sharding behind what a compiled program reports, on a mesh where it has a spec there.
+    """Return the sharding that a compiled program reports, by a spec on a mesh if there is one.
 
     Args:
         hlo: An `OpSharding`, an `HloSharding`, or its text.
         devices: The program's device assignment.
         mesh: The mesh to name axes of; its devices must stand in the same order to count.
-        memory_kind: Where the value lives.
+        memory_kind: Memory of the value.
     """
     if len(devices) == 1:
         return SingleDeviceSharding(devices[0], memory_kind=memory_kind)
@@ -96,7 +96,7 @@ def from_hlo(
 
 
 def on_mesh(sharding: XLACompatibleSharding, mesh: Mesh, ndim: int) -> XLACompatibleSharding:
-    """Return the sharding by its spec on a mesh, or as it is where it has none there.
+    """Return the sharding as a spec on a mesh, or unchanged if it has no spec on this mesh.
 
     Args:
         sharding: The sharding.

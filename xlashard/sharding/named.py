@@ -26,12 +26,12 @@ _TILINGS_KEPT = 4096
 
 @lru_cache(maxsize=256)
 def grid_of(mesh: Mesh | AbstractMesh) -> MeshGrid:
-    """The names and sizes of a mesh, without its devices."""
+    """Return the names and sizes of a mesh, without its devices."""
     return MeshGrid(tuple(map(str, mesh.axis_names)), tuple(mesh.axis_sizes))
 
 
 def spec_of(spec: PartitionSpec | None) -> Spec:
-    """A JAX partition spec in normal form; `None` is the replicated one.
+    """Return a JAX partition spec in normal form; None is the replicated spec.
 
     Raises:
         SpecEntryError: If an entry is no axis name.
@@ -46,7 +46,7 @@ def spec_of(spec: PartitionSpec | None) -> Spec:
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
-    """The JAX partition spec that says what a normal form says, in its shortest writing."""
+    """Return the shortest JAX partition spec of a normal form."""
     return PartitionSpec(
         *(
             PartitionSpec.UNCONSTRAINED if d is None else (d[0] if len(d) == 1 else d) or None
@@ -75,21 +75,21 @@ def _not_explicit(spec: Spec, mesh: Mesh | AbstractMesh) -> str:
 
 @lru_cache(maxsize=_TILINGS_KEPT)
 def named_tiling(grid: MeshGrid, spec: Spec, ndim: int) -> Tiling:
-    """The tiling of a spec on a grid; shared by every sharding that says the same."""
+    """Return the tiling of a spec on a grid, shared by all equivalent shardings."""
     return Tiling.from_spec(grid, spec, ndim)
 
 
 if TYPE_CHECKING:
 
     class _NamedBase(XLACompatibleSharding, JaxNamedSharding):
-        """Both, as a type checker sees them."""
+        """Both base classes, for type checkers."""
 
 else:
     _NamedBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
 
 
 class NamedSharding(_NamedBase):
-    """Cuts each dimension of an array along named axes of a mesh.
+    """Sharding of each dimension of an array over named axes of a mesh.
 
     Args:
         mesh: The mesh; its devices in row-major order are the device assignment.
@@ -130,7 +130,7 @@ class NamedSharding(_NamedBase):
                 f"{type(spec).__name__}: write P{_as_call(spec)}"
             )
         if isinstance(spec, tuple):
-            # Of `legacy.shardings.partition_spec`, which is a tuple too: compare the spec of JAX.
+            # A spec of `legacy.shardings.partition_spec` is a tuple too; JAX's spec is compared.
             spec = PartitionSpec(*spec)
         normal = spec_of(spec)
         if not mesh.empty:
@@ -138,12 +138,12 @@ class NamedSharding(_NamedBase):
             if problem := _not_explicit(normal, mesh):
                 raise ShardingError(problem)
         device = mesh._flat_devices_tuple[0] if isinstance(mesh, Mesh) and not mesh.empty else None
-        check_memory_kind(device, memory_kind, "a NamedSharding")
+        check_memory_kind(device, memory_kind, "NamedSharding")
         if mesh.empty and memory_kind is not None:
             # JAX's class ends the process.
             raise ShardingError(
-                f"a NamedSharding was given memory_kind={memory_kind!r} and an empty mesh, which "
-                "has no memory: write NamedSharding(Mesh(devices, axis_names), P(...))"
+                f"NamedSharding: memory_kind={memory_kind!r} needs a mesh with devices, and the "
+                "mesh is empty: write NamedSharding(Mesh(devices, axis_names), P(...))"
             )
         super().__init__(mesh, spec, memory_kind=memory_kind)
 
@@ -152,7 +152,7 @@ class NamedSharding(_NamedBase):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of the mesh in row-major order."""
+        """Return the devices of the mesh in row-major order."""
         if isinstance(self.mesh, AbstractMesh):
             raise ShardingError(
                 f"{self} stands on an AbstractMesh, which has no devices: use a Mesh of devices"
@@ -166,47 +166,47 @@ class NamedSharding(_NamedBase):
 
     @cached_property
     def normal_spec(self) -> Spec:
-        """The spec in normal form: two specs that cut alike have equal ones."""
+        """Return the spec in normal form, which is equal for equivalent specs."""
         return spec_of(self.spec)
 
     @property
     def num_devices(self) -> int:
-        """How many devices the mesh has."""
+        """Return the number of devices of the mesh."""
         return self.mesh.size
 
     @property
     def memory_kind(self) -> str | None:
-        """The memory of the devices that holds the data."""
+        """Return the memory of the devices that holds the data."""
         return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
-        """The same placement in another memory of the same devices."""
+        """Return the same placement in another memory of the same devices."""
         return type(self)(self.mesh, self.spec, memory_kind=kind)
 
     def with_spec(self, spec: PartitionSpec) -> Self:
-        """Another spec on the same mesh and memory."""
+        """Return the sharding with another spec on the same mesh and memory."""
         return type(self)(self.mesh, spec, memory_kind=self.memory_kind)
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True if every device holds the whole array, and no partial result of it."""
+        """Return True if every device holds the whole array, and no partial result of it."""
         sizes, spec = grid_of(self.mesh).shape, self.normal_spec
         return all(sizes[axis] == 1 for axis in (*spec.axes, *spec.unreduced))
 
     @cached_property
     def is_unreduced(self) -> bool:
-        """True if the devices hold partial results that are still to be reduced to the array."""
+        """Return True if the devices hold partial results that are still to be reduced."""
         unreduced = self.normal_spec.unreduced
         return bool(unreduced) and any(self.mesh.shape[axis] > 1 for axis in unreduced)
 
     @property
     def reduced_sharding(self) -> Self:
-        """The sharding of the array once its unreduced axes are reduced; itself without any."""
+        """Return the sharding of the array with its unreduced axes reduced; itself without any."""
         spec = self.normal_spec
         return self.with_spec(partition_spec(spec.whole)) if spec.unreduced else self
 
     def rank_tiling(self, ndim: int) -> Tiling:
-        """The tiling for arrays of a rank."""
+        """Return the tiling for arrays of a rank."""
         return named_tiling(grid_of(self.mesh), self.normal_spec, checked_rank(ndim))
 
     @cached_property
@@ -214,14 +214,14 @@ class NamedSharding(_NamedBase):
         return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
 
     def twin(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
-        """JAX's own `NamedSharding` with the same mesh and spec."""
+        """Return JAX's own `NamedSharding` with the same mesh and spec."""
         return self._twin
 
     def is_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
         """Check the rank and the sizes of a shape.
 
         Raises:
-            RankError: If the spec has more entries than the shape, were they None.
+            RankError: The spec has more entries than the shape, even if they are None.
             DivisibilityError: If a dimension can't be cut evenly.
         """
         check_fits(self, self._checked_shape(aval_shape, "is_compatible_aval"))
@@ -240,7 +240,7 @@ class NamedSharding(_NamedBase):
             )
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the piece on one device, `[dim / tiles, ...]`.
+        """Return the shape of the piece on one device, `[dim / tiles, ...]`.
 
         Raises:
             DivisibilityError: With the axes and their sizes, if a dimension can't be cut evenly.

@@ -1,7 +1,7 @@
-"""Between partition specs and the shardings that XLA writes, in the words of pjit's early days.
+"""Conversion between partition specs and XLA shardings, with the names of early pjit.
 
-Today's classes say the same: a spec in normal form is a `geometry.Spec`, an HLO sharding a
-`geometry.TileAssignment`. Code from 2022 and 2023 that takes shardings apart finds its names here.
+`geometry.Spec` and `geometry.TileAssignment` are today's equivalents. Code from 2022 and 2023 that
+inspects shardings imports these names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,8 +30,8 @@ from xlashard.geometry import (
 )
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
 from xlashard.sharding.convert import from_jax
+from xlashard.sharding.gspmd import GSPMDSharding
 from xlashard.sharding.named import NamedSharding, PartitionSpec, grid_of, spec_of
-from xlashard.sharding.op import GSPMDSharding
 
 __all__ = [
     "REPLICATED",
@@ -52,18 +52,18 @@ __all__ = [
 ]
 
 type Partitions = tuple[tuple[str, ...] | None, ...]
-"""For each dimension the mesh axes that cut it, major to minor; None leaves it open."""
+"""Mesh axes of each dimension, major to minor; None for an unconstrained one."""
 
 
 class SpecSync(IntEnum):
-    """How far a parsed spec has moved from what its user wrote."""
+    """Distance of a parsed spec from the spec that the user wrote."""
 
     OUT_OF_SYNC = 0
-    """A dimension that is cut was inserted."""
+    """A sharded dimension was inserted."""
     DIM_PERMUTE = 1
-    """Dimensions have moved, but none is cut that was not."""
+    """Dimensions have moved, and no dimension was newly sharded."""
     IN_SYNC = 2
-    """It says what was written."""
+    """The spec is the one that the user wrote."""
 
 
 class ParsedPartitionSpec:
@@ -72,9 +72,9 @@ class ParsedPartitionSpec:
     Trailing dimensions that are not cut stay in it: `((),)` needs a dimension, `()` does not.
 
     Args:
-        user_spec: What the user wrote.
+        user_spec: The spec that the user wrote.
         partitions: For each dimension its mesh axes, None for an unconstrained one.
-        sync: How far the two have moved apart.
+        sync: Distance between the two.
 
     Example:
         >>> ParsedPartitionSpec.from_user_input(PartitionSpec("x", None), "in_axis_resources")
@@ -97,17 +97,17 @@ class ParsedPartitionSpec:
     def from_user_input(
         cls, entry: Any, arg_name: str, allow_unconstrained_dims: bool = False
     ) -> Self:
-        """Reads what somebody gave as a resource.
+        """Parse a user's resource.
 
         Args:
-            entry: A PartitionSpec, or None for the replicated one.
-            arg_name: The argument that it was given for, in errors.
-            allow_unconstrained_dims: Whether the partitioner may be left a dimension.
+            entry: A PartitionSpec, or None for the replicated spec.
+            arg_name: Name of the argument, for errors.
+            allow_unconstrained_dims: Whether dimensions may be unconstrained.
 
         Raises:
             ArgumentError: If it is something else.
             SpecEntryError: If one of its entries is no axis name.
-            ShardingError: If it leaves a dimension open where that is not allowed.
+            ShardingError: A dimension is unconstrained, and this is not allowed.
         """
         if entry is None:
             return cls(None, ())
@@ -127,28 +127,28 @@ class ParsedPartitionSpec:
 
     @property
     def user_spec(self) -> Any:
-        """What the user wrote.
+        """Return the spec that the user wrote.
 
         Raises:
-            ShardingError: If it says something else by now.
+            ShardingError: The spec is out of sync.
         """
         return self.unsynced_user_spec(SpecSync.IN_SYNC)
 
     def unsynced_user_spec(self, min_sync: SpecSync) -> Any:
-        """What the user wrote, if it has not moved further from this than that.
+        """Return the user's spec if it is at most `min_sync` away from this one.
 
         Raises:
-            ShardingError: If it has.
+            ShardingError: The spec is further away.
         """
         if self.sync < min_sync:
             raise ShardingError(
-                f"{self!r} is not what its user wrote any more ({self.sync.name}, wanted "
+                f"{self!r} differs from the spec that the user wrote ({self.sync.name}, required "
                 f"{min_sync.name}): use get_partition_spec()"
             )
         return self.unsafe_user_spec
 
     def get_partition_spec(self) -> PartitionSpec:
-        """A partition spec that says the same, as the user wrote it if that is still true."""
+        """Return an equivalent partition spec: the user's own while it is in sync."""
         if self.sync is SpecSync.IN_SYNC and isinstance(self.unsafe_user_spec, PartitionSpec):
             return self.unsafe_user_spec
         return get_partition_spec(self)
@@ -156,11 +156,11 @@ class ParsedPartitionSpec:
     def insert_axis_partitions(
         self, dim: int, val: tuple[str, ...] | None
     ) -> "ParsedPartitionSpec":
-        """The spec of an array with one more dimension.
+        """Return the spec of an array with one more dimension.
 
         Args:
             dim: Its position, from 0.
-            val: Its mesh axes, `()` for uncut, None for open.
+            val: Its mesh axes, `()` for replicated, None for unconstrained.
         """
         padded = self.partitions + ((),) * (dim - len(self.partitions))
         sync = SpecSync.OUT_OF_SYNC if val else SpecSync.DIM_PERMUTE
@@ -208,21 +208,21 @@ class CanonicalizedParsedPartitionSpec(ParsedPartitionSpec):
 
 
 REPLICATED = CanonicalizedParsedPartitionSpec(ParsedPartitionSpec(None, ()))
-"""The spec that cuts nothing, whatever the rank."""
+"""Replicated spec for any rank."""
 
 
 def parse_flatten_op_sharding(
     op_sharding: Any, mesh: Mesh | AbstractMesh
 ) -> list[ParsedPartitionSpec]:
-    """The specs that say on a mesh what XLA's sharding says; several for a tuple.
+    """Return the specs of an XLA sharding on a mesh; several for a tuple.
 
     Args:
         op_sharding: An `OpSharding`, an `HloSharding`, its text or a `TileAssignment`.
-        mesh: The mesh; its devices in row-major order are those that the sharding counts.
+        mesh: The mesh; its devices in row-major order are those of the sharding.
 
     Raises:
         ShardingTextError: If it is a text, but not of a sharding.
-        TilingError: If no spec on that mesh says it.
+        TilingError: No spec on that mesh is equivalent.
 
     Example:
         >>> from jax.sharding import AbstractMesh
@@ -235,22 +235,22 @@ def parse_flatten_op_sharding(
     return [_parsed(part, mesh) for part in parts]
 
 
-def tile_assignment_of(given: Any) -> TileAssignment:
-    """The tiles of what XLA writes: an `OpSharding`, an `HloSharding`, or its text.
+def tile_assignment_of(value: Any) -> TileAssignment:
+    """Return the tile assignment of an `OpSharding`, an `HloSharding`, or its text.
 
     Raises:
         ArgumentError: If it is something else.
         ShardingTextError: If it is a text, but not of a sharding.
     """
-    if isinstance(given, TileAssignment):
-        return given
-    if isinstance(given, OpSharding | HloSharding):
-        return TileAssignment.parse_text(hlo_text(given))
-    if isinstance(given, str):
-        return TileAssignment.parse_text(given)
+    if isinstance(value, TileAssignment):
+        return value
+    if isinstance(value, OpSharding | HloSharding):
+        return TileAssignment.parse_text(hlo_text(value))
+    if isinstance(value, str):
+        return TileAssignment.parse_text(value)
     raise ArgumentError(
         f"an XLA sharding is an OpSharding, an HloSharding, a TileAssignment or HLO text, not "
-        f"{type(given).__name__}"
+        f"{type(value).__name__}"
     )
 
 
@@ -259,7 +259,7 @@ def _parsed(assignment: TileAssignment, mesh: Mesh | AbstractMesh) -> ParsedPart
         spec = spec_from_tile_assignment(grid_of(mesh), assignment)
     except TilingError as error:
         raise TilingError(
-            f"no spec on the mesh says {assignment.to_text()}: {error}; keep it as "
+            f"no spec on the mesh is equivalent to {assignment.to_text()}: {error}; write "
             f"GSPMDSharding(devices, {assignment.to_text()!r})"
         ) from None
     if assignment.ndim is None:
@@ -268,11 +268,11 @@ def _parsed(assignment: TileAssignment, mesh: Mesh | AbstractMesh) -> ParsedPart
 
 
 def get_array_mapping(axis_resources: Any) -> Any:
-    """From each mesh axis to the dimension that it cuts, in the order of the dimensions.
+    """Return a dict from each mesh axis to its dimension, in the order of the dimensions.
 
     Args:
-        axis_resources: A parsed or a plain partition spec; anything else (`AUTO`, `UNSPECIFIED`)
-            is given back as it is.
+        axis_resources: A parsed or a plain partition spec; other values (`AUTO`, `UNSPECIFIED`)
+            are returned unchanged.
 
     Example:
         >>> get_array_mapping(PartitionSpec(("x", "y"), None, "z"))
@@ -288,7 +288,7 @@ def get_array_mapping(axis_resources: Any) -> Any:
 
 
 def get_partition_spec(parsed: ParsedPartitionSpec) -> PartitionSpec:
-    """The partition spec of a parsed one, with an entry for each of its dimensions."""
+    """Return the partition spec of a parsed one, with an entry for each of its dimensions."""
     entries = []
     for axes in parsed:
         if axes is None:
@@ -299,12 +299,12 @@ def get_partition_spec(parsed: ParsedPartitionSpec) -> PartitionSpec:
 
 
 def get_unconstrained_dims(sharding: NamedSharding) -> set[int]:
-    """The dimensions that a sharding leaves to the partitioner."""
+    """Return the dimensions that a sharding leaves to the partitioner."""
     return {dim for dim, axes in enumerate(sharding.normal_spec.dims) if axes is None}
 
 
 def to_op_sharding_sharding(sharding: Sharding | JaxSharding, ndim: int) -> GSPMDSharding:
-    """The same placement of arrays of a rank as bare tiles.
+    """Return the same placement of arrays of a rank as bare tiles.
 
     Args:
         sharding: A sharding of this package or of JAX.
@@ -319,7 +319,7 @@ def to_op_sharding_sharding(sharding: Sharding | JaxSharding, ndim: int) -> GSPM
         return own
     if not isinstance(own, XLACompatibleSharding):
         raise ShardingError(
-            f"the tiles of a {type(own).__name__} depend on the shape: give its tiling(shape) to "
+            f"the tiles of a {type(own).__name__} depend on the shape: pass its tiling(shape) to "
             "GSPMDSharding"
         )
     tiling: Tiling = own.rank_tiling(ndim)
@@ -329,7 +329,7 @@ def to_op_sharding_sharding(sharding: Sharding | JaxSharding, ndim: int) -> GSPM
 def get_pspec_from_executable(
     executable: Any, mesh: Mesh
 ) -> tuple[tuple[PartitionSpec, ...], tuple[PartitionSpec, ...]]:
-    """The specs by which a compiled program takes its arguments and gives its results.
+    """Return the specs of the arguments and results of a compiled program.
 
     Args:
         executable: A compiled stage of pjit or of `jax.jit`, a `StableHLOProgram`, or PJRT's own
@@ -340,20 +340,20 @@ def get_pspec_from_executable(
         The specs of the arguments that the program uses, and of its results.
 
     Raises:
-        TilingError: If no spec on that mesh says it.
-        ShardingError: If the compiler does not tell.
+        TilingError: No spec on that mesh is equivalent.
+        ShardingError: The compiler does not report its shardings.
     """
     reported = compiler.executable_shardings(runtime_of(executable), mesh.size)
     if reported is None:
         # no-catalogue: no supported compiler does this
-        raise ShardingError("the compiler does not tell how it dealt out this program's values")
+        raise ShardingError("the compiler does not report the shardings of this program")
     grid = grid_of(mesh)
     ins, outs = (tuple(_spec_of_text(text, grid) for text in texts) for texts in reported)
     return ins, outs
 
 
 def runtime_of(executable: Any) -> Any:
-    """PJRT's own executable of a compiled stage; itself, if it is one."""
+    """Return PJRT's own executable of a compiled stage; a PJRT executable passes unchanged."""
     runtime = getattr(executable, "runtime_executable", None)
     return executable if runtime is None else runtime()
 

@@ -1,4 +1,4 @@
-"""Devices in pickles: by platform and number, looked up again where the pickle is read."""
+"""Devices in pickles: stored by platform and number, and looked up by the reading process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ type DeviceNames = tuple[tuple[str, int], ...]
 
 
 def names_of(devices: Sequence[Device]) -> DeviceNames:
-    """What identifies devices in every process of a program."""
+    """Return names that identify devices in every process of a program."""
     return tuple((d.platform, d.id) for d in devices)
 
 
 def devices_of(names: DeviceNames) -> tuple[Device, ...]:
-    """The devices of such names.
+    """Return the devices with these names.
 
     Raises:
-        ShardingError: If this process knows none of that name.
+        ShardingError: This process lacks one of them.
     """
     known = {
         (d.platform, d.id): d for platform in {p for p, _ in names} for d in _platform(platform)
@@ -32,9 +32,9 @@ def devices_of(names: DeviceNames) -> tuple[Device, ...]:
     ]
     if missing:
         raise ShardingError(
-            f"the pickled sharding is for {len(names)} devices, of which this process does not "
-            f"know {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: make one on the "
-            "mesh at hand from its spec"
+            f"the pickled sharding is for {len(names)} devices, and this process lacks "
+            f"{', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: make a sharding of "
+            "its spec on a mesh of this process"
         )
     return tuple(known[name] for name in names)
 
@@ -47,7 +47,7 @@ def _platform(platform: str) -> list[Device]:
 
 
 def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
-    """A mesh as plain values; an abstract one as it is."""
+    """Return a mesh as plain values; an abstract mesh is returned unchanged."""
     if not isinstance(mesh, Mesh):
         return (mesh,)
     names = names_of(tuple(mesh.devices.flat))
@@ -55,7 +55,7 @@ def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
 
 
 def restore_mesh(parts: tuple[Any, ...]) -> Any:
-    """The mesh of such values."""
+    """Return the mesh of the values of `reduce_mesh`."""
     if len(parts) == 1:
         return parts[0]
     names, shape, axis_names, axis_types = parts

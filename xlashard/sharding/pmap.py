@@ -28,26 +28,26 @@ from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 if TYPE_CHECKING:
 
     class _PmapBase(XLACompatibleSharding, JaxNamedSharding):
-        """Both, as a type checker sees them."""
+        """Both base classes, for type checkers."""
 
 else:
     _PmapBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
 
 
 class PmapSharding(_PmapBase):
-    """Deals the cuts of an array to the axes of a grid of devices, as `pmap` did.
+    """Sharding by a `ShardingSpec` over a grid of devices, as of `pmap`.
 
-    A piece has as many dimensions as its array, also under `Unstacked`, where its size along that
-    one is 1; `sharding_spec.indices` and `unstacked_shards` speak of pieces without it.
+    A shard has as many dimensions as its array, also under `Unstacked`, where its size along this
+    dimension is 1; in `sharding_spec.indices` and `unstacked_shards` shards lack the dimension.
 
     Args:
         devices: The devices, in an array of the spec's `mesh_shape` or a list of as many.
-        sharding_spec: How the arrays are cut and dealt to them.
+        sharding_spec: Cuts of the arrays, and their device axes.
         memory_kind: The memory of each device that holds the data, the default one if `None`.
 
     Raises:
-        ShardingError: If there are more or fewer devices than the spec deals to, they are none, or
-            have no such memory.
+        ShardingError: The number of devices differs from that of the spec, or the devices lack
+            the memory.
 
     Example:
         >>> import jax
@@ -73,13 +73,13 @@ class PmapSharding(_PmapBase):
         ordered = checked_devices(_flat(devices), "PmapSharding")
         if len(ordered) != sharding_spec.num_devices:
             raise ShardingError(
-                f"{sharding_spec} deals an array to a grid of {sharding_spec.mesh_shape}, which is "
-                f"{counted(sharding_spec.num_devices, 'device')}, but {len(ordered)} were given: "
-                f"give that many, such as jax.devices()[:{sharding_spec.num_devices}]"
+                f"PmapSharding: {sharding_spec} is for a grid of {sharding_spec.mesh_shape}, which "
+                f"is {counted(sharding_spec.num_devices, 'device')}, and devices has "
+                f"{len(ordered)}: write devices=jax.devices()[:{sharding_spec.num_devices}]"
             )
-        check_memory_kind(ordered[0], memory_kind, "a PmapSharding")
-        # To JAX it is a mesh with an axis for each of the grid's, so that what JAX computes with
-        # such arrays has a spec too.
+        check_memory_kind(ordered[0], memory_kind, "PmapSharding")
+        # JAX's class has a mesh with an axis for each axis of the grid, so that results of JAX
+        # have a spec too.
         grid = made_up_grid(sharding_spec.mesh_shape)
         on_mesh = np.array(ordered, dtype=object).reshape(grid.axis_sizes)
         spec = partition_spec(sharding_spec.on_axes(grid.axis_names))
@@ -96,19 +96,19 @@ class PmapSharding(_PmapBase):
         *,
         unstacked: bool = False,
     ) -> Self:
-        """One index of a dimension, or a copy of everything, on each device.
+        """Return the sharding with one index of a dimension, or a full replica, on each device.
 
         Args:
-            shape: Of the array, in elements.
-            sharded_dim: The dimension; it must be as long as there are devices, or a multiple of
-                that where they are given. None puts a copy on each device.
+            shape: Shape of the array, in elements.
+            sharded_dim: The dimension; its size must be the number of devices, or a multiple of
+                it with the argument `devices`. None puts a replica on each device.
             devices: The devices; as many of this process's own as the dimension is long, if not
                 given (all of them for copies).
-            unstacked: Whether the spec says `Unstacked`, as it did in early JAX, and not `Chunked`.
+            unstacked: Use `Unstacked`, as in early JAX, instead of `Chunked`.
 
         Raises:
-            ShardingError: There is no such dimension, or this process has too few devices.
-            GeometryError: The dimension can't be cut so.
+            ShardingError: The dimension is out of range, or this process has too few devices.
+            GeometryError: The dimension does not divide.
 
         Example:
             >>> import jax
@@ -122,11 +122,11 @@ class PmapSharding(_PmapBase):
             dims = range(-len(shape), len(shape))
             if sharded_dim is not None and not (is_index(sharded_dim) and sharded_dim in dims):
                 raise ShardingError(
-                    f"sharded_dim={sharded_dim} is no dimension of shape {shape}: give one from 0 "
-                    f"to {len(shape) - 1}, or None for a copy on each device"
+                    f"PmapSharding.default: sharded_dim={sharded_dim} is out of range for shape "
+                    f"{shape}: write 0 to {len(shape) - 1}, or None for a replica on each device"
                 )
-            given = jax.local_devices() if devices is None else devices
-            ordered = checked_devices(_flat(given), "PmapSharding")
+            candidates = jax.local_devices() if devices is None else devices
+            ordered = checked_devices(_flat(candidates), "PmapSharding")
             if devices is None and sharded_dim is not None:
                 ordered = ordered[: _enough(shape, sharded_dim, len(ordered))]
             dim = None if sharded_dim is None else sharded_dim % len(shape)
@@ -161,25 +161,25 @@ class PmapSharding(_PmapBase):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of the grid in row-major order."""
+        """Return the devices of the grid in row-major order."""
         return self._ordered
 
     @property
     def memory_kind(self) -> str | None:
-        """The memory of the devices that holds the data."""
+        """Return the memory of the devices that holds the data."""
         return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
-        """The same placement in another memory of the same devices."""
+        """Return the same placement in another memory of the same devices."""
         return type(self)(self.devices, self.sharding_spec, memory_kind=kind)
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True if every device holds every element."""
+        """Return True if every device holds every element."""
         return self.sharding_spec.tiling.is_replicated
 
     def rank_tiling(self, ndim: int) -> Tiling:
-        """The tiling for arrays of a rank; the spec is for one rank only.
+        """Return the tiling for arrays of a rank; the spec is for one rank only.
 
         Raises:
             RankError: The rank is another.
@@ -189,7 +189,7 @@ class PmapSharding(_PmapBase):
         return self.sharding_spec.tiling
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
-        """The tiling for an array of this shape.
+        """Return the tiling for an array of this shape.
 
         Raises:
             GeometryError: It has another rank, or an unstacked dimension of another size.
@@ -198,7 +198,7 @@ class PmapSharding(_PmapBase):
         return self.sharding_spec.tiling
 
     def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
-        """JAX's name for `is_compatible_aval`, without the check of divisibility."""
+        """Check a shape as JAX's method does: like `is_compatible_aval`, without divisibility."""
         shape = self._checked_shape(aval_shape, "check_compatible_aval")
         self.sharding_spec.check_unstacked(shape)
 
@@ -207,25 +207,25 @@ class PmapSharding(_PmapBase):
         return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
 
     def twin(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
-        """JAX's `NamedSharding` with the same devices and tiles."""
+        """Return JAX's `NamedSharding` with the same devices and tiles."""
         return self._twin
 
 
 def _flat(devices: Any) -> Any:
-    """A grid of devices as a list; anything else as it is."""
+    """Return a grid of devices as a list; other values are returned unchanged."""
     return list(devices.flat) if isinstance(devices, np.ndarray) else devices
 
 
 def _enough(shape: tuple[int, ...], dim: int, own: int) -> int:
-    """How many devices a dimension takes with one index on each."""
-    wanted = shape[dim]
-    if not 0 < wanted <= own:
+    """Return the number of devices of a dimension with one index on each device."""
+    size = shape[dim]
+    if not 0 < size <= own:
         raise ShardingError(
-            f"dimension {dim} of shape {shape} has size {wanted}, which needs as many devices, but "
+            f"dimension {dim} of shape {shape} has size {size}, which needs as many devices, but "
             f"this process has {own}: give the devices yourself, and a size that they divide, such "
             "as PmapSharding.default(shape, devices=jax.local_devices())"
         )
-    return wanted
+    return size
 
 
 def _unpickle_pmap(names: DeviceNames, spec: ShardingSpec, memory_kind: str | None) -> PmapSharding:

@@ -16,21 +16,21 @@ from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 if TYPE_CHECKING:
 
     class _SingleDeviceBase(XLACompatibleSharding, JaxSingleDeviceSharding):
-        """Both, as a type checker sees them."""
+        """Both base classes, for type checkers."""
 
 else:
     _SingleDeviceBase = with_interface(XLACompatibleSharding, JaxSingleDeviceSharding)
 
 
 class SingleDeviceSharding(_SingleDeviceBase):
-    """Puts the whole array on one device.
+    """Sharding that places the whole array on one device.
 
     Args:
         device: The device.
         memory_kind: The memory of it that holds the data, the default one if `None`.
 
     Raises:
-        ShardingError: If it is no device, or has no such memory.
+        ShardingError: It is not a device, or lacks the memory.
 
     Example:
         >>> import jax
@@ -43,7 +43,7 @@ class SingleDeviceSharding(_SingleDeviceBase):
             raise ShardingError(
                 f"a SingleDeviceSharding needs a device such as jax.devices()[0], not {device!r}"
             )
-        check_memory_kind(device, memory_kind, "a SingleDeviceSharding")
+        check_memory_kind(device, memory_kind, "SingleDeviceSharding")
         super().__init__(device, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -51,25 +51,25 @@ class SingleDeviceSharding(_SingleDeviceBase):
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """The one device."""
+        """Return the one device."""
         return (self._device,)
 
     @property
     def memory_kind(self) -> str | None:
-        """The memory of the device that holds the data."""
+        """Return the memory of the device that holds the data."""
         return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
-        """The same device, another memory of it."""
+        """Return the sharding in another memory of the device."""
         return type(self)(self._device, memory_kind=kind)
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Always true: the one device holds everything."""
+        """Return True: the one device holds everything."""
         return True
 
     def rank_tiling(self, ndim: int) -> Tiling:
-        """One tile, on the one device."""
+        """Return one tile, on the one device."""
         return Tiling.replicated(1, ndim)
 
     @cached_property
@@ -77,7 +77,7 @@ class SingleDeviceSharding(_SingleDeviceBase):
         return JaxSingleDeviceSharding(self._device, memory_kind=self.memory_kind)
 
     def twin(self, shape: Sequence[int] = ()) -> JaxSingleDeviceSharding:
-        """JAX's own `SingleDeviceSharding` on the same device."""
+        """Return JAX's own `SingleDeviceSharding` on the same device."""
         return self._twin
 
 

@@ -43,12 +43,12 @@ class Agreements:
         self._is_said = False
 
     def use(self, policy: Policy) -> Policy:
-        """Compares programs by a policy from now on; gives the one before."""
+        """Compare programs by a policy from now on; gives the one before."""
         before, self.policy = self.policy, policy
         return before
 
     def admit(self, terms: "Terms", naming: "Naming | None" = None) -> bool:
-        """Returns once all processes of a program have come to run it for the first time.
+        """Return once all processes of a program have come to run it for the first time.
 
         Args:
             terms: The program.
@@ -71,7 +71,7 @@ class Agreements:
         return policy.enabled
 
     def compare(self, terms: "Terms") -> None:
-        """The same for those who need it before they run a program, and in any case.
+        """Return the same for those who need it before they run a program, and in any case.
 
         Args:
             terms: The program.
@@ -99,7 +99,7 @@ class Agreements:
 
 
 def is_shared(terms: "Terms") -> bool:
-    """Whether a program runs on devices of this process and of others that it can ask."""
+    """Return whether a program runs on devices of this process and of others that it can ask."""
     group = terms.group
     if len(group) < 2 or coordination.client() is None:
         return False

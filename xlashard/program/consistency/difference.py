@@ -37,13 +37,13 @@ class Difference:
 
 
 def find_difference(one: Story, other: Story) -> Difference:
-    """The difference between two programs that says most."""
+    """Return the difference between two programs that says most."""
     found = (look(one, other) for look in _LOOKS)
     return next(difference for difference in found if difference is not None)
 
 
 def surroundings_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Difference | None:
-    """The first version or variable that differs between two processes."""
+    """Return the first version or variable that differs between two processes."""
     for name in dict.fromkeys((*one, *other)):
         texts = [said.get(name, "") for said in (one, other)]
         if texts[0] == texts[1]:
@@ -244,7 +244,7 @@ def error_text(
     found: Difference,
     before: tuple[str, ...],
 ) -> str:
-    """The text of the error.
+    """Return the text of the error.
 
     Args:
         came: What each process came with.

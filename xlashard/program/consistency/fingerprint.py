@@ -31,7 +31,7 @@ class ClosedOver(Protocol):
     """The values that a function closes over."""
 
     def digests(self) -> Sequence[str]:
-        """A digest of each that becomes an argument; empty for one that no process has alone."""
+        """Return a digest of each that becomes an argument; empty for one that no process has alone."""
         ...
 
     def told(self, naming: Naming | None) -> Sequence[tuple[str, str, str]]:
@@ -121,22 +121,22 @@ class Terms:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Return the function's name."""
         return self.plan.name.removeprefix("pjit_")
 
     @cached_property
     def group(self) -> tuple[int, ...]:
-        """The processes that its devices belong to."""
+        """Return the processes that its devices belong to."""
         return processes_of(self.plan.devices)
 
     @cached_property
     def module_digest(self) -> str:
-        """A digest of its module, but for where the operations come from."""
+        """Return a digest of its module, but for where the operations come from."""
         return self.saved if self.module is None else modules.digest(self.module)
 
     @cached_property
     def digest(self) -> str:
-        """A digest of all that must be the same in every process.
+        """Return a digest of all that must be the same in every process.
 
         It is the same whatever a process has traced before, and in every run.
         """
@@ -159,7 +159,7 @@ class Terms:
         return f"{self.name}({', '.join(types)}{f', and {more} more' if more else ''})"
 
     def story(self, naming: Naming | None, before: Sequence[str]) -> Story:
-        """All of it.
+        """Return all of it.
 
         Args:
             naming: Names the values that its function closes over.
@@ -227,7 +227,7 @@ def _devices_text(plan: ProgramPlan) -> str:
 
 
 def surroundings(terms: Terms) -> dict[str, str]:
-    """The versions and the compiler's flags that all processes of a program must share."""
+    """Return the versions and the compiler's flags that all processes of a program must share."""
     mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
     found = Environment.of(mine[:1])
     said = {

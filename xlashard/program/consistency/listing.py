@@ -82,7 +82,7 @@ class Listing:
         return next((n for n in following if use.search(self.lines[n])), number)
 
     def _place(self, location: str, function: str) -> Place | None:
-        """The innermost place of a location, and the function that it is in."""
+        """Return the innermost place of a location, and the function that it is in."""
         for _ in range(len(self._named) + 1):
             said = self._named.get(location, location)
             in_file = _IN_FILE.match(said)
@@ -101,7 +101,7 @@ class Listing:
 
 
 def source_lines(text: str) -> dict[str, str]:
-    """The lines of Python that a module comes from, by file and number, as they are here."""
+    """Return the lines of Python that a module comes from, by file and number, as they are here."""
     lines = {}
     files: dict[str, list[str]] = {}
     for found in _NAMED_IN_FILE.finditer(text):
@@ -114,13 +114,13 @@ def source_lines(text: str) -> dict[str, str]:
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """The number of the first line in which two texts differ."""
+    """Return the number of the first line in which two texts differ."""
     pairs = enumerate(zip_longest(one, other))
     return next((number for number, (a, b) in pairs if a != b), None)
 
 
 def small_diff(one: Sequence[str], other: Sequence[str], number: int) -> list[str]:
-    """The lines around the first one that differs: those of one with `-`, of the other with `+`.
+    """Return the lines around the first one that differs: those of one with `-`, of the other with `+`.
 
     Args:
         one: Lines of a text.
@@ -156,7 +156,7 @@ def _first_column(one: Sequence[str], other: Sequence[str], number: int) -> int:
 
 
 def _cut(line: str, column: int) -> str:
-    """The part of a line around a column."""
+    """Return the part of a line around a column."""
     if len(line) <= _WIDTH:
         return line
     first = max(0, min(column - _WIDTH // 2, len(line) - _WIDTH))
@@ -165,7 +165,7 @@ def _cut(line: str, column: int) -> str:
 
 
 def place_text(place: Place | None, code: Mapping[str, str]) -> str:
-    """A place in words: `train.py:12 in step: y = x * 2`."""
+    """Return a place in words: `train.py:12 in step: y = x * 2`."""
     if place is None:
         return "no line of Python is known for it"
     function = f" in {place.function}" if place.function else ""

@@ -32,7 +32,7 @@ class Run:
     site: str = ""
 
     def operand_for(self, computation: Computation, parameter: Instruction) -> str:
-        """The operand of the caller that a parameter holds; empty if that can't be told.
+        """Return the operand of the caller that a parameter holds; empty if that can't be told.
 
         The state of a loop is that before its first run.
 
@@ -85,7 +85,7 @@ def _together(one: Run, other: Run) -> Run:
 
 
 def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[str]:
-    """The computations that the entry leads to, each before all that it calls."""
+    """Return the computations that the entry leads to, each before all that it calls."""
     order: list[str] = []
     seen: set[str] = set()
     waiting = [(entry, False)]

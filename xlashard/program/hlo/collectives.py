@@ -92,7 +92,7 @@ class Collective:
 
     @property
     def payload_bytes(self) -> int:
-        """The larger of the two: the whole value that a group gathers, reduces or exchanges."""
+        """Return the larger of the two: the whole value that a group gathers, reduces or exchanges."""
         return max(self.operand_bytes, self.result_bytes)
 
     @property
@@ -111,7 +111,7 @@ class Collective:
         return payload * (size - 1) * (2 if self.kind == "all-reduce" else 1) // size
 
     def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
-        """The parts of mesh axes along which it runs; None where its groups are those of no axes.
+        """Return the parts of mesh axes along which it runs; None where its groups are those of no axes.
 
         Args:
             grid: The mesh.
@@ -152,7 +152,7 @@ class CollectiveTotal:
 def along_text(
     collective: Collective, grid: MeshGrid | None, order: Sequence[int] | None = None
 ) -> str:
-    """The axes along which a collective runs, or else its groups, as text."""
+    """Return the axes along which a collective runs, or else its groups, as text."""
     parts = None if grid is None else collective.axes(grid, order)
     if parts is None:
         return str(collective.groups)
@@ -164,7 +164,7 @@ def summarize(
     grid: MeshGrid | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[CollectiveTotal, ...]:
-    """Adds collectives up by kind and by the axes that they run along.
+    """Add collectives up by kind and by the axes that they run along.
 
     Args:
         collectives: What `read_collectives` found.
@@ -196,7 +196,7 @@ def _total(kind: CollectiveKind, along: str, found: Sequence[Collective]) -> Col
 
 
 def read_collectives(text: str) -> tuple[Collective, ...]:
-    """Finds the collectives of a compiled program.
+    """Find the collectives of a compiled program.
 
     A start and its done are one collective. One that a fusion or an asynchronous computation
     wraps is found where that is called, and one in a computation that is called from several
@@ -227,7 +227,7 @@ def read_collectives(text: str) -> tuple[Collective, ...]:
 
 
 def collectives_of(module: HloText) -> list[Collective]:
-    """The collectives of one module that has been read.
+    """Return the collectives of one module that has been read.
 
     Args:
         module: What `read_hlo` gives.
@@ -255,7 +255,7 @@ _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 def _is_later_part(computation: Computation, run: Run) -> bool:
-    """Whether a collective there is but a part of one that started elsewhere.
+    """Return whether a collective there is but a part of one that started elsewhere.
 
     TPU's compiler spreads an asynchronous collective over the operations that hide it: a fusion
     that starts it, fusions that push it on beside their own work, and one that ends it, each with
@@ -326,7 +326,7 @@ def _collective(
 def told_user(
     module: HloText, computation: Computation, instruction: Instruction
 ) -> Instruction | None:
-    """The nearest instruction that uses a value, over others if need be, and that has lines.
+    """Return the nearest instruction that uses a value, over others if need be, and that has lines.
 
     Args:
         module: The module.
@@ -402,7 +402,7 @@ def _groups(
 
 
 def _counts_replicas(module: HloText, instruction: Instruction, kind: CollectiveKind) -> bool:
-    """Whether the numbers in the groups are replicas, of which each has all its partitions."""
+    """Return whether the numbers in the groups are replicas, of which each has all its partitions."""
     attributes = instruction.bare_attributes
     if kind not in ("all-gather", "all-reduce", "reduce-scatter") or module.num_partitions == 1:
         return False

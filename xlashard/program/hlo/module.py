@@ -55,7 +55,7 @@ class Instruction:
 
     @property
     def operand_names(self) -> list[str]:
-        """The names of its operands."""
+        """Return the names of its operands."""
         return _operand_names(self.operands)
 
     @property
@@ -76,12 +76,12 @@ class Instruction:
         return found[1] if found else ""
 
     def attribute(self, name: str) -> str | None:
-        """The text from an attribute's value on, or None where it is not given."""
+        """Return the text from an attribute's value on, or None where it is not given."""
         found = re.search(rf"(?:^|[\s,{{]){name}=", self.bare_attributes)
         return self.bare_attributes[found.end() :] if found else None
 
     def called(self) -> list[tuple[str, str]]:
-        """The computations that attributes name, each with the attribute."""
+        """Return the computations that attributes name, each with the attribute."""
         if "=" not in self.attributes:
             return []
         return [
@@ -92,7 +92,7 @@ class Instruction:
 
     @property
     def bare_attributes(self) -> str:
-        """The attributes up to the first that holds text of others (metadata, configuration)."""
+        """Return the attributes up to the first that holds text of others (metadata, configuration)."""
         return _TEXT_OF_OTHERS.split(self.attributes, maxsplit=1)[0]
 
 
@@ -132,7 +132,7 @@ class Computation:
 
     @cached_property
     def root(self) -> Instruction | None:
-        """The instruction whose value is the computation's."""
+        """Return the instruction whose value is the computation's."""
         return next((i for i in self.instructions.values() if i.is_root), None)
 
     @cached_property
@@ -143,7 +143,7 @@ class Computation:
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """The instructions that use each value, in their order."""
+        """Return the instructions that use each value, in their order."""
         users: dict[str, list[Instruction]] = {}
         for instruction in self.instructions.values():
             for name in dict.fromkeys(instruction.operand_names):
@@ -187,7 +187,7 @@ class HloText:
         return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
-        """The lines that the operation comes from, the innermost first."""
+        """Return the lines that the operation comes from, the innermost first."""
         metadata = _metadata(instruction)
         if found := re.search(r"\bstack_frame_id=(\d+)", metadata):
             return self._stack(int(found[1]))
@@ -238,7 +238,7 @@ _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 
 
 def read_hlo(text: str) -> tuple[HloText, ...]:
-    """Reads the text of one or more modules.
+    """Read the text of one or more modules.
 
     What it does not understand it leaves out: a line of another form is no instruction.
 
@@ -276,7 +276,7 @@ def _module(text: str) -> HloText:
 
 
 def _write_out_elements(computation: Computation, instruction: Instruction) -> None:
-    """Adds the get-tuple-elements that a short writing, `%loop#1`, leaves out."""
+    """Add the get-tuple-elements that a short writing, `%loop#1`, leaves out."""
     for name in instruction.operand_names:
         whole, *indices = name.split("#")
         for index in indices:
@@ -310,7 +310,7 @@ _BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
 
 
 def _closed(line: str, start: int) -> int:
-    """The place past the parenthesis that closes the one at `start`."""
+    """Return the place past the parenthesis that closes the one at `start`."""
     depth = 0
     for found in _BRACKET.finditer(line, start):
         depth += {"(": 1, ")": -1}.get(found[0], 0)
@@ -332,7 +332,7 @@ _LEVEL = re.compile(r"[()\[\]{},]|/\*.*?\*/")
 
 @lru_cache(maxsize=4096)
 def element_types(text: str) -> tuple[str, ...]:
-    """The texts of the elements of a tuple's type; of a type that is no tuple, the type itself.
+    """Return the texts of the elements of a tuple's type; of a type that is no tuple, the type itself.
 
     Example:
         >>> element_types("(s32[]{:T(128)}, (f32[4,8]{1,0}, u32[]))")
@@ -363,7 +363,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](\{[^}]*\})?")
 
 
 def array_types(text: str) -> list[ArrayType]:
-    """The arrays of a type, those of tuples in order; tokens are none.
+    """Return the arrays of a type, those of tuples in order; tokens are none.
 
     Example:
         >>> [(str(t), t.nbytes) for t in array_types("(bf16[8,4]{1,0:T(8,128)}, s32[])")]

@@ -49,7 +49,7 @@ def _steps(start: int, step: int, direction: str, limit: int) -> int | None:
 
 
 def _bound(condition: Computation) -> tuple[int, str, int] | None:
-    """The element of the state that is compared, how, and with which constant."""
+    """Return the element of the state that is compared, how, and with which constant."""
     root = condition.root
     if root is None or root.opcode != "compare":
         return None
@@ -88,7 +88,7 @@ def _step(body: Computation, index: int) -> int | None:
 
 
 def _element(caller: Computation, operands: list[str], index: int) -> str:
-    """The name of the value that a loop's state starts with at an index; empty if unknown."""
+    """Return the name of the value that a loop's state starts with at an index; empty if unknown."""
     state = _origin(caller, operands[0]) if operands else None
     if state is None or state.opcode != "tuple":
         return ""
@@ -97,7 +97,7 @@ def _element(caller: Computation, operands: list[str], index: int) -> str:
 
 
 def _origin(computation: Computation, name: str) -> Instruction | None:
-    """The instruction that made a value, past those that only pass it on."""
+    """Return the instruction that made a value, past those that only pass it on."""
     instruction = computation.instructions.get(name)
     while instruction is not None and instruction.opcode in _PASSED_ON:
         names = instruction.operand_names
@@ -106,7 +106,7 @@ def _origin(computation: Computation, name: str) -> Instruction | None:
 
 
 def _state_index(computation: Computation, name: str) -> int | None:
-    """The index of a value in the computation's parameter."""
+    """Return the index of a value in the computation's parameter."""
     instruction = _origin(computation, name)
     if instruction is None or instruction.opcode != "get-tuple-element":
         return None

@@ -41,12 +41,12 @@ def sharding_text(
 
 
 def is_open(sharding: XLACompatibleSharding | None) -> bool:
-    """True if the partitioner has a say in any dimension."""
+    """Return True if the partitioner has a say in any dimension."""
     return sharding is None or bool(open_dims(sharding))
 
 
 def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> Attributes:
-    """The attributes of one argument or result, without donation.
+    """Return the attributes of one argument or result, without donation.
 
     Raises:
         PlanError: If its sharding can't be said for its rank.
@@ -98,7 +98,7 @@ def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
 
 
 def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
-    """True if there is something to say of how a value is dealt out.
+    """Return True if there is something to say of how a value is dealt out.
 
     There is where nobody said anything of keys: the dimensions of their buffers are not cut.
     """
@@ -165,7 +165,7 @@ def _tiling_text(tiling: Tiling) -> str:
 
 
 def _open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:
-    """The attribute that leaves a value to the partitioner but for its trailing dimensions.
+    """Return the attribute that leaves a value to the partitioner but for its trailing dimensions.
 
     Args:
         ndim: How many dimensions are open.
@@ -204,7 +204,7 @@ def _mesh(grid: MeshGrid, device_ids: Sequence[int] = ()) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name as a text of MLIR: what it has no letter for goes by the bytes of UTF-8."""
+    """Return a name as a text of MLIR: what it has no letter for goes by the bytes of UTF-8."""
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
         for byte in name.encode()

@@ -34,7 +34,7 @@ class Donation:
 
 
 def plan_donation(plan: ProgramPlan) -> Donation:
-    """Pairs donated arguments with results.
+    """Pair donated arguments with results.
 
     A result of the same shape, dtype, memory, layout and sharding takes the argument's buffers by
     an alias. Where the partitioner still has to choose a sharding or a layout, or only the number
@@ -65,7 +65,7 @@ class _Pairs:
         self.partner: list[int | None] = [None] * len(plan.args)
 
     def pair(self, waiting: list[int], key: _Key) -> list[int]:
-        """Pairs each argument with the first free result of an equal key; the others are left."""
+        """Pair each argument with the first free result of an equal key; the others are left."""
         if not waiting:
             return waiting
         plan = self._plan
@@ -118,7 +118,7 @@ def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> ob
 
 
 def has_room(result: ValuePlan, value: ValuePlan) -> bool:
-    """Whether a result may be as large as an argument on each device, in the same memory."""
+    """Return whether a result may be as large as an argument on each device, in the same memory."""
     if result.memory_kind != value.memory_kind:
         return False
     if result.is_settled and value.is_settled:

@@ -16,7 +16,7 @@ from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
 
 
 def main_attributes(plan: ProgramPlan, tokens: int) -> tuple[list[Attributes], list[Attributes]]:
-    """The attributes of every argument and result, the leading tokens included.
+    """Return the attributes of every argument and result, the leading tokens included.
 
     Raises:
         PlanError: If a sharding can't be said of its value.
@@ -37,7 +37,7 @@ def _mark_donated(args: list[Attributes], donation: Donation, tokens: int) -> No
 
 
 def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) -> Donation:
-    """Annotates a module in place by a plan.
+    """Annotate a module in place by a plan.
 
     Args:
         module: A module whose `@main` (or only public function) takes the plan's arguments.
@@ -81,7 +81,7 @@ def _module_attributes(plan: ProgramPlan) -> Attributes:
 
 
 def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
-    """Writes what stands at the ends of the body: open shardings and other memories."""
+    """Write what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
     args = [*none, *[body_constraint(v, plan) for v in plan.args]]
     nothing: list[list[annotations.Constraint]] = [[]] * tokens

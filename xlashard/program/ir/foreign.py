@@ -44,7 +44,7 @@ class ForeignValue:
     name: str
 
     def plan(self, **said: Any) -> ValuePlan:
-        """A plan of it, with what somebody said past what the module says."""
+        """Return a plan of it, with what somebody said past what the module says."""
         value = ValuePlan(
             shape=self.shape,
             dtype=self.dtype,
@@ -81,7 +81,7 @@ class ForeignModule:
     meshes: tuple[stablehlo_parse.NamedMesh, ...]
 
     def mesh_for(self, num_devices: int) -> stablehlo_parse.NamedMesh | None:
-        """The one mesh over so many devices in their order, by which to name axes."""
+        """Return the one mesh over so many devices in their order, by which to name axes."""
         (first, *others) = self.meshes or (None,)
         if first is None or others or first.device_ids or first.size != num_devices:
             return None
@@ -89,7 +89,7 @@ class ForeignModule:
 
 
 def read_foreign(source: str | bytes) -> ForeignModule:
-    """Reads a module and checks that a program can be made of it.
+    """Read a module and checks that a program can be made of it.
 
     Args:
         source: MLIR text, MLIR bytecode or a portable StableHLO artifact.
@@ -198,7 +198,7 @@ def _partitioner(module: modules.Module) -> Partitioner | None:
 
 
 def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
-    """Annotates a module by a plan; what the plan leaves unsaid stays as the module says it.
+    """Annotate a module by a plan; what the plan leaves unsaid stays as the module says it.
 
     Args:
         foreign: The module; it becomes the program's and can't be used again.
@@ -249,7 +249,7 @@ def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
 
 
 def _check_tiles(value: ForeignValue, text: str, num_devices: int) -> None:
-    """An argument or result must be cut into equal tiles, one for each device."""
+    """Return an argument or result must be cut into equal tiles, one for each device."""
     if num_devices == 1:
         return
     try:

@@ -49,19 +49,19 @@ class ValuePlan:
 
     @property
     def is_free(self) -> bool:
-        """True if the partitioner has a say in how it is dealt out."""
+        """Return True if the partitioner has a say in how it is dealt out."""
         if self.annotated:
             return False
         return self.sharding is None or bool(open_dims(self.sharding))
 
     @property
     def is_settled(self) -> bool:
-        """True if it is known before compilation how it is dealt out."""
+        """Return True if it is known before compilation how it is dealt out."""
         return self.sharding is not None and not self.is_free
 
     @property
     def physical_ndim(self) -> int:
-        """The rank of its buffers."""
+        """Return the rank of its buffers."""
         return len(self.shape) + self.trailing
 
 
@@ -103,7 +103,7 @@ class ProgramPlan:
 
     @property
     def is_of_one_process(self) -> bool:
-        """Whether all its devices belong to one process."""
+        """Return whether all its devices belong to one process."""
         first = self.devices[0].process_index
         return all([device.process_index == first for device in self.devices])
 
@@ -129,7 +129,7 @@ def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
 
 
 def open_dims(sharding: XLACompatibleSharding, ndim: int | None = None) -> tuple[int, ...]:
-    """The dimensions that a sharding leaves to the partitioner.
+    """Return the dimensions that a sharding leaves to the partitioner.
 
     Args:
         sharding: The sharding.

@@ -65,7 +65,7 @@ class LoweredProgram:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def as_text(self, *, debug_info: bool = False) -> str:
-        """The StableHLO module with its annotations."""
+        """Return the StableHLO module with its annotations."""
         return modules.to_text(self.body.module, debug_info=debug_info)
 
     def report_donation(self, mode: str, function: str, program: Program | None = None) -> None:
@@ -102,7 +102,7 @@ class LoweredProgram:
         return {refused.value.name: refused.reason for refused in found}
 
     def refusals_by(self, parts: ProgramParts, aliases: Mapping[int, int]) -> dict[str, str]:
-        """The same, of a program that is known by its parts only.
+        """Return the same, of a program that is known by its parts only.
 
         Args:
             parts: What is known of it.
@@ -145,7 +145,7 @@ def _sum(sizes: Sequence[object]) -> int:
 
 
 def _settled_plan(program: Program) -> ProgramPlan:
-    """The plan with what the compiler chose."""
+    """Return the plan with what the compiler chose."""
     parts = program.parts
     ins, outs = (
         [layout_text(layout, aval.dtype) for layout, aval in zip(layouts, avals, strict=True)]
@@ -181,7 +181,7 @@ def lower_program(
     source: str | None = None,
     unused: Sequence[ValuePlan] = (),
 ) -> LoweredProgram:
-    """Annotates a lowered body; the body's module becomes the program's.
+    """Annotate a lowered body; the body's module becomes the program's.
 
     Args:
         plan: What the program is asked to be.
@@ -232,7 +232,7 @@ def compile_program(
     closed: "ClosedOver | None" = None,
     share: bool = False,
 ) -> Program:
-    """Compiles an annotated module and reads back what the partitioner chose.
+    """Compile an annotated module and reads back what the partitioner chose.
 
     Args:
         lowered: The annotated module.
@@ -293,7 +293,7 @@ def _loaded(
 
 
 def _is_told_by_text(lowered: LoweredProgram) -> bool:
-    """Whether equal modules are equal programs.
+    """Return whether equal modules are equal programs.
 
     A module names the Python objects that it calls by number only. And processes that compile one
     program together must not find out, each by itself, that they have it.

@@ -54,7 +54,7 @@ class DeviceFacts:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Its place among all devices of its torus."""
+        """Return its place among all devices of its torus."""
         return self.slice, *self.coords, self.core
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]
 
 
 def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
-    """The first of devices that are the same in another order."""
+    """Return the first of devices that are the same in another order."""
     if not saved[0].coords:
         return []
     theirs, ours = [f.place for f in saved], [f.place for f in here]

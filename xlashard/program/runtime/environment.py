@@ -143,7 +143,7 @@ class Target:
 
 
 def find_devices(saved: Environment, target: Target) -> tuple[Device, ...]:
-    """The devices on which a saved program is to run, once they are known to be right for it.
+    """Return the devices on which a saved program is to run, once they are known to be right for it.
 
     Args:
         saved: What it was compiled for.
@@ -187,7 +187,7 @@ def _given(saved: Environment, asked: Sequence[Device] | Mesh) -> tuple[Device, 
 
 
 def _same_devices(saved: Environment) -> tuple[Device, ...]:
-    """The devices in the same places of the torus, else those of the same numbers."""
+    """Return the devices in the same places of the torus, else those of the same numbers."""
     try:
         all_here = jax.devices(saved.platform)
     except RuntimeError:

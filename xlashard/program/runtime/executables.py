@@ -45,7 +45,7 @@ class Loaded:
         self._lock = threading.Lock()
 
     def load(self, make: Callable[[], compiler.Executable]) -> bool:
-        """Compiles unless that is done, by the first of several threads; True if it was this one.
+        """Compile unless that is done, by the first of several threads; True if it was this one.
 
         What `make` raises leaves it as it was.
         """
@@ -61,7 +61,7 @@ class Loaded:
             self.executable, self._code = executable, code
 
     def compile(self, module: Any, request: compiler.CompileRequest) -> Source:
-        """Compiles a module unless that is done, and says where the executable came from."""
+        """Compile a module unless that is done, and says where the executable came from."""
         source: Source = "a program that says the same"
 
         def make() -> compiler.Executable:
@@ -105,14 +105,14 @@ class Executables:
             return loaded
 
     def forget(self, chosen: Loaded) -> None:
-        """Shares an executable no longer; programs that have it keep it."""
+        """Share an executable no longer; programs that have it keep it."""
         with self._lock:
             for key, loaded in list(self._by_text.items()):
                 if loaded is chosen:
                     del self._by_text[key]
 
     def cache_clear(self) -> None:
-        """Shares none of its executables any longer."""
+        """Share none of its executables any longer."""
         with self._lock:
             self._by_text = weakref.WeakValueDictionary()
 

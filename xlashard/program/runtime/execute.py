@@ -80,11 +80,11 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The module's name."""
+        """Return the module's name."""
         return self.parts.plan.name
 
     def text(self, place: "Callable[[Sequence[hlo.Frame]], object]") -> str:
-        """The optimised HLO, with the lines of this program's own functions.
+        """Return the optimised HLO, with the lines of this program's own functions.
 
         An executable names the lines of the module that it was compiled of, and other programs
         whose modules say the same share it. One that comes from elsewhere is compiled for its text.
@@ -117,7 +117,7 @@ class Program:
 
     @cached_property
     def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The layouts of arguments and of results in memory; None where nobody says."""
+        """Return the layouts of arguments and of results in memory; None where nobody says."""
         layouts = compiler.layouts_of(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         if layouts is None:
@@ -126,20 +126,20 @@ class Program:
 
     @cached_property
     def raw_in_layouts(self) -> tuple[Any, ...]:
-        """The layout of each argument as a handle's own compares with it; None if unknown."""
+        """Return the layout of each argument as a handle's own compares with it; None if unknown."""
         raw = compiler.raw_layouts(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         return (None,) * len(self.in_twins) if raw is None else tuple(raw[0][tokens:])
 
     @cached_property
     def in_layouts(self) -> tuple[Any, ...]:
-        """The layout of each argument in memory; None where it is the default one."""
+        """Return the layout of each argument in memory; None where it is the default one."""
         given = self.full_layouts[0]
         return tuple(compiler.dispatch_layouts(given, self.in_twins, self.parts.in_avals))
 
     @cached_property
     def out_layouts(self) -> tuple[Any, ...]:
-        """The layout of each result in memory; None where it is the default one."""
+        """Return the layout of each result in memory; None where it is the default one."""
         made = self.full_layouts[1]
         return tuple(compiler.dispatch_layouts(made, self.out_twins, self.parts.out_avals))
 
@@ -186,7 +186,7 @@ class Program:
         return list(dispatch.place(values, self.in_twins[: len(values)], layouts))
 
     def place_one(self, position: int, value: Any) -> Handle:
-        """The handle of a value as the program wants its argument at a position."""
+        """Return the handle of a value as the program wants its argument at a position."""
         self._must_run()
         parts = self.parts
         self._check_unreduced(parts.in_shardings[position], parts.plan.args[position], value)
@@ -197,7 +197,7 @@ class Program:
     def _check_unreduced(
         self, sharding: XLACompatibleSharding, plan: ValuePlan, value: Any
     ) -> None:
-        """Checks that a value for an unreduced argument or result is unreduced alike.
+        """Check that a value for an unreduced argument or result is unreduced alike.
 
         Raises:
             UnreducedError: If it is not.
@@ -276,7 +276,7 @@ class Program:
 
     @property
     def is_spread(self) -> bool:
-        """True if it runs on several devices."""
+        """Return True if it runs on several devices."""
         return len(self.parts.plan.devices) > 1
 
     def shared_pair(self, handles: Sequence[Handle]) -> tuple[int, int] | None:
@@ -296,7 +296,7 @@ class Program:
 
     @cached_property
     def _taken_over(self) -> frozenset[int]:
-        """The positions of the arguments whose buffers the compiled program takes over."""
+        """Return the positions of the arguments whose buffers the compiled program takes over."""
         tokens = len(self.parts.body.ordered_effects)
         return frozenset(i - tokens for i in executables.aliases(self.executable).values())
 
@@ -305,7 +305,7 @@ class Program:
         return execute.has_keys(self.parts.out_avals)
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
-        """Places values and runs."""
+        """Place values and runs."""
         self.admit()
         out: list[list[Handle]] = []
         self.runner(out)(self.place(values))
@@ -322,7 +322,7 @@ def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> 
 
 
 def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:
-    """The layout that each value must get; None where that is the default one, and it has it."""
+    """Return the layout that each value must get; None where that is the default one, and it has it."""
     return [
         whole if layout is None and compiler.custom_layout(value) is not None else layout
         for value, layout, whole in zip(values, layouts, full, strict=False)

@@ -52,7 +52,7 @@ def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
 
 
 def _compiled_in(flags: Flags, platform: str) -> Mapping[tuple[str, str], str]:
-    """The values of flags that matter, by variable and name; the last one counts."""
+    """Return the values of flags that matter, by variable and name; the last one counts."""
     own = platform if platform in ("cpu", "tpu") else "gpu"
     others = tuple(prefix for name, prefix in _OF_PLATFORMS.items() if name != own)
     found: dict[tuple[str, str], str] = {}
@@ -67,7 +67,7 @@ def _compiled_in(flags: Flags, platform: str) -> Mapping[tuple[str, str], str]:
 
 
 def _words(text: str) -> list[str]:
-    """The flags of a variable's text, or of the file that it names instead."""
+    """Return the flags of a variable's text, or of the file that it names instead."""
     if text.lstrip().startswith("-"):
         return text.split()
     try:

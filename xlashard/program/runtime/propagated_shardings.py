@@ -37,7 +37,7 @@ class Chosen(Protocol):
         ...
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
-        """The memory of each result; None for the default one."""
+        """Return the memory of each result; None for the default one."""
         ...
 
 
@@ -56,14 +56,14 @@ class ChosenByExecutable:
         return compiler.reported_shardings(self.executable, of, count)
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
-        """The memory of each result."""
+        """Return the memory of each result."""
         return compiler.output_memory_kinds(self.executable, count)
 
 
 def settled_shardings(
     chosen: Chosen, plan: ProgramPlan, tokens: int
 ) -> tuple[Shardings, Shardings]:
-    """The sharding of every argument and of every result: what was asked for, else what was chosen.
+    """Return the sharding of every argument and of every result: what was asked for, else what was chosen.
 
     Args:
         chosen: Says what was chosen.
@@ -155,7 +155,7 @@ def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:
 
 
 def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:
-    """The mesh to name axes of: that of the value's own spec, where it has one."""
+    """Return the mesh to name axes of: that of the value's own spec, where it has one."""
     sharding = value.sharding
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
         return sharding.mesh
@@ -163,7 +163,7 @@ def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:
 
 
 def _logical_text(text: str, plan: ProgramPlan, value: ValuePlan) -> str:
-    """The tiles without the dimensions that only the buffers have."""
+    """Return the tiles without the dimensions that only the buffers have."""
     tiling = Tiling.from_tile_assignment(
         TileAssignment.parse_text(text), value.physical_ndim, num_devices=len(plan.devices)
     )
@@ -203,7 +203,7 @@ class ChosenInText:
         return texts if len(texts) == count else None
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
-        """The memory of each result."""
+        """Return the memory of each result."""
         kinds = [
             "pinned_host" if "S(5)" in t else None for t in hlo.element_types(self.result_type)
         ]
@@ -230,7 +230,7 @@ def _end(text: str) -> int:
 
 
 def result_type(header: str) -> str:
-    """The type of a module's result, with layouts, from the first line of its text.
+    """Return the type of a module's result, with layouts, from the first line of its text.
 
     Example:
         >>> result_type("HloModule f, entry_computation_layout={(f32[8]{0})->(s32[], f32[8]{0})}")

@@ -60,7 +60,7 @@ class SharedBinaries:
     def load(
         self, terms: Terms, body: LoweredBody, loaded: Loaded, compile_here: Callable[[], Source]
     ) -> Source:
-        """Compiles in one process and loads in the others; all of the program's must come.
+        """Compile in one process and loads in the others; all of the program's must come.
 
         Args:
             terms: The program, which they compare first.
@@ -138,7 +138,7 @@ class _Sharing:
         return _Word(_machine(self._terms)), source
 
     def _taken(self, machine: str) -> str:
-        """Loads what another process has compiled; gives the reason if it can't."""
+        """Load what another process has compiled; gives the reason if it can't."""
         if machine != _machine(self._terms):
             return "another kind of machine"
         code = store.read(self._key)
@@ -174,7 +174,7 @@ class _Sharing:
 
 
 def _machine(terms: Terms) -> str:
-    """A digest of what machine code must fit."""
+    """Return a digest of what machine code must fit."""
     mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
     here = Environment.of(mine[:1])
     said: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]

@@ -97,7 +97,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Contents:
 
 
 def _checked_start(file: memoryview) -> int:
-    """The length of the header of a whole file."""
+    """Return the length of the header of a whole file."""
     if bytes(file[: len(_MAGIC)]) != _MAGIC[: file.nbytes] or not file.nbytes:
         raise SavedProgramError(
             f"this is no saved program: it begins with {bytes(file[:8])!r}, not with {_MAGIC!r}; "

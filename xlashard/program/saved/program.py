@@ -36,7 +36,7 @@ type Sections = dict[str, bytes | memoryview]
 
 
 def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, Any], Sections]:
-    """A program as JSON, and the bytes that belong to it.
+    """Return a program as JSON, and the bytes that belong to it.
 
     Args:
         program: The program.
@@ -147,7 +147,7 @@ class Restored:
 def load_program(
     header: Mapping[str, Any], contents: Contents, target: Target, donated: Sequence[bool]
 ) -> Restored:
-    """The program of what `save_program` gave.
+    """Return the program of what `save_program` gave.
 
     Everything that can be checked is, before PJRT is given a byte.
 
@@ -244,7 +244,7 @@ def _read_values(
 
 
 def _looking(contents: Contents, plan: ProgramPlan) -> Callable[[], Any]:
-    """Makes what answers for a program on devices that can hold none."""
+    """Make what answers for a program on devices that can hold none."""
 
     def look() -> Any:
         if _DESCRIPTION not in contents.sections:

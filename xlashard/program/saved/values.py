@@ -24,7 +24,7 @@ type Json = Any
 
 
 def type_to_json(aval: Any) -> dict[str, Json]:
-    """An abstract value as JSON.
+    """Return an abstract value as JSON.
 
     Raises:
         SavedProgramError: If it is of a dtype that can't be told by its name.
@@ -48,7 +48,7 @@ def type_to_json(aval: Any) -> dict[str, Json]:
 
 
 def type_from_json(said: Mapping[str, Json], sharding: XLACompatibleSharding | None = None) -> Any:
-    """The abstract value of such JSON, of an array that lies so."""
+    """Return the abstract value of such JSON, of an array that lies so."""
     shape = _sizes(said["shape"])
     dtype = executables.dtype_of(said["dtype"])
     twin = sharding.twin(shape) if sharding is not None and said["typed"] else None
@@ -74,7 +74,7 @@ class ShardingWriter:
     meshes: list[Json] = field(default_factory=list)
 
     def write(self, sharding: XLACompatibleSharding, ndim: int) -> dict[str, Json]:
-        """A sharding of values of a rank."""
+        """Return a sharding of values of a rank."""
         kind = sharding.memory_kind
         if isinstance(sharding, NamedSharding):
             spec = [list(e) if isinstance(e, tuple) else e for e in sharding.spec.partitions]
@@ -113,7 +113,7 @@ class ShardingReader:
         self._meshes = [_mesh(said, devices) for said in meshes]
 
     def read(self, said: Mapping[str, Json]) -> XLACompatibleSharding:
-        """The sharding of such JSON."""
+        """Return the sharding of such JSON."""
         kind = said["memory"]
         if "spec" in said:
             spec = [tuple(e) if isinstance(e, list) else e for e in said["spec"]]
@@ -126,7 +126,7 @@ class ShardingReader:
 
 
 def _reductions_to_json(spec: PartitionSpec) -> dict[str, Json]:
-    """The unreduced and reduced axes of a spec; empty for most."""
+    """Return the unreduced and reduced axes of a spec; empty for most."""
     axes = {"unreduced": sorted(spec.unreduced), "reduced": sorted(spec.reduced)}
     record: dict[str, Json] = {name: names for name, names in axes.items() if names}
     return record | ({"reduction": spec.unreduced_kind.name} if spec.unreduced_kind else {})
@@ -150,7 +150,7 @@ def _mesh(said: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:
 
 
 def array_to_bytes(value: Any) -> memoryview:
-    """The elements of an array, row by row."""
+    """Return the elements of an array, row by row."""
     if is_extended(value):
         value = executables.key_data(value)
     flat = np.ascontiguousarray(np.asarray(value)).reshape(-1)
@@ -158,7 +158,7 @@ def array_to_bytes(value: Any) -> memoryview:
 
 
 def array_from_bytes(data: memoryview, aval: Any) -> Any:
-    """The array of such elements."""
+    """Return the array of such elements."""
     if is_extended(aval):
         inner = executables.physical(aval)
         return executables.keys_of(np.frombuffer(data, np.uint32).reshape(inner.shape), aval.dtype)

@@ -18,24 +18,23 @@ from xlashard._jax.runtime.shardings import (
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.geometry.spec import checked_rank
-from xlashard.sharding.axes import axes_of
+from xlashard.sharding.axes import axes_of, gspmd_twin
 from xlashard.sharding.base import XLACompatibleSharding
 from xlashard.sharding.checks import check_memory_kind, checked_devices
-from xlashard.sharding.foreign import gspmd_twin
 from xlashard.sharding.named import partition_spec
 from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
 
     class _GSPMDBase(XLACompatibleSharding, JaxGSPMDSharding):
-        """Both, as a type checker sees them."""
+        """Both base classes, for type checkers."""
 
 else:
     _GSPMDBase = with_interface(XLACompatibleSharding, JaxGSPMDSharding)
 
 
 class GSPMDSharding(_GSPMDBase):
-    """Tiles dealt to a list of devices, as XLA itself writes them.
+    """Sharding by an HLO tile assignment over a list of devices.
 
     Args:
         devices: The device assignment.
@@ -45,7 +44,7 @@ class GSPMDSharding(_GSPMDBase):
 
     Raises:
         ShardingTextError: If the text is not an HLO sharding.
-        ShardingError: If the tiles are not dealt to exactly these devices, or these have no such
+        ShardingError: The tiles are for another number of devices, or the devices lack the
             memory.
 
     Example:
@@ -62,14 +61,14 @@ class GSPMDSharding(_GSPMDBase):
         memory_kind: str | None = None,
     ) -> None:
         devices = checked_devices(devices, "GSPMDSharding")
-        check_memory_kind(devices[0], memory_kind, "a GSPMDSharding")
+        check_memory_kind(devices[0], memory_kind, "GSPMDSharding")
         assignment = _assignment(op_sharding)
         for each in assignment.elements or (assignment,):
             needed = each.num_devices
             if needed is not None and needed != len(devices):
                 raise ShardingError(
-                    f"the tiles {each.to_text()} are dealt to {needed} devices, but "
-                    f"{len(devices)} were given: give that many, such as jax.devices()[:{needed}]"
+                    f"GSPMDSharding: the tiles {each.to_text()} are for {needed} devices, and "
+                    f"devices has {len(devices)}: write devices=jax.devices()[:{needed}]"
                 )
         hlo = hlo_from_text(assignment.to_text())
         super().__init__(devices, hlo, memory_kind=memory_kind)
@@ -77,7 +76,7 @@ class GSPMDSharding(_GSPMDBase):
 
     @classmethod
     def get_replicated(cls, devices: Sequence[Device], *, memory_kind: str | None = None) -> Self:
-        """The sharding that gives every device the whole array."""
+        """Return the sharding by which every device holds the whole array."""
         return cls(devices, "{replicated}", memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -102,26 +101,26 @@ class GSPMDSharding(_GSPMDBase):
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """The device assignment."""
+        """Return the device assignment."""
         return tuple(self._devices)
 
     @property
     def tile_assignment(self) -> TileAssignment:
-        """Which tile each device position holds."""
+        """Return the tiles of the device positions as a tile assignment."""
         return self._assignment
 
     @property
     def memory_kind(self) -> str | None:
-        """The memory of the devices that holds the data."""
+        """Return the memory of the devices that holds the data."""
         return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
-        """The same placement in another memory of the same devices."""
+        """Return the same placement in another memory of the same devices."""
         return type(self)(self.devices, self._assignment, memory_kind=kind)
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True if every device holds every element."""
+        """Return True if every device holds every element."""
         if len(self.devices) == 1 or self._assignment.kind == "replicated":
             return True
         ndim = self._assignment.ndim
@@ -129,13 +128,13 @@ class GSPMDSharding(_GSPMDBase):
 
     @property
     def is_unreduced(self) -> bool:
-        """True if the devices hold partial results that are still to be reduced to the array."""
+        """Return True if the devices hold partial results that are still to be reduced."""
         whole = self._assignment.kind == "unreduced" and len(self.devices) > 1
         return whole or self._assignment.num_unreduced > 1
 
     @property
     def reduced_sharding(self) -> "GSPMDSharding":
-        """The sharding of the array once its unreduced axes are reduced; itself without any."""
+        """Return the sharding of the array with its unreduced axes reduced; itself without any."""
         if not self.is_unreduced:
             return self
         raise ShardingError(
@@ -148,7 +147,7 @@ class GSPMDSharding(_GSPMDBase):
         return {}
 
     def rank_tiling(self, ndim: int) -> Tiling:
-        """The tiling for arrays of a rank."""
+        """Return the tiling for arrays of a rank."""
         ndim = checked_rank(ndim)
         tiling = self._tilings.get(ndim)
         if tiling is None:
@@ -159,8 +158,8 @@ class GSPMDSharding(_GSPMDBase):
         return tiling
 
     def _to_sdy_sharding(self, num_dimensions: int, modify_wrt_axis_types: bool = False) -> Any:
-        # JAX's own way ends the process for some tiles and refuses others, where a program of JAX
-        # is given this sharding as it is.
+        # JAX's own method ends the process for some tiles and refuses others; a program of JAX
+        # receives this sharding unchanged.
         axes = axes_of(self.rank_tiling(num_dimensions))
         spec = partition_spec(axes.spec)
         return sdy_array(list(axes.grid.shape.items()), spec, axes.device_ids, num_dimensions)
@@ -173,23 +172,23 @@ class GSPMDSharding(_GSPMDBase):
         return JaxGSPMDSharding(self.devices, self._hlo_sharding, memory_kind=self.memory_kind)
 
     def twin(self, shape: Sequence[int] = ()) -> JaxSharding:
-        """The sharding of JAX with the same devices and tiles."""
+        """Return the sharding of JAX with the same devices and tiles."""
         return self._twin
 
 
 OpShardingSharding = GSPMDSharding
 
 
-def _assignment(given: Any) -> TileAssignment:
-    if isinstance(given, TileAssignment):
-        return given
-    if isinstance(given, str):
-        return TileAssignment.parse_text(given)
-    if isinstance(given, OpSharding | HloSharding):
-        return TileAssignment.parse_text(hlo_text(given))
+def _assignment(value: Any) -> TileAssignment:
+    if isinstance(value, TileAssignment):
+        return value
+    if isinstance(value, str):
+        return TileAssignment.parse_text(value)
+    if isinstance(value, OpSharding | HloSharding):
+        return TileAssignment.parse_text(hlo_text(value))
     raise ShardingError(
         f"the tiles must be an OpSharding, an HloSharding, a TileAssignment or HLO text such as "
-        f"'{{devices=[2,4]<=[8]}}', not {type(given).__name__}"
+        f"'{{devices=[2,4]<=[8]}}', not {type(value).__name__}"
     )
 
 
