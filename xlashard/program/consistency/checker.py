@@ -83,12 +83,12 @@ class Agreements:
         self.group(terms.group).admit(terms, None, self.policy.timeout)
 
     def group(self, processes: tuple[int, ...]) -> "meeting.Group":
-        """What this process has agreed on with these."""
+        """Return the group of these processes."""
         with self._lock:
             return self._groups.setdefault(processes, meeting.Group(processes))
 
     def _say(self, enabled: bool) -> None:
-        """Tells the others that they needn't wait for this process, or that they are to again."""
+        """Announce to the peers whether this process takes part in comparisons."""
         key = f"{meeting.UNCHECKED}/{coordination.process_index()}"
         with self._lock:
             if enabled:

@@ -37,7 +37,7 @@ class Difference:
 
 
 def find_difference(one: Story, other: Story) -> Difference:
-    """Return the difference between two programs that says most."""
+    """Return the most telling difference of two programs."""
     found = (look(one, other) for look in _LOOKS)
     return next(difference for difference in found if difference is not None)
 

@@ -31,11 +31,11 @@ class ClosedOver(Protocol):
     """The values that a function closes over."""
 
     def digests(self) -> Sequence[str]:
-        """Return a digest of each that becomes an argument; empty for one that no process has alone."""
+        """Return a digest per hoisted value; empty for a global array."""
         ...
 
     def told(self, naming: Naming | None) -> Sequence[tuple[str, str, str]]:
-        """Of all: what a person calls it, its type, and its digest."""
+        """Return the name, type and digest of every closed-over value."""
         ...
 
 
@@ -85,12 +85,12 @@ class Story:
     code: dict[str, str]
 
     def to_bytes(self) -> bytes:
-        """It as JSON."""
+        """Return it as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Story":
-        """What `to_bytes` gave."""
+        """Parse the JSON of `to_bytes`."""
         said = json.loads(data)
         for side in ("arguments", "results"):
             said[side] = tuple(Told(**value) for value in said[side])
@@ -131,12 +131,12 @@ class Terms:
 
     @cached_property
     def module_digest(self) -> str:
-        """Return a digest of its module, but for where the operations come from."""
+        """Return a digest of its module without source locations."""
         return self.saved if self.module is None else modules.digest(self.module)
 
     @cached_property
     def digest(self) -> str:
-        """Return a digest of all that must be the same in every process.
+        """Return a digest of everything that must be equal in every process.
 
         It is the same whatever a process has traced before, and in every run.
         """
@@ -153,13 +153,13 @@ class Terms:
 
     @cached_property
     def brief(self) -> str:
-        """It in a few words: `step(float32[8,4], float32[4])`."""
+        """Return a short description: `step(float32[8,4], float32[4])`."""
         types = [typed(value.dtype, value.shape) for value in self.plan.args[:_TYPES_SHOWN]]
         more = len(self.plan.args) - len(types)
         return f"{self.name}({', '.join(types)}{f', and {more} more' if more else ''})"
 
     def story(self, naming: Naming | None, before: Sequence[str]) -> Story:
-        """Return all of it.
+        """Return the description of the program for other processes.
 
         Args:
             naming: Names the values that its function closes over.
@@ -227,7 +227,7 @@ def _devices_text(plan: ProgramPlan) -> str:
 
 
 def surroundings(terms: Terms) -> dict[str, str]:
-    """Return the versions and the compiler's flags that all processes of a program must share."""
+    """Return the versions and compiler flags that all processes must share."""
     mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
     found = Environment.of(mine[:1])
     said = {
@@ -262,22 +262,22 @@ class Subject:
     surroundings: dict[str, str]
 
     def to_text(self) -> str:
-        """It as JSON."""
+        """Return it as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "Subject":
-        """What `to_text` gave."""
+        """Parse the JSON of `to_text`."""
         said = json.loads(text)
         programs = tuple((digest, brief) for digest, brief in said.pop("programs"))
         return cls(programs, **said)
 
     @property
     def digests(self) -> frozenset[str]:
-        """Of all its programs."""
+        """Return the digests of all its programs."""
         return frozenset(digest for digest, _ in self.programs)
 
     @property
     def first(self) -> tuple[str, str]:
-        """Digest and short text of the program that came first."""
+        """Return digest and description of the oldest program."""
         return self.programs[0]

@@ -73,7 +73,7 @@ class Group:
         self._differences = 0
 
     def admit(self, terms: Terms, naming: Naming | None, timeout: float) -> None:
-        """Return once all processes have come with the same program.
+        """Return once all processes have arrived with the same program.
 
         Args:
             terms: The program.
@@ -108,7 +108,7 @@ class Group:
             raise mine.failure()  # no-catalogue: needs several processes
 
     def _is_settled(self, digest: str, mine: _Waiting) -> bool:
-        """Wait while another thread is at a meeting; False if this one is to hold the next."""
+        """Wait while another thread runs an exchange; return False if this thread runs the next."""
         with self._changed:
             while True:
                 if digest in self._agreed or mine.failure is not None:
@@ -119,7 +119,7 @@ class Group:
                 self._changed.wait()
 
     def _meet(self, timeout: float) -> None:
-        """Meet the other processes for what is waited with here."""
+        """Exchange the waiting programs with the other processes."""
         left = _ROUNDS
         while True:
             with self._changed:
@@ -192,7 +192,7 @@ class Group:
         return True
 
     def _differ(self, came: Mapping[int, Subject], first: _Waiting) -> None:
-        """Find out in what the programs differ; all processes read the same of the same two."""
+        """Find the difference of the programs; all processes compare the same two."""
         digests = {process: said.first[0] for process, said in came.items()}
         pair = _pair(digests)
         self._differences += 1
@@ -227,7 +227,7 @@ class Group:
         found: Difference,
         before: tuple[str, ...] = (),
     ) -> None:
-        """Return all threads that wait here the error."""
+        """Set the error of all waiting threads."""
         text = error_text(came, pair, found, before)
         programs = {process: said.first[1] for process, said in came.items()}
 
@@ -243,7 +243,7 @@ class Group:
 
 
 def _check_compared(name: str, missing: tuple[int, ...]) -> None:
-    """Refuse to wait for processes that don't compare their programs.
+    """Raise an error for missing processes that don't compare their programs.
 
     Raises:
         ProcessesError: With those.
@@ -260,6 +260,6 @@ def _check_compared(name: str, missing: tuple[int, ...]) -> None:
 
 
 def _pair(by_process: Mapping[int, object]) -> tuple[int, int]:
-    """Return a process of most, and the first that differs from it."""
+    """Return a process of the majority, and the first process that differs from it."""
     odd = minority(by_process)
     return min(set(by_process) - set(odd)), odd[0]

@@ -39,7 +39,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """File and line: `train.py:12`."""
+        """Return file and line: `train.py:12`."""
         return f"{self.file}:{self.line}"
 
 
@@ -64,7 +64,7 @@ class Listing:
             self._locations.append(found[-1] if found else "")
 
     def place(self, number: int) -> Place | None:
-        """Where a line comes from; of one that doesn't say, the next one that does."""
+        """Return the source location of a line, or of the next line with a location."""
         number = self._use_of_constant(number)
         for location in self._locations[number : number + _FROM]:
             place = self._place(location, "")
@@ -73,7 +73,7 @@ class Listing:
         return None
 
     def _use_of_constant(self, number: int) -> int:
-        """Of a constant, which comes from nowhere in particular, the line that makes use of it."""
+        """Return the line that uses a constant, which has no location of its own."""
         constant = _CONSTANT.match(self.lines[number]) if number < len(self.lines) else None
         if constant is None:
             return number
@@ -101,7 +101,7 @@ class Listing:
 
 
 def source_lines(text: str) -> dict[str, str]:
-    """Return the lines of Python that a module comes from, by file and number, as they are here."""
+    """Return the lines of Python that a module names, by file and line number."""
     lines = {}
     files: dict[str, list[str]] = {}
     for found in _NAMED_IN_FILE.finditer(text):
@@ -120,7 +120,7 @@ def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
 
 
 def small_diff(one: Sequence[str], other: Sequence[str], number: int) -> list[str]:
-    """Return the lines around the first one that differs: those of one with `-`, of the other with `+`.
+    """Return a short diff at the first line that differs: `-` lines of one, `+` of the other.
 
     Args:
         one: Lines of a text.
@@ -141,7 +141,7 @@ def small_diff(one: Sequence[str], other: Sequence[str], number: int) -> list[st
 
 
 def _meeting_again(one: Sequence[str], other: Sequence[str], number: int) -> tuple[int, int] | None:
-    """Where two texts say the same again, soon after the first line in which they differ."""
+    """Return the next equal lines of two texts, soon after the first difference."""
     ahead = range(number, number + _FROM + 1)
     pairs = ((i, j) for i in ahead for j in ahead if i < len(one) and j < len(other))
     same = (pair for pair in pairs if one[pair[0]] == other[pair[1]])
@@ -165,7 +165,7 @@ def _cut(line: str, column: int) -> str:
 
 
 def place_text(place: Place | None, code: Mapping[str, str]) -> str:
-    """Return a place in words: `train.py:12 in step: y = x * 2`."""
+    """Return the text of a source location: `train.py:12 in step: y = x * 2`."""
     if place is None:
         return "no line of Python is known for it"
     function = f" in {place.function}" if place.function else ""

@@ -32,7 +32,7 @@ class Run:
     site: str = ""
 
     def operand_for(self, computation: Computation, parameter: Instruction) -> str:
-        """Return the operand of the caller that a parameter holds; empty if that can't be told.
+        """Return the caller's operand that a parameter holds; empty if unknown.
 
         The state of a loop is that before its first run.
 
@@ -52,7 +52,7 @@ class Run:
 
 
 def runs_of(module: HloText) -> dict[str, Run]:
-    """How often each computation runs that the entry leads to.
+    """Return the call site of each computation that the entry reaches.
 
     A computation with several callers runs as often as they make it run together.
     """
@@ -101,7 +101,7 @@ def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[
 
 
 def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run]]:
-    """What a computation calls, and how often each time that it runs itself."""
+    """Yield the computations that a computation calls, with their call sites."""
     for instruction in computation.instructions.values():
         if instruction.opcode.endswith(("-update", "-done")):
             # The start of an asynchronous call has named what it calls.

@@ -82,22 +82,22 @@ class Collective:
 
     @property
     def operand_bytes(self) -> int:
-        """Bytes that a device puts in."""
+        """Return the operand bytes of a device."""
         return sum(t.nbytes for t in self.operands)
 
     @property
     def result_bytes(self) -> int:
-        """Bytes that a device gets out."""
+        """Return the result bytes of a device."""
         return sum(t.nbytes for t in self.results)
 
     @property
     def payload_bytes(self) -> int:
-        """Return the larger of the two: the whole value that a group gathers, reduces or exchanges."""
+        """Return the larger of both: the whole value that a group gathers, reduces or exchanges."""
         return max(self.operand_bytes, self.result_bytes)
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that a device sends under an algorithm that wastes none; the mean over devices.
+        """Return the bytes that a device sends under an optimal algorithm; the mean over devices.
 
         With groups of `n` devices that is `(n-1)/n` of the payload, and twice as much for an
         all-reduce. A permutation sends its payload once for each pair of two different devices;
@@ -111,7 +111,7 @@ class Collective:
         return payload * (size - 1) * (2 if self.kind == "all-reduce" else 1) // size
 
     def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
-        """Return the parts of mesh axes along which it runs; None where its groups are those of no axes.
+        """Return the parts of mesh axes along which it runs; None where no axes match.
 
         Args:
             grid: The mesh.
@@ -273,7 +273,7 @@ def _channel(instruction: Instruction) -> object:
 
 
 def _kind(instruction: Instruction) -> CollectiveKind | None:
-    """What an instruction does between devices; None for a done, which its start speaks for."""
+    """Return the kind of a collective; None for other instructions and for a done."""
     opcode = instruction.opcode.removesuffix("-start")
     return next((kind for kind in KINDS if kind == opcode), None)
 
@@ -402,7 +402,7 @@ def _groups(
 
 
 def _counts_replicas(module: HloText, instruction: Instruction, kind: CollectiveKind) -> bool:
-    """Return whether the numbers in the groups are replicas, of which each has all its partitions."""
+    """Return whether the groups number replicas, each with all of its partitions."""
     attributes = instruction.bare_attributes
     if kind not in ("all-gather", "all-reduce", "reduce-scatter") or module.num_partitions == 1:
         return False

@@ -60,18 +60,18 @@ class Instruction:
 
     @property
     def element(self) -> int | None:
-        """Which element of a tuple a `get-tuple-element` takes."""
+        """Return the tuple index of a `get-tuple-element`."""
         found = re.search(r"\bindex=(\d+)", self.attributes)
         return int(found[1]) if found else None
 
     @property
     def parameter_number(self) -> int:
-        """Which argument of its computation a `parameter` is."""
+        """Return the argument number of a `parameter`."""
         return int(self.operands) if self.operands.isdecimal() else 0
 
     @property
     def call_target(self) -> str:
-        """What a `custom-call` calls; empty if it does not say."""
+        """Return the target of a `custom-call`; empty if unknown."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
@@ -92,7 +92,7 @@ class Instruction:
 
     @property
     def bare_attributes(self) -> str:
-        """Return the attributes up to the first that holds text of others (metadata, configuration)."""
+        """Return the attributes before metadata, backend configuration or frontend attributes."""
         return _TEXT_OF_OTHERS.split(self.attributes, maxsplit=1)[0]
 
 
@@ -137,7 +137,7 @@ class Computation:
 
     @cached_property
     def targets(self) -> frozenset[str]:
-        """What its custom calls call."""
+        """Return the targets of its custom calls."""
         calls = (i for i in self.instructions.values() if i.opcode == "custom-call")
         return frozenset(target for call in calls if (target := call.call_target))
 
@@ -169,12 +169,12 @@ class HloText:
 
     @cached_property
     def num_partitions(self) -> int:
-        """Over how many devices one replica of the program runs."""
+        """Return the number of devices per replica of the program."""
         return self._header_number("num_partitions")
 
     @cached_property
     def num_replicas(self) -> int:
-        """How many replicas of the program run."""
+        """Return the number of replicas of the program."""
         return self._header_number("replica_count")
 
     def _header_number(self, name: str) -> int:
@@ -182,7 +182,7 @@ class HloText:
         return int(found[1]) if found else 1
 
     def op_name(self, instruction: Instruction) -> str:
-        """What JAX called the operation: `f/jvp()/while/body/dot_general`; empty if unknown."""
+        """Return JAX's name of the operation: `f/jvp()/while/body/dot`; empty if unknown."""
         found = _OP_NAME.search(_metadata(instruction))
         return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
@@ -332,7 +332,7 @@ _LEVEL = re.compile(r"[()\[\]{},]|/\*.*?\*/")
 
 @lru_cache(maxsize=4096)
 def element_types(text: str) -> tuple[str, ...]:
-    """Return the texts of the elements of a tuple's type; of a type that is no tuple, the type itself.
+    """Return the texts of the elements of a tuple's type; the type itself if it is no tuple.
 
     Example:
         >>> element_types("(s32[]{:T(128)}, (f32[4,8]{1,0}, u32[]))")

@@ -9,7 +9,7 @@ _PASSED_ON = ("copy", "bitcast", "convert", "reshape")
 
 
 def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int | None:
-    """How often a `while` runs its body, or None where the text doesn't tell.
+    """Return the trip count of a `while`, or None where the text doesn't determine it.
 
     The compiler's own annotation counts. Where it left none, as TPU's does, a counter is looked
     for: one element of the loop's state that starts at a constant, grows by a constant and is
@@ -49,7 +49,7 @@ def _steps(start: int, step: int, direction: str, limit: int) -> int | None:
 
 
 def _bound(condition: Computation) -> tuple[int, str, int] | None:
-    """Return the element of the state that is compared, how, and with which constant."""
+    """Return the compared element of the state, the comparison and its constant."""
     root = condition.root
     if root is None or root.opcode != "compare":
         return None
@@ -68,7 +68,7 @@ def _bound(condition: Computation) -> tuple[int, str, int] | None:
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """By how much an element of the state grows in the body, if by a constant."""
+    """Return the constant increment of an element of the state; None without one."""
     root = body.root
     if root is None or root.opcode != "tuple":
         return None
@@ -88,7 +88,7 @@ def _step(body: Computation, index: int) -> int | None:
 
 
 def _element(caller: Computation, operands: list[str], index: int) -> str:
-    """Return the name of the value that a loop's state starts with at an index; empty if unknown."""
+    """Return the name of the initial value of a loop's state at an index; empty if unknown."""
     state = _origin(caller, operands[0]) if operands else None
     if state is None or state.opcode != "tuple":
         return ""

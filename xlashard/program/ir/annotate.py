@@ -67,7 +67,7 @@ def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> At
 
 
 def body_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
-    """What must be said of a value inside the body, because an attribute can't say it.
+    """Return the sharding operation of a value whose attribute can't express its sharding.
 
     An HLO sharding on an argument or result binds all its dimensions. One that leaves some to the
     partitioner is an operation on the value.
@@ -98,7 +98,7 @@ def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
 
 
 def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
-    """Return True if there is something to say of how a value is dealt out.
+    """Return True if the value has a sharding to annotate, or is a key of any sharding.
 
     There is where nobody said anything of keys: the dimensions of their buffers are not cut.
     """
@@ -204,7 +204,7 @@ def _mesh(grid: MeshGrid, device_ids: Sequence[int] = ()) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as a text of MLIR: what it has no letter for goes by the bytes of UTF-8."""
+    """Return a name as an MLIR string; characters past ASCII are escaped bytes of UTF-8."""
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
         for byte in name.encode()

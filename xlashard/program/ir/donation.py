@@ -27,7 +27,7 @@ class Donation:
     partner: tuple[int | None, ...]
 
     def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
-        """For each result that is meant for an argument, that argument; None for the module's."""
+        """Return the argument of each paired result; None for pairs of the module itself."""
         found: dict[int, int | None] = dict.fromkeys(plan.aliased)
         found |= {j: i for i, j in enumerate(self.partner) if j is not None}
         return found
@@ -99,7 +99,7 @@ def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
 
 
 def _perhaps_same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    """Equal where one of the two is still open, and may come to be cut like the other."""
+    """Return a key that is equal where one sharding is open and may become the other."""
     return value.is_settled != result, _type(value)
 
 
@@ -127,7 +127,7 @@ def has_room(result: ValuePlan, value: ValuePlan) -> bool:
 
 
 def bytes_of(value: ValuePlan) -> object:
-    """What a value takes on each device, in bytes where that is known; equal for equal sizes."""
+    """Return the bytes of a value per device, or a comparable stand-in for keys."""
     whole = value.sharding is None or value.is_free
     sharding = None if whole else value.sharding
     return _bytes(value, value.shape if sharding is None else sharding.shard_shape(value.shape))

@@ -25,7 +25,7 @@ class Refusal:
 
 
 def report_text(refusals: Sequence[Refusal], function: str) -> str:
-    """What is said of donated arguments that can't be reused, each by its path."""
+    """Return the message about donated arguments that can't be reused, each by its path."""
     one = len(refusals) == 1
     what = "a donated argument" if one else f"{len(refusals)} donated arguments"
     lines = [f"{_described(refused.value)}: {refused.reason}" for refused in refusals]
@@ -37,12 +37,12 @@ def report_text(refusals: Sequence[Refusal], function: str) -> str:
 
 
 def unused_refusal(value: ValuePlan) -> Refusal:
-    """Of an argument that the function makes no use of."""
+    """Return the refusal of an argument that the function does not use."""
     return Refusal(value, "the function makes no use of it, so its buffers stay as they are")
 
 
 def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> Refusal:
-    """Why no result takes over the buffers of an argument.
+    """Return the reason why no result takes over the buffers of an argument.
 
     Args:
         plan: The program's plan; with what the compiler chose, where that is known.
@@ -74,7 +74,7 @@ def _taken(plan: ProgramPlan, result: ValuePlan, taker: int | None) -> str:
 
 
 def _difference(plan: ProgramPlan, value: ValuePlan, result: ValuePlan) -> str | None:
-    """What keeps a result of the same shape from taking over an argument's buffers."""
+    """Return the difference that keeps a result of the same shape from taking over the buffers."""
     if value.shape != result.shape:
         return None
     name = _name(result)

@@ -44,7 +44,7 @@ class ForeignValue:
     name: str
 
     def plan(self, **said: Any) -> ValuePlan:
-        """Return a plan of it, with what somebody said past what the module says."""
+        """Return a plan of the value, with overrides of the module's attributes."""
         value = ValuePlan(
             shape=self.shape,
             dtype=self.dtype,
@@ -225,14 +225,14 @@ def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
 
 
 def partitioner_for(foreign: ForeignModule) -> Partitioner:
-    """Whose annotations to write: the module's own notation, else what JAX is set to."""
+    """Return the partitioner of the module's own notation, else that of JAX's configuration."""
     if foreign.partitioner is not None:
         return foreign.partitioner
     return Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD
 
 
 def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
-    """XLA takes the process down where a module's tiles are for other devices than it has."""
+    """Check the number of devices; XLA aborts the process for tiles of other devices."""
     there = foreign.num_partitions or 1
     if there not in (1, num_devices):
         raise ModuleError(
@@ -249,7 +249,7 @@ def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
 
 
 def _check_tiles(value: ForeignValue, text: str, num_devices: int) -> None:
-    """Return an argument or result must be cut into equal tiles, one for each device."""
+    """Check that an argument or result is cut into equal tiles, one per device."""
     if num_devices == 1:
         return
     try:

@@ -143,5 +143,5 @@ def open_dims(sharding: XLACompatibleSharding, ndim: int | None = None) -> tuple
 
 
 def option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Compiler options as a part of a key."""
+    """Return compiler options as part of a key."""
     return tuple(sorted((options or {}).items()))

@@ -69,7 +69,7 @@ class LoweredProgram:
         return modules.to_text(self.body.module, debug_info=debug_info)
 
     def report_donation(self, mode: str, function: str, program: Program | None = None) -> None:
-        """Says which donated arguments no result can reuse; once per program.
+        """Warn about donated arguments that no result can reuse; once per program.
 
         Args:
             mode: `"warn"` or `"strict"`.
@@ -93,7 +93,7 @@ class LoweredProgram:
         warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
     def refusals(self, program: Program) -> dict[str, str]:
-        """Why donated arguments keep their buffers, by path.
+        """Return the reasons why donated arguments keep their buffers, by path.
 
         Args:
             program: The compiled program.
@@ -102,7 +102,7 @@ class LoweredProgram:
         return {refused.value.name: refused.reason for refused in found}
 
     def refusals_by(self, parts: ProgramParts, aliases: Mapping[int, int]) -> dict[str, str]:
-        """Return the same, of a program that is known by its parts only.
+        """Return the reasons why donated arguments keep their buffers, from the program's parts.
 
         Args:
             parts: What is known of it.
@@ -115,13 +115,13 @@ class LoweredProgram:
         return {refused.value.name: refused.reason for refused in found}
 
     def _refused(self) -> "list[donation_report.Refusal]":
-        """What is known before the compiler runs."""
+        """Return the refusals that are known before compilation."""
         takers = self.donation.takers(self.plan)
         found = [donation_report.refusal(self.plan, i, takers) for i in self.donation.unusable]
         return found + [donation_report.unused_refusal(value) for value in self.unused]
 
     def _left(self, program: Program) -> "list[donation_report.Refusal]":
-        """What the compiler was offered and did not take."""
+        """Return the refusals of donated arguments that the compiler left unused."""
         offered = [i for i, j in enumerate(self.donation.partner) if j is not None]
         if not any(self.donation.donor):
             return []

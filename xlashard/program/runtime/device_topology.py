@@ -32,7 +32,7 @@ class DeviceFacts:
 
     @classmethod
     def of(cls, device: Device) -> "DeviceFacts":
-        """Those of a device."""
+        """Return the facts of a device."""
         return cls(
             id=device.id,
             process=device.process_index,
@@ -45,7 +45,7 @@ class DeviceFacts:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "DeviceFacts":
-        """Those of such JSON."""
+        """Parse the facts of a device."""
         return cls(
             kind=str(said["kind"]),
             coords=tuple(map(int, said["coords"])),
@@ -54,7 +54,7 @@ class DeviceFacts:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Return its place among all devices of its torus."""
+        """Return its position among all devices of its torus."""
         return self.slice, *self.coords, self.core
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class TorusFacts:
 
     @classmethod
     def of(cls, device: Device) -> "TorusFacts | None":
-        """Those of a device's torus; None for a device that is in none."""
+        """Return the facts of a device's torus; None for a device outside of a torus."""
         if not getattr(device, "coords", None):
             return None
         facts = [DeviceFacts.of(other) for other in device.client.devices()]
@@ -95,7 +95,7 @@ class TorusFacts:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any] | None) -> "TorusFacts | None":
-        """Those of such JSON."""
+        """Parse the facts of a torus."""
         if said is None:
             return None
         return cls(
@@ -111,14 +111,14 @@ class TorusFacts:
 
 
 def processes_of(device: Device) -> int:
-    """How many processes the devices of a client are dealt out to."""
+    """Return the number of processes of a device's client."""
     if is_compile_only(device):
         return len({other.process_index for other in device.client.devices()})
     return jax.process_count()
 
 
 def torus_differences(saved: TorusFacts | None, here: TorusFacts | None) -> list[str]:
-    """How the topologies differ, in words."""
+    """Return the differences of two topologies, as texts."""
     if saved is None or here is None:
         return []
     found = []
@@ -138,7 +138,7 @@ def _dimensions(wraps: Sequence[bool]) -> str:
 
 
 def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
-    """How the devices differ, in words: each kind of difference once, by the first that shows it.
+    """Return the differences of two device lists, as texts; the first example of each kind.
 
     A program may move in the torus, and not be bent.
     """
@@ -157,7 +157,7 @@ def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]
 
 
 def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
-    """Return the first of devices that are the same in another order."""
+    """Return the first position at which equal devices are in another order."""
     if not saved[0].coords:
         return []
     theirs, ours = [f.place for f in saved], [f.place for f in here]
@@ -182,7 +182,7 @@ def _place_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts])
 
 
 def _offset(device: DeviceFacts, first: DeviceFacts) -> tuple[int, ...]:
-    """Where a device is, seen from the first one."""
+    """Return the position of a device relative to the first one."""
     if len(device.coords) != len(first.coords):
         return device.place
     moved = (a - b for a, b in zip(device.coords, first.coords, strict=True))

@@ -60,7 +60,7 @@ class Environment:
 
     @classmethod
     def of(cls, devices: Sequence[Device]) -> "Environment":
-        """That of a program compiled here and now for devices."""
+        """Return the environment of a program compiled now for devices."""
         first = devices[0]
         on_host = first.platform == "cpu"
         return cls(
@@ -77,12 +77,12 @@ class Environment:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """It as JSON says it."""
+        """Return it as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Environment":
-        """What `to_json` gave; raises `KeyError`, `TypeError` or `ValueError` for anything else."""
+        """Parse `to_json`; raises `KeyError`, `TypeError` or `ValueError` for other values."""
         devices = tuple(map(DeviceFacts.from_json, said["devices"]))
         if not devices:
             # no-catalogue: needs an invalid header with a valid checksum
@@ -115,7 +115,7 @@ def _settings(device: Device) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _processor_features() -> tuple[str, ...]:
-    """What the processor can do, as Linux says it; empty elsewhere."""
+    """Return the processor's features as reported by Linux; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -143,7 +143,7 @@ class Target:
 
 
 def find_devices(saved: Environment, target: Target) -> tuple[Device, ...]:
-    """Return the devices on which a saved program is to run, once they are known to be right for it.
+    """Return the devices for a saved program, checked against its environment.
 
     Args:
         saved: What it was compiled for.
@@ -225,7 +225,7 @@ def _other_platform(saved: Environment) -> str:
 
 
 def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str]:
-    """How the versions of what compiles differ, in words."""
+    """Return the differences of compiler versions, as texts."""
     pairs = ((name, getattr(saved, name), here[name]) for name in ("jaxlib", "jax", "libtpu"))
     return [
         f"it was made with {name} {theirs}, this is {name} {ours}"
@@ -235,7 +235,7 @@ def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str
 
 
 def differences(saved: Environment, here: Environment) -> list[str]:
-    """Why a program that was made for some devices can't run on others, in words; often nothing."""
+    """Return the reasons why a saved program can't run in an environment, as texts."""
     found = version_differences(saved, {n: getattr(here, n) for n in ("jax", "jaxlib", "libtpu")})
     if saved.platform != here.platform:
         return [*found, f"it was made for the platform {saved.platform}, this is {here.platform}"]
@@ -259,7 +259,7 @@ def differences(saved: Environment, here: Environment) -> list[str]:
 
 
 def _build(runtime: str) -> str:
-    """What a runtime says of its build, in one line.
+    """Return the build of a runtime, in one line.
 
     Which interface it is reached by is said by real devices, and not by those of a topology; which
     generation of TPU it drives is known from the devices.

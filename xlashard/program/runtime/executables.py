@@ -45,7 +45,7 @@ class Loaded:
         self._lock = threading.Lock()
 
     def load(self, make: Callable[[], compiler.Executable]) -> bool:
-        """Compile unless that is done, by the first of several threads; True if it was this one.
+        """Load unless this is done, by the first of several threads; return True in this thread.
 
         What `make` raises leaves it as it was.
         """
@@ -56,12 +56,12 @@ class Loaded:
             return True
 
     def take(self, executable: compiler.Executable, code: bytes) -> None:
-        """Is given what another process has compiled, and the bytes that it comes from."""
+        """Set the executable that another process has compiled, and its bytes."""
         with self._lock:
             self.executable, self._code = executable, code
 
     def compile(self, module: Any, request: compiler.CompileRequest) -> Source:
-        """Compile a module unless that is done, and says where the executable came from."""
+        """Compile a module unless this is done, and return the source of the executable."""
         source: Source = "a program that says the same"
 
         def make() -> compiler.Executable:
@@ -78,7 +78,7 @@ class Loaded:
         return source
 
     def to_bytes(self) -> bytes:
-        """What PJRT needs to load it again.
+        """Return the bytes from which PJRT loads it.
 
         Raises:
             RuntimeError: If the platform's plugin can't give it.
@@ -97,7 +97,7 @@ class Executables:
         self._by_text: weakref.WeakValueDictionary[Any, Loaded] = weakref.WeakValueDictionary()
 
     def slot(self, key: Any) -> Loaded:
-        """Where the executable of a text is, or will be."""
+        """Return the entry of a key, which may still be empty."""
         with self._lock:
             loaded = self._by_text.get(key)
             if loaded is None:
@@ -105,14 +105,14 @@ class Executables:
             return loaded
 
     def forget(self, chosen: Loaded) -> None:
-        """Share an executable no longer; programs that have it keep it."""
+        """Remove an executable from the cache; programs that have it keep it."""
         with self._lock:
             for key, loaded in list(self._by_text.items()):
                 if loaded is chosen:
                     del self._by_text[key]
 
     def cache_clear(self) -> None:
-        """Share none of its executables any longer."""
+        """Remove all executables from the cache."""
         with self._lock:
             self._by_text = weakref.WeakValueDictionary()
 

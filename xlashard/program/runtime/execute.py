@@ -84,7 +84,7 @@ class Program:
         return self.parts.plan.name
 
     def text(self, place: "Callable[[Sequence[hlo.Frame]], object]") -> str:
-        """Return the optimised HLO, with the lines of this program's own functions.
+        """Return the optimized HLO, with the source lines of this program's own functions.
 
         An executable names the lines of the module that it was compiled of, and other programs
         whose modules say the same share it. One that comes from elsewhere is compiled for its text.
@@ -102,22 +102,22 @@ class Program:
 
     @cached_property
     def in_twins(self) -> tuple[Any, ...]:
-        """JAX's own sharding of each argument."""
+        """Return JAX's own sharding of each argument."""
         return _twins(self.parts.in_shardings, self.parts.in_avals)
 
     @cached_property
     def physical_in_twins(self) -> tuple[Any, ...]:
-        """JAX's own sharding of the buffers of each argument (of keys: of their integers)."""
+        """Return JAX's own sharding of each argument's buffers (for keys, of their integers)."""
         return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_twins))
 
     @cached_property
     def out_twins(self) -> tuple[Any, ...]:
-        """JAX's own sharding of each result: what its handle carries."""
+        """Return JAX's own sharding of each result, which its handle carries."""
         return _twins(self.parts.out_shardings, self.parts.out_avals)
 
     @cached_property
     def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the layouts of arguments and of results in memory; None where nobody says."""
+        """Return the layouts of arguments and of results in memory; None where unknown."""
         layouts = compiler.layouts_of(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         if layouts is None:
@@ -126,7 +126,7 @@ class Program:
 
     @cached_property
     def raw_in_layouts(self) -> tuple[Any, ...]:
-        """Return the layout of each argument as a handle's own compares with it; None if unknown."""
+        """Return the layout of each argument in the form of a handle's own; None if unknown."""
         raw = compiler.raw_layouts(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         return (None,) * len(self.in_twins) if raw is None else tuple(raw[0][tokens:])
@@ -145,7 +145,7 @@ class Program:
 
     @cached_property
     def handlers(self) -> list[Any]:
-        """What makes a handle of each result's buffers."""
+        """Return the function that makes a handle of each result's buffers."""
         return [
             execute.result_handler(aval, twin, self.parts.committed)
             for aval, twin in zip(self.parts.out_avals, self.out_twins, strict=True)
@@ -153,7 +153,7 @@ class Program:
 
     @cached_property
     def is_compile_only(self) -> bool:
-        """Whether its devices are those of a topology, which run nothing."""
+        """Return whether its devices are those of a topology, which run nothing."""
         return is_compile_only(self.parts.plan.devices[0])
 
     def _must_run(self) -> None:
@@ -161,7 +161,7 @@ class Program:
             raise compile_only_error(self.name.removeprefix("pjit_"), self.parts.plan.devices[0])
 
     def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Its first arguments, to be given at each run: placed, where its devices hold anything."""
+        """Return leading arguments for every run, placed unless the devices only compile."""
         if not self.is_compile_only:
             return tuple(self.place(values))
         avals = self.parts.in_avals
@@ -171,7 +171,7 @@ class Program:
         )
 
     def place(self, values: Sequence[Any]) -> list[Handle]:
-        """Handles of its first arguments as the program wants them.
+        """Return handles of the leading arguments, as the program requires them.
 
         What is so already is not touched.
         """
@@ -186,7 +186,7 @@ class Program:
         return list(dispatch.place(values, self.in_twins[: len(values)], layouts))
 
     def place_one(self, position: int, value: Any) -> Handle:
-        """Return the handle of a value as the program wants its argument at a position."""
+        """Return the handle of a value, as the program requires its argument at a position."""
         self._must_run()
         parts = self.parts
         self._check_unreduced(parts.in_shardings[position], parts.plan.args[position], value)
@@ -214,7 +214,7 @@ class Program:
         )
 
     def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
-        """Handles of values such as the program gives for its first results."""
+        """Return handles of values in the form of the program's leading results."""
         self._must_run()
         parts = self.parts
         for sharding, plan, value in zip(
@@ -225,7 +225,7 @@ class Program:
         return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 
     def admit(self, naming: "Naming | None" = None) -> None:
-        """Must come before its first run: returns once all its processes have come to that.
+        """Return once all processes of the program have arrived at its first run.
 
         Args:
             naming: Names the values that its function closes over.
@@ -305,7 +305,7 @@ class Program:
         return execute.has_keys(self.parts.out_avals)
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
-        """Place values and runs."""
+        """Place values and run."""
         self.admit()
         out: list[list[Handle]] = []
         self.runner(out)(self.place(values))
@@ -322,7 +322,7 @@ def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> 
 
 
 def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:
-    """Return the layout that each value must get; None where that is the default one, and it has it."""
+    """Return the layout required of each value; None for a default layout that it has already."""
     return [
         whole if layout is None and compiler.custom_layout(value) is not None else layout
         for value, layout, whole in zip(values, layouts, full, strict=False)

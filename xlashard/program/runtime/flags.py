@@ -24,12 +24,12 @@ _OF_PLATFORMS = {"cpu": "--xla_cpu_", "tpu": "--xla_tpu_", "gpu": "--xla_gpu_"}
 
 
 def flags_here() -> Flags:
-    """Those of this process."""
+    """Return the compiler flags of this process."""
     return tuple((name, os.environ[name]) for name in _VARIABLES if os.environ.get(name))
 
 
 def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
-    """How the flags differ that decide how programs of a platform are compiled, in words.
+    """Return the differences of flags that affect the compilation for a platform, as texts.
 
     Args:
         saved: Those that a program was compiled with.
@@ -67,7 +67,7 @@ def _compiled_in(flags: Flags, platform: str) -> Mapping[tuple[str, str], str]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the flags of a variable's text, or of the file that it names instead."""
+    """Return the flags in a variable's text, or in the file that it names."""
     if text.lstrip().startswith("-"):
         return text.split()
     try:

@@ -17,7 +17,7 @@ _STATUS = re.compile(r"^(?:[A-Z_]+:\s+)?(?:[A-Z]\d+:\s+)?(?:\w+:\s+)?")
 
 
 def too_large_text(plan: ProgramPlan, said: str) -> str:
-    """How much a program needs, how much there is, and what would help.
+    """Return the needed and available memory of a program, and suggestions.
 
     Args:
         plan: What was to be compiled.
@@ -45,7 +45,7 @@ def _text(number: str, unit: str) -> str:
 
 
 def _of_arguments(plan: ProgramPlan) -> str:
-    """How much of it the arguments take, without the padding of their layouts."""
+    """Return the part of the memory that arguments take, without the padding of layouts."""
     sizes = [bytes_of(value) for value in plan.args]
     known = sum(size for size in sizes if isinstance(size, int))
     return f", {in_bytes(known)} of it for arguments" if known else ""

@@ -33,7 +33,7 @@ class Chosen(Protocol):
     """Whoever can say what the partitioner chose."""
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
-        """How it dealt values out, in HLO's syntax; None if that is not known."""
+        """Return the propagated shardings in HLO's syntax; None if unknown."""
         ...
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
@@ -52,7 +52,7 @@ class ChosenByExecutable:
     executable: compiler.Executable
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
-        """How values are dealt out."""
+        """Return the propagated shardings."""
         return compiler.reported_shardings(self.executable, of, count)
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
@@ -63,7 +63,7 @@ class ChosenByExecutable:
 def settled_shardings(
     chosen: Chosen, plan: ProgramPlan, tokens: int
 ) -> tuple[Shardings, Shardings]:
-    """Return the sharding of every argument and of every result: what was asked for, else what was chosen.
+    """Return the sharding of every argument and result: the requested or the propagated one.
 
     Args:
         chosen: Says what was chosen.
@@ -85,7 +85,7 @@ def settled_shardings(
 
 
 def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
-    """What was asked for, if the compiler had no say in any of it."""
+    """Return the requested shardings, if the partitioner chose none of them."""
     known = [v.sharding for v in values if v.sharding is not None and not v.is_free]
     return tuple(known) if len(known) == len(values) else None
 
@@ -148,7 +148,7 @@ def _with_reductions(
 
 
 def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:
-    """Everything on the one device; on its mesh where there is one, as with more devices."""
+    """Return the sharding of one device; on the plan's mesh, if any."""
     if plan.mesh is None:
         return SingleDeviceSharding(plan.devices[0], memory_kind=kind)
     return NamedSharding(plan.mesh, PartitionSpec(), memory_kind=kind)
@@ -189,7 +189,7 @@ class ChosenInText:
     result_type: str
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
-        """How values are dealt out, in HLO's syntax."""
+        """Return the propagated shardings in HLO's syntax."""
         module = self.module
         entry = None if module is None else module.computations.get(module.entry)
         if entry is None:
@@ -211,7 +211,7 @@ class ChosenInText:
 
 
 def _shardings(instruction: "hlo.Instruction") -> list[str]:
-    """That of an instruction's value, or those of the elements of a tuple."""
+    """Return the sharding of an instruction, or those of the elements of a tuple."""
     count = len(hlo.element_types(instruction.type))
     said = instruction.attribute("sharding")
     # What bears none is held whole; one is written in place of a tuple of equal ones.
@@ -220,7 +220,7 @@ def _shardings(instruction: "hlo.Instruction") -> list[str]:
 
 
 def _end(text: str) -> int:
-    """Where the brace at the start of a text closes."""
+    """Return the offset past the brace that closes the one at the start of a text."""
     depth = 0
     for found in re.finditer(r"[{}]", text):
         depth += 1 if found[0] == "{" else -1

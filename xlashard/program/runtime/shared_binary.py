@@ -60,7 +60,7 @@ class SharedBinaries:
     def load(
         self, terms: Terms, body: LoweredBody, loaded: Loaded, compile_here: Callable[[], Source]
     ) -> Source:
-        """Compile in one process and loads in the others; all of the program's must come.
+        """Compile in one process and load in the others; all of the program's must take part.
 
         Args:
             terms: The program, which they compare first.
@@ -101,7 +101,7 @@ class _Sharing:
         self._key = f"binaries/{terms.digest}"
 
     def source(self) -> Source:
-        """Where the executable comes from, once it is there."""
+        """Return the source of the executable once it is loaded."""
         source: Source | None = None
         if self._me == self._terms.group[0]:
             word, source = self._made()
@@ -126,7 +126,7 @@ class _Sharing:
         return self._compile_here() if refusal else "another process"
 
     def _made(self) -> tuple[_Word, Source | None]:
-        """Compiles, and writes what it made into the store."""
+        """Compile, and write the bytes of the executable into the store."""
         try:
             source = self._compile_here()
         except RuntimeError as error:
@@ -138,7 +138,7 @@ class _Sharing:
         return _Word(_machine(self._terms)), source
 
     def _taken(self, machine: str) -> str:
-        """Load what another process has compiled; gives the reason if it can't."""
+        """Load the executable of another process; return the reason if this fails."""
         if machine != _machine(self._terms):
             return "another kind of machine"
         code = store.read(self._key)
@@ -174,7 +174,7 @@ class _Sharing:
 
 
 def _machine(terms: Terms) -> str:
-    """Return a digest of what machine code must fit."""
+    """Return a digest of the machine that the code must fit."""
     mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
     here = Environment.of(mine[:1])
     said: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
@@ -183,7 +183,7 @@ def _machine(terms: Terms) -> str:
 
 
 def _warn(terms: Terms, why: str) -> None:
-    """Says once in a pod why a program is compiled by every process."""
+    """Warn in one process that every process compiles the program."""
     if coordination.process_index() == terms.group[0]:
         warnings.warn(
             f"{terms.name} is compiled by each of its {len(terms.group)} processes, in spite of "

@@ -49,7 +49,7 @@ class Contents:
 
 
 def pack(header: Mapping[str, Any], sections: Mapping[str, bytes | memoryview]) -> bytes:
-    """One file of a header and sections.
+    """Return the bytes of a file with a header and sections.
 
     Args:
         header: What JSON can say.
@@ -71,7 +71,7 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Contents:
-    """Header and sections of a file, once it is known to be whole.
+    """Return header and sections of an undamaged file.
 
     Raises:
         ArgumentError: If it is no bytes.

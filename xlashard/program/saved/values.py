@@ -74,7 +74,7 @@ class ShardingWriter:
     meshes: list[Json] = field(default_factory=list)
 
     def write(self, sharding: XLACompatibleSharding, ndim: int) -> dict[str, Json]:
-        """Return a sharding of values of a rank."""
+        """Return a sharding of values of a rank as JSON."""
         kind = sharding.memory_kind
         if isinstance(sharding, NamedSharding):
             spec = [list(e) if isinstance(e, tuple) else e for e in sharding.spec.partitions]
