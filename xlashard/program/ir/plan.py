@@ -97,7 +97,7 @@ class ProgramPlan:
 
     @cached_property
     def has_unreduced(self) -> bool:
-        """True if an argument or result is unreduced."""
+        """Return True if an argument or result is unreduced."""
         shardings = {value.sharding for value in (*self.args, *self.results)}
         return any([s is not None and s.is_unreduced for s in shardings])
 
