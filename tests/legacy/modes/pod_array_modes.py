@@ -267,6 +267,36 @@ def logged() -> None:
     assert len(lines) == 2 and "float32[8,6]" in lines[0], lines
 
 
+def spmd_modes() -> None:
+    """`jax_spmd_mode` decides which computations take arrays that span processes."""
+    with legacy.jax_array(True), legacy.installed():
+        x = jax.experimental.multihost_utils.host_local_array_to_global_array(MINE, MESH, P("x"))
+        add = jax.jit(lambda x: x + 1)
+        add_by_pjit = legacy.pjit(lambda x: x + 1)
+        eager = {
+            "add": lambda: x + 1,
+            "sin": lambda: jnp.sin(x),
+            "sum": lambda: x.sum(),
+            "gather": lambda: x[1:3],
+            "concatenate": lambda: jnp.concatenate([x, x]),
+        }
+        for _ in range(2):
+            for name, operation in eager.items():
+                error = expect(RuntimeError, "spans several processes", operation)
+                assert name in str(error) and "float32[8,6]" in str(error), error
+                assert "jax_spmd_mode='allow_jit'" in str(error), error
+            assert add(x).shape == add_by_pjit(x).shape == (8, 6)
+            np.testing.assert_array_equal(jnp.ones(3) + 1, np.full(3, 2))
+            with jax.spmd_mode("allow_all"):
+                assert (x + 1).shape == (8, 6) and float(x.sum()) == WHOLE.sum()
+            with jax.spmd_mode("allow_pjit"):
+                error = expect(RuntimeError, "spans several processes", lambda: add(x))
+                assert "jax.jit" in str(error) and "inside pjit" in str(error), error
+                assert add_by_pjit(x).shape == (8, 6)
+                np.testing.assert_array_equal(add(np.ones(3)), np.full(3, 2))
+    assert (x + 1).shape == (8, 6)
+
+
 CHECKS = (
     host_local,
     no_copies,
@@ -281,6 +311,7 @@ CHECKS = (
     worlds_side_by_side,
     shapes,
     logged,
+    spmd_modes,
 )
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 # JAX imports multihost_utils and pjit lazily. The legacy modules replace them in sys.modules, and
 # need the originals loaded before.
@@ -14,7 +14,7 @@ import jax.extend.core
 import jax.extend.linear_util
 import jax.extend.random
 from jax._src import compilation_cache as inner_compilation_cache
-from jax._src import config
+from jax._src import config, dispatch, pjit
 from jax._src import core as inner_core
 from jax._src import linear_util as inner_functions
 from jax._src import mesh as mesh_lib
@@ -184,3 +184,40 @@ def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
 
 pmap = pmap_module.pmap
 """JAX's own `pmap`, also while `jax.pmap` is replaced."""
+
+
+class Computation(NamedTuple):
+    """A function that JAX is about to compile and run at the top level.
+
+    Attributes:
+        name: The name of the function.
+        is_eager: True for an operation such as `jax.numpy.add`, False for a function that a program
+            passed to `jax.jit`.
+    """
+
+    name: str
+    is_eager: bool
+
+
+_compile_and_run = pjit._pjit_call_impl_python
+
+
+def watch_computations(check: Callable[[Computation, Sequence[Any]], None] | None) -> None:
+    """Call a function with each computation that JAX's dispatcher has not seen; None for no more.
+
+    An exception of the function keeps the computation from running, and from being repeated by the
+    dispatcher.
+    """
+
+    def checked(*args: Any, **parameters: Any) -> Any:
+        name = parameters["name"]
+        source = str(parameters["jaxpr"].debug_info.func_src_info)
+        # JAX inlines most functions of jax.numpy, and runs primitives by a function of its own.
+        inline = parameters["inline"]
+        inlined = getattr(inline, "name", inline) in (True, "JAX_EARLY")
+        is_eager = inlined or f" at {dispatch.__file__}:" in source
+        assert check is not None
+        check(Computation(name, is_eager), args)
+        return _compile_and_run(*args, **parameters)
+
+    pjit._pjit_call_impl_python = _compile_and_run if check is None else checked

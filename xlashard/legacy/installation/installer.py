@@ -30,6 +30,7 @@ from xlashard.legacy.installation.module_shims import (
     resolve_source,
 )
 from xlashard.legacy.modes.config_flags import hide_flags, show_flags
+from xlashard.legacy.modes.spmd_mode import allow_computations, restrict_computations
 from xlashard.legacy.modules import Entry, entries
 
 
@@ -55,6 +56,7 @@ class Installation:
         """Install the names; after an exception JAX is unchanged."""
         try:
             show_flags()
+            restrict_computations()
             self._install_shims()
             parents = {name.rpartition(".")[0] for name in self._table} - self._own
             for parent in sorted(parents):
@@ -77,6 +79,7 @@ class Installation:
             self._patches.clear()
         _restore_modules()
         hide_flags()
+        allow_computations()
 
     def _install_shims(self) -> None:
         """Install a shim for each replaced module, submodules first."""

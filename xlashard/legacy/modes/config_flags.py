@@ -5,7 +5,7 @@
 | `jax_array` | True | all arrays are `jax.Array`s, and all values of `pjit` are global |
 | `jax_parallel_functions_output_gda` | False | without `jax_array`: results are global arrays |
 | `jax_pmap_no_rank_reduction` | False | buffers of results of `pmap` keep the mapped dimension |
-| `jax_spmd_mode` | `allow_jit` | stored and validated; every mode allows all computations |
+| `jax_spmd_mode` | `allow_jit` | eager operations on arrays that span processes are refused |
 | `jax_enable_checks` | JAX's own | the mesh in force is compared with that of each global array |
 | `jax_distributed_debug` | JAX's own | each run of a program over several devices is logged |
 
@@ -81,7 +81,7 @@ pmap_no_rank_reduction = _flag(
 spmd_mode = legacy_flags.new_flag(
     "jax_spmd_mode",
     _spmd_mode(os.environ.get("JAX_SPMD_MODE", "").strip() or _SPMD_MODES[0]),
-    "Computations that may take arrays that span processes; JAX allows all of them today.",
+    "Computations that may take arrays that span processes: all, jax.jit and pjit, or pjit.",
     _spmd_mode,
 )
 enable_checks = legacy_flags.own_flag("jax_enable_checks")

@@ -28,13 +28,9 @@ ENTRIES: tuple[Entry, ...] = (
         Entry(
             name=name,
             gone="0.7.0",
-            treatment="differs",
+            treatment="works",
             source="xlashard.legacy.modes.config_flags:spmd_mode",
             today="jax.jit(f)(x)",
-            note=(
-                "It is stored and validated, and every mode allows computations on arrays that "
-                "span processes, as in JAX today"
-            ),
         )
         for name in ("jax.config.jax_spmd_mode", "jax.spmd_mode")
     ),
