@@ -153,9 +153,7 @@ def _run(
     placed = program.place([*bare_values(compiled.consts), *handles])
     pair = program.shared_pair(placed)
     if pair is not None:
-        raise refusal(  # no-catalogue: raised again in `check_unshared`
-            pair, compiled.argument_paths(paths, name), program.parts.plan.donated, name
-        )
+        raise refusal(pair, compiled.argument_paths(paths, name), program.parts.plan.donated, name)
     out: list[list[Any]] = []
     program.runner(out)(placed)
     results = program.results(out[0])
