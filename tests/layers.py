@@ -69,6 +69,7 @@ class Module:
     path: Path
     is_package: bool
     imports: tuple[Import, ...]
+    classes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -80,6 +81,11 @@ class _Reader(ast.NodeVisitor):
     known: frozenset[str]
     depth: int = 0
     found: list[Import] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.classes.append(node.name)
+        self.generic_visit(node)
 
     def _add(self, target: str, node: ast.AST) -> None:
         self.found.append(Import(target, getattr(node, "lineno", 0), self.depth > 0))
@@ -159,7 +165,7 @@ def read_package(root: Path, package: str) -> dict[str, Module]:
         is_package = path.name == "__init__.py"
         reader = _Reader(name, is_package, frozenset(paths))
         reader.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
-        modules[name] = Module(name, path, is_package, tuple(reader.found))
+        modules[name] = Module(name, path, is_package, tuple(reader.found), tuple(reader.classes))
     return modules
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from tests.together import Together
-from xlashard.cloud.settings import load_settings as load_cloud_settings
+from xlashard.cloud.cloud_settings import load_settings as load_cloud_settings
 from xlashard.documents import parse_json, parse_toml, read_text, read_toml
 from xlashard.errors import CloudError
 from xlashard.train.config.settings import load_settings

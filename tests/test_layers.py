@@ -1,5 +1,6 @@
 """The package's imports go in one direction, and one room alone sees JAX's internals."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,60 @@ def test_the_checker_saw_the_package() -> None:
     assert "xlashard._version" in modules
     seen = {target.target for module in modules.values() for target in module.imports}
     assert "numpy" in seen
+
+
+ONE_CONCEPT = {
+    "base": "base class of a family",
+    "checks": "checks of arguments",
+    "compile": "a stage of the pipeline: the compiler, its caches, the subcommand",
+    "compiled": "a compiled program: as a stage, as a way to reshard",
+    "dispatch": "a stage of the pipeline",
+    "dlpack": "DLPack: the capsules, the arrays",
+    "donation": "donation: in the module, of arrays",
+    "errors": "exception classes",
+    "executables": "executables: of the runtime, shared by programs",
+    "execute": "a stage of the pipeline: of programs, of reshards",
+    "foreign": "objects of JAX",
+    "mesh": "meshes",
+    "oom": "errors of exhausted memory",
+    "plan": "a plan as a frozen value: of a program, of a reshard",
+    "prefix": "prefix trees: of shardings, of placements",
+    "primitives": "primitives of JAX",
+    "serialization": "serialized programs",
+    "settings": "settings of a program",
+    "topologies": "topologies of TPUs: of the plugin, by name",
+    "values": "inputs and outputs: as saved, as reported",
+}
+"""Names of modules that several rooms have, for the same concept on different levels."""
+
+TO_RENAME = {"Call", "Group", "Restored", "Run", "Target", "group"}
+"""Names that stand for different concepts still; the set only shrinks."""
+
+MIRRORS = ("xlashard.legacy.modules.", "xlashard.legacy.arrays.", "xlashard.legacy.shardings.")
+"""Rooms whose modules and classes have the names of the modules and classes of JAX."""
+
+
+def _repeated(named: Iterable[tuple[str, str]]) -> list[str]:
+    places: dict[str, list[str]] = {}
+    for name, module in named:
+        if not module.startswith(MIRRORS):
+            places.setdefault(name, []).append(module)
+    return [f"{name}: {', '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    modules = read_package(ROOT, "xlashard").values()
+    named = [(name, module.name) for module in modules for name in module.classes]
+    assert len(named) > 500
+    public = ((name, module) for name, module in named if not name.startswith("_"))
+    assert not _repeated((n, m) for n, m in public if n not in TO_RENAME)
+
+
+def test_no_module_has_the_name_of_another() -> None:
+    files = [m for m in read_package(ROOT, "xlashard").values() if not m.is_package]
+    named = ((module.path.stem, module.name) for module in files)
+    allowed = {*ONE_CONCEPT, *TO_RENAME, "__main__"}
+    assert not _repeated((stem, name) for stem, name in named if stem not in allowed)
 
 
 SMALL = Layers(

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 import pytest
 
 from tests.forking import python_command
+from xlashard.cloud.cloud_settings import load_settings
 from xlashard.cloud.gcloud import Command, Runner
 from xlashard.cloud.session import Session
-from xlashard.cloud.settings import load_settings
 from xlashard.testing.launch.pod_environment import flags_for_devices
 
 ROOT = Path(__file__).parents[2]

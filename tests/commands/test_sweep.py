@@ -8,7 +8,7 @@ from xlashard import Compiled, PreflightReport
 from xlashard.cli import main
 from xlashard.commands import sweep
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import SweepReport, SweepResult, api
+from xlashard.tpu.preflight.sweep import SweepReport, SweepResult, sweep_run
 from xlashard.tpu.preflight.sweep.sweep_worker import named
 
 PRODUCT = "tests.commands.programs:product"
@@ -25,7 +25,7 @@ def run(capsys, monkeypatch, tmp_path):
         for job in jobs:
             yield job, named(job.runner)(json.loads(json.dumps(job.request)))
 
-    monkeypatch.setattr(api, "run_jobs", here)
+    monkeypatch.setattr(sweep_run, "run_jobs", here)
 
     def running(*words):
         code = main([*words])

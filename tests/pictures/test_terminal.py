@@ -18,8 +18,8 @@ from tests.pictures.specs import specs
 from xlashard import AbstractMesh, NamedSharding, P
 from xlashard.geometry import Runs, Tiling
 from xlashard.pictures.borders import THICK, THIN, Borders
-from xlashard.pictures.formatting import runs_text
 from xlashard.pictures.palette import BLANK, COLOURS, INK
+from xlashard.pictures.picture_text import runs_text
 
 GOLDENS = Path(__file__).parent / "goldens"
 

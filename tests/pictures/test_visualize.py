@@ -241,7 +241,7 @@ def test_notebooks_show_no_picture_where_there_is_none(no_reads, monkeypatch):
     x.delete()
     assert x._repr_html_() is None
     y = array()
-    monkeypatch.setattr("xlashard.pictures.api.read_subject", lambda x: 1 / 0)
+    monkeypatch.setattr("xlashard.pictures.sharding_picture.read_subject", lambda x: 1 / 0)
     assert y._repr_html_() is None
 
 

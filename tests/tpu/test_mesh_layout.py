@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.tpu.mesh_layout import AxisPart, Dimension, lay_out_axes, part, usable_links
+from xlashard.tpu.mesh_layout import AxisSegment, Dimension, lay_out_axes, part, usable_links
 
 
 def torus(*sizes: int, wraps: bool = True) -> list[Dimension]:
     return [Dimension("xyz"[i], size, wraps) for i, size in enumerate(sizes)]
 
 
-def placed(parts: tuple[AxisPart, ...]) -> list[tuple[str, int]]:
+def placed(parts: tuple[AxisSegment, ...]) -> list[tuple[str, int]]:
     return [(p.dimension, p.size) for p in parts]
 
 

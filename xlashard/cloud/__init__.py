@@ -2,7 +2,7 @@
 
 | modules | content |
 |---|---|
-| `settings`, `accelerators`, `script` | settings from TOML and flags; types of TPUs; exit codes |
+| `cloud_settings`, `accelerators`, `script` | settings and flags; types of TPUs; exit codes |
 | `gcloud`, `session` | commands as values, and the process that runs or prints them |
 | `tpu`, `workers` | state of a TPU, creating and deleting it; commands and code on its workers |
 | `jobs`, `watching` | a job on all workers; the same job again after a preemption |

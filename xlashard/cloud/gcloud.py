@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from xlashard.cloud.accelerators import Accelerator
-from xlashard.cloud.settings import TpuSettings
+from xlashard.cloud.cloud_settings import TpuSettings
 from xlashard.errors import CloudError
 
 _VM = ("gcloud", "compute", "tpus", "tpu-vm")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xlashard.background import start_background
+from xlashard.cloud.cloud_settings import check_command
 from xlashard.cloud.session import Session, backoff
-from xlashard.cloud.settings import check_command
 from xlashard.cloud.tpu import lost_reason, ready_status
 from xlashard.cloud.workers import check_all, run_on_all, set_up, worker_script
 from xlashard.errors import CloudError, counted

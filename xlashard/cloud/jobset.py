@@ -9,8 +9,8 @@ import string
 from pathlib import Path
 
 from xlashard.cloud.accelerators import read_accelerator
+from xlashard.cloud.cloud_settings import CloudSettings, check_command, check_name
 from xlashard.cloud.session import Session
-from xlashard.cloud.settings import CloudSettings, check_command, check_name
 from xlashard.errors import CloudError
 
 _TEMPLATE = Path(__file__).with_name("jobset.yaml")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xlashard.cloud.accelerators import Accelerator, read_accelerator
+from xlashard.cloud.cloud_settings import CloudSettings, check_name
 from xlashard.cloud.gcloud import Command, Finished, Gcloud, Runner
-from xlashard.cloud.settings import CloudSettings, check_name
 
 _LONGEST_WAIT = 60.0
 

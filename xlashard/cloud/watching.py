@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from xlashard.cloud.cloud_settings import check_command
 from xlashard.cloud.jobs import INTERRUPTED, ExitStatus, run_job
 from xlashard.cloud.session import Session, backoff
-from xlashard.cloud.settings import check_command
 from xlashard.cloud.tpu import create, delete, lost_reason, ready_status
 from xlashard.cloud.workers import set_up
 from xlashard.errors import CloudError

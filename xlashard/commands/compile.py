@@ -16,7 +16,7 @@ from xlashard.commands.common import (
 from xlashard.commands.targets import find_program, topologies_for
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
-from xlashard.tpu.preflight.api import lower_for
+from xlashard.tpu.preflight.preflight_run import lower_for
 from xlashard.tpu.preflight.target_loading import user_code_errors
 from xlashard.wording import in_bytes, print_error
 

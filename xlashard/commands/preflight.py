@@ -24,7 +24,7 @@ from xlashard.commands.targets import find_program, topologies_for
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
-from xlashard.tpu.preflight.api import preflight
+from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.terminal_comparison import SummaryText
 from xlashard.tpu.preflight.report.budget import read_budget

@@ -15,17 +15,17 @@ from xlashard.tpu import Topology
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
-from xlashard.tpu.preflight.sweep.api import (
+from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
+from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
+from xlashard.tpu.preflight.sweep.sweep_pool import default_limits
+from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
+from xlashard.tpu.preflight.sweep.sweep_run import (
     Prices,
     Sweep,
     find_topologies,
     read_prices,
     run_sweep,
 )
-from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
-from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
-from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
-from xlashard.tpu.preflight.sweep.worker_pool import default_limits
 from xlashard.tpu.preflight.target_loading import TargetProgram, load_function
 
 _RUNNER = "xlashard.commands.sweep:run_target"

@@ -14,7 +14,7 @@
 from xlashard.multihost.assert_equal import assert_equal
 from xlashard.multihost.barriers import barrier, sync_global_devices
 from xlashard.multihost.host_collectives import broadcast_one_to_all, process_allgather
-from xlashard.multihost.host_local.convert import (
+from xlashard.multihost.host_local.conversions import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
 )

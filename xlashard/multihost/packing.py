@@ -18,7 +18,7 @@ from xlashard.array import Array
 from xlashard.array.device_put import device_put
 from xlashard.array.host.read import read_value
 from xlashard.array.placement.transfer_guard import allow_transfers
-from xlashard.multihost.host_local.convert import host_local_array_to_global_array
+from xlashard.multihost.host_local.conversions import host_local_array_to_global_array
 from xlashard.pjit import pjit
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 

@@ -1,7 +1,7 @@
 """Pictures of how arrays lie on devices: a plan as a value, then a terminal, SVG or HTML."""
 
-from xlashard.pictures.api import ShardingPicture, html_of, visualize
-from xlashard.pictures.plan import Cell, Panel, Picture
+from xlashard.pictures.picture_plan import Cell, Panel, Picture
+from xlashard.pictures.sharding_picture import ShardingPicture, html_of, visualize
 from xlashard.pictures.tree import TreePicture, read_tree
 
 __all__ = [

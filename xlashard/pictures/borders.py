@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from xlashard.pictures.plan import Cell
+from xlashard.pictures.picture_plan import Cell
 
 THIN, THICK = 1, 2
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from html import escape
 
-from xlashard.pictures.formatting import facts, index_text, placed_text, title_text
 from xlashard.pictures.palette import INK
-from xlashard.pictures.plan import Cell, Picture
+from xlashard.pictures.picture_plan import Cell, Picture
+from xlashard.pictures.picture_text import facts, index_text, placed_text, title_text
 from xlashard.pictures.svg import svg_text
 
 # In a notebook nothing may reach beyond the fragment: styles stand on the elements themselves.

@@ -19,7 +19,7 @@ def tile_number(places: Places, counts: Sequence[int]) -> int:
     return number
 
 
-class Placement(Protocol):
+class TileLayout(Protocol):
     """Sharding and shape, as needed by a picture."""
 
     @property

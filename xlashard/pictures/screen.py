@@ -5,9 +5,9 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions
 from rich.style import Style
 
-from xlashard.pictures.formatting import in_ascii
 from xlashard.pictures.palette import BLANK, COLOURS, INK
-from xlashard.pictures.plan import Cell
+from xlashard.pictures.picture_plan import Cell
+from xlashard.pictures.picture_text import in_ascii
 
 # With sixteen colours, the nearest to ours would be only four.
 _NAMES = (
@@ -24,7 +24,7 @@ _NAMES = (
 _OF_SIXTEEN: dict[str, str] = dict(zip((*COLOURS, BLANK), _NAMES, strict=True))
 
 
-class Screen(NamedTuple):
+class TerminalCapabilities(NamedTuple):
     """A terminal.
 
     Attributes:
@@ -38,7 +38,7 @@ class Screen(NamedTuple):
     few_colours: bool
 
     @classmethod
-    def of(cls, console: Console, options: ConsoleOptions) -> "Screen":
+    def of(cls, console: Console, options: ConsoleOptions) -> "TerminalCapabilities":
         """Return the capabilities that rich detects."""
         few = console.color_system in ("standard", "windows")
         return cls(options.max_width, options.ascii_only, few)

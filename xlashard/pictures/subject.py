@@ -21,7 +21,7 @@ from xlashard._jax.runtime.shardings import (
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, ShardingError, TilingError
 from xlashard.geometry import Tiling
-from xlashard.pictures.placement import Pieces, Placement, Tiles
+from xlashard.pictures.placement import Pieces, TileLayout, Tiles
 from xlashard.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -44,7 +44,7 @@ type AnySharding = Sharding | JaxSharding
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class PictureSubject:
     """An array, or one that might be, and where its tiles are.
 
     Attributes:
@@ -69,7 +69,7 @@ class Subject:
     mesh: tuple[tuple[str, int], ...]
     dim_axes: tuple[tuple[str, ...] | None, ...] | None
     devices: Sequence[Device] | None
-    placement: Placement
+    placement: TileLayout
     unreduced: frozenset[str] = frozenset()
     reduction: str = ""
 
@@ -102,7 +102,7 @@ class Subject:
         return None if self.itemsize is None else math.prod(self.placement.tile) * self.itemsize
 
 
-def read_subject(x: Any, sharding: Any = None) -> Subject:
+def read_subject(x: Any, sharding: Any = None) -> PictureSubject:
     """Return the subject of a picture, without reading the array's value or buffers.
 
     Args:
@@ -118,7 +118,7 @@ def read_subject(x: Any, sharding: Any = None) -> Subject:
     own = _own_class(given)
     devices, placement = _placed(own, shape)
     named = isinstance(own, NamedSharding)
-    return Subject(
+    return PictureSubject(
         shape=shape,
         dtype=None if dtype is None else dtype.name,
         itemsize=None if dtype is None else dtype.itemsize,
@@ -221,7 +221,7 @@ def _own_class(given: AnySharding) -> Any:
         return given
 
 
-def _placed(own: Any, shape: tuple[int, ...]) -> tuple[Sequence[Device] | None, Placement]:
+def _placed(own: Any, shape: tuple[int, ...]) -> tuple[Sequence[Device] | None, TileLayout]:
     if isinstance(own, NamedSharding) and isinstance(own.mesh, AbstractMesh):
         return None, Tiles(own.tiling(shape), shape)
     if isinstance(own, XLACompatibleSharding):

@@ -6,7 +6,9 @@ from html import escape
 from itertools import pairwise
 
 from xlashard.pictures.borders import THICK, Borders
-from xlashard.pictures.formatting import (
+from xlashard.pictures.palette import INK
+from xlashard.pictures.picture_plan import Cell, Panel, Picture
+from xlashard.pictures.picture_text import (
     cut_text,
     devices_text,
     facts,
@@ -17,8 +19,6 @@ from xlashard.pictures.formatting import (
     placed_text,
     title_text,
 )
-from xlashard.pictures.palette import INK
-from xlashard.pictures.plan import Cell, Panel, Picture
 
 _LETTER = 7.25
 """Width of a character of the font, in pixels."""

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from xlashard.pictures.borders import Borders, line
-from xlashard.pictures.formatting import (
+from xlashard.pictures.picture_plan import Cell, Panel, Picture, plan_picture
+from xlashard.pictures.picture_text import (
     cut_text,
     devices_text,
     facts,
@@ -19,9 +20,8 @@ from xlashard.pictures.formatting import (
     panel_text,
     title_text,
 )
-from xlashard.pictures.plan import Cell, Panel, Picture, plan_picture
-from xlashard.pictures.screen import Screen
-from xlashard.pictures.subject import Subject
+from xlashard.pictures.screen import TerminalCapabilities
+from xlashard.pictures.subject import PictureSubject
 
 _LONGEST = 28
 """Maximum length of a cell's text."""
@@ -38,11 +38,11 @@ class TerminalPicture(NamedTuple):
         most: Tiles to draw along a dimension.
     """
 
-    subject: Subject
+    subject: PictureSubject
     most: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        screen = Screen.of(console, options)
+        screen = TerminalCapabilities.of(console, options)
         sheet = _fitting(self.subject, self.most, screen)
         yield Text(screen.say(title_text(self.subject)), style="bold")
         known = Table.grid(padding=(0, 2))
@@ -67,7 +67,7 @@ class _Sheet(NamedTuple):
     """
 
     picture: Picture
-    screen: Screen
+    screen: TerminalCapabilities
     cell: int
     label: int
     platform: bool
@@ -181,7 +181,7 @@ class _Sheet(NamedTuple):
         return self.screen.say(text)
 
 
-def _fitting(subject: Subject, most: int, screen: Screen) -> _Sheet:
+def _fitting(subject: PictureSubject, most: int, screen: TerminalCapabilities) -> _Sheet:
     """Return the picture with most columns, and then with the longest texts, that fits."""
     columns = most
     while True:
@@ -196,7 +196,7 @@ def _fitting(subject: Subject, most: int, screen: Screen) -> _Sheet:
         columns = min(columns, len(picture.columns)) - 1
 
 
-def _sized(picture: Picture, screen: Screen, longest: int) -> _Sheet:
+def _sized(picture: Picture, screen: TerminalCapabilities, longest: int) -> _Sheet:
     """Return a sheet whose cells fit their text, up to a maximum length."""
     platform = longest > 7
     words = [

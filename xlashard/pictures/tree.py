@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
-from xlashard.pictures.formatting import runs_text, type_text
 from xlashard.pictures.page import fragment, page_of
-from xlashard.pictures.plan import Cell, Picture, plan_picture
+from xlashard.pictures.picture_plan import Cell, Picture, plan_picture
+from xlashard.pictures.picture_text import runs_text, type_text
 from xlashard.pictures.printable import Printable
-from xlashard.pictures.screen import Screen
-from xlashard.pictures.subject import Subject, is_place, is_shape, read_subject
+from xlashard.pictures.screen import TerminalCapabilities
+from xlashard.pictures.subject import PictureSubject, is_place, is_shape, read_subject
 from xlashard.wording import in_bytes, shape_text
 
 _SHOWN = 16
@@ -29,7 +29,7 @@ _SMALL = 8
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TreeLeaf:
     """An array of a tree.
 
     Attributes:
@@ -38,7 +38,7 @@ class Leaf:
     """
 
     path: str
-    subject: Subject
+    subject: PictureSubject
 
     @property
     def device_bytes(self) -> int:
@@ -58,7 +58,7 @@ class TreePicture(Printable):
         title: Title.
     """
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[TreeLeaf, ...]
     unplaced: tuple[str, ...] = ()
     title: str = ""
 
@@ -91,7 +91,7 @@ class TreePicture(Printable):
         return f"<div><strong>{escape(self._heading())}</strong>{leaves}{rest}</div>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        screen = Screen.of(console, options)
+        screen = TerminalCapabilities.of(console, options)
         say = screen.say
         yield Text(say(self._heading()), "bold")
         table = Table(box=box.SIMPLE_HEAD, leading=1, header_style="dim", pad_edge=False)
@@ -152,7 +152,7 @@ def read_tree(tree: Any, sharding: Any = None) -> TreePicture:
             unplaced.append(name)
             continue
         try:
-            leaves.append(Leaf(name, read_subject(x, given)))
+            leaves.append(TreeLeaf(name, read_subject(x, given)))
         except (ArgumentError, GeometryError, ShardingError) as error:
             raise ArgumentError(f"the tree at {name}: {error}") from None
     leaves.sort(key=lambda leaf: -(leaf.subject.nbytes or 0))
@@ -174,11 +174,11 @@ def _for_each(tree: Any, sharding: Any) -> Sequence[Any]:
     return jax.tree.leaves(spread, is_leaf=lambda x: x is None or is_place(x))
 
 
-def _held(subject: Subject) -> str:
+def _held(subject: PictureSubject) -> str:
     return f"{shape_text(subject.placement.tile)}, {in_bytes(subject.tile_bytes or 0)}"
 
 
-def _unfolding(leaf: Leaf) -> str:
+def _unfolding(leaf: TreeLeaf) -> str:
     """Return an array whose picture expands on a click."""
     subject = leaf.subject
     line = f"{type_text(subject)} {subject.sharding}, {in_bytes(leaf.device_bytes)} on each device"
@@ -188,7 +188,7 @@ def _unfolding(leaf: Leaf) -> str:
     )
 
 
-def _small_picture(subject: Subject, room: int, screen: Screen) -> Text:
+def _small_picture(subject: PictureSubject, room: int, screen: TerminalCapabilities) -> Text:
     """Yield a line per row of tiles, each in its colour with its devices."""
     picture = plan_picture(subject, _SMALL)
     rows = list(_lines(picture))

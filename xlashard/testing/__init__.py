@@ -18,10 +18,11 @@ from xlashard.testing.expectations import (
 )
 from xlashard.testing.launch.launcher import PodSize
 from xlashard.testing.launch.supervision import PodRun, Verdict
-from xlashard.testing.pods import Pod, pod
+from xlashard.testing.pods import EmulatedPod, Pod, pod
 
 __all__ = [
     "EmulatedDevices",
+    "EmulatedPod",
     "Pod",
     "PodRun",
     "PodSize",

@@ -17,7 +17,7 @@ from xlashard.testing.workers.pool_result import Timeouts, pod_error
 from xlashard.testing.workers.worker_pool import WorkerPool
 
 
-class Pod:
+class EmulatedPod:
     """An emulated pod: local processes with emulated CPU devices, joined by JAX.
 
     Created by `pod`. Its processes end with the `with` block, and also when this process ends in
@@ -155,6 +155,10 @@ class Pod:
         return f"pod(processes={self.processes}, devices_per_process={self.devices_per_process})"
 
 
+Pod = EmulatedPod
+"""Earlier name of `EmulatedPod`."""
+
+
 def pod(
     processes: int = 2,
     devices_per_process: int = 1,
@@ -162,7 +166,7 @@ def pod(
     timeout: float = 120.0,
     grace: float = 5.0,
     environment: Mapping[str, str] | None = None,
-) -> Pod:
+) -> EmulatedPod:
     """Return an emulated pod in which functions and scripts can run.
 
     As a context manager it keeps its processes between calls, which saves their startup; after a
@@ -197,7 +201,7 @@ def pod(
             raise ArgumentError(
                 f"{name} is {value!r}; it must be a number of seconds above 0: pod({name}=60)"
             )
-    return Pod(
+    return EmulatedPod(
         PodSize(processes, devices_per_process),
         timeout=timeout,
         grace=grace,

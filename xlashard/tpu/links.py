@@ -13,7 +13,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.mesh_layout import AxisPart, Dimension, part, usable_links
+from xlashard.tpu.mesh_layout import AxisSegment, Dimension, part, usable_links
 from xlashard.tpu.topologies import Topology
 
 
@@ -35,7 +35,7 @@ class AxisLinks:
 
     axes: tuple[str, ...]
     size: int
-    parts: tuple[AxisPart, ...]
+    parts: tuple[AxisSegment, ...]
     links: float
     ring: bool
     network: Literal["ici", "dcn"]
@@ -71,7 +71,7 @@ def axis_links(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks
         return _links(topology, mesh, tuple(axes))
 
 
-def axis_parts(topology: Topology, mesh: Mesh, axis: str) -> tuple[AxisPart, ...]:
+def axis_parts(topology: Topology, mesh: Mesh, axis: str) -> tuple[AxisSegment, ...]:
     """Return the extent of a mesh axis along each dimension; empty if the axis follows none.
 
     Args:
@@ -105,7 +105,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     return AxisLinks(axes, size, parts, links, ring, "dcn" if spans > 1 else "ici", speed)
 
 
-def ici_speed(generation: Generation, parts: Sequence[AxisPart], links: float) -> float:
+def ici_speed(generation: Generation, parts: Sequence[AxisSegment], links: float) -> float:
     """Return the bytes per second that a device sends within its slice.
 
     Devices of a chip share its links. Inside one group, data received by the chip serves both.
@@ -129,7 +129,7 @@ def _merged(
     steps: dict[str, npt.NDArray[np.int64]],
     mesh: Mesh,
     axes: Sequence[str],
-) -> tuple[AxisPart, ...] | None:
+) -> tuple[AxisSegment, ...] | None:
     """Return the combined extent of some axes, or None if they don't fill a box of positions."""
     where = np.zeros((1, len(dimensions)), np.int64)
     for name in axes:

@@ -36,7 +36,7 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class AxisPart:
+class AxisSegment:
     """Extent of a mesh axis along one dimension.
 
     Attributes:
@@ -63,10 +63,10 @@ class AxisPart:
         return (2.0 if self.ring and self.size > 2 else 1.0) / self.stride
 
 
-def part(dimension: Dimension, size: int, stride: int) -> AxisPart:
+def part(dimension: Dimension, size: int, stride: int) -> AxisSegment:
     """Return the extent of an axis of `size` positions along a dimension."""
     closes = dimension.wraps and size * stride == dimension.size
-    return AxisPart(dimension.name, size, stride, closes or (size == 2 and stride == 1))
+    return AxisSegment(dimension.name, size, stride, closes or (size == 2 and stride == 1))
 
 
 class _Choice(NamedTuple):
@@ -83,7 +83,7 @@ class _Choice(NamedTuple):
     factors: tuple[tuple[int, ...], ...]
 
 
-def usable_links(parts: Sequence[AxisPart]) -> float:
+def usable_links(parts: Sequence[AxisSegment]) -> float:
     """Return the links with which each position of a group sends.
 
     Rings add up. Open dimensions form a single line or cycle with at most two links.
@@ -94,7 +94,7 @@ def usable_links(parts: Sequence[AxisPart]) -> float:
 
 def lay_out_axes(
     torus: Sequence[Dimension], sizes: Sequence[int]
-) -> tuple[tuple[AxisPart, ...], ...]:
+) -> tuple[tuple[AxisSegment, ...], ...]:
     """Lay mesh axes on a torus.
 
     Among the factorisations that split the fewest dimensions, choose the one with the least
@@ -140,7 +140,7 @@ def lay_out_axes(
 
 def _parts(
     torus: Sequence[Dimension], factors: Sequence[int], left: Sequence[int]
-) -> list[AxisPart]:
+) -> list[AxisSegment]:
     """Return the extent of an axis with these factors, given the remaining size per dimension."""
     return [
         part(d, factor, d.size // rest)
@@ -223,7 +223,7 @@ def arrange_devices(
 
 def _digits(
     dimensions: Sequence[Dimension], sizes: Mapping[str, int]
-) -> list[tuple[str, AxisPart]]:
+) -> list[tuple[str, AxisSegment]]:
     """Return the extents of each axis, the axis with the most communication first."""
     slices, *torus, cores = dimensions
     left = dict(sizes)
@@ -236,7 +236,7 @@ def _digits(
 
 def _shared(
     dimension: Dimension, left: dict[str, int], names: Iterable[str]
-) -> list[tuple[str, AxisPart]]:
+) -> list[tuple[str, AxisSegment]]:
     """Split one dimension over the axes and divide it out of `left`."""
     parts, remaining = [], dimension.size
     for name in tuple(names):

@@ -16,7 +16,7 @@ from xlashard import NamedSharding, pjit
 from xlashard.errors import ArgumentError, BoxError, MeshError
 from xlashard.legacy.modes.array_mode import positional_semantics, semantics_in_force
 from xlashard.legacy.modules.experimental import maps
-from xlashard.legacy.shardings.mesh import global_to_local, local_to_global
+from xlashard.legacy.shardings.legacy_mesh import global_to_local, local_to_global
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 

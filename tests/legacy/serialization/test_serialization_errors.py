@@ -21,7 +21,7 @@ from xlashard.errors import (
     SerializationError,
 )
 from xlashard.legacy import serialization as saving
-from xlashard.legacy.serialization.writing import WriteFuture
+from xlashard.legacy.serialization.array_writing import WriteFuture
 
 V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))

@@ -18,9 +18,9 @@ from xlashard import P, pjit
 from xlashard.tpu import topology
 from xlashard.tpu.preflight import compilation, dump_folder
 from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders, temporary_dump_folder
-from xlashard.tpu.preflight.sweep import AxisRange, api
+from xlashard.tpu.preflight.sweep import AxisRange, sweep_run
+from xlashard.tpu.preflight.sweep.sweep_pool import WorkerLimits
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
-from xlashard.tpu.preflight.sweep.worker_pool import WorkerLimits
 
 # The module stands on Python alone, so that the process needs no JAX.
 _HOLD = """
@@ -111,8 +111,10 @@ def test_a_sweep_removes_those_of_its_processes(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = temporary / f"{dump_folder._PREFIX}of-a-process-that-was-ended"
-    monkeypatch.setattr(api, "run_jobs", lambda *_: (answer for answer in ()))
-    sweep = api.Sweep("t", "t", (topology("v5e-4"),), {"data": AxisRange()})
+    monkeypatch.setattr(sweep_run, "run_jobs", lambda *_: (answer for answer in ()))
+    sweep = sweep_run.Sweep("t", "t", (topology("v5e-4"),), {"data": AxisRange()})
     left.mkdir()
-    api.run_sweep(sweep, temporary / "sweep", WorkerLimits(workers=1), SweepProgress(shown=False))
+    sweep_run.run_sweep(
+        sweep, temporary / "sweep", WorkerLimits(workers=1), SweepProgress(shown=False)
+    )
     assert not left.exists()

@@ -10,7 +10,7 @@ from xlashard.array.placement.prefix import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modes.array_mode import PositionalSemantics, current_array_mode
-from xlashard.legacy.shardings import mesh as meshes
+from xlashard.legacy.shardings import legacy_mesh as meshes
 from xlashard.legacy.shardings.parsed_specs import (
     get_array_mapping,
     mesh_sharding,

@@ -9,7 +9,7 @@ from xlashard._jax.runtime.shardings import JaxNamedSharding as NamedSharding
 from xlashard._jax.runtime.shardings import JaxSharding as Sharding
 from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard.legacy.modules.entry import Entry
-from xlashard.legacy.shardings.mesh import Mesh
+from xlashard.legacy.shardings.legacy_mesh import Mesh
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.legacy.shardings.sharding_classes import (
     PmapSharding,

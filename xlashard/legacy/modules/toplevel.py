@@ -158,7 +158,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.pmap",
         "0.8.0",
         "works",
-        "xlashard.legacy.arrays.pmap:pmap",
+        "xlashard.legacy.arrays.legacy_pmap:pmap",
         "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
         "An index of a result is the shard of one device; an index of today's `jax.pmap` result is "
         "replicated.",

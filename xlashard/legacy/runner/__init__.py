@@ -2,7 +2,7 @@
 
 | file | contents |
 |---|---|
-| `command` | the command line |
-| `script` | running a script or module as `__main__` |
+| `run_command` | the command line |
+| `program_runner` | running a script or module as `__main__` |
 | `recorder`, `usage_report` | recording uses of removed names, and printing them |
 """

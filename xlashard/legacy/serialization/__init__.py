@@ -4,17 +4,17 @@
 |---|---|
 | `tensorstore_specs` | the TensorStore spec of an array, and errors that name its path |
 | `deserialize_args` | both signatures of `async_deserialize` and `run_deserialization` |
-| `writing`, `reading` | arrays to TensorStore and back |
+| `array_writing`, `reading` | arrays to TensorStore and back |
 | `event_loop` | running coroutines to completion, also in a notebook |
 | `manager` | asynchronous checkpoints that all processes commit together |
 | `jax_module` | the names of `jax.experimental.gda_serialization.serialization` |
 """
 
 from xlashard._jax.compat.array_serialization import TS_CONTEXT, LimitInFlightBytes
+from xlashard.legacy.serialization.array_writing import async_serialize, run_serialization
 from xlashard.legacy.serialization.manager import AsyncManager, GlobalAsyncCheckpointManager
 from xlashard.legacy.serialization.reading import async_deserialize, run_deserialization
 from xlashard.legacy.serialization.tensorstore_specs import get_metadata, get_tensorstore_spec
-from xlashard.legacy.serialization.writing import async_serialize, run_serialization
 
 __all__ = [
     "TS_CONTEXT",

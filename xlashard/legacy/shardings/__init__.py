@@ -4,7 +4,7 @@
 |---|---|
 | `partition_spec` | `PartitionSpec` as a tuple, and the markers `AUTO` and `FROM_GDA` |
 | `parsed_specs` | `ParsedPartitionSpec`, array mappings and `OpSharding`s |
-| `mesh` | `Mesh`, `ResourceEnv` and `thread_resources` |
+| `legacy_mesh` | `Mesh`, `ResourceEnv` and `thread_resources` |
 | `sharding_classes` | `XLACompatibleSharding`, `PmapSharding`, `PositionalSharding` |
 | `sharding_specs` | `ShardingSpec`s of meshes and of `pmap` |
 """

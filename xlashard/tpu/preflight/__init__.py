@@ -2,7 +2,7 @@
 
 | folder or module | contents |
 |---|---|
-| `api`, `compilation`, `dump_folder` | `preflight()`: place the arguments, compile, report |
+| `preflight_run`, `compilation`, `dump_folder` | `preflight()`: shard arguments, compile, report |
 | `memory/` | buffer assignment, live ranges, memory breakdown by argument, result and temporary |
 | `cost/` | FLOPs, HBM traffic, network model, roofline and schedule |
 | `attribution/` | the constraint, argument or operation that causes a collective, and suggestions |
@@ -16,7 +16,7 @@ import typing as _typing
 from xlashard.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
-    from xlashard.tpu.preflight.api import preflight
+    from xlashard.tpu.preflight.preflight_run import preflight
     from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
     from xlashard.tpu.preflight.report.comparison import Comparison, compare
     from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
@@ -27,7 +27,7 @@ else:
         __name__,
         globals(),
         {
-            "xlashard.tpu.preflight.api": ("preflight",),
+            "xlashard.tpu.preflight.preflight_run": ("preflight",),
             f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
             f"{_report}.comparison": ("Comparison", "compare"),
             f"{_report}.preflight_report": ("PreflightReport", "make_schema"),

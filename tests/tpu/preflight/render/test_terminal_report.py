@@ -9,8 +9,8 @@ from rich.console import Console
 
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.render.formatting import mesh_text
 from xlashard.tpu.preflight.render.html import page
+from xlashard.tpu.preflight.render.report_text import mesh_text
 from xlashard.tpu.preflight.report.build import describe_mesh
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.wording import plain_text

@@ -8,7 +8,7 @@ Its two processes leave a file named by their number in the folder, and wait.
 import signal
 import sys
 
-from xlashard.tpu.preflight.sweep.worker_pool import SweepJob, WorkerLimits, run_jobs
+from xlashard.tpu.preflight.sweep.sweep_pool import SweepJob, WorkerLimits, run_jobs
 
 if __name__ == "__main__":
     request = {"how": "wait", "mark": sys.argv[1]}

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.tpu.preflight.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import api, evaluate, preflight_sweep
+from xlashard.tpu.preflight.sweep import evaluate, preflight_sweep, sweep_run
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
 
 GRAM = "tests.tpu.preflight.sweep.programs:gram"
@@ -67,7 +67,7 @@ def test_a_second_sweep_goes_on_where_the_first_was(swept, folder, monkeypatch):
         asked.extend(jobs)
         yield from ()
 
-    monkeypatch.setattr(api, "run_jobs", ask_only)
+    monkeypatch.setattr(sweep_run, "run_jobs", ask_only)
 
     def again(target=GRAM, **other):
         asked.clear()
@@ -96,7 +96,9 @@ def test_failed_results_are_retried(folder, monkeypatch):
     answers = iter(
         [{"outcome": "failed", "reason": "lost"}, {"outcome": "impossible", "reason": ""}]
     )
-    monkeypatch.setattr(api, "run_jobs", lambda jobs, _: ((job, next(answers)) for job in jobs))
+    monkeypatch.setattr(
+        sweep_run, "run_jobs", lambda jobs, _: ((job, next(answers)) for job in jobs)
+    )
 
     def sweep():
         return preflight_sweep(
@@ -161,7 +163,7 @@ def test_invalid_sweeps_fail_before_compilation(words, error, text, tmp_path):
 
 def test_a_topology_without_a_mesh_is_skipped(tmp_path, monkeypatch):
     answer = {"outcome": "impossible", "reason": "not divisible"}
-    monkeypatch.setattr(api, "run_jobs", lambda jobs, _: ((job, answer) for job in jobs))
+    monkeypatch.setattr(sweep_run, "run_jobs", lambda jobs, _: ((job, answer) for job in jobs))
     words = {"topologies": ["v5e-4", "v5e-8"], "mesh": {"data": "..4"}, "folder": tmp_path}
     report = preflight_sweep(GRAM, **words)
     assert {r.topology for r in report.results} == {"v5e:2x2"}

@@ -7,7 +7,7 @@ from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.array_mode import POSITIONAL as _positional_semantics
 from xlashard.legacy.modes.array_mode import PositionalSemantics as _PositionalSemantics
 from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
-from xlashard.legacy.shardings.mesh import (
+from xlashard.legacy.shardings.legacy_mesh import (
     EMPTY_ENV,
     Loop,
     Mesh,
@@ -153,14 +153,14 @@ ENTRIES: tuple[Entry, ...] = (
         "jax._src.mesh.Mesh._local_to_global",
         "0.4.31",
         "works",
-        "xlashard.legacy.shardings.mesh:local_to_global",
+        "xlashard.legacy.shardings.legacy_mesh:local_to_global",
         "jax.make_array_from_process_local_data(sharding, local).shape",
     ),
     Entry(
         "jax._src.mesh.Mesh._global_to_local",
         "0.4.31",
         "works",
-        "xlashard.legacy.shardings.mesh:global_to_local",
+        "xlashard.legacy.shardings.legacy_mesh:global_to_local",
         "x.sharding.shard_shape(x.shape)",
     ),
     *members(_HOME, "0.4.31", __name__, imports(_HOME)),

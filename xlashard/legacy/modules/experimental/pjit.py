@@ -24,7 +24,7 @@ from xlashard.legacy.modes.pjit_internals import (
     to_op_sharding_sharding,
 )
 from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
-from xlashard.legacy.shardings.mesh import Mesh
+from xlashard.legacy.shardings.legacy_mesh import Mesh
 from xlashard.legacy.shardings.parsed_specs import (
     REPLICATED,
     CanonicalizedParsedPartitionSpec,

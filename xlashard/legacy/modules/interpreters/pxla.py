@@ -21,7 +21,7 @@ from xlashard.legacy.modes.pjit_internals import (
     check_gda_or_array_xla_sharding_match as _check_gda_or_array_xla_sharding_match,
 )
 from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
-from xlashard.legacy.shardings.mesh import EMPTY_ENV, Mesh, ResourceEnv, thread_resources
+from xlashard.legacy.shardings.legacy_mesh import EMPTY_ENV, Mesh, ResourceEnv, thread_resources
 from xlashard.legacy.shardings.parsed_specs import (
     are_op_shardings_equal,
     array_mapping_to_axis_resources,

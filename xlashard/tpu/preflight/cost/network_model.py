@@ -43,7 +43,7 @@ from xlashard.program.hlo.collectives import (
 from xlashard.program.hlo.module import Computation, HloText, Instruction, array_types
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import ici_speed
-from xlashard.tpu.mesh_layout import AxisPart, part
+from xlashard.tpu.mesh_layout import AxisSegment, part
 from xlashard.tpu.topologies import Topology
 
 _KINDS: dict[str, CollectiveKind] = {
@@ -191,7 +191,7 @@ class _GroupLinks:
         speed: Bytes per second that a device sends within its slice.
     """
 
-    parts: tuple[AxisPart, ...]
+    parts: tuple[AxisSegment, ...]
     slices: int
     members: int
     speed: float
@@ -240,7 +240,7 @@ class NetworkModel:
         return self._wire(sent, sent / lines.speed, lines.parts, between)
 
     def _wire(
-        self, sent: float, seconds: float, parts: Sequence[AxisPart], dcn: float
+        self, sent: float, seconds: float, parts: Sequence[AxisSegment], dcn: float
     ) -> NetworkCost:
         return NetworkCost(
             sent, seconds, tuple(p.dimension for p in parts), dcn, self._dcn_seconds(dcn)
@@ -278,7 +278,7 @@ class NetworkModel:
             speed = generation.ici_bandwidth / generation.devices_per_chip
         return _GroupLinks(tuple(parts), slices, inside, speed)
 
-    def _speed(self, parts: Sequence[AxisPart]) -> float:
+    def _speed(self, parts: Sequence[AxisSegment]) -> float:
         """Return the bytes per second that a device sends along some dimensions."""
         links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
         return ici_speed(self._topology.generation, parts, links)

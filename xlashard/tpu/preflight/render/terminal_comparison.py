@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from xlashard.pjit.report.tables import WIDE, Page, section, table
-from xlashard.tpu.preflight.render.formatting import BOUNDS, FORMATTERS, price_text, topology_text
+from xlashard.tpu.preflight.render.report_text import BOUNDS, FORMATTERS, price_text, topology_text
 from xlashard.tpu.preflight.report.preflight_model import (
     AmountChange,
     ComparisonFields,

@@ -25,7 +25,7 @@ from xlashard.pjit.report.sections import (
     values_section,
 )
 from xlashard.pjit.report.tables import WIDE, Page, head, section, table
-from xlashard.tpu.preflight.render.formatting import (
+from xlashard.tpu.preflight.render.report_text import (
     BOUNDS,
     NETWORKS,
     ORIGINS,

@@ -16,7 +16,7 @@ from xlashard.pjit.report.cell_formatting import (
 from xlashard.pjit.report.model import DonationReport, ValueReport
 from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import Page
-from xlashard.tpu.preflight.render.formatting import BOUNDS, mesh_text, topology_text
+from xlashard.tpu.preflight.render.report_text import BOUNDS, mesh_text, topology_text
 from xlashard.tpu.preflight.render.terminal_comparison import comparison_sections
 from xlashard.tpu.preflight.report.preflight_model import (
     AmountChange,

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 
 from xlashard.pjit.report.serde import SerializableReport
 from xlashard.pjit.report.tables import Page
-from xlashard.tpu.preflight.render.formatting import topology_text
 from xlashard.tpu.preflight.render.html import fragment, page
+from xlashard.tpu.preflight.render.report_text import topology_text
 from xlashard.tpu.preflight.render.terminal_report import preflight_sections
 from xlashard.tpu.preflight.report.preflight_model import FORMAT, REPORT_FORMAT, PreflightFields
 from xlashard.wording import in_bytes, in_seconds

@@ -1,6 +1,5 @@
 """Preflight of every mesh of given topologies, ranked by estimated step time."""
 
-from xlashard.tpu.preflight.sweep.api import find_topologies, preflight_sweep
 from xlashard.tpu.preflight.sweep.mesh_shapes import (
     AxisRange,
     factorisations,
@@ -9,6 +8,7 @@ from xlashard.tpu.preflight.sweep.mesh_shapes import (
 )
 from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
 from xlashard.tpu.preflight.sweep.sweep_results import SweepFacts, SweepResult
+from xlashard.tpu.preflight.sweep.sweep_run import find_topologies, preflight_sweep
 
 __all__ = [
     "AxisRange",

@@ -23,7 +23,7 @@ from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import XlashardError
 from xlashard.program.runtime.flags import flags_here
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.api import argument_placer, preflight
+from xlashard.tpu.preflight.preflight_run import argument_placer, preflight
 from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.tpu.preflight.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.tpu.preflight.target_loading import TargetProgram, load_program, user_code_errors

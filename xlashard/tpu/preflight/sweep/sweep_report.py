@@ -15,7 +15,7 @@ from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
-from xlashard.tpu.preflight.render.formatting import BOUNDS, NETWORKS, price_text
+from xlashard.tpu.preflight.render.report_text import BOUNDS, NETWORKS, price_text
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, PriceReport, describe_price
 from xlashard.tpu.preflight.sweep.sweep_results import (

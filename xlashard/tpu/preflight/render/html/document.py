@@ -12,7 +12,6 @@ from functools import lru_cache
 from importlib.resources import files
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.render.formatting import FORMATTERS, in_thousands
 from xlashard.tpu.preflight.render.html.markup import (
     Child,
     Html,
@@ -38,6 +37,7 @@ from xlashard.tpu.preflight.render.html.verdict import (
     title_of,
     verdict_section,
 )
+from xlashard.tpu.preflight.render.report_text import FORMATTERS, in_thousands
 from xlashard.tpu.preflight.report.preflight_model import (
     REPORT_FORMAT,
     AmountChange,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xlashard.pjit.report.cell_formatting import line_text, operation_text
-from xlashard.tpu.preflight.render.formatting import many
 from xlashard.tpu.preflight.render.html.markup import (
     Child,
     Html,
@@ -17,6 +16,7 @@ from xlashard.tpu.preflight.render.html.markup import (
     tag,
     user_text,
 )
+from xlashard.tpu.preflight.render.report_text import many
 from xlashard.tpu.preflight.report.preflight_model import (
     BufferReport,
     MemoryBreakdown,

@@ -17,7 +17,6 @@ from xlashard.pjit.report.model import (
     SourceLine,
     ValueReport,
 )
-from xlashard.tpu.preflight.render.formatting import ORIGINS
 from xlashard.tpu.preflight.render.html.markup import (
     Child,
     Html,
@@ -30,6 +29,7 @@ from xlashard.tpu.preflight.render.html.markup import (
     tag,
     user_text,
 )
+from xlashard.tpu.preflight.render.report_text import ORIGINS
 from xlashard.tpu.preflight.report.preflight_model import PreflightFields, TrafficReport
 from xlashard.wording import in_bytes, in_seconds
 

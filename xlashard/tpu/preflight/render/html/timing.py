@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from xlashard.errors import counted
-from xlashard.tpu.preflight.render.formatting import in_thousands, three_digits
 from xlashard.tpu.preflight.render.html.markup import Html, join, tag, user_text
+from xlashard.tpu.preflight.render.report_text import in_thousands, three_digits
 from xlashard.tpu.preflight.report.preflight_model import TimeEstimate, TopologyReport
 from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from xlashard.pictures.palette import COLOURS
-from xlashard.tpu.preflight.render.formatting import is_visible_ring, many
 from xlashard.tpu.preflight.render.html.device_positions import (
     DIMENSIONS,
     DevicePositions,
@@ -11,6 +10,7 @@ from xlashard.tpu.preflight.render.html.device_positions import (
     device_positions,
 )
 from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user_text
+from xlashard.tpu.preflight.render.report_text import is_visible_ring, many
 from xlashard.tpu.preflight.report.preflight_model import AxisReport, TimeEstimate, TopologyReport
 from xlashard.wording import in_bytes, in_seconds
 

@@ -3,12 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xlashard.tpu.preflight.render.formatting import (
-    in_thousands,
-    price_text,
-    price_with_currency,
-    topology_text,
-)
 from xlashard.tpu.preflight.render.html.markup import (
     Html,
     TableCell,
@@ -21,6 +15,12 @@ from xlashard.tpu.preflight.render.html.markup import (
 )
 from xlashard.tpu.preflight.render.html.memory_bar import memory_bar
 from xlashard.tpu.preflight.render.html.timing import BOUNDS, SHORT
+from xlashard.tpu.preflight.render.report_text import (
+    in_thousands,
+    price_text,
+    price_with_currency,
+    topology_text,
+)
 from xlashard.tpu.preflight.report.preflight_model import PreflightFields
 from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
 

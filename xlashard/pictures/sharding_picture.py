@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.pictures.page import fragment, page
-from xlashard.pictures.plan import Picture, plan_picture
+from xlashard.pictures.picture_plan import Picture, plan_picture
 from xlashard.pictures.printable import Printable
-from xlashard.pictures.subject import Subject, read_subject
+from xlashard.pictures.subject import PictureSubject, read_subject
 from xlashard.pictures.svg import svg_text
 from xlashard.pictures.terminal import TerminalPicture
 from xlashard.pictures.tree import TreePicture, is_tree, read_tree
@@ -33,7 +33,7 @@ class ShardingPicture(Printable):
         max_tiles: Maximum number of tiles drawn along a dimension; of more, the first and the last.
     """
 
-    subject: Subject
+    subject: PictureSubject
     max_tiles: int
 
     @property

@@ -55,7 +55,7 @@ class SetupSettings:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class JobSettings:
     """The job: one command on each worker."""
 
     command: str = setting("", "shell command, run in ~/job")
@@ -96,7 +96,7 @@ class CloudSettings:
     tpu: TpuSettings = section(TpuSettings, "the TPU")
     wait: WaitSettings = section(WaitSettings, "time limits")
     setup: SetupSettings = section(SetupSettings, "code and packages of the workers")
-    run: RunSettings = section(RunSettings, "the job")
+    run: JobSettings = section(JobSettings, "the job")
     watch: WatchSettings = section(WatchSettings, "restarts after a preemption")
     gke: GkeSettings = section(GkeSettings, "the job on GKE")
     doctor: DoctorSettings = section(DoctorSettings, "checks of the doctor")

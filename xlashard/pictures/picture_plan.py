@@ -14,7 +14,7 @@ from itertools import islice
 from xlashard.geometry import Runs, head_and_tail
 from xlashard.pictures.palette import BLANK, COLOURS
 from xlashard.pictures.placement import Places, tile_number
-from xlashard.pictures.subject import LISTED, Subject
+from xlashard.pictures.subject import LISTED, PictureSubject
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Picture:
         panels: The drawn panels, None for omitted ones.
     """
 
-    subject: Subject
+    subject: PictureSubject
     row_dim: int | None
     column_dim: int | None
     panel_dims: tuple[int, ...]
@@ -138,7 +138,7 @@ class Picture:
         return math.prod(self.subject.placement.counts)
 
 
-def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -> Picture:
+def plan_picture(subject: PictureSubject, most: int, most_columns: int | None = None) -> Picture:
     """Chooses what to draw.
 
     Args:
@@ -204,7 +204,7 @@ def _digits(number: int, sizes: Sequence[int]) -> Places:
     return tuple(reversed(digits))
 
 
-def _cell(subject: Subject, places: Places, share: int, mixed: int) -> Cell:
+def _cell(subject: PictureSubject, places: Places, share: int, mixed: int) -> Cell:
     """Return a tile.
 
     Args:
@@ -227,7 +227,7 @@ def _cell(subject: Subject, places: Places, share: int, mixed: int) -> Cell:
 
 
 def _names(
-    subject: Subject, positions: Runs, share: int
+    subject: PictureSubject, positions: Runs, share: int
 ) -> tuple[Runs, tuple[tuple[int, Runs], ...]]:
     """Return the ids of the devices at some positions, and by the host that they belong to."""
     devices = subject.devices

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_for
-from xlashard.tpu.preflight.sweep.worker_pool import (
+from xlashard.tpu.preflight.sweep import sweep_pool
+from xlashard.tpu.preflight.sweep.sweep_pool import (
     SweepJob,
     WorkerLimits,
     default_limits,
@@ -109,11 +110,10 @@ def is_alive(pid):
 
 
 def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):
-    from xlashard.tpu.preflight.sweep import worker_pool
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for free, workers in ((7 * 2**30, 2), (2**30, 1), (400 * 2**30, 16), (0, 16)):
-        monkeypatch.setattr(worker_pool, "_free_bytes", lambda free=free: free)
+        monkeypatch.setattr(sweep_pool, "_free_bytes", lambda free=free: free)
         limits = default_limits()
         assert limits.workers == workers and limits.bytes * workers <= free
     assert default_limits(3).workers == 3

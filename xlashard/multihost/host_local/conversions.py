@@ -27,8 +27,13 @@ from xlashard.errors import (
 )
 from xlashard.multihost.collective_call import CollectiveCall
 from xlashard.multihost.consistency import compare_parts, read_check
+from xlashard.multihost.host_local.conversion_primitives import (
+    TO_GLOBAL,
+    bind_traced,
+    to_global_p,
+    to_local_p,
+)
 from xlashard.multihost.host_local.host_mesh import HostMesh, host_mesh
-from xlashard.multihost.host_local.primitives import TO_GLOBAL, bind_traced, to_global_p, to_local_p
 from xlashard.multihost.host_local.views import as_global, as_host_local
 from xlashard.multihost.leaves import named_leaves
 from xlashard.sharding import Mesh, PartitionSpec, partition_spec, spec_of

@@ -18,6 +18,12 @@ from xlashard.tpu.preflight.sweep.mesh_shapes import (
     factorisations,
     read_axes,
 )
+from xlashard.tpu.preflight.sweep.sweep_pool import (
+    SweepJob,
+    WorkerLimits,
+    default_limits,
+    run_jobs,
+)
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.tpu.preflight.sweep.sweep_results import (
     ChipPrice,
@@ -26,12 +32,6 @@ from xlashard.tpu.preflight.sweep.sweep_results import (
     SweepFacts,
     SweepResult,
     ranked,
-)
-from xlashard.tpu.preflight.sweep.worker_pool import (
-    SweepJob,
-    WorkerLimits,
-    default_limits,
-    run_jobs,
 )
 from xlashard.tpu.preflight.target_loading import load_function
 from xlashard.tpu.topologies import Topology, topology

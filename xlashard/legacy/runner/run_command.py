@@ -18,8 +18,8 @@ from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installation.installer import INSTALLER, install
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
+from xlashard.legacy.runner.program_runner import ProgramNotFoundError, ScriptOrModule, run
 from xlashard.legacy.runner.recorder import Recorder
-from xlashard.legacy.runner.script import ProgramNotFoundError, ScriptOrModule, run
 from xlashard.legacy.runner.usage_report import Report, json_of, show_report
 from xlashard.wording import print_error
 

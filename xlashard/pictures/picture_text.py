@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xlashard.geometry import Runs
-from xlashard.pictures.plan import Cell, Picture, Shown
-from xlashard.pictures.subject import Subject
+from xlashard.pictures.picture_plan import Cell, Picture, Shown
+from xlashard.pictures.subject import PictureSubject
 from xlashard.wording import in_bytes, shape_text, typed
 
 _WRITTEN_OUT = 4
@@ -116,17 +116,17 @@ def left_out_text(row: Shown) -> str:
     return f"… {row.left_out:,} more …" if row.left_out else ""
 
 
-def platform_of(subject: Subject) -> str:
+def platform_of(subject: PictureSubject) -> str:
     """Return the kind of the devices, as it stands before their numbers: `CPU`, `TPU`."""
     return str(subject.devices[0].platform).upper() if subject.devices else ""
 
 
-def type_text(subject: Subject) -> str:
+def type_text(subject: PictureSubject) -> str:
     """Dtype and shape: `float32[8,16]`."""
     return typed(subject.dtype or "", subject.shape)
 
 
-def title_text(subject: Subject) -> str:
+def title_text(subject: PictureSubject) -> str:
     """Return the title of a picture: `float32[8,16]  P('x', 'y') on x=2 × y=4`."""
     where = f" on {_axes_text(subject.mesh, ' × ')}" if subject.mesh else ""
     return f"{type_text(subject)}  {subject.sharding}{where}"
@@ -153,7 +153,7 @@ def facts(picture: Picture) -> Iterator[tuple[str, str]]:
         yield "uneven", "tiles differ in size; one that ends where it begins has no elements"
 
 
-def _devices_fact(subject: Subject) -> str:
+def _devices_fact(subject: PictureSubject) -> str:
     count = subject.placement.num_devices
     kind = platform_of(subject)
     words = f"{count:,} {kind}".strip() + (" device" if count == 1 else " devices")
@@ -171,7 +171,7 @@ def _devices_fact(subject: Subject) -> str:
     return words
 
 
-def _cut_fact(subject: Subject, dim: int) -> str:
+def _cut_fact(subject: PictureSubject, dim: int) -> str:
     count, extent = subject.placement.counts[dim], subject.placement.tile[dim]
     most = "" if subject.placement.is_even else "at most "
     along = ""
@@ -182,12 +182,12 @@ def _cut_fact(subject: Subject, dim: int) -> str:
     return f"dimension {dim} ({subject.shape[dim]:,}) in {count:,} tiles of {most}{extent:,}{along}"
 
 
-def _whole_fact(subject: Subject, dim: int) -> str:
+def _whole_fact(subject: PictureSubject, dim: int) -> str:
     is_open = subject.dim_axes is not None and subject.dim_axes[dim] is None
     return f"dimension {dim} ({subject.shape[dim]:,}){', left to the partitioner' * is_open}"
 
 
-def _unreduced_fact(subject: Subject) -> str:
+def _unreduced_fact(subject: PictureSubject) -> str:
     along = _axes_text(subject.unreduced_along, " × ")
     words = f"each device holds one of {subject.placement.addends:,} partial results of a "
     return words + subject.reduction + (f", along {along}" if along else "")
