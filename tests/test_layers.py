@@ -43,7 +43,6 @@ XLASHARD = Layers(
     deferred=frozenset(
         {
             ("xlashard.array.core.repr", "xlashard.pictures"),
-            ("xlashard.pjit.stages.executable", "xlashard.pjit.stages.serialization"),
             ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.targets", "xlashard.train.model.programs"),

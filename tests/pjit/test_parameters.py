@@ -14,7 +14,7 @@ from tests.pjit.helpers import f32, spec_of
 from xlashard import P, device_put, pjit
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.options import Selected
-from xlashard.pjit.parameters import Parameters
+from xlashard.pjit.signature import Parameters
 
 
 def in_specs(f, *args, **kwargs):

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, Self, overload
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
@@ -13,17 +13,54 @@ from xlashard.pjit.options import DonationMode, Selected, either, made_or_decora
 from xlashard.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
 
 if TYPE_CHECKING:
-    from xlashard.pjit.jitted import Jitted
     from xlashard.pjit.recompile.recompile_report import RecompileReport
     from xlashard.pjit.stages import traced as stages
 else:
     stages = deferred("xlashard.pjit.stages.traced")
 
 
+class Jitted[**P, R](Protocol):
+    """A function compiled by `pjit`: called like the one that was given, with the same result."""
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the program for these arguments, which is compiled at the first such call."""
+        ...
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None, /) -> Self: ...
+    @overload
+    def __get__[S, **Q, T](
+        self: "Jitted[Concatenate[S, Q], T]", instance: S, owner: Any = None, /
+    ) -> Callable[Q, T]: ...
+
+    @property
+    def __wrapped__(self) -> Callable[P, R]:
+        """The function that was given."""
+        ...
+
+    def lower(self, *args: Any, **kwargs: Any) -> "stages.Lowered":
+        """The module for such arguments, or for shapes (`jax.ShapeDtypeStruct`) of them."""
+        ...
+
+    def trace(self, *args: Any, **kwargs: Any) -> "stages.Traced":
+        """The jaxpr for such arguments or shapes."""
+        ...
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the result, as its tree of `jax.ShapeDtypeStruct`."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Lets go of every program that was compiled for the function."""
+        ...
+
+
 class _Decorator(Protocol):
     """What `pjit` is without a function."""
 
-    def __call__[**P, R](self, fun: Callable[P, R], /) -> "Jitted[P, R]": ...
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> Jitted[P, R]: ...
 
 
 @overload
@@ -45,7 +82,7 @@ def pjit[**P, R](
     share_binary: bool = ...,
     in_axis_resources: Any = ...,
     out_axis_resources: Any = ...,
-) -> "Jitted[P, R]": ...
+) -> Jitted[P, R]: ...
 @overload
 def pjit(
     *,

@@ -11,8 +11,8 @@ from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.trace.tracing import FunctionTracer
 from xlashard.array.core.donation import SHARDS, release_shards
-from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.shared_buffers import may_share
+from xlashard.pjit.signature import Parameters
 
 
 class DispatchTarget(Protocol):

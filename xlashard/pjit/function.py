@@ -30,7 +30,6 @@ from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.primitive import (
     all_parts_of,
     constrained_body,
@@ -44,6 +43,7 @@ from xlashard.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.pjit.shardings.resolve import resolve
 from xlashard.pjit.shardings.resources import Resource
 from xlashard.pjit.shardings.unreduced import has_reductions
+from xlashard.pjit.signature import Parameters
 from xlashard.pjit.trace import Call, expand_in, expand_out, trace_call
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (

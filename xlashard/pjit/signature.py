@@ -4,10 +4,17 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain, count, islice
 from typing import Any
 
-from xlashard.errors import ArgumentError, counted
+import jax
+
+from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.lazily import dataclass
+from xlashard.pjit.options import Selected
+from xlashard.pjit.shardings.prefix import expand
+from xlashard.pjit.shardings.resources import UNSPECIFIED, Resource, ResourceTree
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -126,3 +133,255 @@ def positions_text(count: int) -> str:
     if count > 1:
         return f"positions from 0 to {count - 1}"
     return "position 0" if count else "none"
+
+
+# What jax.tree_util.tree_flatten calls: each call of a donating function does it twice.
+_flatten = jax.tree_util.default_registry.flatten
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a function, by position and by name.
+
+    Attributes:
+        signature: The function's signature.
+        static_argnums: Positions of static parameters.
+        static_argnames: Names of static parameters.
+        donate_argnums: Positions of donated parameters.
+        donate_argnames: Names of donated parameters.
+    """
+
+    signature: Signature
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        fun: Callable[..., Any],
+        static: Selected,
+        donate: Selected,
+    ) -> "Parameters":
+        """Reads a function's signature and settles positions and names by it.
+
+        Raises:
+            ArgumentError: If a parameter is both static and donated, or does not exist.
+        """
+        signature = Signature.of(fun)
+        static_nums, static_names = signature.settle(static.argnums, static.argnames, "static")
+        donate_nums, donate_names = signature.settle(donate.argnums, donate.argnames, "donate")
+        both = [signature.name(i) for i in donate_nums if i in static_nums]
+        both += [n for n in donate_names if n in static_names]
+        if both:
+            raise ArgumentError(
+                f"{both[0]} is both static and donated; a static argument has no buffers to give "
+                "away: take it out of donate_argnums"
+            )
+        return cls(signature, static_nums, static_names, donate_nums, donate_names)
+
+    @property
+    def donates(self) -> bool:
+        """True if a call may take over buffers of its arguments."""
+        return bool(self.donate_argnums or self.donate_argnames)
+
+    @cached_property
+    def _donated_first(self) -> int:
+        """Number of donated positions where they come first and none is static; otherwise 0."""
+        numbers = self.donate_argnums
+        leads = not self.static_argnums and numbers == tuple(range(len(numbers)))
+        return len(numbers) if leads else 0
+
+    @cached_property
+    def _donated_positions(self) -> frozenset[int]:
+        return frozenset(self.donate_argnums)
+
+    @cached_property
+    def needs_check(self) -> bool:
+        """True if a call can fail `check_call`."""
+        return bool(self.static_argnums or self.static_argnames or self.donate_argnums)
+
+    def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Checks what jaxlib does not say well: hashable static arguments, donated positions.
+
+        Raises:
+            ArgumentError: With the argument's name.
+        """
+        for i in self.static_argnums:
+            if i < len(args):
+                _check_hashable(args[i], self.signature.name(i))
+        for name in self.static_argnames:
+            if name in kwargs:
+                _check_hashable(kwargs[name], name)
+        named = len(self.signature.names)
+        past = [i for i in self.donate_argnums if i >= len(args) and i >= named]
+        if past:
+            raise ArgumentError(
+                f"donate_argnums holds {past[0]}, but {self.signature.function} was called with "
+                f"{counted(len(args), 'positional argument')}: give "
+                f"{positions_text(len(args))}"
+            )
+
+    def _dynamic(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[tuple[str, bool, Any]], list[tuple[str, bool, Any]]]:
+        """`(name, donated, value)` of positional and of keyword arguments, without static ones."""
+        positional = [
+            (self.signature.name(i), i in self._donated_positions, arg)
+            for i, arg in enumerate(args)
+            if i not in self.static_argnums
+        ]
+        keyword = [
+            (self.signature.keyword(name), name in self.donate_argnames, kwargs[name])
+            for name in sorted(kwargs)
+            if name not in self.static_argnames
+        ]
+        return positional, keyword
+
+    def leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the dynamic leaves of a call, in the order in which JAX flattens."""
+        if not self.static_argnums and not self.static_argnames:
+            return _flatten((args, kwargs))[0]
+        return _flatten([value for _, _, value in chain(*self._dynamic(args, kwargs))])[0]
+
+    def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+        """Return the path of each dynamic leaf."""
+        return [
+            name + jax.tree_util.keystr(path)
+            for name, _, value in chain(*self._dynamic(args, kwargs))
+            for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
+        ]
+
+    def statics(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, Any, bool], ...]:
+        """The name and value of each static argument of a call, and if it was passed by name."""
+        given = [i for i in self.static_argnums if i < len(args)]
+        return (
+            *[(self.signature.name(i), args[i], False) for i in given],
+            *[(name, kwargs[name], True) for name in self.static_argnames if name in kwargs],
+        )
+
+    def donated(
+        self, args: Sequence[Any], kwargs: dict[str, Any], num_leaves: int
+    ) -> tuple[bool, ...]:
+        """Return for each of the dynamic leaves of a call if it is donated."""
+        if not self.donates:
+            return (False,) * num_leaves
+        flags: list[bool] = []
+        for _, donated, value in chain(*self._dynamic(args, kwargs)):
+            flags += [donated] * len(_flatten(value)[0])
+        return tuple(flags)
+
+    def donated_leaves(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of the donated arguments of a call, and those of the other ones."""
+        first = self._donated_first
+        if first and not kwargs:
+            return _flatten(args[:first])[0], _flatten(args[first:])[0]
+        donated, others = [], []
+        for i, value in enumerate(args):
+            if i not in self.static_argnums:
+                (donated if i in self._donated_positions else others).append(value)
+        for name, value in kwargs.items():
+            if name not in self.static_argnames:
+                (donated if name in self.donate_argnames else others).append(value)
+        return _flatten(donated)[0], _flatten(others)[0]
+
+    def expand_in(self, tree: ResourceTree, in_tree: Any) -> list[Resource]:
+        """One resource for each argument's leaf, from a tuple with one entry per parameter.
+
+        An argument passed by keyword takes the entry of the parameter of that name; keyword-only
+        parameters have none and are left where they are. An entry may be there for a parameter
+        that is left to its default.
+
+        Raises:
+            ResourceError: If the tuple does not fit the arguments.
+        """
+        args_tree, kwargs_tree = in_tree.children()
+        given, keywords = args_tree.children(), _keywords(kwargs_tree)
+        if not keywords and args_tree == tree.treedef:
+            return list(tree.leaves)
+        positions = self._dynamic_positions(len(given))
+        entry_of = {
+            name: len(self._dynamic_positions(before=self.signature.names.index(name)))
+            for name in keywords
+            if name in self.signature.names
+        }
+        needed = max([len(given), *(i + 1 for i in entry_of.values())])
+        entries = self._entries(tree, needed, args_tree)
+        out: list[Resource] = []
+        for position, entry, subtree in zip(positions, entries, given, strict=False):
+            out += _expand_one(tree, entry, subtree, self.signature.name(position))
+        for name, subtree in zip(keywords, kwargs_tree.children(), strict=True):
+            if name in entry_of:
+                out += _expand_one(tree, entries[entry_of[name]], subtree, name)
+            else:
+                out += [Resource(UNSPECIFIED)] * subtree.num_leaves
+        return out
+
+    def _dynamic_positions(self, number: int | None = None, *, before: int = 0) -> list[int]:
+        """The first positions that are not static: so many of them, or all before one."""
+        if number is None:
+            return [i for i in range(before) if i not in self.static_argnums]
+        return list(islice((i for i in count() if i not in self.static_argnums), number))
+
+    def _entries(self, tree: ResourceTree, needed: int, args_tree: Any) -> Sequence[Any]:
+        """The entries of a tuple of resources, if it has as many as the arguments need."""
+        entries, function = tree.tree(), self.signature.function
+        if type(entries) is not tuple:
+            raise ResourceError(
+                f"{tree.what} must be a tuple with one entry per argument of {function}, or one "
+                f"sharding for all of them; it is a {type(entries).__name__}: write "
+                f"{tree.what}=({tree.text()},)"
+            )
+        entries_text = counted(len(entries), "entry", "entries")
+        named = self._dynamic_positions(before=len(self.signature.names))
+        if len(entries) < needed or (self.signature.rest is not None and len(entries) > needed):
+            names = map(self.signature.name, self._dynamic_positions(needed))
+            raise ResourceError(
+                f"{tree.what} has {entries_text}, but {function} was called with "
+                f"{counted(needed, 'argument')} ({', '.join(names)}): give one entry for each"
+                + _tuple_hint(tree, needed, args_tree)
+            )
+        if len(entries) > needed and len(entries) > len(named):
+            names = map(self.signature.name, named)
+            raise ResourceError(
+                f"{tree.what} has {entries_text}, but {function} takes "
+                f"{counted(len(named), 'argument')} ({', '.join(names)}): give one entry for each"
+                + _tuple_hint(tree, needed, args_tree)
+            )
+        return entries
+
+
+def _expand_one(tree: ResourceTree, entry: Any, subtree: Any, name: str) -> list[Resource]:
+    leaves, treedef = jax.tree_util.tree_flatten(entry, is_leaf=lambda x: isinstance(x, Resource))
+    part = ResourceTree(tree.what, tuple(leaves), treedef)
+    return expand(part, subtree, lambda path: name + jax.tree_util.keystr(tuple(path)))
+
+
+def _tuple_hint(tree: ResourceTree, needed: int, args_tree: Any) -> str:
+    """What to write where the one argument is itself a tuple or a list."""
+    if needed != 1 or args_tree.num_nodes < 2:
+        return ""
+    kind = args_tree.children()[0].node_data()
+    if kind is None or kind[0] not in (tuple, list):
+        return ""
+    return f"; for the one argument that is a {kind[0].__name__} write {tree.what}=({tree.text()},)"
+
+
+def _keywords(kwargs_tree: Any) -> list[str]:
+    data = kwargs_tree.node_data()
+    return [] if data is None else list(data[1])
+
+
+def _check_hashable(value: Any, name: str) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise ArgumentError(
+            f"the static argument {name} is a {type(value).__name__}, which can't be hashed: pass "
+            "a hashable value such as a tuple, or leave it out of static_argnums"
+        ) from None

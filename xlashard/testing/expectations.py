@@ -11,7 +11,7 @@ from xlashard.pjit import Lowered, ProgramReport, Traced, explain, pjit
 from xlashard.pjit.report.model import CollectiveReport, MemoryReport
 from xlashard.pjit.report.program_report import collectives_text, moves_text, values_text
 from xlashard.pjit.signature import function_name
-from xlashard.pjit.stages.executable import Executable
+from xlashard.pjit.stages.compiled import Executable
 from xlashard.program.hlo.collectives import KINDS
 from xlashard.wording import in_bytes
 

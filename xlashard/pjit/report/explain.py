@@ -26,7 +26,7 @@ from xlashard.pjit.report.values import (
     describe_outputs,
 )
 from xlashard.pjit.signature import function_name
-from xlashard.pjit.stages.executable import Executable
+from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
 from xlashard.program import read_collectives

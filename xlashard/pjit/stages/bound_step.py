@@ -29,8 +29,7 @@ from xlashard.pjit.arguments import (
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shared_buffers import check_unshared, may_share
 from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state, plan_step
-from xlashard.pjit.stages.checks import check_type
-from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.stages.info import StageInfo, check_type
 
 if TYPE_CHECKING:
     from xlashard.pjit import nan_debug

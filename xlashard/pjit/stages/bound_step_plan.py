@@ -22,8 +22,7 @@ from xlashard.pjit.arguments import (
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shardings.error_hints import described
 from xlashard.pjit.shared_buffers import refusal
-from xlashard.pjit.stages.checks import check_place, check_type
-from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.stages.info import StageInfo, check_place, check_type
 
 
 @dataclass(frozen=True, eq=False)

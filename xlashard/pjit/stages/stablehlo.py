@@ -15,7 +15,7 @@ from xlashard.pjit.arguments import check_values
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.shardings.resources import UNSPECIFIED
-from xlashard.pjit.stages.executable import Executable
+from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.info import StageInfo, struct
 from xlashard.pjit.stages.serialization import load
 from xlashard.pjit.stages.stablehlo_plan import UserOverrides, place_module, plan_module
