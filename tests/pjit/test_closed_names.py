@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -126,3 +126,54 @@ def test_other_arrays_become_constants_as_ever() -> None:
     small = device_put(np.arange(3.0, dtype=np.float32))
     np.testing.assert_array_equal(jax.jit(lambda x: x + small)(1.0), [1, 2, 3])
     np.testing.assert_array_equal(jax.jit(lambda x: x + small.to_jax())(1.0), [1, 2, 3])
+
+
+@pytest.fixture
+def simplified_constants() -> Iterator[None]:
+    """Let JAX write closed-over arrays into the equations that use them."""
+    before = jax.config.jax_use_simplified_jaxpr_constants
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)
+    yield
+    jax.config.update("jax_use_simplified_jaxpr_constants", before)
+
+
+def uses_in(array: Any) -> dict[str, Any]:
+    """Return functions of one array that use a closed-over one at several depths."""
+
+    def plain(x: Any) -> Any:
+        return x + array
+
+    def looped(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda _, y: y + array, x)
+
+    return {
+        "plain": plain,
+        "looped": looped,
+        "pjit": lambda x: pjit(plain)(x) * 2,
+        "jit": lambda x: jax.jit(looped)(x) * 2,
+        "grad": jax.grad(lambda x: (plain(x) * array).sum()),
+    }
+
+
+@pytest.mark.usefixtures("simplified_constants")
+@pytest.mark.parametrize("kind", ["host", "one device", "sharded"])
+@pytest.mark.parametrize("name", uses_in(0))
+def test_arrays_in_equations_become_arguments(name: str, kind: str) -> None:
+    host = np.arange(1 << 15, dtype=np.float32)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+    array = {"host": host, "one device": device_put(host), "sharded": device_put(host, sharding)}
+    x = np.ones(host.shape, host.dtype)
+    function = uses_in(array[kind])[name]
+    compiled = pjit(function)
+    assert len(compiled.lower(x).as_text()) < 10_000
+    expected = uses_in(host)[name](x)
+    for _ in range(2):
+        np.testing.assert_allclose(compiled(x), expected)
+
+
+@pytest.mark.usefixtures("simplified_constants")
+def test_a_deleted_array_in_an_equation_is_named() -> None:
+    weights = elsewhere()
+    weights.delete()
+    with pytest.raises(DeletedError, match="^weights, .*clos"):
+        pjit(lambda x: x + weights)(V)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.dispatch import handles_of_keys
-from xlashard._jax.trace.jaxprs import is_host_array, is_ref
+from xlashard._jax.trace.jaxprs import array_literals, is_host_array, is_ref
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.array.core.closure_names import closure_variable_name
 from xlashard.array.host.read import handle_value
@@ -52,6 +52,11 @@ def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
     if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
         return None
     return sharding
+
+
+def closed_over_values(jaxpr: Any, consts: Iterable[Any]) -> list[Any]:
+    """Return some of the consts of a closed jaxpr, and all arrays that stand in it."""
+    return [*consts, *(value for value, _ in array_literals(jaxpr))]
 
 
 type ClosedOver = tuple[tuple[Callable[[], str], Sharding], ...]
@@ -105,7 +110,7 @@ def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
     Raises:
         DeletedError: With the function, the variable and the array's type.
     """
-    for value in jaxpr.consts:
+    for value in closed_over_values(jaxpr, jaxpr.consts):
         if isinstance(value, jax.Array) and bare(value).is_deleted():
             check_alive(value, named_value(value, function, name), abstractify(value))
 

@@ -25,7 +25,12 @@ from xlashard.pjit.arguments import (
     describe_arguments,
     follow_layouts,
 )
-from xlashard.pjit.closed_over import check_closed_over, closed_over_places, named_value
+from xlashard.pjit.closed_over import (
+    check_closed_over,
+    closed_over_places,
+    closed_over_values,
+    named_value,
+)
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest
@@ -163,9 +168,10 @@ class Function:
         traced, options = call.traced, self.options
         jaxpr, closed = traced.jaxpr, ()
         used = (all_parts_of if keep_unused else used_parts_of)(jaxpr)
-        if jaxpr.consts:
+        if closed_over_values(jaxpr, jaxpr.consts):
             check_closed_over(jaxpr, traced.name, self.fun)
-            closed = closed_over_places(compress(jaxpr.consts, used.consts), self.fun)
+            values = closed_over_values(jaxpr, compress(jaxpr.consts, used.consts))
+            closed = closed_over_places(values, self.fun)
         device = self._device()
         if device is not None:
             # All arguments move to the requested device.

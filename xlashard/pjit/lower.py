@@ -15,6 +15,7 @@ from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.global_state import trace_context
 from xlashard._jax.runtime.shardings import default_memory_kind, layout_text
 from xlashard._jax.trace.jaxprs import (
+    array_literals,
     drop_unused,
     has_unreduced,
     hoist,
@@ -108,9 +109,16 @@ def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
     kept = (True,) * len(ready.in_avals)
     if not keep_unused:
         ready, kept = drop_unused(ready)
-    ins, outs = tuple(ready.in_avals), tuple(ready.out_avals)
+    literals = array_literals(ready)
+    values = tuple([value for value, _ in literals])
     signature = LoweredSignature(
-        ins, outs, tuple(consts), kept, written, stateful, tuple(jaxpr.consts)
+        in_avals=(*(aval for _, aval in literals), *ready.in_avals),
+        out_avals=tuple(ready.out_avals),
+        consts=(*values, *consts),
+        kept=(*(True,) * len(values), *kept),
+        written=tuple([len(values) + i for i in written]),
+        stateful=stateful,
+        closed=(*values, *jaxpr.consts),
     )
     return ready, signature
 
@@ -154,7 +162,8 @@ def lower_jaxpr(
     outs = [*placement.out_shardings, *(all_ins[i] for i in signature.written)]
     out_layouts = [*request.layouts[1], *(all_layouts[i] for i in signature.written)]
     debug = ready.debug_info
-    arg_names = debug.safe_arg_names(len(signature.in_avals))
+    names = debug.safe_arg_names(len(ready.in_avals))
+    arg_names = (*("",) * (len(signature.in_avals) - len(names)), *names)
     result_names = debug.safe_result_paths(len(signature.out_avals))
     device = placement.devices[0]
     plan = ProgramPlan(

@@ -17,7 +17,7 @@ from xlashard._jax.runtime.shardings import (
     JaxSharding,
     hlo_text,
 )
-from xlashard._jax.trace.jaxprs import callback_names
+from xlashard._jax.trace.jaxprs import array_literals, callback_names
 from xlashard._jax.trace.tracing import Jaxpr, inner_shardings, needs_devices
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
@@ -66,7 +66,10 @@ class LoweringTarget:
 def lower_body(
     jaxpr: Jaxpr, name: str, arg_names: Sequence[str], to: LoweringTarget
 ) -> LoweredBody:
-    """Lower a closed jaxpr into the `@main` of a new module, without annotations."""
+    """Lower a closed jaxpr into the `@main` of a new module, without annotations.
+
+    The array literals of the jaxpr are the first arguments of `@main`.
+    """
     unlowerable = effects_lib.lowerable_effects.filter_not_in(jaxpr.effects)
     if unlowerable:
         # no-catalogue: effects of references differ by number
@@ -82,6 +85,7 @@ def lower_body(
                 f"{len(to.devices)}: leave ordered=True out"
             )
     bound = to.devices if needs_devices(jaxpr) else None
+    literals = [aval for _, aval in array_literals(jaxpr)]
     context = mlir.ModuleContext(
         platforms=(to.platform,),
         backend=to.client,
@@ -104,9 +108,9 @@ def lower_body(
             name,
             jaxpr,
             ordered,
-            num_const_args=0,
+            num_const_args=len(literals),
             main_function=True,
-            in_avals=list(jaxpr.in_avals),
+            in_avals=[*literals, *jaxpr.in_avals],
             out_avals=list(jaxpr.out_avals),
             arg_names=list(arg_names),
         )

@@ -99,6 +99,15 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     )
 
 
+def array_literals(jaxpr: Jaxpr) -> list[tuple[Any, Any]]:
+    """Return the arrays that stand in a jaxpr and in those inside it, each with its aval.
+
+    JAX puts closed-over arrays there under `jax_use_simplified_jaxpr_constants`, and passes those
+    above `jax_embedded_constants_max_bytes` to the program as its first arguments.
+    """
+    return core.jaxpr_const_args(jaxpr)
+
+
 def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
     """Remove dead code and unused arguments.
 
