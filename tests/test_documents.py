@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from tests.facts import naming
 from tests.together import Together
 from xlashard.cloud.cloud_settings import load_settings as load_cloud_settings
 from xlashard.documents import parse_json, parse_toml, read_text, read_toml
@@ -64,11 +65,11 @@ def test_documents_of_a_usual_depth_are_read() -> None:
 
 
 def test_a_file_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"it is longer than 1\.0 KiB"):
+    with pytest.raises(ValueError, match="1.0 KiB"):
         read_text("/dev/zero", 1 << 10)
-    with pytest.raises(SettingsError, match=r"/dev/zero is not valid TOML: it is longer than 1"):
+    with pytest.raises(SettingsError, match=naming("/dev/zero", "TOML", "longer than 1")):
         load_settings("/dev/zero")
-    with pytest.raises(CloudError, match="--config /dev/zero is not a TOML file: it is longer"):
+    with pytest.raises(CloudError, match=naming("--config /dev/zero", "TOML", "longer")):
         load_cloud_settings("/dev/zero", {})
     file = tmp_path / "settings.toml"
     file.write_text("a = 1")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cloud.conftest import Cloud
+from tests.facts import naming
 from tests.waiting import wait_for
 from xlashard.cloud.jobs import logs, run
 from xlashard.cloud.tpu import create
@@ -75,7 +76,7 @@ def test_the_first_failure_stops_the_other_workers(tpu: Cloud) -> None:
 
 
 def test_a_job_is_followed_again(tpu: Cloud) -> None:
-    with pytest.raises(CloudError, match="(?s)one has run no job yet.*run.py --name=one"):
+    with pytest.raises(CloudError, match=naming("one", "run.py --name=one")):
         set_up(tpu.session(), range(2))
         logs(tpu.session())
     start_only(tpu, "echo started; sleep 0.3; echo done; exit 4")

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cloud.conftest import Cloud
+from tests.facts import naming
 from xlashard.cloud.gcloud import Command, Finished, Runner
 from xlashard.cloud.session import backoff
 from xlashard.cloud.tpu import create, delete, query, ready_status
@@ -90,13 +91,13 @@ def test_a_query_that_fails_is_repeated(cloud: Cloud, monkeypatch: pytest.Monkey
 
 def test_invalid_output_of_gcloud(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cloud, "_list", lambda self, values: "echo WARNING: no JSON")
-    with pytest.raises(CloudError, match="expected a JSON list of TPUs, got 'WARNING: no JSON"):
+    with pytest.raises(CloudError, match=naming("JSON", "'WARNING: no JSON")):
         query(cloud.session())
 
 
 def test_a_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(CloudError, match=r"'gcloud' is not on the PATH. Install.*--dry_run"):
+    with pytest.raises(CloudError, match=naming("'gcloud'", "PATH", "--dry_run")):
         Runner().run(Command(("gcloud", "version"), "look"))
 
 

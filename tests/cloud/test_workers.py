@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud.conftest import Cloud
+from tests.facts import naming
 from xlashard.cloud.tpu import create
 from xlashard.cloud.workers import REMOTE, list_files, set_up, write_archive
 from xlashard.errors import CloudError
@@ -39,12 +40,12 @@ def test_files_that_git_tracks_or_would_add(tmp_path: Path) -> None:
 
 
 def test_folders_that_can_not_be_copied(tmp_path: Path) -> None:
-    with pytest.raises(CloudError, match="the folder does not exist"):
+    with pytest.raises(CloudError, match=naming(str(tmp_path / "none"))):
         list_files(tmp_path / "none")
-    with pytest.raises(CloudError, match=f"(?s)is not a git repository.*git init {tmp_path}"):
+    with pytest.raises(CloudError, match=naming(str(tmp_path), f"git init {tmp_path}")):
         list_files(tmp_path)
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    with pytest.raises(CloudError, match="has no files to copy"):
+    with pytest.raises(CloudError, match=naming(str(tmp_path), "no files")):
         list_files(tmp_path)
     with (tmp_path / "corpus.bin").open("wb") as file:
         file.truncate(2**30)
@@ -71,10 +72,10 @@ def test_the_code_is_installed_when_it_has_changed(cloud: Cloud) -> None:
 def test_a_failed_installation_is_reported_once(cloud: Cloud) -> None:
     create(cloud.session())
     session = cloud.session(setup__install="echo no such package >&2; exit 9")
-    with pytest.raises(CloudError, match=r"could not set up worker 0 of one .*code 77") as caught:
+    with pytest.raises(CloudError, match=naming("worker 0 of one", "code 77")) as caught:
         set_up(session, range(2))
     assert "no such package" in str(caught.value)
-    assert "It failed on 1 other worker too." in str(caught.value)
+    assert "1 other worker" in str(caught.value)
     assert not any("attempt" in text for text in cloud.reports)
 
 
@@ -83,7 +84,7 @@ def test_failed_connections_are_made_again(cloud: Cloud) -> None:
     cloud.unreachable = {0: 2}
     set_up(cloud.session(), [0])
     retries = [text for text in cloud.reports if "attempt" in text]
-    assert "could not create a folder on worker 0 of one (exit code 255" in retries[0]
+    assert "worker 0 of one (exit code 255" in retries[0]
     assert retries[0].endswith("attempt 2 of 3 in 0.02 s") and len(retries) == 2
     cloud.unreachable = {0: 99, 1: 99}
     with pytest.raises(CloudError, match=r"(?s)Connection closed.*tpu-vm ssh one.*1 other worker"):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.facts import naming
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit, with_sharding_constraint
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.testing import (
@@ -48,7 +49,7 @@ def test_expected_collectives_pass(x: Array) -> None:
 def test_collectives_can_be_counted_along_axes(x: Array) -> None:
     assert_collectives(total, (x,), along="model", all_reduce=1)
     assert_collectives(total, (x,), along="data", total=0)
-    with pytest.raises(ExpectationError, match="the collectives along model that were expected"):
+    with pytest.raises(ExpectationError, match=naming("total", "along model", "total=0")):
         assert_collectives(total, (x,), along="model", total=0)
 
 
@@ -130,9 +131,10 @@ def test_resharded_value_is_named(mesh: Mesh, x: Array) -> None:
         y = with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("model", "data")))
         return y.sum()
 
-    with pytest.raises(ExpectationError, match="turn reshards values while it runs") as caught:
+    with pytest.raises(
+        ExpectationError, match=naming("turn reshards", "test_expectations.py:")
+    ) as caught:
         assert_no_resharding(turn, (x,))
-    assert "test_expectations.py:" in str(caught.value)
     assert "all-reduce" not in str(caught.value)
     assert_no_resharding(turn, (x,), inside=False)
 

@@ -148,8 +148,8 @@ def test_other_memories_that_are_too_small_are_no_report() -> None:
     with pytest.raises(ProgramTooLargeError, match="memory space vmem") as raised:
         compile_for_report(lowered, {"xla_tpu_scoped_vmem_limit_kib": "1"})
     text = str(raised.value)
-    assert text.startswith("<lambda> fits in HBM, but one of its operations exceeds ")
-    assert "xla_tpu_scoped_vmem_limit_kib. <lambda> needs more memory than a TPU v5 lite" in text
+    facts = ("<lambda>", "HBM", "xla_tpu_scoped_vmem_limit_kib", "TPU v5 lite")
+    assert all(fact in text for fact in facts)
     assert "\n" not in text
 
 

@@ -93,7 +93,7 @@ def test_a_program_that_does_not_fit_breaks_every_limit_of_its_memory() -> None:
 
 def test_a_missing_figure_breaks_its_limit() -> None:
     (breach,) = broken_limits(SMALL, read_budget(["mfu=40%"]))
-    assert str(breach) == "mfu=40% can't be checked: the report has no model FLOP utilisation"
+    assert "mfu=40%" in str(breach) and "model FLOP utilisation" in str(breach)
 
 
 def test_every_key_measures_a_full_report() -> None:

@@ -129,9 +129,8 @@ def test_explain_of_a_program_that_is_too_large() -> None:
     with pytest.raises(ProgramTooLargeError) as raised:
         explain(lowered)
     text = str(raised.value)
-    assert text.startswith("f does not fit: it needs ")
-    assert "of the memory of each TPU v5 lite" in text
-    assert "may use 15.75 GiB" in text
+    assert text.startswith("f ")
+    assert "TPU v5 lite" in text and "15.75 GiB" in text
     assert "xlashard.preflight(f, ..., topology=...)" in text
     assert "\n" not in text
     assert "RESOURCE" not in text
