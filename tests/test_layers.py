@@ -76,23 +76,21 @@ ONE_CONCEPT = {
     "errors": "exception classes",
     "executables": "executables: of the runtime, shared by programs",
     "execute": "a stage of the pipeline: of programs, of reshards",
-    "foreign": "objects of JAX",
-    "mesh": "meshes",
     "oom": "errors of exhausted memory",
     "plan": "a plan as a frozen value: of a program, of a reshard",
     "prefix": "prefix trees: of shardings, of placements",
-    "primitives": "primitives of JAX",
-    "serialization": "serialized programs",
-    "settings": "settings of a program",
     "topologies": "topologies of TPUs: of the plugin, by name",
-    "values": "inputs and outputs: as saved, as reported",
 }
 """Names of modules that several rooms have, for the same concept on different levels."""
 
 TO_RENAME = {"Call", "Group", "Restored", "Run", "Target", "group"}
 """Names that stand for different concepts still; the set only shrinks."""
 
-MIRRORS = ("xlashard.legacy.modules.", "xlashard.legacy.arrays.", "xlashard.legacy.shardings.")
+MIRRORS = (
+    "xlashard.legacy.arrays.",
+    "xlashard.legacy.modules.",
+    "xlashard.legacy.shardings.",
+)
 """Rooms whose modules and classes have the names of the modules and classes of JAX."""
 
 

@@ -186,7 +186,7 @@ pmap = pmap_module.pmap
 """JAX's own `pmap`, also while `jax.pmap` is replaced."""
 
 
-class Computation(NamedTuple):
+class TopLevelComputation(NamedTuple):
     """A function that JAX is about to compile and run at the top level.
 
     Attributes:
@@ -202,7 +202,7 @@ class Computation(NamedTuple):
 _compile_and_run = pjit._pjit_call_impl_python
 
 
-def watch_computations(check: Callable[[Computation, Sequence[Any]], None] | None) -> None:
+def watch_computations(check: Callable[[TopLevelComputation, Sequence[Any]], None] | None) -> None:
     """Call a function with each computation that JAX's dispatcher has not seen; None for no more.
 
     An exception of the function keeps the computation from running, and from being repeated by the
@@ -217,7 +217,7 @@ def watch_computations(check: Callable[[Computation, Sequence[Any]], None] | Non
         inlined = getattr(inline, "name", inline) in (True, "JAX_EARLY")
         is_eager = inlined or f" at {dispatch.__file__}:" in source
         assert check is not None
-        check(Computation(name, is_eager), args)
+        check(TopLevelComputation(name, is_eager), args)
         return _compile_and_run(*args, **parameters)
 
     pjit._pjit_call_impl_python = _compile_and_run if check is None else checked

@@ -25,7 +25,7 @@ def allow_computations() -> None:
     legacy_api.watch_computations(None)
 
 
-def _check(computation: legacy_api.Computation, arguments: Sequence[Any]) -> None:
+def _check(computation: legacy_api.TopLevelComputation, arguments: Sequence[Any]) -> None:
     """Refuse a computation that the mode does not allow on arrays that span processes.
 
     Raises:

@@ -17,14 +17,14 @@ from xlashard.pjit.report.communication import describe_collectives
 from xlashard.pjit.report.facts import compiled_facts
 from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.program_report import ProgramReport
-from xlashard.pjit.report.replication import describe_replications
-from xlashard.pjit.report.values import (
+from xlashard.pjit.report.program_values import (
     ExplainedProgram,
     describe_donations,
     describe_inputs,
     describe_moves,
     describe_outputs,
 )
+from xlashard.pjit.report.replication import describe_replications
 from xlashard.pjit.signature import function_name
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.traced import Lowered, Traced

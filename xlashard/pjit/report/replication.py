@@ -11,7 +11,7 @@ from xlashard.pjit.report.closed_dimensions import (
 )
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport
-from xlashard.pjit.report.values import ExplainedProgram, ProgramValue, spec_text
+from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
 from xlashard.program import Collective, is_open
 from xlashard.sharding import Mesh, NamedSharding, Sharding
 from xlashard.sharding.named import grid_of

@@ -14,7 +14,7 @@ from typing import Any
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
-from xlashard.pjit.report.values import ExplainedProgram
+from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import HloText, read_hlo
 from xlashard.sharding import Mesh

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import count
 
 from xlashard.pjit.report.model import ValueReport
-from xlashard.pjit.report.values import ExplainedProgram, describe_inputs, describe_outputs
+from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
 from xlashard.program.hlo.module import Computation, HloText
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.memory.buffer_assignment import (

@@ -9,12 +9,12 @@ from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._version import __version__
 from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
-from xlashard.pjit.report.replication import describe_replications, is_needlessly_replicated
-from xlashard.pjit.report.values import (
+from xlashard.pjit.report.program_values import (
     describe_donations,
     describe_inputs,
     describe_outputs,
 )
+from xlashard.pjit.report.replication import describe_replications, is_needlessly_replicated
 from xlashard.program.hlo.collectives import collectives_of
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import axis_links
