@@ -22,7 +22,6 @@ PENDING = (
     "tests/array",
     "tests/pjit",
     "tests/program",
-    "xlashard/array",
     "xlashard/pjit",
     "xlashard/program",
     "xlashard/train",

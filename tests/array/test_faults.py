@@ -68,7 +68,7 @@ class TestCallbacks:
         with pytest.raises(KeyError) as caught:
             make_array_from_callback(V.shape, named("x"), failing_at(1, KeyError("w")))
         assert caught.value.__notes__ == [
-            "data_callback's piece for index [4:8, :] was never made: data_callback raised this"
+            "data_callback's piece for index [4:8, :] is missing: data_callback raised this error"
         ]
 
     def test_another_shape_or_dtype_after_good_pieces(self) -> None:

@@ -47,7 +47,7 @@ def check_local() -> None:
     )
     if ME == 1:
         expect(NotAddressableError, "holds no piece", lambda: other.to_host("local"))
-        expect(NotAddressableError, "has none of the devices", lambda: other.to_host("gather"))
+        expect(NotAddressableError, "has no device of an Array", lambda: other.to_host("gather"))
     else:
         assert np.array_equal(other.to_host("gather"), V)
 

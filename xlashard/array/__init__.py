@@ -1,4 +1,4 @@
-"""Arrays: constructors, shards, host transfer and placement."""
+"""Arrays: `Array`, constructors, host transfer, placement and resharding."""
 
 import typing as _typing
 

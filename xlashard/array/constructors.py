@@ -1,4 +1,4 @@
-"""Arrays of which a function gives the pieces."""
+"""`make_array_from_callback`: arrays whose tiles a function returns."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -37,12 +37,12 @@ from xlashard.sharding import SingleDeviceSharding, from_jax
 
 
 class PieceInput(NamedTuple):
-    """A value on its way to a device.
+    """A value that is put on one device as a tile.
 
     Attributes:
-        value: A NumPy array or a handle on one device; the numbers of keys.
+        value: A NumPy array or a single-device handle; for keys their data.
         weak_type: Whether its dtype is weak.
-        keys: The keys themselves, where it was some.
+        keys: The key array, if the value is one.
     """
 
     value: Any
@@ -51,30 +51,30 @@ class PieceInput(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape; that of keys for keys."""
+        """Shape of the value; for keys that of the key array."""
         return tuple((self.value if self.keys is None else self.keys).shape)
 
     @property
     def dtype(self) -> Any:
-        """Its dtype; that of keys for keys."""
+        """Dtype of the value; for keys that of the key array."""
         return (self.value if self.keys is None else self.keys).dtype
 
 
 def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
-    """Reads a value; one that is spread over devices is brought to the first of them.
+    """Read a value; a sharded array is moved to its first device.
 
     Args:
         x: A NumPy array, a number, an Array, an array or keys of JAX.
-        name: Gives what to call it in an error.
-        instead: What to do with a traced one.
+        name: Returns the name of the value in errors.
+        instead: Advice for a traced value.
 
     Raises:
-        ArgumentError: It is none of these, or traced.
-        DeletedError: Its buffers are gone.
+        ArgumentError: The value is of another type, or traced.
+        DeletedError: The value is deleted.
     """
     if isinstance(x, Tracer):
         raise ArgumentError(
-            f"{name()} is traced, and only known values can be put on devices one by one: {instead}"
+            f"{name()} is traced, but only concrete values can be put on single devices: {instead}"
         )
     if isinstance(x, np.ndarray):
         return PieceInput(*host_value(x, name))
@@ -92,7 +92,7 @@ def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
 
 def _on_one_device(handle: Handle) -> Any:
     if not handle.is_fully_addressable:
-        # What this process needs of it must be here: the others may need none, and send nothing.
+        # Must be wholly in this process: the others may not read the value, and take no part.
         whole = handle.is_fully_replicated and split(handle)
         return whole[0] if whole else read_value(Array.from_jax(handle))
     if handle.sharding.num_devices == 1:
@@ -107,29 +107,29 @@ def make_array_from_callback(
     data_callback: Callable[[tuple[slice, ...]], Any],
     dtype: Any = None,
 ) -> Array:
-    """Makes an array whose pieces a function gives, for this process's devices only.
+    """Create an array from a function that returns its tiles, for the devices of this process.
 
-    Each piece goes to its devices before the next is asked for, so that the host holds one at a
-    time, and the function may use one buffer for all.
+    Each tile is transferred before the next is requested, so that the host holds one at a time, and
+    the function may reuse one buffer.
 
     Args:
-        shape: Of the whole array, in elements.
-        sharding: A sharding of this package or of JAX, one that you wrote, or a
-            `Format(layout, sharding)`.
-        data_callback: Takes an index of the whole array (one slice per dimension) and gives the
-            piece there: a NumPy array, a number, an array or keys of any library of JAX. It is
-            called once per distinct index, however many devices hold that piece.
-        dtype: Of the array; that of the first piece if not given.
+        shape: Shape of the whole array, in elements.
+        sharding: A sharding of this package, of JAX or of a class of your own, or a `Format(layout,
+            sharding)`.
+        data_callback: Takes an index of the whole array (one slice per dimension) and returns the
+            tile: a NumPy array, a number, an array or keys of JAX. It is called once per distinct
+            index, however many devices hold the tile.
+        dtype: Dtype of the array; by default that of the first tile.
 
     Returns:
-        An `Array`, committed; a key array of JAX if the pieces are keys.
+        A committed `Array`; a key array of JAX if the tiles are keys.
 
     Raises:
-        PlacementError: A piece with another shape or dtype, with its index; a bad shape.
-        ArgumentError: A piece that no device can hold, or a traced one; no sharding.
+        PlacementError: A tile has another shape or dtype (with its index), or the shape is invalid.
+        ArgumentError: No device can hold a tile, a tile is traced, or there is no sharding.
         OutOfMemoryError: The memory does not suffice.
-        TransferGuardError: JAX's transfer guards forbid it: to them, as in JAX, a piece is not
-            moved explicitly.
+        TransferGuardError: A transfer guard of JAX forbids it; as in JAX, tiles are implicit
+            transfers.
 
     Example:
         >>> import jax, numpy as np
@@ -158,14 +158,14 @@ def array_of_pieces(
     dtype: Any = None,
     layout: Layout | None = None,
 ) -> Any:
-    """One array of the pieces that a function gives, asked for in an order.
+    """Create an array from a function that returns its tiles, in a given order.
 
     Args:
-        target: Where the array goes.
-        groups: Numbers of this process's devices; each group is asked for once, and shares a piece.
-        data_callback: Takes an index of the whole array and gives the piece there.
-        dtype: Of the array; that of the first piece if None.
-        layout: Of the array; the devices' default one if None.
+        target: The sharding.
+        groups: Groups of devices of this process; the function is called once per group.
+        data_callback: Takes an index of the whole array and returns the tile.
+        dtype: Dtype of the array; by default that of the first tile.
+        layout: Layout of the array; None for the default.
     """
     expected, keys = dtype, None
     indices = target.indices
@@ -179,8 +179,8 @@ def array_of_pieces(
             buffers |= _staged(piece.value, target, numbers)
     if expected is None:
         raise ArgumentError(  # no-catalogue: needs several processes
-            "none of the sharding's devices is in this process, so nothing tells the dtype: "
-            "write make_array_from_callback(shape, sharding, data_callback, dtype=...)"
+            "no device of the sharding is in this process, so that the dtype is unknown: write "
+            "make_array_from_callback(shape, sharding, data_callback, dtype=...)"
         )
     ordered = [buffers[number] for number in range(len(target.positions))]
     with allow_transfers():
@@ -190,13 +190,13 @@ def array_of_pieces(
 def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slice, ...]) -> Any:
     if not callable(data_callback):
         raise ArgumentError(
-            f"data_callback must be a function from an index to the piece there, not "
+            "data_callback must be a function from an index to the data at it, not "
             f"{type(data_callback).__name__}: write lambda index: whole[index]"
         )
     try:
         return data_callback(index)
     except Exception as error:
-        error.add_note(f"{_name(index)} was never made: data_callback raised this")
+        error.add_note(f"{_name(index)} is missing: data_callback raised this error")
         raise
 
 
@@ -211,10 +211,10 @@ def _staged(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[in
 
 
 def canonical_dtype(dtype: Any) -> Any:
-    """The dtype that a device has for what a caller wrote.
+    """Return the dtype on devices of a requested dtype.
 
     Raises:
-        ArgumentError: There is none.
+        ArgumentError: No device has the dtype.
     """
     try:
         if is_key_dtype(dtype):
@@ -224,12 +224,12 @@ def canonical_dtype(dtype: Any) -> Any:
         return found
     except TypeError:
         raise ArgumentError(
-            f"dtype {dtype!r} is none that a device can hold: give one such as 'float32' or 'int32'"
+            f"dtype {dtype!r} is unsupported by devices: expected one such as 'float32' or 'int32'"
         ) from None
 
 
 def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> PieceInput:
-    """Checks one piece against the shape and dtype that it must have."""
+    """Check shape and dtype of one tile."""
     piece = as_piece_input(given, lambda: _name(index), _OUTSIDE)
     if piece.shape != shape:
         raise PlacementError(
@@ -256,7 +256,7 @@ def _name(index: Any) -> str:
 
 
 def _crossing(piece: PieceInput, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
-    """The block in which a piece goes to its devices, if the transfer guards let it."""
+    """Return the context of a tile's transfer, if transfer guards allow it."""
     guards = active_guards()
     if guards is None:
         return nullcontext()
@@ -271,17 +271,17 @@ def _crossing(piece: PieceInput, index: Any, devices: list[Device]) -> AbstractC
 def finished(
     buffers: list[Any], dtype: Any, target: ResolvedSharding, layout: Layout | None, keys: Any
 ) -> Any:
-    """One array over buffers that are where they belong.
+    """Return an array over buffers that are on their devices.
 
     Args:
-        buffers: One for each of this process's devices, in their order.
-        dtype: Of the array.
-        target: Where they are.
-        layout: Of the array; the devices' default one if None.
-        keys: Some of the keys whose numbers they are; None for no keys.
+        buffers: One per device of this process, in order.
+        dtype: Dtype of the array.
+        target: The sharding.
+        layout: Layout of the array; None for the default.
+        keys: A key array of the same kind, if the buffers are key data.
 
     Raises:
-        ArgumentError: Keys with a layout.
+        ArgumentError: A layout for keys.
     """
     if keys is None:
         handle = gather_pieces(buffers, dtype, target)

@@ -1,10 +1,9 @@
-"""`device_put` in several processes: whose value it is, and whether all have the same.
+"""`device_put` in several processes: check that every process puts the same value.
 
-A value of the host, and an array that is free to move, stands for itself: each process has its own,
-and puts its part of it on its devices. So it must be the same value everywhere. An array that is
-bound to devices is one value of all processes, wherever it lies. Where all its devices belong to
-one process, though, that one can't tell whether the others have an array of their own as well. They
-ask each other then.
+A host value or an uncommitted array exists once in each process, and each process puts its part on
+its devices, so all must be equal. A committed array is one value of all processes. If all its
+devices belong to one process, that process cannot see whether the others have arrays of their own
+too; the processes exchange the types of their arrays to find out.
 """
 
 import hashlib
@@ -42,24 +41,24 @@ else:
 
 Check = CheckName
 
-# Seconds: as long as a process may be busy with its data or a compilation that others don't have.
+# Seconds: a process may be busy with its data or a compilation that others skip.
 _TIMEOUT = 600.0
 _PLACES_REMEMBERED = 4096
-# Of so many arrays the types are told.
+# Number of array types that an error lists.
 _TOLD = 5
 
 _DEFAULT = read_flags(os.environ).check_device_put
 
 
 class _Leaf(NamedTuple):
-    """A leaf that several processes have to do with.
+    """A leaf that several processes use.
 
     Attributes:
-        number: Its number among the leaves.
-        tree: The tree that it is a leaf of.
-        x: As it was given.
-        target: Where it goes.
-        processes: The processes that it concerns.
+        number: Number of the leaf.
+        tree: The tree of the leaf.
+        x: The leaf.
+        target: Its sharding.
+        processes: The processes that use it.
     """
 
     number: int
@@ -70,12 +69,12 @@ class _Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """How a person would write the way to it: `x['w']`."""
+        """Path of the leaf: `x['w']`."""
         return self.tree.paths[self.number]
 
 
 class _Tree:
-    """Knows the paths of its leaves once somebody asks."""
+    """Paths of the leaves of a tree, computed at first use."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -86,7 +85,7 @@ class _Tree:
 
 
 def spans_processes(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
-    """Whether any leaf comes from or goes to devices of other processes."""
+    """Return True if any leaf comes from or goes to devices of other processes."""
     if coordination.process_count() < 2:
         return False
     return any(
@@ -103,17 +102,17 @@ def _is_here(x: Any) -> bool:
 def compare_across_processes(
     x: Any, leaves: Sequence[Any], placements: Sequence[Placement], check: Check | None
 ) -> set[int]:
-    """The numbers of the leaves that stand for themselves in each process, compared if need be.
+    """Compare the leaves of which every process has a copy; return their numbers.
 
     Args:
         x: The tree, for the paths of its leaves.
-        leaves: Its leaves.
-        placements: Where each goes.
-        check: When to compare them; None for the default.
+        leaves: The leaves.
+        placements: Targets of the leaves.
+        check: When to compare values; None for the default.
 
     Raises:
-        UnequalError: They differ between processes.
-        ProcessesError: Some process did not come to ask or to compare.
+        UnequalError: A value differs between processes.
+        ProcessesError: A process did not take part before the timeout.
     """
     own: list[_Leaf] = []
     unclear: list[_Leaf] = []
@@ -139,21 +138,21 @@ def compare_across_processes(
 
 
 def parse_check(given: Any) -> Check | None:
-    """Reads what a caller wrote.
+    """Parse the argument `check`.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: The value is invalid.
     """
     if given is None or given in get_args(Check.__value__):
         return given
     raise ArgumentError(
         "check must be 'always' (compare at each call), 'once' (at the first call from a line), "
-        f"'never', or None (what XLASHARD_CHECK_DEVICE_PUT says, otherwise 'once'), not {given!r}"
+        f"'never', or None (XLASHARD_CHECK_DEVICE_PUT, otherwise 'once'), not {given!r}"
     )
 
 
 def _source_processes(x: Any) -> set[int] | None:
-    """The processes whose devices an array is bound to; None if it stands for itself."""
+    """Return the processes of a committed array; None if every process has its own copy."""
     if not isinstance(x, jax.Array):
         return None
     handle = key_handle(x) if is_key_array(x) else x
@@ -163,7 +162,7 @@ def _source_processes(x: Any) -> set[int] | None:
 
 
 def _processes(sharding: Sharding) -> tuple[int, ...]:
-    """The processes that have devices of a sharding."""
+    """Return the processes that have devices of a sharding."""
     if isinstance(sharding, XLACompatibleSharding):
         return _known_processes(sharding)
     return processes.processes_of(sharding.devices)
@@ -175,7 +174,7 @@ def _known_processes(sharding: Sharding) -> tuple[int, ...]:
 
 
 def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
-    """Which of the arrays are one for each process, as all of them say together."""
+    """Return the arrays of which every process has a copy, after an exchange of types."""
     by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
     for leaf in unclear:
         by_group[leaf.processes].append(leaf)
@@ -219,7 +218,7 @@ type _Key = tuple[Any, ...]
 
 
 class ComparedCalls:
-    """What was compared before, by the line that called."""
+    """Values compared before, by the line that called."""
 
     def __init__(self) -> None:
         self._seen: dict[_Key, None] = {}
@@ -229,7 +228,7 @@ class ComparedCalls:
         return key in self._seen
 
     def add(self, key: _Key) -> None:
-        """Remembers it; past a number the oldest are forgotten."""
+        """Record a comparison; past a limit the oldest are dropped."""
         with self._lock:
             while len(self._seen) >= _PLACES_REMEMBERED:
                 del self._seen[next(iter(self._seen))]
@@ -267,26 +266,26 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
 
 def _unequal(found: "Sequence[processes.ValueDifference]", group: tuple[int, ...]) -> UnequalError:
     return UnequalError(
-        f"device_put to devices of {len(group)} processes takes the same value in each, "
-        f"and {processes.format_differences(found)}: give all the same value (by one "
-        "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
-        "its own, write make_array_from_process_local_data(sharding, part)",
+        f"device_put to devices of {len(group)} processes requires the same value in each, but "
+        f"{processes.format_differences(found)}: give all the same value (from one seed, one "
+        "file, or multihost.broadcast_one_to_all), or, if each has a part of its own, write "
+        "make_array_from_process_local_data(sharding, part)",
         processes=sorted({p for d in found for p in d.processes}),
         paths=[d.path for d in found],
     )
 
 
 def _key(leaves: Sequence[_Leaf]) -> _Key:
-    """What tells one place of a program from another, and what is put there."""
+    """Return the key of a call: its line, and the shapes and targets of the leaves."""
     shapes = tuple([np.shape(leaf.x) for leaf in leaves])
     targets = [leaf.target for leaf in leaves]
-    # One of a user's own class may have no hash.
+    # A sharding of a user's class may be unhashable.
     known = [t if isinstance(t, XLACompatibleSharding) else type(t) for t in targets]
     return *calling_line(), shapes, *known
 
 
 def _value(x: Any) -> np.ndarray:
-    """What is put on the devices, on the host."""
+    """Return the value of a leaf on the host."""
     if isinstance(x, jax.Array):
         handle = key_handle(x) if is_key_array(x) else x
         array = handle if isinstance(handle, ArrayBase) else Array.from_jax(handle)
@@ -296,7 +295,7 @@ def _value(x: Any) -> np.ndarray:
 
 
 def _barrier(group: tuple[int, ...]) -> "processes.Barrier":
-    """Who meets. Threads besides the main one meet by the line that calls, each its own kind."""
+    """Return the barrier of a group. Threads besides the main one have one per calling line."""
     series = "device_put"
     if threading.current_thread() is not threading.main_thread():
         series += f"/{hashlib.sha256(repr(calling_line()).encode()).hexdigest()[:16]}"

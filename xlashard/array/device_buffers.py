@@ -1,4 +1,4 @@
-"""Arrays over buffers that are on their devices, as early JAX made them."""
+"""Arrays over buffers that are on their devices, as early JAX constructed and showed them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,36 +21,36 @@ from xlashard.sharding import PmapSharding, SingleDeviceSharding
 
 
 class UnstackedShard(Shard):
-    """A piece that lacks some dimensions of its array, each of which it has one index of.
+    """A shard without the unstacked dimensions of its array, in each of which it has one index.
 
     Attributes:
-        unstacked: Those dimensions.
+        unstacked: The unstacked dimensions.
     """
 
     unstacked: tuple[int, ...] = ()
 
     @property
     def index(self) -> ShardIndex:
-        """A slice per dimension, or a number where the piece lacks it."""
+        """Index of the shard: a slice per dimension, an integer for unstacked ones."""
         return at_numbers(super().index, self.unstacked)
 
 
 def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> list[UnstackedShard]:
-    """The pieces on this process's devices as early `pmap` showed them.
+    """Return the shards on the devices of this process as early `pmap` showed them.
 
     Args:
         x: The array.
-        sharding_spec: Says which dimensions are `Unstacked`; the array's own, if it has a
+        sharding_spec: Spec with the `Unstacked` dimensions; by default that of the array's
             `PmapSharding`.
 
     Returns:
-        As `x.addressable_shards`, but along those dimensions a shard's index has a number and its
-        data, a copy, no dimension.
+        The shards of `x.addressable_shards`; along unstacked dimensions the index has an integer
+        and the data, a copy, has no dimension.
 
     Raises:
-        ArgumentError: It is no Array, or no spec is given and the array has none.
+        ArgumentError: `x` is no Array, or has no spec although none is given.
         GeometryError: The spec does not fit the shape.
-        DeletedError: A deleted array.
+        DeletedError: The array is deleted.
 
     Example:
         >>> import jax, numpy as np
@@ -71,8 +71,8 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
         if sharding_spec is None:
             if not isinstance(sharding, PmapSharding):
                 raise ArgumentError(
-                    f"x has a {type(sharding).__name__}, which does not say what is unstacked: "
-                    "write unstacked_shards(x, sharding_spec), or [s.data for s in "
+                    f"x has a {type(sharding).__name__}, which does not specify unstacked "
+                    "dimensions: write unstacked_shards(x, sharding_spec), or [s.data for s in "
                     "x.addressable_shards]"
                 )
             sharding_spec = sharding.sharding_spec
@@ -86,7 +86,7 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
 
 
 def without(buffer: Handle, dims: Sequence[int]) -> Handle:
-    """A handle on one device without some dimensions of size 1; as it is, if there are none."""
+    """Return a single-device handle without some dimensions of size 1."""
     return reshape_buffer(buffer, without_dims(buffer.shape, dims)) if dims else buffer
 
 
@@ -96,24 +96,24 @@ def make_sharded_device_array(
     device_buffers: Sequence[Any],
     indices: Sequence[Any] | None = None,
 ) -> Array:
-    """Makes one array of the buffers on its devices.
+    """Create an array from buffers that are on their devices.
 
     Args:
         aval: Shape and dtype of the array: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
-        sharding_spec: How it is cut and dealt to the devices. Without one, each device holds one
-            index of the first dimension.
-        device_buffers: An array on each device, in the order of the spec's grid. Where a dimension
-            is unstacked, or no spec is given, they may lack it; then they are copied.
-        indices: What each of them holds, if you like it checked.
+        sharding_spec: Spec of the sharding. Without one, each device holds one index of the first
+            dimension.
+        device_buffers: One array per device, in the order of the spec's grid. They may lack
+            unstacked dimensions (all of the first, if there is no spec); then they are copied.
+        indices: Index of each buffer, to be checked.
 
     Returns:
-        An `Array` with a `PmapSharding`, over the same memory where no dimension is lacking (a key
-        array of JAX, if they are keys).
+        An `Array` with a `PmapSharding`, over the same memory if no dimension is lacking (a key
+        array of JAX, if the buffers are keys).
 
     Raises:
-        PlacementError: Buffers that don't fit the spec, the shape or the indices.
-        GeometryError: A spec that does not fit the shape.
-        ArgumentError: Buffers that are no arrays on one device, or an aval that is none.
+        PlacementError: The buffers do not fit the spec, the shape or the indices.
+        GeometryError: The spec does not fit the shape.
+        ArgumentError: A buffer is no array on one device, or `aval` is invalid.
 
     Example:
         >>> import jax, numpy as np
@@ -138,20 +138,19 @@ def make_sharded_device_array(
 
 
 def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
-    """Makes an array of one buffer.
+    """Create an array from one buffer.
 
     Args:
         aval: Its shape and dtype: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
-        device: The device that it is on, which computations with it then must stay on. None leaves
-            them free.
+        device: Device of the buffer, to which the array is committed. None leaves it uncommitted.
         device_buffer: An array on one device.
 
     Returns:
-        An `Array` over the same memory; a key array of JAX, if it is keys.
+        An `Array` over the same memory; a key array of JAX, if the buffer is one.
 
     Raises:
         PlacementError: The buffer is on another device, or has another shape or dtype.
-        ArgumentError: It is no array on one device.
+        ArgumentError: The buffer is no array on one device.
 
     Example:
         >>> import jax, numpy as np
@@ -181,13 +180,13 @@ def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
         return tuple(aval.shape), aval.dtype
     except (AttributeError, TypeError):
         raise ArgumentError(
-            f"aval must say shape and dtype, not {aval!r}: write "
-            "jax.ShapeDtypeStruct((8, 128), 'float32')"
+            f"aval must have a shape and a dtype, not {aval!r}: write jax.ShapeDtypeStruct((8, "
+            "128), 'float32')"
         ) from None
 
 
 def _device_of(number: int, buffer: Any) -> Device:
-    """The device of a buffer; what is wrong with one that has none is said where it is used."""
+    """Return the device of a buffer, or None; the caller refuses other values."""
     if not isinstance(buffer, jax.Array) or isinstance(buffer, Tracer):
         raise ArgumentError(
             f"device_buffers[{number}] is {type(buffer).__name__}, not an array on a device: write "
@@ -223,7 +222,7 @@ def _check_indices(
 
 
 def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Start and stop per dimension, a number standing for the slice of that one element."""
+    """Return start and stop per dimension; an integer stands for the slice of one element."""
     full = (*index, *(slice(None),) * (len(shape) - len(index)))
     return [
         cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)

@@ -1,4 +1,4 @@
-"""`device_put`: pytrees of values to places."""
+"""`device_put` and `device_get`: transfers of pytrees."""
 
 from contextlib import nullcontext
 from typing import Any, Protocol, TypedDict, Unpack, overload
@@ -36,7 +36,7 @@ from xlashard.errors import XlashardError
 
 
 class _Options(TypedDict, total=False):
-    """The keywords of `device_put`, for type checkers."""
+    """Keywords of `device_put`, for type checkers."""
 
     src: Any
     donate: Any
@@ -80,38 +80,37 @@ def device_put(
     may_alias: Any = None,
     check: Check | None = None,
 ) -> Any:
-    """Puts values on devices.
+    """Put values on devices.
 
-    A NumPy array or number is cut and sent in one transfer. An array moves on the devices; where
-    its placement is equivalent already, no byte moves.
+    A NumPy array or number is sliced and sent in one transfer. An array is resharded on the
+    devices; if its sharding is equivalent already, no byte moves.
 
     Args:
         x: A value or a pytree of them: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
-        device: Where to: a device, a sharding of this package or of JAX, one that you wrote, or a
-            `Format`, for all of `x` or as a pytree prefix of it. `None` leaves arrays where they
-            are and puts other values, uncommitted, on the default device.
-        src: Where `x` is; only inside a traced function does it mean something (to JAX).
-        donate: Whether the arrays of `x` may be used up: they are deleted. A bool or a pytree
-            prefix of bools.
-        may_alias: False always copies. True also lets buffers be the memory of a NumPy array,
-            which then must not change any more. A bool, `None`, or a pytree prefix.
-        check: When several processes compare a value of the host that goes to devices of theirs,
-            and must be the same in each: `"always"`, at each call; `"once"`, at the first call
-            from a line of the program with such shapes and places; `"never"`. The default is what
-            `XLASHARD_CHECK_DEVICE_PUT` says, otherwise `"once"`.
+        device: A device, a sharding of this package, of JAX or of a class of your own, or a
+            `Format`, for all of `x` or as a pytree prefix of it. `None` leaves arrays on their
+            devices and puts other values, uncommitted, on the default device.
+        src: Source device or sharding; only used inside a traced function, by JAX.
+        donate: Whether the arrays of `x` are donated, and so deleted. A bool or a pytree prefix of
+            bools.
+        may_alias: False always copies. True also lets buffers alias the memory of a NumPy array,
+            which must not change afterwards. A bool, `None`, or a pytree prefix.
+        check: When processes compare a host value that they put on shared devices and that must be
+            equal in all of them: `"always"`, at each call; `"once"`, at the first call from a line
+            of the program with the same shapes and targets; `"never"`. By default
+            `XLASHARD_CHECK_DEVICE_PUT`, otherwise `"once"`.
 
     Returns:
-        `x` with an `Array` for every value (for keys: a key array of JAX). A tracer stays one.
+        `x` with an `Array` for every value (for keys: a key array of JAX). Tracers stay tracers.
 
     Raises:
-        ArgumentError: A value that no device holds, or a place that is none, with its path.
-        PlacementError: A shape that can't be placed so, with its path.
-        DeletedError: A deleted array.
-        UnequalError: A value that is not the same in all processes, with its path, the processes
-            that differ, and the first element that does.
-        ProcessesError: Processes that did not come to compare.
-        TransferGuardError: JAX's transfer guards forbid it, as they do under
-            `"disallow_explicit"`.
+        ArgumentError: No device can hold a value, or a target is invalid; with its path.
+        PlacementError: A sharding does not fit a shape; with its path.
+        DeletedError: An array is deleted.
+        UnequalError: A value differs between processes; with its path, the processes, and the first
+            element that differs.
+        ProcessesError: A process did not take part in the comparison before the timeout.
+        TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -121,7 +120,7 @@ def device_put(
         >>> device_put(batch, NamedSharding(mesh, P("data")))["y"].shape
         (8,)
     """
-    # Not by short_tracebacks, which costs something where nothing goes wrong.
+    # short_tracebacks would cost time without an error.
     try:
         return _put_tree(x, device, src, (donate, may_alias), parse_check(check))
     except Exception as error:
@@ -199,7 +198,7 @@ def _is_flag(x: Any) -> bool:
 
 
 def device_get(x: Any) -> Any:
-    """Brings values to the host; all transfers start before the first is awaited.
+    """Return the values on the host; all transfers start before the first is awaited.
 
     Args:
         x: An array or a pytree of them.
@@ -208,10 +207,9 @@ def device_get(x: Any) -> Any:
         `x` with a read-only NumPy array for every array; other leaves as they are.
 
     Raises:
-        NotAddressableError: A value that is not wholly in this process.
-        DeletedError: A deleted array.
-        TransferGuardError: JAX's transfer guards forbid it, as they do under
-            `"disallow_explicit"`.
+        NotAddressableError: A value is not wholly in this process.
+        DeletedError: An array is deleted.
+        TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
     """
     leaves, treedef = jax.tree.flatten(x)
     arrays = [wrap(leaf) if type(leaf) is HandleType else leaf for leaf in leaves]

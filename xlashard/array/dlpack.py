@@ -1,4 +1,4 @@
-"""`from_dlpack`: other libraries' arrays as Arrays, over their own memory where that can be."""
+"""`from_dlpack`: arrays of other libraries as Arrays, over the same memory where possible."""
 
 from typing import Any
 
@@ -26,26 +26,25 @@ from xlashard.sharding import SingleDeviceSharding, to_jax
 
 
 def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An Array over the memory of another library's array.
+    """Return an Array over the memory of another library's array.
 
-    Nothing is copied where that memory begins at a multiple of 64 bytes and has no gaps, and the
-    dtype is one that JAX keeps (without `jax_enable_x64` 64-bit numbers become 32-bit ones). The
-    other array must then not change any more. It may go: the memory stays as long as the Array.
+    Nothing is copied if the memory begins at a multiple of 64 bytes and has no gaps, and JAX keeps
+    the dtype (without `jax_enable_x64` 64-bit numbers become 32-bit ones). The other array must not
+    change afterwards. It may be deleted: the memory lives as long as the Array.
 
     Args:
-        external: Anything with `__dlpack__` and `__dlpack_device__`: an array of NumPy, PyTorch,
+        external: An object with `__dlpack__` and `__dlpack_device__`: an array of NumPy, PyTorch,
             JAX, an Array on one device.
-        device: Where to have it: a device, a sharding or a `Format`. If not given, the device
-            whose memory it is in (for the host's memory: a CPU device). Any CPU device takes the
-            host's memory as it is.
-        copy: True always copies, False never; None where it must.
+        device: A device, a sharding or a `Format`. By default the device of the memory (for host
+            memory: a CPU device). Any CPU device accepts host memory as it is.
+        copy: True always copies, False never, None if needed.
 
     Returns:
-        An `Array`, committed.
+        A committed `Array`.
 
     Raises:
-        ArgumentError: It is no such array, or `device` is no place.
-        DLPackError: `copy` is False, but only a copy could do it; elements that no device holds.
+        ArgumentError: `external` does not support DLPack, or `device` is invalid.
+        DLPackError: `copy` is False but a copy is needed, or no device can hold the elements.
 
     Example:
         >>> import numpy as np
@@ -80,7 +79,7 @@ def _memory_of(external: Any) -> int:
 
 
 def _cpu_device(external: Any, placement: Placement) -> Device:
-    """The CPU device that takes the host's memory: the one asked for, if it is one."""
+    """Return the CPU device of host memory: the requested one, if it is a CPU device."""
     sharding = placement.sharding
     if sharding is not None and sharding.num_devices == 1:
         if sharding.devices[0].platform == "cpu":
@@ -95,12 +94,12 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
         capsule = dlpack.host_capsule(external, copy=False)
     except BufferError:
         if isinstance(external, np.ndarray):
-            # NumPy has no words for bfloat16 and its like, nor (to old readers) for read-only.
+            # NumPy's DLPack lacks bfloat16 and its like and, for old consumers, read-only memory.
             return _from_numpy(external, device, copy)
         if copy is False:
             raise
         return _copied_by_maker(external, device)
-    # A copy is made after all; asked for one, jaxlib makes none of memory that is aligned.
+    # Copied here: jaxlib ignores a request to copy aligned memory.
     shared = False if copy else copy
     try:
         handle = dlpack.handle_of_capsule(capsule, device, copy=shared)
@@ -113,7 +112,7 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
 
 
 def _copied(external: Any, device: Device) -> tuple[Handle, str]:
-    """A handle over a copy, and why the memory itself was not fit."""
+    """Return a handle over a copy, and the reason why the memory itself was not fit."""
     capsule = dlpack.host_capsule(external, copy=False)
     try:
         return dlpack.handle_of_capsule(capsule, device, copy=None), _UNALIGNED
@@ -122,7 +121,7 @@ def _copied(external: Any, device: Device) -> tuple[Handle, str]:
 
 
 def _copied_by_maker(external: Any, device: Device) -> Handle:
-    """A handle over a copy that the other library makes: it knows its strides."""
+    """Return a handle over a copy made by the other library, which handles its own strides."""
     try:
         capsule = dlpack.host_capsule(external, copy=True)
         return dlpack.handle_of_capsule(capsule, device, copy=None)
@@ -180,7 +179,7 @@ def _in_known_dtype(handle: Handle, copy: bool | None) -> Handle:
 
 
 def _at_place(handle: Handle, placement: Placement, copy: bool | None) -> Array:
-    """The Array where it was asked for."""
+    """Return the Array under the requested placement."""
     (here,) = handle.sharding.device_set
     sharding: Any = placement.sharding
     is_there = (

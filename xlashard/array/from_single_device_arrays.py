@@ -1,4 +1,4 @@
-"""Arrays made of others that are on their devices already, one on each."""
+"""`make_array_from_single_device_arrays`: arrays over arrays that are on their devices."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,24 +28,24 @@ from xlashard.sharding import PmapSharding
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, dtype: Any = None
 ) -> Array:
-    """Makes one array of arrays that are on one device each, without copying.
+    """Create an array from single-device arrays, without copying.
 
     Args:
-        shape: Of the whole array, in elements.
-        sharding: Which piece is on which device: of this package or of JAX, or one you wrote.
-        arrays: One for each of the sharding's devices in this process, in any order: Arrays,
-            arrays or keys of JAX. If all lack the dimensions that a `PmapSharding` unstacks, they
-            are copied into pieces that have them.
-        dtype: Of the array; needed only where there are no arrays.
+        shape: Shape of the whole array, in elements.
+        sharding: A sharding of this package, of JAX or of a class of your own.
+        arrays: One per device of the sharding in this process, in any order: Arrays, arrays or keys
+            of JAX. If all lack the dimensions that a `PmapSharding` unstacks, they are copied into
+            shards that have them.
+        dtype: Dtype of the array; needed only without arrays.
 
     Returns:
-        An `Array` that shares their buffers, committed; a key array of JAX if they are keys.
+        A committed `Array` that shares their buffers; a key array of JAX if they are keys.
 
     Raises:
-        PlacementError: Devices that are missing, surplus or given twice, or an array with another
-            dtype, shape or memory, each by its number and device.
-        ArgumentError: Something that is no array on one device.
-        DeletedError: A deleted array.
+        PlacementError: A device is missing, surplus or repeated, or an array has another dtype,
+            shape or memory; with its number and device.
+        ArgumentError: A value is no array on one device.
+        DeletedError: An array is deleted.
 
     Example:
         >>> import jax, numpy as np
@@ -70,7 +70,7 @@ def make_array_from_single_device_arrays(
 
 
 def _with_unstacked_dims(arrays: Any, target: ResolvedSharding) -> Any:
-    """The arrays as early `pmap` gave them, with the dimensions that it had left out."""
+    """Return the arrays with the dimensions that early `pmap` left out."""
     sharding, shape = target.sharding, target.shard_shape
     dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
     if not dims or not isinstance(arrays, Sequence):
@@ -82,7 +82,7 @@ def _with_unstacked_dims(arrays: Any, target: ResolvedSharding) -> Any:
 
 def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
-        return array  # which is refused by its number
+        return array  # refused later, by its number
     check_alive(array)
     if is_key_dtype(array.dtype):
         numbers = key_handle(array)
@@ -91,18 +91,18 @@ def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 class Caller(NamedTuple):
-    """Who was given the arrays, for messages.
+    """The function and argument that errors name.
 
     Attributes:
-        function: Its name.
-        argument: What it calls them.
+        function: Name of the function.
+        argument: Name of the argument.
     """
 
     function: str
     argument: str
 
     def name(self, number: int) -> str:
-        """One of the arrays, as a person would write it."""
+        """Return the expression of one of the arrays."""
         return f"{self.argument}[{number}]"
 
 
@@ -110,14 +110,14 @@ _HERE = Caller("make_array_from_single_device_arrays", "arrays")
 
 
 class SingleDeviceArray(NamedTuple):
-    """One of the arrays given.
+    """One of the given arrays.
 
     Attributes:
-        name: As a person would write it.
-        array: As it was given.
-        handle: Its buffer; for keys that of their numbers.
-        device: The device that it is on.
-        is_key: Whether it is keys.
+        name: Its expression.
+        array: The array.
+        handle: Its buffer; for keys that of their data.
+        device: Its device.
+        is_key: Whether it is a key array.
     """
 
     name: str
@@ -128,11 +128,11 @@ class SingleDeviceArray(NamedTuple):
 
 
 def read_single_device_arrays(arrays: Any, caller: Caller) -> list[SingleDeviceArray]:
-    """Checks that values are arrays on one device each, and alive.
+    """Check that values are arrays on one device each, and alive.
 
     Raises:
-        ArgumentError: One is something else.
-        DeletedError: One is deleted.
+        ArgumentError: A value is of another type.
+        DeletedError: An array is deleted.
     """
     if not isinstance(arrays, Sequence):
         raise ArgumentError(
@@ -145,17 +145,17 @@ def read_single_device_arrays(arrays: Any, caller: Caller) -> list[SingleDeviceA
 def assemble_arrays(
     singles: Sequence[SingleDeviceArray], target: ResolvedSharding, dtype: Any, caller: Caller
 ) -> Any:
-    """One array over arrays that are on its devices.
+    """Return one array over arrays that are on its devices.
 
     Args:
         singles: The arrays, in any order.
-        target: Where they must be.
-        dtype: Of the array; that of the first if None.
-        caller: Who was given them.
+        target: The sharding.
+        dtype: Dtype of the array; by default that of the first.
+        caller: The function and argument that errors name.
 
     Raises:
-        PlacementError: They are not on those devices, or don't fit them or one another.
-        ArgumentError: There are none, and no dtype.
+        PlacementError: The arrays are on other devices, or do not fit the sharding or one another.
+        ArgumentError: Neither arrays nor a dtype are given.
     """
     by_device = _by_device(singles, target)
     for single in singles:
@@ -163,7 +163,7 @@ def assemble_arrays(
         _check_fits(single, target, dtype)
     if dtype is None:
         raise ArgumentError(  # no-catalogue: needs several processes
-            f"there are no arrays to tell the dtype: write {_HERE.function}(shape, sharding, [], "
+            f"the dtype is unknown without arrays: write {_HERE.function}(shape, sharding, [], "
             "dtype=...)"
         )
     ordered = [by_device[device] for device in target.devices]
@@ -208,7 +208,7 @@ def _as_single_device_array(caller: Caller, number: int, array: Any) -> SingleDe
 def _by_device(
     singles: Sequence[SingleDeviceArray], target: ResolvedSharding
 ) -> dict[Device, SingleDeviceArray]:
-    """Checks that the arrays are on exactly this process's devices of the sharding."""
+    """Check that the arrays are on exactly the devices of this process in the sharding."""
     found: dict[Device, SingleDeviceArray] = {}
     for single in singles:
         if single.device in found:
@@ -252,6 +252,6 @@ def _check_fits(single: SingleDeviceArray, target: ResolvedSharding, dtype: Any)
     kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
     if kind != target.memory_kind:
         raise PlacementError(
-            f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding says "
+            f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
             f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
         )

@@ -1,8 +1,8 @@
-"""Key arrays (`jax.random.key`): JAX's own objects, over handles that this package placed.
+"""Key arrays (`jax.random.key`): JAX's own objects, over handles that this package places.
 
-Every constructor that is given keys gives a key array of JAX back, never an `Array`: its elements
-have no value that NumPy could hold, and all that one does with keys is in `jax.random`. Below it
-is an array of numbers with trailing dimensions, and that is what is placed.
+Constructors return a key array of JAX for keys, never an `Array`: NumPy cannot hold its elements,
+and all operations on keys are in `jax.random`. Its data is an array of integers with trailing
+dimensions, which is placed like any array.
 """
 
 from dataclasses import replace
@@ -26,36 +26,36 @@ from xlashard.sharding import (
 
 
 def is_key_array(x: Any) -> bool:
-    """Whether it is an array of typed keys."""
+    """Return True for an array of typed keys."""
     return isinstance(x, jax.Array) and is_key_dtype(x.dtype)
 
 
 def is_key_dtype(dtype: Any) -> bool:
-    """Whether it is a dtype of keys."""
+    """Return True for a dtype of keys."""
     return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def key_handle(keys: Any) -> Handle:
-    """The handle of numbers under a key array, with the key's own dimensions last."""
+    """Return the handle of a key array's data, with the key's own dimensions last."""
     return jax.random.key_data(keys)
 
 
 def keys_over(handle: Handle, like: Any) -> Any:
-    """The key array over numbers, of the same kind of generator as another key array."""
+    """Return the key array over data, with the generator of another key array."""
     return jax.random.wrap_key_data(handle, impl=jax.random.key_impl(like))
 
 
 def key_shards(keys: Any) -> list[Shard]:
-    """The pieces of a key array on this process's devices.
+    """Return the shards of a key array on the devices of this process.
 
     Args:
         keys: A key array of JAX.
 
     Returns:
-        Per device, in the order of the device assignment, a `Shard` whose data are keys.
+        A `Shard` per device, in the order of the device assignment, whose data are keys.
 
     Raises:
-        ArgumentError: It is no array of keys.
+        ArgumentError: The value is no array of keys.
     """
     if not is_key_array(keys):
         raise ArgumentError(
@@ -68,11 +68,11 @@ def key_shards(keys: Any) -> list[Shard]:
 
 
 def resolve_key_data(logical: ResolvedSharding, extra: tuple[int, ...]) -> ResolvedSharding:
-    """Where the numbers of keys go whose key array goes to some places.
+    """Resolve the sharding of a key array for its data.
 
     Args:
-        logical: The places of the key array.
-        extra: The dimensions of one key.
+        logical: The resolved sharding of the key array.
+        extra: Dimensions of one key.
     """
     sharding: Sharding = logical.sharding
     if not isinstance(sharding, NamedSharding | SingleDeviceSharding):

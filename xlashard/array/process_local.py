@@ -1,4 +1,4 @@
-"""Arrays from the part of the data that this process has."""
+"""`make_array_from_process_local_data`: arrays of which every process has a part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,28 +35,27 @@ from xlashard.sharding import Sharding, SingleDeviceSharding, XLACompatibleShard
 def make_array_from_process_local_data(
     sharding: Any, local_data: Any, global_shape: Any = None
 ) -> Any:
-    """Makes an array of which every process gives its own part.
+    """Create an array of which every process provides its own part.
 
-    In each dimension the local data are either whole, or just what this process's devices hold
-    of it: the tiles of this process, side by side in the order of the whole array. Where several
-    processes hold the same tile, they must give the same data.
+    In each dimension the local data are either whole, or exactly the tiles of this process, side by
+    side in the order of the whole array. If several processes hold the same tile, they must provide
+    the same data.
 
     Args:
-        sharding: A sharding of this package or of JAX, one that you wrote, a Format, or a device;
-            for all of `local_data` or as a pytree prefix of it.
+        sharding: A sharding of this package, of JAX or of a class of your own, a Format, or a
+            device; for all of `local_data` or as a pytree prefix of it.
         local_data: NumPy arrays, keys of JAX, or a pytree of them.
-        global_shape: Of the whole array, in elements; for a pytree, a tree of shapes like it. If
-            not given, the local data are taken for this process's tiles in every dimension.
+        global_shape: Shape of the whole array, in elements; for a pytree, a tree of shapes like it.
+            By default the local data are the tiles of this process in every dimension.
 
     Returns:
-        `local_data` with an `Array`, committed, for every value (for keys: a key array of JAX).
+        `local_data` with a committed `Array` for every value (for keys: a key array of JAX).
 
     Raises:
-        PlacementError: A dimension with a size that can't be, with the sizes that can, and its
-            path; a sharding that gives processes unequal shares, with no `global_shape`.
-        ArgumentError: Something that no device can hold; no sharding.
-        TransferGuardError: JAX's transfer guards forbid it, as they do under
-            `"disallow_explicit"`.
+        PlacementError: A dimension has an invalid size (with the valid ones and its path), or the
+            processes have unequal shares and there is no `global_shape`.
+        ArgumentError: No device can hold a value, or there is no sharding.
+        TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -127,13 +126,13 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
 
 
 def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
-    """The whole shape, if this process has just its own tiles in every dimension."""
+    """Return the global shape of local data that are exactly the tiles of this process."""
     if sharding.is_fully_addressable:
         return local
     if not isinstance(sharding, XLACompatibleSharding):
         raise PlacementError(  # no-catalogue: needs several processes
-            f"a {type(sharding).__name__} cuts by the global shape, which the local data don't "
-            "tell: give global_shape=(...)"
+            f"a {type(sharding).__name__} depends on the global shape, which local data alone do "
+            "not determine: give global_shape=(...)"
         )
     tiling = sharding.rank_tiling(len(local))
     processes = np.array([device.process_index for device in sharding.devices])
@@ -145,8 +144,8 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
     if any(share != mine for share in shares):
         raise PlacementError(  # no-catalogue: needs several processes
             f"this process holds {mine} distinct tiles per dimension and others hold "
-            f"{sorted(set(shares) - {mine})[0]}, so the local data don't tell the global shape: "
-            "give global_shape=(...)"
+            f"{sorted(set(shares) - {mine})[0]}, so that the local data do not determine the "
+            "global shape: give global_shape=(...)"
         )
     for dim, (size, held) in enumerate(zip(local, mine, strict=True)):
         if size % held:
@@ -161,7 +160,7 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
 
 
 def _distinct_per_dim(tiling: Tiling, positions: Any) -> tuple[int, ...]:
-    """How many different tiles some devices hold, counted along each dimension."""
+    """Return the number of distinct tiles of some devices along each dimension."""
     coordinates = tiling.coordinates(positions)
     return tuple(len(np.unique(coordinates[:, dim])) for dim in range(tiling.ndim))
 
@@ -169,10 +168,10 @@ def _distinct_per_dim(tiling: Tiling, positions: Any) -> tuple[int, ...]:
 def _windows(
     local: tuple[int, ...], shape: tuple[int, ...], tiling: Tiling, positions: Sequence[int]
 ) -> list[tuple[slice, ...]]:
-    """Per device which part of the local data it takes.
+    """Return the slice of the local data for each device.
 
     Raises:
-        PlacementError: A dimension is neither whole nor just this process's tiles.
+        PlacementError: A dimension is neither whole nor exactly the tiles of this process.
     """
     coordinates = tiling.coordinates(positions)
     extents = tiling.shard_shape(shape)

@@ -1,4 +1,4 @@
-"""Values stacked along a new dimension with one device per index, as `pmap` takes them."""
+"""Values stacked along a new dimension with one device per index, as for `pmap`."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -42,26 +42,26 @@ def device_put_sharded[K, V: ArrayLike](
 @overload
 def device_put_sharded[T](shards: Sequence[T], devices: Sequence[Device]) -> T: ...
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
-    """Puts one value on each device, and makes them one array with a new leading dimension.
+    """Put one value on each device, and stack them along a new leading dimension.
 
-    No stack is made on the host: every value goes from where it is to its device.
+    Nothing is stacked on the host: every value is sent to its device directly.
 
     Args:
-        shards: One per device: values, or pytrees of one structure. Values may be NumPy arrays,
+        shards: One value or pytree per device, of one structure. Values may be NumPy arrays,
             numbers, Arrays, arrays and keys of JAX, all of one shape and dtype.
-        devices: This process's, in the order of the shards.
+        devices: Devices of this process, in the order of the shards.
 
     Returns:
         An `Array` of shape `[devices, ...]` with a `PmapSharding` (for keys: a key array of JAX),
-        or a pytree of them. `NamedSharding(Mesh(devices, ("data",)), P("data"))` says the same.
+        or a pytree of them. `NamedSharding(Mesh(devices, ("data",)), P("data"))` is equivalent.
 
     Raises:
-        PlacementError: Other numbers of shards and devices; shapes or dtypes that differ, with the
+        PlacementError: The numbers of shards and devices differ, or shapes or dtypes do; with the
             path of the value.
-        ArgumentError: Structures that differ, no sequence, or a value that no device holds.
-        DeletedError: A deleted array.
-        TransferGuardError: JAX's transfer guards forbid it, as they do under
-            `"disallow_explicit"`.
+        ArgumentError: The structures differ, `shards` is no sequence, or no device can hold a
+            value.
+        DeletedError: An array is deleted.
+        TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -85,7 +85,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             columns.append(others)
         out = []
         for number, values in enumerate(zip(*columns, strict=True)):
-            # How a value is called is worked out where something is wrong with it.
+            # Names of values are only computed for errors.
             name = partial(_name_in_shards, trees[0], number)
             out.append(_stacked(name, values, there, guards))
         return treedef.unflatten(out)
@@ -104,22 +104,21 @@ def device_put_replicated[K, V: ArrayLike](
 @overload
 def device_put_replicated[T](x: T, devices: Sequence[Device]) -> T: ...
 def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
-    """Puts a copy of a value on each device, and makes them one array with a leading dimension.
+    """Put a copy of a value on each device, and stack them along a new leading dimension.
 
     Args:
         x: A value or a pytree of them: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
-        devices: This process's.
+        devices: Devices of this process.
 
     Returns:
         `x` with an `Array` of shape `[devices, ...]` with a `PmapSharding` for every value (for
-        keys: a key array of JAX). For one array without that dimension write
-        `device_put(x, NamedSharding(mesh, P()))`.
+        keys: a key array of JAX). For an array without that dimension write `device_put(x,
+        NamedSharding(mesh, P()))`.
 
     Raises:
-        ArgumentError: A value that no device holds, with its path.
-        DeletedError: A deleted array.
-        TransferGuardError: JAX's transfer guards forbid it, as they do under
-            `"disallow_explicit"`.
+        ArgumentError: No device can hold a value; with its path.
+        DeletedError: An array is deleted.
+        TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -143,7 +142,7 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
 
 
 def _first_difference(first: Any, other: Any, number: int) -> str:
-    """Where the structure of one device's values leaves that of the first device's."""
+    """Return the first path at which the structures of two devices' values differ."""
     here, there = (
         [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
         for tree in (first, other)
@@ -160,7 +159,7 @@ def _first_difference(first: Any, other: Any, number: int) -> str:
 
 _OUTSIDE = "call it outside of jit, grad and vmap, or use jnp.stack there"
 
-# Of NumPy's; others depend on settings of JAX.
+# The conversion of other dtypes depends on JAX's settings.
 _TAKEN_AS_THEY_ARE = frozenset(
     np.dtype(name)
     for name in ("?", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32")
@@ -168,7 +167,7 @@ _TAKEN_AS_THEY_ARE = frozenset(
 
 
 def _ask(guards: TransferGuards, value: Any, name: Callable[[], str]) -> None:
-    """Asks JAX's transfer guards whether a value may go to a device."""
+    """Check that transfer guards allow a value to be put on a device."""
     if not isinstance(value, Tracer):
         on_device = isinstance(value, jax.Array)
         way = Transfer.DEVICE_TO_DEVICE if on_device else Transfer.HOST_TO_DEVICE
@@ -181,13 +180,13 @@ def _stacked(
     devices: tuple[Device, ...],
     guards: TransferGuards | None,
 ) -> Any:
-    """One leaf of `device_put_sharded`: checks that the values are alike.
+    """Stack one leaf of `device_put_sharded`, after a check that the values are alike.
 
     Args:
-        name: From the number of a device to what to call its value in an error.
+        name: Returns the name of a device's value in errors.
         values: One per device.
-        devices: These.
-        guards: JAX's transfer guards, where some are in force.
+        devices: The devices.
+        guards: Transfer guards in force, or None.
     """
     if guards is not None:
         for number, value in enumerate(values):
@@ -210,7 +209,7 @@ def _stacked(
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    """Whether they are NumPy arrays of one kind that take no thought."""
+    """Return True for NumPy arrays of one shape and of one dtype that needs no conversion."""
     first = values[0]
     if type(first) is not np.ndarray or first.dtype not in _TAKEN_AS_THEY_ARE:
         return False
@@ -219,7 +218,7 @@ def _are_plain(values: Sequence[Any]) -> bool:
 
 
 def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Array:
-    """`_over` for such."""
+    """Stack values of `_are_plain`."""
     target = _places((len(devices), *values[0].shape), devices)
     aval = make_aval(target.shape, values[0].dtype, target.jax_sharding)
     alias = not _begin_apart(values)
@@ -229,14 +228,14 @@ def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Arr
 
 
 def _begin_apart(values: Sequence[np.ndarray]) -> bool:
-    """Whether no two begin at one address, which jaxlib can't take unless it may alias them."""
+    """Return True if no two values begin at one address, as jaxlib requires without aliasing."""
     if all(value.base is None and value.size for value in values):
         return len(set(map(id, values))) == len(values)
     return len({value.ctypes.data for value in values}) == len(values)
 
 
 def _over(pieces: list[PieceInput], devices: tuple[Device, ...]) -> Any:
-    """One array of a piece for each device, which get the leading dimension here."""
+    """Stack one piece per device along a new leading dimension."""
     first = pieces[0]
     keys = first.keys
     shape = first.shape
@@ -261,9 +260,9 @@ def _one_on_each(ndim: int, devices: tuple[Device, ...]) -> PmapSharding:
 
 
 def _in_place(pieces: list[PieceInput], target: ResolvedSharding) -> tuple[list[Any], bool]:
-    """The pieces in the shape that they have on their devices, and whether nobody else has them.
+    """Return the pieces in the shape of their shards, and whether they may be aliased.
 
-    Each is a NumPy array everywhere, or a handle everywhere, as jaxlib wants it.
+    All are NumPy arrays, or all are handles, as jaxlib requires.
     """
     on_host = target.devices[0].platform == "cpu" or all(
         isinstance(piece.value, np.ndarray) for piece in pieces
@@ -274,13 +273,13 @@ def _in_place(pieces: list[PieceInput], target: ResolvedSharding) -> tuple[list[
             ready[id(piece)] = _shaped(piece.value, target, device, on_host)
     alias = on_host and not (len(ready) == len(pieces) and _begin_apart(list(ready.values())))
     if alias:
-        # Every device may take that very memory, or read it while it is the caller's no more.
+        # Private copies, which every device may alias.
         ready = {number: private_copy(value) for number, value in ready.items()}
     return [ready[id(piece)] for piece in pieces], alias
 
 
 def _shaped(value: Any, target: ResolvedSharding, device: Device, on_host: bool) -> Any:
-    """One piece with its leading dimension, still where it was."""
+    """Return one piece with its leading dimension, in its current memory."""
     if on_host:
         window = value if isinstance(value, np.ndarray) else host_view(value)[0]
         return window.reshape(target.shard_shape)

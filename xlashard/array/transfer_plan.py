@@ -109,7 +109,7 @@ class ArrayTransfer(NamedTuple):
 
     @property
     def crosses_devices(self) -> bool:
-        """Whether bytes move between devices or memories, for transfer guards."""
+        """True if bytes move between devices or memories, for transfer guards."""
         source, target = self.source, self.target
         if target is None or reorders_devices(source, target):
             return False
@@ -205,7 +205,7 @@ def _check_flags(donate: Any, may_alias: Any) -> None:
             f"{donate!r} and {may_alias!r}"
         )
     if donate and may_alias:
-        raise ArgumentError("donate=True uses the array up, may_alias=True keeps it: choose one")
+        raise ArgumentError("donate=True deletes the array, may_alias=True keeps it: choose one")
 
 
 def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> HostTransfer:
@@ -255,8 +255,8 @@ def _plan_keys(
     if placement.sharding is not None:
         if placement.sharding.is_unreduced:
             raise UnreducedError(
-                "a key array can't be put as partial results, for keys have no sum: give P(...) "
-                "without unreduced axes"
+                "a key array cannot be unreduced, as keys have no sum: give P(...) without "
+                "unreduced axes"
             )
         logical = resolve_requested(tuple(keys.shape), placement.sharding)
         placement = Placement(resolve_key_data(logical, data.shape[keys.ndim :]).sharding)

@@ -38,11 +38,11 @@ else:
 
 
 class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
-    """An array dealt out over devices.
+    """An array sharded over devices.
 
-    It is made by a constructor (`device_put`, `make_array_from_callback`, ...), by a program, or
-    from an array of JAX (`Array.from_jax`); JAX's own functions take it as it is. It never
-    changes. Every operation on it runs on the devices that hold it and gives an Array again.
+    Constructors (`device_put`, `make_array_from_callback`, ...) and programs create it, and
+    `Array.from_jax` wraps an array of JAX; JAX's own functions accept it. It is immutable. Every
+    operation runs on the devices that hold it and returns an Array.
 
     Example:
         >>> import jax, numpy as np
@@ -57,15 +57,15 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     @classmethod
     def from_jax(cls, x: jax.Array) -> Self:
-        """An array of JAX as an Array, sharing its buffers.
+        """Return an Array that shares the buffers of an array of JAX.
 
         Args:
-            x: A concrete array. An Array comes back as it is.
+            x: A concrete array. An Array is returned as it is.
 
         Raises:
-            ArgumentError: It is a tracer, a key array, or no array of JAX.
+            ArgumentError: `x` is a tracer, a key array, or no array of JAX.
         """
-        # By its type too, for a derived class may answer `isinstance` otherwise.
+        # By its type too: a derived class may answer `isinstance` differently.
         if isinstance(x, cls) and issubclass(type(x), cls):
             return x
         if type(x) is not HandleType:
@@ -76,89 +76,89 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         out = cls()
         out._handle = callback_result(x)
         if isinstance(x.sharding, Sharding):
-            # Programs of JAX don't know our classes on their arguments.
+            # Programs of JAX cannot read a sharding of this package on their arguments.
             out._handle = with_sharding(x, to_jax(x.sharding, x.shape))
             out._own_sharding = x.sharding
         return out
 
     def to_jax(self) -> jax.Array:
-        """JAX's own array over the same buffers."""
+        """Return JAX's own array over the same buffers."""
         return self._handle
 
     @property
     def aval(self) -> Any:
-        """The abstract value: shape, dtype, weak type."""
+        """Abstract value: shape, dtype, weak type."""
         return self._buffers.aval
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The size of each dimension, over all devices."""
+        """Size of each dimension, over all devices."""
         return self._buffers.shape
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the elements."""
+        """Type of the elements."""
         return self._buffers.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """Number of dimensions."""
         return self._buffers.ndim
 
     @property
     def size(self) -> int:
-        """The number of elements, over all devices, copies counted once."""
+        """Number of elements over all devices; replicas count once."""
         return self._buffers.size
 
     @property
     def itemsize(self) -> int:
-        """The size of an element in bytes."""
+        """Size of an element in bytes."""
         return self._buffers.itemsize
 
     @property
     def nbytes(self) -> int:
-        """The size of all elements in bytes, copies counted once."""
+        """Size of all elements in bytes; replicas count once."""
         return self._buffers.nbytes
 
     @property
     def weak_type(self) -> bool:
-        """Whether the dtype gives way to the other operand's, as a Python number's does."""
+        """True if the dtype gives way to that of the other operand, as a Python number's does."""
         return self._buffers.weak_type
 
     @property
     def sharding(self) -> Sharding:
-        """Which slice is on which device.
+        """Sharding: the slice of the array on each device.
 
-        It is the object by which the array was placed, or an equal one; for a sharding of a class
-        that a user wrote, the `GSPMDSharding` of the same tiles, which JAX understands as well.
+        It is the object by which the array was placed, or an equal one. For a sharding of a user's
+        class it is the `GSPMDSharding` with the same tiles, which JAX can read.
         """
         own = self._own_sharding
         return from_jax(self._buffers.sharding) if own is None else own
 
     @property
     def committed(self) -> bool:
-        """Whether computations with it must stay on its devices."""
+        """True if computations must stay on the devices of the array."""
         return self._buffers.committed
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all its devices belong to this process."""
+        """True if all devices of the array belong to this process."""
         return self._buffers.is_fully_addressable
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether each of its devices holds all of it."""
+        """True if every device of the array holds all of it."""
         return self._buffers.is_fully_replicated
 
     @property
     def layout(self) -> Layout | None:
-        """The order of the dimensions in each device's memory; None where the runtime won't say."""
+        """Order of the dimensions in device memory; None where the runtime does not expose it."""
         check_alive(self)
         return self._buffers.format.layout
 
     @property
     def format(self) -> Format:
-        """Layout and sharding in one, as constructors take it."""
+        """Layout and sharding as one `Format`, which constructors accept."""
         check_alive(self)
         sharding: Any = self.sharding
         if not isinstance(sharding, jax.sharding.Sharding):
@@ -167,36 +167,36 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     @property
     def device(self) -> Device | Sharding:
-        """The device that holds it; the sharding if there are several."""
+        """The device of the array; its sharding if there are several."""
         check_alive(self)
         devices = self._buffers.sharding.device_set
         return next(iter(devices)) if len(devices) == 1 else self.sharding
 
     def devices(self) -> set[Device]:
-        """All devices that hold it or a part of it, in any process."""
+        """Return all devices of the array, in any process."""
         check_alive(self)
         return self._buffers.devices()
 
     @property
     def device_buffer(self) -> Any:
-        """Gone since `jax.Array` took the place of DeviceArray."""
+        """Removed; `jax.Array` replaced DeviceArray."""
         raise AttributeError("device_buffer is deprecated: write x.addressable_data(0)")
 
     @property
     def device_buffers(self) -> Any:
-        """Gone since `jax.Array` took the place of ShardedDeviceArray."""
+        """Removed; `jax.Array` replaced ShardedDeviceArray."""
         raise AttributeError(
             "device_buffers is deprecated: write [shard.data for shard in x.addressable_shards]"
         )
 
     def addressable_data(self, index: int) -> "Array":
-        """The data on one of this process's devices.
+        """Return the data on one device of this process.
 
         Args:
-            index: Which of them, in the order of the device assignment.
+            index: Number of the device in the order of the device assignment.
 
         Raises:
-            IndexError: This process has not so many of the array's devices.
+            IndexError: This process has fewer devices of the array.
         """
         check_alive(self)
         buffers = split(self._handle)
@@ -215,13 +215,13 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     @property
     def addressable_shards(self) -> list[Shard]:
-        """The pieces on this process's devices, in the order of the device assignment."""
+        """Shards on the devices of this process, in the order of the device assignment."""
         check_alive(self)
         data = [self._shard(buffer) for buffer in split(self._handle)]
         return Shard.all_of(self.sharding, self.shape, data)
 
     def _shard(self, buffer: Handle) -> "Array":
-        """Return an Array over one of the buffers, to delete which is to delete a part of this."""
+        """Return an Array over one buffer; deleting it deletes a part of this array."""
         if self._buffers.sharding.num_devices > 1:
             record_shard(buffer, self)
         return wrap(buffer)
@@ -241,38 +241,38 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     @property
     def global_shards(self) -> list[Shard]:
-        """The pieces on all devices; the data of other processes' is None."""
+        """Shards on all devices; `data` is None for those of other processes."""
         local = {shard.device: shard for shard in self.addressable_shards}
         sharding, shape = self.sharding, self.shape
         return [local.get(device) or Shard(device, sharding, shape) for device in sharding.devices]
 
     def on_device_size_in_bytes(self) -> int:
-        """What it takes in the memories of all its devices together, copies and padding counted.
+        """Return the bytes in the memories of all devices, with replicas and padding.
 
         Raises:
-            NotAddressableError: None of its devices belongs to this process.
+            NotAddressableError: No device of the array belongs to this process.
         """
         check_alive(self)
         if self._buffers.is_fully_addressable or split(self._buffers):
             return self._buffers.on_device_size_in_bytes()
         raise NotAddressableError(  # no-catalogue: needs several processes
-            f"only their own processes know what the devices of an Array {type_text(self)} hold, "
-            f"and this process has none of them: use x.nbytes, or {BRING_HERE}"
+            f"this process has no device of an Array {type_text(self)}, and cannot query its "
+            f"memory: use x.nbytes, or {BRING_HERE}"
         )
 
     def unsafe_buffer_pointer(self) -> int:
-        """The address of the buffer on its only device; good as long as the array is alive.
+        """Return the address of the buffer on the only device, valid while the array is alive.
 
         Raises:
-            ValueError: It is on several devices.
+            ValueError: The array is on several devices.
         """
         return self._only("unsafe_buffer_pointer").unsafe_buffer_pointer()
 
     def unsafe_raw_buffer(self) -> Any:
-        """The runtime's own object for the buffer on its only device.
+        """Return the runtime's own object for the buffer on the only device.
 
         Raises:
-            ValueError: It is on several devices.
+            ValueError: The array is on several devices.
         """
         return self._only("unsafe_raw_buffer").unsafe_raw_buffer()
 
@@ -281,31 +281,31 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         count = self._handle.sharding.num_devices
         if count != 1:
             raise ValueError(
-                f"{name}() speaks of one buffer, this Array {type_text(self)} is on {count} "
-                f"devices: write [shard.data.{name}() for shard in x.addressable_shards]"
+                f"{name}() requires an array on one device, but this Array {type_text(self)} is "
+                f"on {count} devices: write [shard.data.{name}() for shard in x.addressable_shards]"
             )
         return self._handle
 
     def platform(self) -> str:
-        """The kind of devices that hold it: `"cpu"`, `"gpu"`, `"tpu"`."""
+        """Return the platform of the devices: `"cpu"`, `"gpu"` or `"tpu"`."""
         return self._buffers.platform()
 
     @property
     def traceback(self) -> Any:
-        """Where it was made, as the runtime recorded it."""
+        """Python traceback of the array's creation, as the runtime recorded it."""
         return self._buffers.traceback
 
     def is_deleted(self) -> bool:
-        """Whether its buffers are gone."""
+        """Return True if the buffers are deleted."""
         return self._buffers.is_deleted()
 
     def is_ready(self) -> bool:
-        """Whether it is computed."""
+        """Return True if the array is computed."""
         check_alive(self)
         return self._buffers.is_ready()
 
     def delete(self) -> None:
-        """Gives its memory back at once; any later use of it is an error."""
+        """Free the memory at once; any later use of the array is an error."""
         if not self._buffers.is_deleted():
             self._deleted_by = DELETE
         self._value_cache = None
@@ -315,7 +315,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         collect_garbage()
 
     def block_until_ready(self) -> Self:
-        """Waits until it is computed."""
+        """Wait until the array is computed, and return it."""
         try:
             self._buffers.block_until_ready()
         except RuntimeError:
@@ -324,22 +324,22 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         return self
 
     def to_host(self, policy: "Policy" = "replicated", *, timeout: float = 60.0) -> np.ndarray:
-        """The value as a read-only NumPy array, or this process's part of it; it never hangs.
+        """Return the value, or this process's part of it, as a read-only NumPy array.
 
-        Where all of the array's devices belong to this process, every policy gives the whole value.
+        If all devices of the array belong to this process, every policy returns the whole value.
 
         Args:
-            policy: `"replicated"`: the whole value, if this process holds every piece of it.
-                `"local"`: the block of the array that this process's pieces make up; no other
-                process is asked. `"gather"`: the whole value in every process that has one of the
-                array's devices; all of them must call this.
-            timeout: How long `"gather"` waits for the other processes to call it, in seconds.
+            policy: `"replicated"`: the whole value, if this process holds every tile. `"local"`:
+                the block that the tiles of this process form; no other process takes part.
+                `"gather"`: the whole value in every process that has a device of the array; all of
+                them must call this.
+            timeout: Seconds for which `"gather"` waits for the other processes.
 
         Raises:
-            NotAddressableError: Pieces are in other processes (`"replicated"`), or this process's
-                make up no block (`"local"`).
-            ProcessesError: Processes that did not come to gather, or came with other arrays.
-            DeletedError: The buffers are gone.
+            NotAddressableError: Tiles are in other processes (`"replicated"`), or those of this
+                process form no block (`"local"`).
+            ProcessesError: A process did not call it before the timeout, or with another array.
+            DeletedError: The array is deleted.
 
         Example:
             >>> import jax, numpy as np
@@ -351,7 +351,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             return gathering.to_host(self, policy, timeout)
 
     def copy_to_host_async(self) -> None:
-        """Starts bringing the value to the host, for whoever reads it soon."""
+        """Start the transfer of the value to the host."""
         start_read(self)
 
 
@@ -360,8 +360,8 @@ def wrap(handle: Handle, sharding: Any = None) -> Array:
 
     Args:
         handle: The handle.
-        sharding: The caller's own sharding, which the array returns as `x.sharding`. One of a
-            user's class, which JAX's compiled functions could not read, is left out.
+        sharding: The caller's own sharding, which the array returns as `x.sharding`. A sharding of
+            a user's class is dropped, as JAX's compiled functions cannot read it.
     """
     out = Array()
     out._handle = handle
@@ -375,7 +375,7 @@ def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
     leaves = []
     append = leaves.append
     for handle in handles:
-        # Written out: a call per leaf is a third of what wrapping one costs.
+        # Inlined: a call per leaf is a third of the cost of wrapping one.
         out = Array()
         out._buffers = handle
         out._exclusive = True
@@ -388,8 +388,8 @@ def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Hand
     treedef, kinds = plan
     new, leaves = object.__new__, []
     append = leaves.append
-    for kind, handle in zip(kinds, handles, strict=False):  # checking costs something, too
-        out = new(kind)  # their own constructors are for people
+    for kind, handle in zip(kinds, handles, strict=False):  # strict=True has a cost
+        out = new(kind)  # the constructors of derived classes take other arguments
         out._buffers = handle
         out._exclusive = True
         append(out)

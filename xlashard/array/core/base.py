@@ -1,4 +1,4 @@
-"""What an `Array` is made of: one buffer handle and three slots, and the errors of empty ones."""
+"""`ArrayBase`: the slots of an `Array`, and the errors of deleted arrays."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,26 +10,26 @@ from xlashard.errors import ArgumentError, DeletedError
 from xlashard.wording import typed
 
 type Handle = Any
-"""JAX's own array object: the PJRT buffers of one value, on all of this process's devices."""
+"""JAX's own array object: the PJRT buffers of one value on all devices of this process."""
 
-# Slots that stay unset until somebody fills them; unset reads as None.
+# Slots that may be unset; an unset slot reads as None.
 _OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_own_sharding", "_value_cache"})
 
 
 class ArrayBase(jax.Array):
-    """Holds one buffer handle.
+    """Base class with one buffer handle.
 
     Attributes:
-        _buffers: The buffers. They carry one of JAX's own shardings.
-        _handle: The same. Code that reads it may hand them to other arrays.
-        _exclusive: True as long as no other array can hold the same buffers: from when a program
-            has made them until `_handle` is read.
-        _own_sharding: A sharding that a user wrote, where the array was placed by one.
-        _value_cache: The value, once read.
-        _deleted_by: What took the buffers, where it was donated.
+        _buffers: The buffers, under a sharding of JAX.
+        _handle: The same; code that reads it may pass them to other arrays.
+        _exclusive: True while no other array can share the buffers: from the end of the program
+            that computed them until `_handle` is read.
+        _own_sharding: The sharding by which the caller placed the array.
+        _value_cache: The value on the host, once read.
+        _deleted_by: The callable that the array was donated to, or `DELETE`.
     """
 
-    # Unset slots cost nothing where outputs are wrapped; each is filled when somebody asks.
+    # Unset slots cost nothing where outputs are wrapped.
     __slots__ = (
         "__weakref__",
         "_buffers",
@@ -61,10 +61,10 @@ class ArrayBase(jax.Array):
         def __init__(self) -> None: ...
 
     else:
-        # Not for type checkers, which would take every name for one that is there.
+        # Hidden from type checkers, which would accept every attribute.
 
         def __getattr__(self, name: str) -> Any:
-            """Reached only where the ordinary lookup found nothing."""
+            """Find an attribute that the ordinary lookup did not find."""
             if name in _OPTIONAL:
                 return None
             if name in ("_buffers", "_handle"):
@@ -74,25 +74,25 @@ class ArrayBase(jax.Array):
                 )
             own = getattr(type(self), name, None)
             if isinstance(own, property):
-                # Python comes here when a property raises AttributeError, and drops its text.
+                # Python calls __getattr__ if a property raises AttributeError, and drops its text.
                 return own.__get__(self)
             if name.startswith("_") and not name.startswith("__"):
-                # JAX reaches for private members of its own class in places that take any array.
+                # JAX reads private members of its own class on any array.
                 return getattr(self._handle, name)
             kind = "an Array" if type(self).__name__ == "Array" else f"a {type(self).__name__}"
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
 
 
 def type_text(x: Any) -> str:
-    """Shape and dtype as in `float32[4,8]`."""
+    """Return shape and dtype, as in `float32[4,8]`."""
     return typed(x.dtype.name, x.shape)
 
 
 def check_alive(*operands: Any) -> None:
-    """Checks that no array among the operands is deleted.
+    """Check that no array among the operands is deleted.
 
     Raises:
-        DeletedError: Naming the first that is.
+        DeletedError: An operand is deleted; the message names the first.
     """
     for x in operands:
         if isinstance(x, ArrayBase):

@@ -1,4 +1,4 @@
-"""Buffers with and without dimensions of size 1."""
+"""Reshape buffers: with and without dimensions of size 1."""
 
 from functools import partial
 from typing import Any
@@ -11,15 +11,15 @@ from xlashard.sharding import SingleDeviceSharding
 
 
 def reshape_buffer(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = None) -> Handle:
-    """The elements of a handle on one device in another shape, in memory of their own, uncommitted.
+    """Return an uncommitted copy of a single-device handle in another shape.
 
-    On a CPU they are copied where they lie. Elsewhere no transfer can change the shape of a
-    buffer, and a program on that one device copies them.
+    On a CPU the host copies the elements. Elsewhere no transfer can change the shape of a buffer,
+    and a program on the device copies them.
 
     Args:
-        handle: On one device.
-        shape: With as many elements.
-        weak_type: Whether the dtype of the result is weak; as the handle's, if not given.
+        handle: A single-device handle.
+        shape: A shape with as many elements.
+        weak_type: Whether the dtype of the result is weak; by default that of the handle.
     """
     there = handle.sharding
     (device,) = there.device_set
@@ -33,14 +33,14 @@ def reshape_buffer(handle: Handle, shape: tuple[int, ...], weak_type: bool | Non
 
 
 def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
-    """The elements in another shape, on any platform."""
+    """Reshape by a program, on any platform."""
     (device,) = handle.sharding.device_set
     kind, normal = handle.sharding.memory_kind, default_memory_kind(device)
-    # Also in the midst of a trace, where the handle is a value like any that is known.
+    # Within a trace too, where the handle is a concrete value.
     with jax.ensure_compile_time_eval():
         if kind in (None, normal):
             return _in_shape(handle, shape)
-        # Programs work in the device's own memory.
+        # Programs run on the default memory of the device.
         own = SingleDeviceSharding(device, memory_kind=normal).twin()
         return copy_to(_in_shape(copy_to(handle, own), shape), handle.sharding)
 

@@ -1,4 +1,4 @@
-"""By which variable a function reads an array that it was not given: asked only by errors."""
+"""Find the variable name of a closed-over array, for errors."""
 
 import functools
 import sys
@@ -15,29 +15,29 @@ from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.host.read import holds_value
 from xlashard.errors import DeletedError, NotAddressableError
 
-# How many steps from one object to the next are followed: self.layer.weight are three.
+# Longest chain of attributes and items that is followed: self.layer.weight has three.
 _DEPTH = 3
 _SEARCHED = 10_000
 
 
 def closure_variable_name(function: Any, array: Any) -> str | None:
-    """How a function's own code names an array: `w`, `self.params['w']`, `helper: w`.
+    """Return a function's expression for an array: `w`, `self.params['w']`, `helper: w`.
 
     Args:
-        function: A Python function, a method, a partial, or anything that wraps one.
-        array: An array, of the host or of devices, or the buffer handle in one.
+        function: A Python function, a method, a partial, or a wrapper of one.
+        array: An array of the host or of devices, or its buffer handle.
 
     Returns:
-        None where no closed-over variable, global variable or attribute leads to it.
+        None if no closed-over variable, global variable or attribute leads to the array.
     """
     return _Search(array).in_function(function, _DEPTH)
 
 
 def check_constant(handle: Any) -> None:
-    """Refuses a handle that a function of JAX closes over and that can't become a constant in it.
+    """Check that a handle that a function of JAX closes over can become a constant.
 
     Raises:
-        DeletedError: Its buffers are gone.
+        DeletedError: The handle is deleted.
         NotAddressableError: Its value is not wholly in this process.
     """
     if handle.is_deleted():
@@ -47,9 +47,9 @@ def check_constant(handle: Any) -> None:
             raise DeletedError(f"{_closed_over(handle)}: {error}") from None
     if not holds_value(handle):
         raise NotAddressableError(  # no-catalogue: needs several processes
-            f"{_closed_over(handle)}, {type_text(handle)}, can't become a constant of a program of "
-            "JAX, for its value is not wholly in this process: give it to the function as an "
-            "argument, or compile the function by xlashard.pjit, which makes it one"
+            f"{_closed_over(handle)}, {type_text(handle)}, cannot become a constant of a program "
+            "of JAX, as its value is not wholly in this process: pass it to the function as an "
+            "argument, or compile the function with xlashard.pjit, which does so"
         )
 
 
@@ -62,7 +62,7 @@ def _closed_over(handle: Any) -> str:
 
 
 def _in_callers(array: Any) -> tuple[str, str] | None:
-    """The function that is being compiled on this thread and reads an array, and its variable."""
+    """Return the function compiled on this thread that closes over an array, and its variable."""
     frame = sys._getframe(1)
     while frame is not None:
         for value in list(frame.f_locals.values()):
@@ -75,35 +75,35 @@ def _in_callers(array: Any) -> tuple[str, str] | None:
 
 
 def _is_user_function(function: Any) -> bool:
-    """Whether a function is a person's own, and neither JAX's nor this package's."""
+    """Return True for a user's function, False for those of JAX and of this package."""
     module = getattr(function, "__module__", None) or ""
     is_inner = module.split(".")[0] in ("jax", "jaxlib", __name__.split(".")[0])
     return not is_inner and not isinstance(function, type)
 
 
 class _Search:
-    """One search for one array.
+    """Search for one array.
 
     Args:
-        array: What to look for.
+        array: The array.
     """
 
     def __init__(self, array: Any) -> None:
-        # JAX keeps an array of the host in a wrapping of its own, over the same memory.
+        # JAX wraps a closed-over array of the host in an object over the same memory.
         self._wanted = np.asarray(array) if is_host_array(array) else _handle_of(array)
         self._seen: set[int] = set()
 
     def in_function(self, function: Any, depth: int) -> str | None:
-        """The name of the first variable of a function that leads to the array."""
+        """Return the name of the first variable of a function that leads to the array."""
         for name, value in _variables(function):
             path = self._path(value, depth)
             if path is not None:
-                # Of a function inside, its own variable is what says most.
+                # For a nested function, its own variable is the most precise.
                 return path if isinstance(value, types.FunctionType) else name + path
         return None
 
     def _path(self, value: Any, depth: int) -> str | None:
-        """What to write after an expression for a value to get to the array."""
+        """Return the suffix that leads from a value to the array, or None."""
         if _handle_of(value) is self._wanted or self._is_same_memory(value):
             return ""
         if depth == 0 or id(value) in self._seen or len(self._seen) > _SEARCHED:
@@ -149,7 +149,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """The names in a function's code that mean something outside of it, and what they mean."""
+    """Yield the free variables and globals in a function's code with their values."""
     if isinstance(function, functools.partial):
         yield from ((f"argument {n} of the partial", x) for n, x in enumerate(function.args))
         yield from ((f"argument {name} of the partial", x) for name, x in function.keywords.items())
@@ -169,7 +169,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # not bound yet
+        except ValueError:  # unbound so far
             continue
     for name in dict.fromkeys(_names_in(code)):
         if name in function.__globals__:

@@ -1,8 +1,8 @@
-"""Who takes over the buffers of arrays: asked when somebody uses an array that is gone.
+"""Track buffer donation, so that errors about deleted arrays can name the call.
 
-A program's first call marks the arrays that it takes. Repeat calls go from the dispatcher to
-PJRT without entering Python, so they can't mark anything; but they take only arrays such as the
-first call took, of one shape, dtype and sharding, and these are remembered here.
+The first call of a program marks the arrays that it donates. Repeat calls go from the dispatcher to
+PJRT without entering Python and cannot mark anything; but they donate arrays of the shapes, dtypes
+and shardings of the first call, which are recorded here.
 """
 
 import threading
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-# A function called with ever new shapes must not remember them all.
+# Bounds the memory of a function that is called with ever new shapes.
 _KINDS_KEPT = 4096
 _SHOWN = 3
 
@@ -18,10 +18,10 @@ type _Kind = tuple[Any, ...]
 
 
 class DonationTracker:
-    """A callable that takes over buffers; it is forgotten when nobody holds it any more.
+    """Record of the arrays that a callable donates; it is dropped with the callable.
 
     Args:
-        name: What a person calls it.
+        name: Name of the callable.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,14 +31,14 @@ class DonationTracker:
             _trackers.add(self)
 
     def note(self, path: str, handle: Any) -> str:
-        """Remembers that it takes handles like this one.
+        """Record that the callable donates handles of the type and sharding of this one.
 
         Args:
-            path: The argument by which it does.
-            handle: A handle; deleted ones still have what counts.
+            path: Path of the donated argument.
+            handle: A handle, which may be deleted.
 
         Returns:
-            Who took it, in words.
+            Name of the callable with the path of the argument.
         """
         kind = _kind(handle)
         if kind not in self._paths:
@@ -48,11 +48,11 @@ class DonationTracker:
         return self.takes(path)
 
     def takes(self, path: str) -> str:
-        """`update, as state['w']`."""
+        """Return the name with the path of an argument: `update, as state['w']`."""
         return f"{self.name}, as {path}"
 
     def path_of(self, kind: _Kind) -> str | None:
-        """The argument by which it takes handles of a kind, if it does."""
+        """Return the path of the argument that donates handles of a kind, or None."""
         return self._paths.get(kind)
 
 
@@ -65,7 +65,7 @@ def _kind(handle: Any) -> _Kind:
 
 
 def likely_donations(handle: Any) -> list[str]:
-    """Who takes handles like this one, in words, in the order of their names."""
+    """Return the callables that donate handles like this one, sorted by name."""
     kind = _kind(handle)
     with _lock:
         known = list(_trackers)
@@ -74,11 +74,11 @@ def likely_donations(handle: Any) -> list[str]:
 
 
 def deletion_cause(handle: Any, taker: str | None) -> str:
-    """Why a handle's buffers are gone, in words.
+    """Describe why a handle is deleted.
 
     Args:
-        handle: The handle.
-        taker: Who took it, if that is known.
+        handle: The deleted handle.
+        taker: The callable that it was donated to, if known.
     """
     if taker is not None:
         target = "one of its shards" if taker.startswith(SHARD) else "it"
@@ -98,13 +98,13 @@ def deletion_cause(handle: Any, taker: str | None) -> str:
 
 
 DELETE = "delete()"
-"""Stands for the taker of an array whose memory somebody gave back."""
+"""Marks an array that `delete()` deleted."""
 
 SHARD = "a shard: "
-"""Prefix of the taker of an array that lost one of its shards."""
+"""Prefix of the mark of an array one of whose shards was deleted or donated."""
 
 SHARDS: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
-"""Handles that are one shard of larger Arrays, by id: each with those Arrays."""
+"""Handles that are one shard of larger Arrays, by id, each with those Arrays."""
 
 
 def record_shard(handle: Any, whole: Any) -> None:

@@ -1,9 +1,9 @@
-"""What follows when a function of JAX fails on arrays: another way to say them, or a better error.
+"""Fallbacks of failed JAX functions: a retry under other shardings, or a better error.
 
-JAX's own programs fail on some placements that XLA can do. Under Shardy they take tiles only where
-a mesh of the devices, in their order, has them: any tiles have one if the devices stand in the
-order of the tiles. Under GSPMD they want to name every result on the mesh of an argument, even one
-that no spec there says; from arguments that are given as bare tiles, results are bare tiles.
+JAX's programs fail on some shardings that XLA supports. Under Shardy they accept tiles only if a
+mesh of the devices, in their order, has them; after sorting the devices by tile, any tiles have
+one. Under GSPMD they name every result on the mesh of an argument, even a result that no spec there
+describes; from arguments with a `GSPMDSharding`, results have one too.
 """
 
 import inspect
@@ -34,11 +34,11 @@ class JaxCall:
     """A call of a function of JAX with arrays.
 
     Attributes:
-        name: What the person called.
-        function: JAX's own.
-        args: Positional arguments, with Arrays or handles anywhere in them.
+        name: Name of the function in errors.
+        function: JAX's function.
+        args: Positional arguments, with Arrays or handles anywhere inside.
         kwargs: Keyword arguments.
-        names: What to call the positional arguments; by the function's signature if empty.
+        names: Names of the positional arguments; those of the signature if empty.
     """
 
     name: str
@@ -48,7 +48,7 @@ class JaxCall:
     names: tuple[str, ...] = ()
 
     def operands(self) -> list[tuple[str, Any]]:
-        """Every array among the arguments, by its path."""
+        """Return every array among the arguments with its path."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(self._bound())
         found = []
         for (first, *rest), leaf in leaves:
@@ -65,21 +65,21 @@ class JaxCall:
             return {f"args[{i}]": x for i, x in enumerate(self.args)} | self.kwargs
 
     def again(self, change: Callable[[Handle], Handle]) -> Any:
-        """Calls the function with every handle changed."""
+        """Call the function with every handle changed."""
         args, kwargs = unwrap(list(self.args)), unwrap(self.kwargs)
         return self.function(*map_arrays(args, change), **map_arrays(kwargs, change))
 
 
 def retry_call(error: Exception, call: JaxCall) -> Any:
-    """What a function of JAX gives for arrays that it failed on, if they are said otherwise.
+    """Retry a failed call under other shardings, or raise a better error.
 
     Args:
-        error: What it raised; raised again if nothing better is known.
-        call: How it was called.
+        error: The error of the first attempt, raised again if there is no better one.
+        call: The call.
 
     Raises:
         DeletedError: An array among the arguments is deleted.
-        DeviceMismatchError: They are bound to different devices.
+        DeviceMismatchError: The arguments are committed to different devices.
     """
     with short_tracebacks:
         if isinstance(error, RuntimeError):
@@ -95,16 +95,16 @@ def retry_call(error: Exception, call: JaxCall) -> Any:
 
 
 def _check_unreduced(call: JaxCall) -> None:
-    """Checks that JAX's rules, which fail on unreduced arrays under GSPMD, were given none.
+    """Check that no argument is unreduced, which JAX's rules do not support under GSPMD.
 
     Raises:
-        UnreducedError: If they were.
+        UnreducedError: An argument is unreduced.
     """
     for name, x in call.operands():
         if not uses_shardy() and from_jax(x.sharding).is_unreduced:
             raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
-                f"{call.name} takes no unreduced array under the GSPMD partitioner, and {name}, "
-                f"{type_text(x)}, is one: reduce it first, by device_put({name}, "
+                f"{call.name} does not support unreduced arrays under the GSPMD partitioner, but "
+                f"{name}, {type_text(x)}, is unreduced: reduce it first, by device_put({name}, "
                 f"{name}.sharding.reduced_sharding), or use Shardy, by XLASHARD_PARTITIONER=shardy"
             ) from None
 
@@ -124,15 +124,15 @@ def _check_devices(call: JaxCall) -> None:
 
 
 def _note_memory(error: ValueError, call: JaxCall) -> None:
-    """Adds what may be behind an error: JAX computes little with arrays in other memory."""
+    """Add a note about arguments in other memory, with which JAX supports few operations."""
     for name, x in call.operands():
         sharding = from_jax(x.sharding)
         usual = default_memory_kind(sharding.devices[0])
         if sharding.memory_kind not in (None, usual):
             error.add_note(
-                f"{name}, {type_text(x)}, is in {sharding.memory_kind} memory, with which JAX "
-                f"computes little: device_put({name}, {name}.sharding.with_memory_kind({usual!r})) "
-                "brings it to the devices'"
+                f"{name}, {type_text(x)}, is in {sharding.memory_kind} memory, which few "
+                f"operations of JAX support: write device_put({name}, "
+                f"{name}.sharding.with_memory_kind({usual!r}))"
             )
 
 
@@ -164,14 +164,14 @@ def _as_gspmd_sharding(handle: Handle) -> Handle:
 
 
 def _on_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
-    """The handle on the devices in an order, with tiles that a mesh of them in that order has."""
+    """Return the handle with devices in an order, under tiles that a mesh in that order has."""
     sharding = from_jax(handle.sharding)
     if set(sharding.devices) != set(devices):
         return handle
     handle = with_device_order(handle, devices)
     if not has_permuted_tiles(handle):
         return handle
-    # Two arrays with tiles in different orders: one of them has to move.
+    # Two arrays with different orders of tiles: one of them is resharded.
     counts = from_jax(handle.sharding).tiling(handle.shape).counts
     dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
     text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"

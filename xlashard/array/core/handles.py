@@ -1,4 +1,4 @@
-"""Telling buffer handles from other values, and wrapping the results of programs."""
+"""Recognize buffer handles, and wrap the results of programs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,23 +9,23 @@ from xlashard._jax.runtime.transfer import Handle, HandleType, split
 from xlashard.array.core.array import Array, wrap
 
 type KindOf = Callable[[Any], type[Array]]
-"""Says for the handle of a result which class of arrays it is to be."""
+"""Function from the handle of a result to the class of its array."""
 
 
 def is_handle(value: object) -> bool:
-    """True for JAX's own concrete array object, which is what a handle is."""
+    """Return True for JAX's own concrete array object."""
     return type(value) is HandleType
 
 
 def wrap_first(_: None, handles: Sequence[Any]) -> Array:
-    """An `Array` over the only one of the handles, as jaxlib's dispatcher asks for it."""
+    """Return an `Array` over the only handle, for jaxlib's dispatcher."""
     out = Array()
     out._buffers, out._exclusive = handles[0], True
     return out
 
 
 def unwrapped(handle: Any) -> Any:
-    """Return the class of a result that is to stay JAX's own array.
+    """Return the class of a result that stays JAX's own array.
 
     Args:
         handle: The result's buffers.
@@ -34,7 +34,7 @@ def unwrapped(handle: Any) -> Any:
 
 
 def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
-    """An array of a class over a handle; keys, tokens and tracers stay what they are."""
+    """Return an array of a class over a handle; other values are returned as they are."""
     if type(value) is not HandleType or kind is HandleType:
         return value
     out = kind()
@@ -43,21 +43,20 @@ def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
 
 
 def as_class[A: Array](array: Array, kind: type[A]) -> A:
-    """An Array as one of another class, over the same buffers and with the same sharding."""
+    """Return an Array as one of another class, with the same buffers and sharding."""
     out = kind()
     out._handle, out._own_sharding = array._handle, array._own_sharding
     return out
 
 
 def live_arrays(platform: str | None = None) -> list[Array]:
-    """All arrays whose buffers are alive in this process, JAX's own among them.
+    """Return all arrays whose buffers are alive in this process, JAX's own included.
 
-    Each is a new `Array` over the buffers: deleting it deletes those. A buffer is listed once, as
-    part of the array that spans the most devices: the shards that somebody has asked for are no
-    arrays of their own.
+    Each is a new `Array` over the buffers: deleting it deletes them. A buffer is listed once, as
+    part of the array with the most devices; shards of an array are not listed.
 
     Args:
-        platform: Only those on this kind of devices.
+        platform: Restricts the list to devices of this platform.
 
     Example:
         >>> import numpy as np
@@ -80,7 +79,7 @@ def live_arrays(platform: str | None = None) -> list[Array]:
 
 
 def _buffers(handle: Handle) -> set[tuple[int, int]]:
-    """Device and address of each buffer; nothing where there is none, or the runtime won't say."""
+    """Return device and address of each buffer; nothing if empty or hidden by the runtime."""
     if handle.is_deleted() or not handle.size:
         return set()
     parts = [handle] if handle.sharding.num_devices == 1 else split(handle)

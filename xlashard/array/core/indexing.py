@@ -1,4 +1,4 @@
-"""Indexing and iterating: on the devices, and without a program where a shard is the answer."""
+"""Indexing and iteration on the devices, without a program where a shard is the result."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -51,11 +51,11 @@ type Bounds = tuple[tuple[int, int], ...]
 
 
 class _Part(NamedTuple):
-    """What an index takes.
+    """Bounds that an index selects.
 
     Attributes:
         bounds: Start and stop per dimension.
-        dropped: The dimensions that had a number, which the result lacks.
+        dropped: Dimensions with an integer, which the result lacks.
     """
 
     bounds: Bounds
@@ -63,19 +63,19 @@ class _Part(NamedTuple):
 
 
 def has_explicit_axes(handle: Handle) -> bool:
-    """Whether the array's sharding is part of its type, where every operation must say it."""
+    """Return True if the sharding is part of the type, so that operations must specify it."""
     return AxisType.Explicit in jax.typeof(handle).sharding.mesh.axis_types
 
 
 def whole_shard(handle: Handle, index: Any) -> Handle | None:
-    """A copy of the shard that a static index names exactly, uncommitted; None if none is meant.
+    """Return an uncommitted copy of the one shard that a static index selects, or None.
 
-    Slices leave its shape alone and cost one transfer within the device. Numbers, in dimensions
-    that are cut into single elements, drop dimensions (see `in_shape`).
+    A slice keeps the shape and costs one transfer within the device. An integer, in a dimension
+    whose tiles have one element, drops the dimension (see `reshape_buffer`).
 
-    It is a copy so that it outlives the array, like any other result: whether a slice happens to
-    be a shard must make no difference to somebody who then donates the array. Only for arrays
-    wholly in this process: in several, all must take the same way.
+    A copy outlives the array, as any other result does: donating the array must not depend on an
+    earlier slice being a shard. Only for arrays wholly in this process: all processes must take the
+    same path.
     """
     part = _static_part(index, handle.shape)
     if part is None or handle.is_deleted() or not handle.is_fully_addressable:
@@ -87,7 +87,7 @@ def whole_shard(handle: Handle, index: Any) -> Handle | None:
 
 
 def rows_as_shards(handle: Handle) -> Callable[[int], Handle] | None:
-    """`whole_shard` of each index of the first dimension; None unless each is one shard."""
+    """Return `whole_shard` of each index of the first dimension; None unless each is one shard."""
     if handle.is_fully_replicated or not handle.is_fully_addressable or has_explicit_axes(handle):
         return None
     rest = tuple((0, size) for size in handle.shape[1:])
@@ -103,7 +103,7 @@ def rows_as_shards(handle: Handle) -> Callable[[int], Handle] | None:
 
 
 def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
-    """A copy of a buffer on its device, uncommitted, without some dimensions of size 1."""
+    """Copy a buffer on its device, uncommitted, without some dimensions of size 1."""
     there = shard.sharding
     with allow_transfers():
         if dropped:
@@ -115,14 +115,14 @@ def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
 
 @lru_cache(maxsize=4096)
 def _holder(sharding: Any, shape: tuple[int, ...], bounds: Bounds) -> int | None:
-    """The first device position whose shard has these bounds."""
+    """Return the first device position whose shard has these bounds."""
     tiling = from_jax(sharding).tiling(shape)
     tile = _tile_at(tiling, shape, bounds)
     return None if tile is None else tiling.replicas(tile)[0]
 
 
 def _static_part(index: Any, shape: tuple[int, ...]) -> _Part | None:
-    """What an index of numbers and plain slices takes; None for any other."""
+    """Return the bounds of an index of integers and plain slices; None for any other index."""
     entries = list(index) if type(index) is tuple else [index]
     dots = [number for number, entry in enumerate(entries) if entry is Ellipsis]
     unsaid = len(shape) - (len(entries) - len(dots))
@@ -153,7 +153,7 @@ def _is_plain(cut: slice) -> bool:
 
 
 def _tile_at(tiling: Tiling, shape: tuple[int, ...], bounds: Bounds) -> int | None:
-    """The number of the tile with exactly these bounds."""
+    """Return the number of the tile with exactly these bounds."""
     tile = 0
     extents = tiling.shard_shape(shape)
     for (start, stop), extent, count in zip(bounds, extents, tiling.counts, strict=True):
@@ -163,8 +163,8 @@ def _tile_at(tiling: Tiling, shape: tuple[int, ...], bounds: Bounds) -> int | No
     return tile
 
 
-# Rows that one program hands out: a program per row would pay its start for each, one for all
-# rows of a long array would take minutes to compile.
+# Rows per program: one program per row would pay its launch for each, one for all rows of a long
+# array would take minutes to compile.
 _ROWS_AT_ONCE = 64
 
 
@@ -175,7 +175,7 @@ def _rows(x: Any, start: Any, count: int) -> list[Any]:
 
 
 def _rows_uncut(handle: Any) -> Any:
-    """The array with whole rows: on explicit axes JAX takes no row of a dimension that is cut."""
+    """Return the array with an unsharded first dimension, which JAX requires on explicit axes."""
     sharding = handle.sharding
     entries = sharding.spec.partitions
     if entries[:1] in ((), (None,)):
@@ -189,7 +189,7 @@ _get_item = wrap_jax_function(HandleType.__getitem__, "indexing", None)
 
 
 class Indexing(ArrayBase):
-    """`x[...]` and `for row in x`."""
+    """Implementation of `x[...]` and `for row in x`."""
 
     __slots__ = ()
 
@@ -219,8 +219,8 @@ class Indexing(ArrayBase):
         check_alive(self)
         if not self.ndim:
             raise ArgumentError(
-                f"iteration over an Array without dimensions, {type_text(self)}: for a loop of one "
-                "round write x.ravel()"
+                f"iteration over an Array without dimensions, {type_text(self)}, is not "
+                "possible: write x.ravel()"
             )
         check_reduced(self._handle)
         length = self.shape[0]

@@ -1,4 +1,4 @@
-"""The NumPy-style methods of an `Array`, and `x.at[...]`: programs on the array's devices."""
+"""Operators and NumPy-style methods of an `Array`, and `x.at[...]`: programs on its devices."""
 
 from collections.abc import Callable
 from functools import update_wrapper
@@ -46,7 +46,7 @@ def _binary(name: str) -> Callable[..., Any]:
 
 
 class Operators(ArrayBase):
-    """The operators of NumPy arrays; in-place forms fall back to these."""
+    """Operators of NumPy arrays; in-place operators fall back to these."""
 
     __slots__ = ()
     __hash__: None = None  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -99,12 +99,12 @@ class Operators(ArrayBase):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ArgumentError(
-            "an Array never changes, so x[index] = y is not possible: write x = x.at[index].set(y)"
+            "an Array is immutable, so x[index] = y is not possible: write x = x.at[index].set(y)"
         )
 
 
 def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a function of the handle, wrapped."""
+    """Return the wrapped result of a function of the handle."""
     try:
         if kwargs:
             out = call(self._handle, *map(unwrap, args), **unwrap(kwargs))
@@ -120,9 +120,9 @@ def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: A
 
 
 class _Method:
-    """A method of `jax.Array`, made when it is first asked for: writing one takes a while.
+    """A method of `jax.Array`, generated at first use, as generating it takes a while.
 
-    It then stands in the class in the place of this. help() and signature() show JAX's own.
+    It replaces this descriptor in the class. `help()` and `signature()` show JAX's own method.
     """
 
     def __init__(self, name: str) -> None:
@@ -131,7 +131,7 @@ class _Method:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         call = getattr(HandleType, self._name)
-        # Of several threads that make one at once, all get what the last one left.
+        # If several threads generate it at once, all get the last one.
         setattr(
             NumpyMethods,
             self._name,
@@ -145,7 +145,7 @@ def _method(name: str) -> Any:
 
 
 class NumpyMethods(ArrayBase):
-    """Every method and property that computes an array from an array."""
+    """Methods and properties that compute an array from an array."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ class NumpyMethods(ArrayBase):
     var: Callable[..., Self] = _method("var")
     view: Callable[..., Self] = _method("view")
 
-    # JAX's own code calls these on whatever array it was given.
+    # JAX's own code calls these on any array.
     _multi_slice: Callable[..., list[Self]] = _method("_multi_slice")
     _split: Callable[..., list[Self]] = _method("_split")
 
@@ -203,27 +203,27 @@ class NumpyMethods(ArrayBase):
 
     @property
     def T(self) -> Self:
-        """The transpose: all dimensions in reverse order."""
+        """Transpose: all dimensions in reverse order."""
         return _transpose(self)
 
     @property
     def mT(self) -> Self:
-        """The matrix transpose: the last two dimensions swapped."""
+        """Matrix transpose: the last two dimensions swapped."""
         return _matrix_transpose(self)
 
     @property
     def real(self) -> Self:
-        """The real part."""
+        """Real part."""
         return _real(self)
 
     @property
     def imag(self) -> Self:
-        """The imaginary part."""
+        """Imaginary part."""
         return on_handle(self, _imaginary)
 
     @property
     def flat(self) -> Any:
-        """Never available, as an Array can't be written through an iterator.
+        """Unsupported: an Array cannot be written through an iterator.
 
         Raises:
             NotImplementedError: Always.
@@ -232,7 +232,7 @@ class NumpyMethods(ArrayBase):
 
     @property
     def at(self) -> "Updates[Self]":
-        """Updates of parts: `x.at[index].set(y)` is `x` with `y` in that place."""
+        """Updates of slices: `x.at[index].set(y)` is `x` with `y` at that index."""
         return Updates(self)
 
 
@@ -242,14 +242,14 @@ _transpose, _matrix_transpose, _real = (
 
 
 def _imaginary(handle: Any) -> Any:
-    """JAX's own puts the zeros of a real array on the default device."""
+    """Return the imaginary part; JAX puts the zeros of a real array on the default device."""
     if jnp.iscomplexobj(handle) or not handle.committed:
         return handle.imag
     return jnp.zeros_like(handle, device=handle.sharding)
 
 
 class Updates[A: NumpyMethods]:
-    """What `x.at` gives: index it to say which part."""
+    """Result of `x.at`; index it to select a slice."""
 
     __slots__ = ("_array",)
 
@@ -285,7 +285,7 @@ def _update(name: str) -> Callable[..., Any]:
 
 
 class PartUpdates[A: NumpyMethods]:
-    """What `x.at[index]` gives: each method is a new array with that part changed."""
+    """Result of `x.at[index]`; each method returns a new array with that slice changed."""
 
     __slots__ = ("_array", "_index")
 

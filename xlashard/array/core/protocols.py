@@ -1,4 +1,4 @@
-"""What Python and NumPy ask of a value: conversions, text, pickling and other people's memory."""
+"""Protocols of Python and NumPy: conversions, text, pickling and DLPack."""
 
 import operator
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ from xlashard.sharding import SingleDeviceSharding
 
 
 class HostProtocols(ArrayBase):
-    """Everything that reads the value, or hands the memory to somebody else."""
+    """Members that read the value or export the memory."""
 
     __slots__ = ()
 
@@ -45,8 +45,8 @@ class HostProtocols(ArrayBase):
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
-                f"an Array {type_text(self)} is neither true nor false, having {self.size} "
-                "elements: write x.any(), x.all() or x.size > 0"
+                f"an Array {type_text(self)} of {self.size} elements has no truth value: write "
+                "x.any(), x.all() or x.size > 0"
             )
         return bool(read_value(self))
 
@@ -77,7 +77,7 @@ class HostProtocols(ArrayBase):
     def _scalar(self, kind: str) -> Any:
         if self.ndim:
             raise ArgumentError(
-                f"only an Array without dimensions becomes a Python {kind}, this one is "
+                f"only an Array without dimensions converts to a Python {kind}, this one is "
                 f"{type_text(self)}: write {kind}(x[index]) or x.tolist()"
             )
         return read_value(self)[()]
@@ -104,23 +104,23 @@ class HostProtocols(ArrayBase):
 
     @shortened
     def tolist(self) -> Any:
-        """The value as nested lists of Python numbers."""
+        """Return the value as nested lists of Python numbers."""
         return read_value(self).tolist()
 
     @shortened
     def tobytes(self, order: str = "C") -> bytes:
-        """The value's elements as bytes, row by row (`"C"`) or column by column (`"F"`)."""
+        """Return the elements as bytes, in row-major (`"C"`) or column-major (`"F"`) order."""
         return read_value(self).tobytes(order)  # pyright: ignore[reportArgumentType]
 
     @shortened
     def item(self, *args: int) -> Any:
-        """One element as a Python number; its position may be left out if there is only one."""
+        """Return one element as a Python number; the position is optional if there is only one."""
         handle = self._handle
         if not args and handle.size == 1 and active_guards() is None:
             try:
                 return handle.item()
             except RuntimeError:
-                pass  # deleted, or not in this process: said below
+                pass  # deleted, or not in this process: handled below
         return read_value(self).item(*args)
 
     @shortened
@@ -147,12 +147,12 @@ class HostProtocols(ArrayBase):
             try:
                 return memoryview(handle)
             except (BufferError, RuntimeError):
-                pass  # memory that the host can't read, or none any more
+                pass  # memory that the host can't read, or deleted memory
         try:
             return memoryview(read_value(self))
         except ValueError:
             raise BufferError(
-                f"the buffer protocol has no {self.dtype.name}: write x.tobytes()"
+                f"the buffer protocol does not support {self.dtype.name}: write x.tobytes()"
             ) from None
 
     def __array_module__(self, types: Any) -> Any:
@@ -175,18 +175,18 @@ class HostProtocols(ArrayBase):
         dl_device: tuple[Any, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Its memory for another library, read-only where that one asks by `max_version`.
+        """Return a DLPack capsule, read-only where the consumer requests it by `max_version`.
 
-        The memory stays as long as the other library holds it; a program that the Array is donated
-        to meanwhile takes other memory.
+        The memory lives as long as the consumer holds it; a program that the Array is donated to
+        meanwhile uses other memory.
 
         Raises:
-            DLPackError: It is on several devices, or has a dtype or asks for a device that DLPack
-                has no word for.
+            DLPackError: The array is on several devices, or DLPack lacks its dtype or the requested
+                device.
         """
         with short_tracebacks:
             if dl_device is not None and tuple(dl_device) == self.__dlpack_device__():
-                # Any of the CPU devices, in whose name the host's memory may stand, is one to it.
+                # NumPy requests the first CPU device for the memory of every CPU device.
                 dl_device = None
             handle = self._on_one_device()
             try:
@@ -221,7 +221,7 @@ class HostProtocols(ArrayBase):
         return _unpickle, (type(self), np.asarray(read_value(self)), bool(self.weak_type))
 
     def clone(self) -> Self:
-        """Another Array over the same buffers."""
+        """Return another Array over the same buffers."""
         check_alive(self)
         handle = self._handle
         same = (
@@ -233,18 +233,18 @@ class HostProtocols(ArrayBase):
 
 
 def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
-    """Why DLPack can't have it."""
+    """Describe why DLPack cannot export the array."""
     where = "" if dl_device is None else f" on the DLPack device {tuple(dl_device)}"
     advice = (
         "write x.astype('int8') for one of fewer bits, or np.asarray(x)"
         if dl_device is None
-        else "ask for no device, or bring it there before by device_put(x, device)"
+        else "omit the device, or put the array there first by device_put(x, device)"
     )
-    return f"DLPack can't describe an Array {type_text(handle)}{where} ({error}): {advice}"
+    return f"DLPack cannot export an Array {type_text(handle)}{where} ({error}): {advice}"
 
 
 def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
-    """A value on the default device, which it may leave again (uncommitted)."""
+    """Return an uncommitted handle of a value on the default device."""
     device = default_device()
     twin = SingleDeviceSharding(device).twin(value.shape)
     aval = make_aval(value.shape, value.dtype, twin, weak_type)

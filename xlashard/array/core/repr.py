@@ -1,4 +1,4 @@
-"""How an `Array` is written for people."""
+"""Text of an `Array`: repr, str, format and HTML."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from xlashard.array.host.read import distinct_here, has_value, is_unreduced, may
 from xlashard.errors import counted
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax
 
-# A bigger value is not worth bringing to the host only to print a few of its elements.
+# Bytes above which a value is not read for its repr.
 _PRINTED_BYTES = 1 << 20
 
 
@@ -18,7 +18,7 @@ def _printable(array: ArrayBase) -> bool:
 
 
 def array_repr(array: ArrayBase) -> str:
-    """`Array([1, 2], dtype=int32)`; only what it is of a big value, or of one that is elsewhere."""
+    """Return `Array([1, 2], dtype=int32)`; without the value if large or in other processes."""
     handle = array._handle
     if handle.is_deleted():
         return f"{type(array).__name__}({type_text(handle)}, deleted)"
@@ -48,7 +48,7 @@ def array_repr(array: ArrayBase) -> str:
 
 
 def sharding_text(sharding: Sharding) -> str:
-    """How something lies, in a line: `P('data') on 8 devices (data=8)`."""
+    """Return a one-line description of a sharding: `P('data') on 8 devices (data=8)`."""
     count = len(sharding.devices)
     devices = counted(count, "device")
     if isinstance(sharding, NamedSharding):
@@ -62,31 +62,31 @@ def sharding_text(sharding: Sharding) -> str:
 
 
 def array_str(array: ArrayBase) -> str:
-    """As NumPy prints the value."""
+    """Return the value as NumPy prints it."""
     if array._handle.is_deleted() or not _printable(array):
         return array_repr(array)
     return str(read_value(array))
 
 
 def array_html(array: ArrayBase) -> str | None:
-    """What a notebook shows of an array in several tiles: how it lies on its devices.
+    """Return the picture that a notebook shows of an array in several tiles, or None.
 
-    Of any other it shows the plain text. A notebook asks for that first, and it leaves the value
-    of a small array behind, which stands above the picture then; nothing is read for it here.
+    For None the notebook shows the text. It requests the text first, which caches the value of a
+    small array; the cached value stands above the picture, and nothing is read for it.
     """
     if array._handle.is_deleted():
         return None
-    from xlashard.pictures import html_of  # takes long to import, and few need it
+    from xlashard.pictures import html_of  # slow to import and rarely needed
 
     value = "" if array._value_cache is None else array_repr(array)
     try:
         return html_of(array, value)
-    except Exception:  # no picture is worth an error where nobody asked for one
+    except Exception:  # the text remains
         return None
 
 
 def array_format(array: ArrayBase, spec: str) -> str:
-    """As NumPy formats the value: numbers by the spec, arrays only by an empty one."""
+    """Return the value as NumPy formats it: arrays only by an empty spec."""
     if array._handle.is_deleted() or not has_value(array):
         return array_repr(array)
     if not array.ndim:
@@ -102,6 +102,6 @@ def _cut_text(cut: slice | int) -> str:
 
 
 def index_text(index: Any) -> str:
-    """An index as one writes it: `[0:2, :]`."""
+    """Return an index as source code: `[0:2, :]`."""
     parts = [_cut_text(entry) for entry in index]
     return f"[{', '.join(parts)}]" if parts else "[()]"

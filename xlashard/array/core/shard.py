@@ -1,4 +1,4 @@
-"""`Shard`: the piece of an array that one device holds."""
+"""`Shard`: the part of an array on one device."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,19 +12,19 @@ type Index = tuple[slice, ...]
 
 
 class Shard:
-    """The piece of an array on one device.
+    """Part of an array on one device.
 
-    Index and replica number are worked out when they are asked for.
+    Index and replica number are computed at first use.
 
     Args:
         device: The device.
-        sharding: Of the array.
-        global_shape: Of the array, in elements.
-        data: The piece on its device; None where the device belongs to another process.
+        sharding: Sharding of the array.
+        global_shape: Shape of the array, in elements.
+        data: The data on the device; None if the device belongs to another process.
 
     Attributes:
         device: The device.
-        data: The piece: an array on that device alone (a key array for a key array).
+        data: The data: an array on that device alone (a key array for a key array).
 
     Example:
         >>> import jax, numpy as np
@@ -50,7 +50,7 @@ class Shard:
     def all_of(
         cls, sharding: Sharding, global_shape: tuple[int, ...], data: Sequence[Any]
     ) -> list[Self]:
-        """The shards of this process, one per piece of data, in the order of the devices."""
+        """Return the shards of this process, one per item of `data`, in device order."""
         whole = _Whole(sharding, tuple(global_shape))
         shards = []
         for position, piece in zip(sharding.addressable_positions, data, strict=True):
@@ -61,16 +61,16 @@ class Shard:
 
     @property
     def index(self) -> Index:
-        """One slice per dimension: which part of the whole array this is.
+        """Slice of the array that the shard holds, one `slice` per dimension.
 
         Raises:
-            TilingError: The array is unreduced, so that this is a partial result of it.
+            TilingError: The array is unreduced: the shard is a partial result of it.
         """
         return self._whole.place(self.device)[0]
 
     @property
     def replica_id(self) -> int:
-        """Which copy of this part it is: 0 for the first device that holds it, and so on."""
+        """Replica number: 0 for the first device that holds this slice, and so on."""
         return self._whole.place(self.device)[1]
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Shard:
 
 
 class _Whole:
-    """Where the pieces of one array are; worked out once for all that this process holds."""
+    """Indices of the shards of one array, computed once for all devices of this process."""
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
         self._sharding = sharding
@@ -92,7 +92,7 @@ class _Whole:
 
     @property
     def is_unreduced(self) -> bool:
-        """True if the pieces are partial results of the array instead of slices of it."""
+        """True if the shards are partial results of the array instead of slices of it."""
         return self._sharding.is_unreduced
 
     @cached_property
@@ -107,6 +107,6 @@ class _Whole:
         return list(zip(indices, tiling.replica_ids(positions).tolist(), strict=True))
 
     def place(self, device: Device) -> tuple[Index, int]:
-        """Index and replica number of a device."""
+        """Return index and replica number of a device."""
         here = self._here.get(device)
         return here or self._places([self._sharding.devices.index(device)])[0]

@@ -1,10 +1,10 @@
-"""What type checkers know of the operators and methods of an `Array`: see `typed.pyi`.
+"""Types of the operators and methods of an `Array` for type checkers: see `typed.pyi`.
 
-The members themselves are made in loops from JAX's, where a type checker can't see parameters.
+The members themselves are generated from JAX's, so that type checkers cannot see their parameters.
 """
 
 
 class Typed:
-    """Nothing at run time."""
+    """Empty at run time."""
 
     __slots__ = ()

@@ -81,7 +81,7 @@ class Typed:
         *,
         where: ArrayLike | None = None,
     ) -> Self:
-        """Whether all elements are true, along axes or altogether."""
+        """Return True where all elements are true, along axes or altogether."""
     def any(
         self,
         axis: _Axis = None,
@@ -90,7 +90,7 @@ class Typed:
         *,
         where: ArrayLike | None = None,
     ) -> Self:
-        """Whether any element is true, along axes or altogether."""
+        """Return True where any element is true, along axes or altogether."""
     def argmax(
         self, axis: int | None = None, out: None = None, keepdims: bool | None = None
     ) -> Self:
@@ -204,7 +204,7 @@ class Typed:
     ) -> Self:
         """The product, along axes or altogether."""
     def ptp(self, axis: _Axis = None, out: None = None, keepdims: bool = False) -> Self:
-        """How far the greatest element is from the least."""
+        """Return the difference of the greatest and the least element."""
     def ravel(self, order: str = "C", *, out_sharding: _Spec = None) -> Self:
         """All elements in one dimension."""
     def repeat(
@@ -228,7 +228,7 @@ class Typed:
         *,
         method: str = "scan",
     ) -> Self:
-        """Where values belong in this sorted array."""
+        """Return the positions of values in this sorted array."""
     def sort(
         self,
         axis: int | None = -1,

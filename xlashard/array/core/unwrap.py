@@ -1,4 +1,4 @@
-"""Arrays anywhere inside what a function of JAX is given or gives."""
+"""Unwrap Arrays in the arguments of JAX's functions, and wrap handles in their results."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,15 +14,15 @@ from xlashard.array.reshard.execute import reshard
 from xlashard.sharding import GSPMDSharding, from_jax
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
-"""Types of values in which there is no array on devices."""
+"""Types of values that contain no array on devices."""
 
 _WITHOUT_ARRAYS = PLAIN | {HandleType}
 
 
 def map_arrays(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with every array or handle in it changed, in nested lists, tuples and dicts too.
+    """Map a function over every array and handle in a value, in nested lists, tuples and dicts too.
 
-    A container in which nothing changed is given back as it is.
+    A container without changes is returned as it is.
     """
     kind = type(value)
     if kind is HandleType or isinstance(value, ArrayBase):
@@ -47,13 +47,13 @@ def _rebuilt(old: Any, parts: Any, new: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def _maker(kind: type) -> Callable[[Any], Any]:
-    """What makes a tuple of a kind of its members: those with named fields take them one by one."""
+    """Return the constructor of a tuple class from members; that of a named tuple is `_make`."""
     return getattr(kind, "_make", kind)
 
 
 def unwrap(value: Any) -> Any:
-    """The value with the handle of every Array in its place; containers are made anew."""
-    # Every argument of every operation comes here: the commonest kinds first.
+    """Return the value with handles in place of Arrays; containers are copied."""
+    # On the path of every argument of every operation: the commonest kinds first.
     kind = type(value)
     if kind in _WITHOUT_ARRAYS:
         return value
@@ -71,12 +71,12 @@ def unwrap(value: Any) -> Any:
 
 
 def wrap_results(kind: type[ArrayBase], out: Any, operands: tuple[Any, ...]) -> Any:
-    """The result with an array around every handle in it.
+    """Return the result with an array around every handle in it.
 
     Args:
-        kind: The class of the arrays.
-        out: What JAX gave.
-        operands: What JAX was given, with arrays anywhere in it.
+        kind: Class of the arrays.
+        out: Result of JAX's function.
+        operands: Its arguments, with arrays anywhere inside.
     """
     if type(out) is list:
         return [wrap_results(kind, part, operands) for part in out]
@@ -90,7 +90,7 @@ def wrap_results(kind: type[ArrayBase], out: Any, operands: tuple[Any, ...]) -> 
 
 
 def _all_uncommitted(kind: type[ArrayBase], operands: tuple[Any, ...]) -> bool:
-    """Whether no operand is bound to devices, as far as a quick look can tell."""
+    """Return True if a quick check finds no committed operand."""
     for x in operands:
         if type(x) is kind:
             if x._buffers.committed:
@@ -101,7 +101,7 @@ def _all_uncommitted(kind: type[ArrayBase], operands: tuple[Any, ...]) -> bool:
 
 
 def on_operand_devices(out: Handle, operands: Any) -> Handle:
-    """An uncommitted result, on the devices of the first operand that is bound to some."""
+    """Move an uncommitted result to the devices of the first committed operand."""
     operand = next((x for x in _arrays_in(operands) if x.committed), None)
     if operand is None:
         return out
@@ -113,7 +113,7 @@ def on_operand_devices(out: Handle, operands: Any) -> Handle:
     with allow_transfers():
         if sharding.is_fully_addressable:
             return reshard(out, there)
-        # Each process has made the same constant.
+        # Each process has computed the same constant.
         return put_value(np.asarray(out), there, weak_type=out.weak_type)
 
 

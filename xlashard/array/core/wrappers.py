@@ -1,8 +1,7 @@
-"""Functions of ours with the very signature of one of JAX's, written from it like a dataclass.
+"""Wrappers of JAX's functions with the exact signature, generated as source code.
 
-A function of `*args, **kwargs` would do the same, but packing and unpacking them costs more than
-all the rest that happens here: with the exact signature an operation on a small array costs a
-twentieth more than JAX's own, without it a sixth.
+A wrapper with `*args, **kwargs` spends more on packing than on the rest: with the exact signature
+an operation on a small array costs a twentieth more than JAX's own, without it a sixth.
 """
 
 import inspect
@@ -20,7 +19,7 @@ _KINDS = inspect.Parameter
 _PACKED = (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)
 _FOLDER = Path(__file__).parent
 
-# No parameter has a name that ends so.
+# Suffix that no parameter of JAX's functions has.
 _TEMPLATE = """\
 def function({parameters}):
     try:
@@ -42,12 +41,13 @@ def function({parameters}):
 def wrap_jax_function(
     theirs: Callable[..., Any], name: str, kind: type | None
 ) -> Callable[..., Any]:
-    """A function that calls one of JAX's with handles in the place of Arrays, and wraps the result.
+    """Return a wrapper that passes handles in place of Arrays and wraps the result.
 
     Args:
         theirs: JAX's function.
-        name: What a person calls it.
-        kind: The class of the results. None for a method: then it is that of the first argument.
+        name: Name of the function in errors.
+        kind: Class of the results; None for a method, whose results have the class of its first
+            argument.
     """
     try:
         parameters = list(inspect.signature(theirs).parameters.values())
@@ -69,15 +69,15 @@ def wrap_jax_function(
         "plain_": PLAIN,
         "twin_": _twin,
     }
-    # In a folder of ours, so that tracebacks leave it out.
+    # In the package's folder, so that tracebacks leave it out.
     exec(compile(_written(parameters, kind is None), str(_FOLDER / f"<{name}>"), "exec"), names)
-    # Python's own errors about arguments call it so.
+    # Python's own errors about arguments use this name.
     names["function"].__name__ = names["function"].__qualname__ = name
     return names["function"]
 
 
 def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
-    """The source of a function with these parameters."""
+    """Return the source of a function with these parameters."""
     first = parameters[0].name if parameters else ""
     positional = [p.name for p in parameters if p.kind is not _KINDS.KEYWORD_ONLY]
     keywords = [p.name for p in parameters if p.kind is _KINDS.KEYWORD_ONLY]
@@ -93,7 +93,7 @@ def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
 
 
 def _call(parameters: list[inspect.Parameter], values: list[str]) -> str:
-    """The call of JAX's function; what JAX compiles itself looks at every argument it is given."""
+    """Return the call of JAX's function; defaults are left out, as JAX checks every argument."""
     full = f"theirs_({', '.join(values)})"
     optional = [p.name for p in parameters if p.default is not p.empty]
     needed = [v for p, v in zip(parameters, values, strict=True) if p.default is p.empty]
@@ -116,7 +116,7 @@ def _heading(parameters: list[inspect.Parameter]) -> str:
 
 
 def _value(p: inspect.Parameter, is_self: bool) -> str:
-    """What JAX's function gets for a parameter."""
+    """Return the expression that JAX's function gets for a parameter."""
     name = p.name
     if is_self:
         return f"{name}._handle"
@@ -131,7 +131,7 @@ def _value(p: inspect.Parameter, is_self: bool) -> str:
 
 
 def _packing(theirs: Callable[..., Any], name: str, kind: type | None) -> Callable[..., Any]:
-    """The same for a function of any number of arguments."""
+    """Return a wrapper with `*args, **kwargs`."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         result = type(args[0]) if kind is None else kind
@@ -161,5 +161,5 @@ def _keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _twin(sharding: Any) -> Any:
-    """JAX's own class of a sharding, which results are to carry."""
+    """Return JAX's class of a sharding, which results carry."""
     return to_jax(sharding, ()) if isinstance(sharding, Sharding) else sharding

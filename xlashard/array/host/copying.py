@@ -1,7 +1,7 @@
-"""Copies within the host's memory, by as many threads as pay.
+"""Copies within the memory of the host, by several threads.
 
-Most of what a large copy costs is the first touch of new memory, which the kernel does page by page
-for whichever thread comes first: two threads take half the time of one.
+The first touch of new memory dominates a large copy, as the kernel maps it page by page in the
+touching thread: two threads take half the time of one.
 """
 
 import os
@@ -16,20 +16,20 @@ from xlashard._jax.runtime.transfer import aligned_empty
 type Copy = tuple[np.ndarray, np.ndarray]
 """Destination and source, of one shape and dtype."""
 
-# A thread takes about as long to start as a core takes to copy a tenth of this many bytes.
+# Starting a thread takes about as long as copying a tenth of this many bytes.
 _BYTES_PER_THREAD = 4 << 20
 _MOST_THREADS = 16
 
-# What one thread does at a stretch, in bytes. Contiguous memory is copied past the caches where
-# there is enough of it; what lies in stripes shares pages with its neighbours, which come next.
+# Bytes of one piece of work. Contiguous memory is copied past the caches if there is enough of it;
+# strided pieces share pages with their neighbours.
 _CONTIGUOUS_STRETCH = 16 << 20
 _STRIPED_STRETCH = 2 << 20
 
 
 def copy_all(copies: Sequence[Copy]) -> None:
-    """Makes copies, in any order; no two destinations may overlap.
+    """Make copies in any order; no two destinations may overlap.
 
-    On an exception, `KeyboardInterrupt` among them, nothing is being written any more.
+    After an exception, including `KeyboardInterrupt`, no thread writes any more.
     """
     copies = [(_plain(to), _plain(source)) for to, source in copies]
     threads = _threads_for(sum(to.nbytes for to, _ in copies))
@@ -42,14 +42,14 @@ def copy_all(copies: Sequence[Copy]) -> None:
 
 
 def private_copy(value: np.ndarray) -> np.ndarray:
-    """A contiguous copy that a CPU device can take as its buffer without copying it again."""
+    """Return a contiguous copy that a CPU device can use as its buffer."""
     out = aligned_empty(value.shape, value.dtype)
     copy_all([(out, value)])
     return out
 
 
 def _plain(x: np.ndarray) -> np.ndarray:
-    """The same memory as numbers of NumPy's own, which it copies faster than those of others."""
+    """Return a view with a dtype of NumPy, which NumPy copies faster than extension dtypes."""
     if x.dtype.kind != "V" or x.itemsize not in (1, 2, 4, 8):
         return x
     return x.view(f"u{x.itemsize}")
@@ -61,7 +61,7 @@ def _threads_for(total: int) -> int:
 
 
 def _stretches(to: np.ndarray, source: np.ndarray) -> list[Copy]:
-    """A copy in parts of a size, cut across the dimension of the longest stride."""
+    """Split a copy into pieces of limited size, along the dimension with the longest stride."""
     striped = not (to.flags.c_contiguous and source.flags.c_contiguous)
     limit = _STRIPED_STRETCH if striped else _CONTIGUOUS_STRETCH
     if to.nbytes <= limit or to.size < 2:
@@ -72,12 +72,12 @@ def _stretches(to: np.ndarray, source: np.ndarray) -> list[Copy]:
     edges = [size * n // parts for n in range(parts + 1)]
     before = (slice(None),) * dim
     cuts = [(*before, slice(a, b)) for a, b in pairwise(edges)]
-    # A part may still be too large where the dimension has few elements.
+    # A piece may still be too large where the dimension has few elements.
     return [part for cut in cuts for part in _stretches(to[cut], source[cut])]
 
 
 def _in_order(stretches: list[Copy]) -> list[Copy]:
-    """Neighbours in memory one after the other; on the side that lies in stripes, if one does."""
+    """Sort pieces by address, on the strided side if there is one."""
 
     def address(copy: Copy) -> int:
         to, source = copy
@@ -105,7 +105,7 @@ def _work_off(stretches: list[Copy], threads: int) -> None:
                 return
             try:
                 np.copyto(*copy)
-            except Exception:  # the caller's thread will meet it again
+            except Exception:  # the caller's thread raises it again
                 waiting.append(copy)
                 return
 
@@ -122,7 +122,7 @@ def _work_off(stretches: list[Copy], threads: int) -> None:
 
 
 def _started(work: Callable[[], None], count: int) -> list[threading.Thread]:
-    """Threads at work; fewer where the process may not have so many, or is about to end."""
+    """Start threads; fewer if the process reaches its limit or is about to exit."""
     helpers: list[threading.Thread] = []
     for _ in range(count):
         # The caller joins it, and Python must not exit while it copies.

@@ -1,4 +1,4 @@
-"""From host memory to devices."""
+"""Transfers from host memory to devices."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from xlashard.sharding import SingleDeviceSharding
 
 
 class HostValue(NamedTuple):
-    """A value in the host's memory.
+    """A value in host memory.
 
     Attributes:
-        value: As it was given, as a NumPy array.
-        dtype: What it becomes on a device.
-        weak_type: Whether that is weak, as of a Python number.
+        value: The value as a NumPy array.
+        dtype: Its dtype on a device.
+        weak_type: Whether the dtype is weak, as of a Python number.
     """
 
     value: np.ndarray
@@ -34,21 +34,21 @@ class HostValue(NamedTuple):
 
 
 def as_host_value(x: Any, name: Callable[[], str]) -> HostValue:
-    """Anything that NumPy and JAX take for a value.
+    """Convert a value that NumPy and JAX accept.
 
     Args:
         x: A NumPy array or number, a Python number, or nested lists of those.
-        name: Gives what to call it in an error.
+        name: Returns the name of the value in errors.
 
     Raises:
-        ArgumentError: It is no such thing.
+        ArgumentError: No device can hold the value.
     """
     try:
         if type(x) is np.ndarray:
             return HostValue(x, _device_dtype(x.dtype, jax.config.jax_enable_x64), False)
         x = np.asarray(x) if isinstance(x, list | tuple) else x
         aval, value = aval_of(x), np.asarray(x)
-        if value.dtype == object:  # It has a shape and a dtype, and no elements.
+        if value.dtype == object:  # with a shape and a dtype, but without elements
             raise TypeError
         return HostValue(value, aval.dtype, aval.weak_type)
     except (TypeError, ValueError, AttributeError):
@@ -56,12 +56,12 @@ def as_host_value(x: Any, name: Callable[[], str]) -> HostValue:
 
 
 def _not_a_value(x: Any) -> str:
-    """What something is that no device can hold, and what to give instead."""
+    """Describe a value that no device can hold, and its replacement."""
     if isinstance(x, np.ma.MaskedArray):
         return "a masked array, and devices hold no masks: write x.filled(0)"
     if isinstance(x, np.ndarray) and x.dtype.byteorder not in "=|":
         native = f"x.astype({x.dtype.newbyteorder('=').name!r})"
-        return f"of dtype {x.dtype}, whose bytes are in the other order: write {native}"
+        return f"of dtype {x.dtype} with non-native byte order: write {native}"
     described = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
     return (
         f"of {described}, which no device can hold: give numbers or booleans, as NumPy arrays, "
@@ -71,44 +71,44 @@ def _not_a_value(x: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _device_dtype(dtype: np.dtype, wide: bool) -> np.dtype:
-    """What JAX makes of a dtype; whether 64 bits are allowed is part of the question."""
+    """Return the dtype on devices; `wide` makes the 64-bit setting a part of the key."""
     return aval_of(np.empty(0, dtype)).dtype
 
 
 def host_value(x: Any, name: Callable[[], str]) -> tuple[np.ndarray, bool]:
-    """Anything that NumPy and JAX take for a value, in the dtype that JAX gives it.
+    """Convert a value that NumPy and JAX accept to the dtype that JAX gives it.
 
     Args:
         x: A NumPy array or number, a Python number, or nested lists of those.
-        name: Gives what to call it in an error.
+        name: Returns the name of the value in errors.
 
     Returns:
         The value, and whether its dtype is weak.
 
     Raises:
-        ArgumentError: It is no such thing.
+        ArgumentError: No device can hold the value.
     """
     given = as_host_value(x, name)
     return np.asarray(given.value, given.dtype), given.weak_type
 
 
-# Up to so many bytes in one call jaxlib's own copies are as fast as ours; and it can use its own
-# memory again where the array is donated.
+# Up to this many bytes per call jaxlib's own copies are as fast, and it can reuse its memory when
+# the array is donated.
 _LEFT_TO_JAXLIB = 1 << 16
 
 
 class HostRoute:
-    """How host values of one shape and dtype get to one place; made once for all of them.
+    """Transfer of host values of one shape and dtype to one sharding, cached.
 
     Args:
-        target: Where to.
-        dtype: What the values become.
-        weak_type: Whether that is weak.
-        committed: Whether computations must stay there.
+        target: The sharding.
+        dtype: The dtype on devices.
+        weak_type: Whether the dtype is weak.
+        committed: Whether the array is committed.
 
     Attributes:
-        target: The place.
-        written: The bytes that one value takes in the memories of this process's devices.
+        target: The sharding.
+        written: Bytes that one value takes on the devices of this process.
     """
 
     def __init__(
@@ -126,27 +126,27 @@ class HostRoute:
     def staged(
         self, value: np.ndarray, memory: MemoryPool, later: list[Copy]
     ) -> list[np.ndarray] | None:
-        """A block of memory for each device; None where devices have memory of their own.
+        """Return one block of memory per device; None if devices have memory of their own.
 
         Args:
             value: The whole value.
-            memory: Gives the blocks.
-            later: Takes the copies that fill them.
+            memory: Pool of the blocks.
+            later: List to which the copies into the blocks are appended.
         """
         stage = self._stage
         return None if stage is None else stage.pieces(value, self._dtype, memory, later)
 
     @property
     def needed(self) -> tuple[ResolvedSharding, int, str]:
-        """The place, the bytes on one device, and the type of the arrays in words."""
+        """Memory that one value needs, for errors."""
         return memory_required(self.target, self._dtype)
 
     def put(self, value: np.ndarray, alias: bool) -> Handle:
-        """Cuts a value and puts each piece on its device.
+        """Slice a value and put each slice on its device.
 
         Args:
             value: The whole value.
-            alias: Allows buffers that are its memory.
+            alias: Whether buffers may alias its memory.
         """
         value = np.asarray(value, self._dtype)
         if self._whole:
@@ -161,7 +161,7 @@ class HostRoute:
         return self.put_pieces(pieces if told_apart else separate(pieces), False)
 
     def put_pieces(self, pieces: Sequence[np.ndarray], alias: bool) -> Handle:
-        """Puts one piece on each device; the buffers may be the pieces' memory if `alias`."""
+        """Put one piece on each device."""
         target = self.target
         return put(
             self._aval,
@@ -178,17 +178,17 @@ class HostRoute:
 def host_route(
     target: ResolvedSharding, dtype: Any, weak_type: bool = False, committed: bool = True
 ) -> HostRoute:
-    """The route of host values of a dtype to a place."""
+    """Return the cached transfer of host values of a dtype to a sharding."""
     return HostRoute(target, dtype, weak_type, committed)
 
 
 class HostPut(NamedTuple):
-    """One host value to be put on devices.
+    """Request to put one host value on devices.
 
     Attributes:
-        value: The whole value; it may change again once it is put, unless `alias`.
-        route: How it gets there.
-        alias: Allows buffers that are the value's own memory.
+        value: The whole value; it may be changed after the transfer, unless `alias`.
+        route: The transfer.
+        alias: Whether buffers may alias the value's memory.
     """
 
     value: np.ndarray
@@ -199,24 +199,24 @@ class HostPut(NamedTuple):
 def put_value(
     value: np.ndarray, target: ResolvedSharding, *, weak_type: bool = False, alias: bool = False
 ) -> Handle:
-    """Cuts a host value and puts each piece on its devices, in one transfer.
+    """Put a host value on devices in one transfer.
 
     Args:
-        value: The whole value. It may change again as soon as this returns, unless `alias`.
-        target: Where to.
-        weak_type: Whether its dtype is weak.
-        alias: Allows buffers that are the value's own memory.
+        value: The whole value. It may be changed on return, unless `alias`.
+        target: The sharding.
+        weak_type: Whether the dtype is weak.
+        alias: Whether buffers may alias the value's memory.
     """
     return put_values([HostPut(value, host_route(target, value.dtype, weak_type), alias)])[0]
 
 
 def put_values(values: Sequence[HostPut]) -> list[Handle]:
-    """Puts host values on devices.
+    """Put host values on devices.
 
-    Where the devices' memory is the host's own, all copies are made together, by several threads.
+    For CPU devices all copies are made together, by several threads.
 
     Raises:
-        OutOfMemoryError: The memory does not suffice; then nothing was placed.
+        OutOfMemoryError: The memory does not suffice; no value was placed.
     """
     total = sum([value.route.written for value in values])
     try:
@@ -244,7 +244,7 @@ def _put_together(values: Sequence[HostPut], total: int) -> list[Handle]:
 
 
 def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
-    """Copies that nobody else knows, one per tile: all its devices may take that very memory."""
+    """Return private copies, one per tile, which all devices of the tile may alias."""
     copies: dict[int, np.ndarray] = {}
     for tile, piece in zip(tiles, pieces, strict=True):
         if tile not in copies:
@@ -253,15 +253,15 @@ def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
 
 
 def stage_piece(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[int, Any]:
-    """Takes one piece out of its maker's hands, to the devices that hold it or nearly there.
+    """Copy one piece out of its producer's memory, onto its devices or next to them.
 
     Args:
-        value: A NumPy array, which may change again on return, or a single-device handle.
-        target: Where the whole goes.
-        numbers: Which of this process's devices take it.
+        value: A NumPy array, which may be changed on return, or a single-device handle.
+        target: Sharding of the whole array.
+        numbers: Numbers of the devices of this process that hold the piece.
 
     Returns:
-        By those numbers the buffers; for devices whose memory is the host's, what becomes them.
+        Buffers by device number; for CPU devices the host memory that becomes them.
     """
     devices, kind = target.devices, target.sharding.memory_kind
     if isinstance(value, np.ndarray):
@@ -281,14 +281,14 @@ def put_on(
     weak_type: bool = False,
     alias: bool = False,
 ) -> Handle:
-    """Puts one value on one device.
+    """Put one value on one device.
 
     Args:
         device: The device.
         value: A NumPy array or a single-device handle.
-        memory_kind: Which memory of it; the default one if None.
+        memory_kind: Memory of the device; the default one if None.
         weak_type: Whether the dtype is weak.
-        alias: Allows a buffer that is the value's own memory.
+        alias: Whether the buffer may alias the value's memory.
     """
     alone = SingleDeviceSharding(device, memory_kind=memory_kind).twin()
     aval = make_aval(value.shape, value.dtype, alone, weak_type)
@@ -296,12 +296,12 @@ def put_on(
 
 
 def gather_pieces(pieces: list[Any], dtype: Any, target: ResolvedSharding) -> Handle:
-    """One handle of staged pieces, one per device of this process in order."""
+    """Assemble staged pieces, one per device of this process in order, into one handle."""
     aval = target.aval(dtype)
     if not any(isinstance(piece, np.ndarray) for piece in pieces):
         return assemble(aval, target.jax_sharding, pieces)
     if target.tiling.is_replicated and any(piece is not pieces[0] for piece in pieces):
-        # jaxlib would put the first on every device; a caller who made others wants those there.
+        # jaxlib would put the first piece on every device; different replicas stay different.
         kind = target.sharding.memory_kind
         where = zip(target.devices, pieces, strict=True)
         alone = [put_on(device, piece, memory_kind=kind, alias=True) for device, piece in where]

@@ -1,4 +1,4 @@
-"""Reading values: every distinct piece comes to the host once, all of them on their way at once."""
+"""Reads of values: every distinct tile is transferred once, all of them at the same time."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -21,12 +21,12 @@ from xlashard.sharding import from_jax
 
 
 class Distinct(NamedTuple):
-    """Which of this process's buffers hold tiles that no earlier one holds.
+    """Buffers of this process that hold tiles which no earlier buffer holds.
 
     Attributes:
-        buffers: Their numbers among this process's buffers.
+        buffers: Their numbers among the buffers of this process.
         positions: Their device positions.
-        complete: Whether these are all tiles of the array.
+        complete: Whether they are all tiles of the array.
     """
 
     buffers: tuple[int, ...]
@@ -44,10 +44,10 @@ def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> Distinct:
 
 
 def distinct_here(handle: Handle) -> tuple[Tiling, Distinct]:
-    """Return the tiling of an array, and which of its tiles this process's buffers hold.
+    """Return the tiling of an array and the distinct tiles of this process.
 
     Raises:
-        UnreducedError: Its devices hold partial results.
+        UnreducedError: The array is unreduced.
     """
     check_reduced(handle)
     sharding = from_jax(handle.sharding)
@@ -56,10 +56,10 @@ def distinct_here(handle: Handle) -> tuple[Tiling, Distinct]:
 
 
 def check_reduced(handle: Handle) -> None:
-    """Checks that an array's devices hold slices of it.
+    """Check that an array is not unreduced.
 
     Raises:
-        UnreducedError: They hold partial results.
+        UnreducedError: The array is unreduced.
     """
     sharding = from_jax(handle.sharding)
     if not sharding.is_unreduced:
@@ -73,11 +73,11 @@ def check_reduced(handle: Handle) -> None:
 
 
 def start_read(array: ArrayBase, *, explicit: bool = False) -> None:
-    """Starts the copies that reading the value will wait for.
+    """Start the transfers that reading the value waits for.
 
     Args:
         array: The array.
-        explicit: Whether somebody asked for the transfer by name (to transfer guards).
+        explicit: Whether the transfer is explicit, for transfer guards.
     """
     check_alive(array)
     handle = array._handle
@@ -93,7 +93,7 @@ def start_read(array: ArrayBase, *, explicit: bool = False) -> None:
 
 
 def reading_allowed(handle: Handle, explicit: bool) -> AbstractContextManager[None]:
-    """The block in which a value is brought to the host, if the transfer guards let it."""
+    """Return the context of a transfer to the host, if transfer guards allow it."""
     guards = active_guards()
     if guards is None or _lies_open(handle):
         return _FREE
@@ -106,7 +106,7 @@ _FREE = nullcontext()
 
 
 def _lies_open(handle: Handle) -> bool:
-    """Whether the value is one block in memory that the host reads where it lies."""
+    """Return True if the host can read the value in place, as one block."""
     if not handle.is_fully_replicated or bits_of(handle.dtype) < 8:
         return False
     return handle.platform() == "cpu" or handle.sharding.memory_kind in _HOST_KINDS
@@ -116,7 +116,7 @@ _HOST_KINDS = ("pinned_host", "unpinned_host")
 
 
 def may_read(array: ArrayBase) -> bool:
-    """Whether the transfer guards let the value come to the host without being asked for."""
+    """Return True if transfer guards allow an implicit transfer of the value to the host."""
     guards = active_guards()
     return (
         guards is None
@@ -132,12 +132,12 @@ def is_unreduced(handle: Handle) -> bool:
 
 
 def has_value(array: ArrayBase) -> bool:
-    """Whether the value is wholly in this process."""
+    """Return True if the value is wholly in this process."""
     return holds_value(array._handle)
 
 
 def holds_value(handle: Handle) -> bool:
-    """Whether the value of a handle is wholly in this process."""
+    """Return True if the value of a handle is wholly in this process."""
     if is_unreduced(handle):
         return False
     if handle.is_fully_addressable:
@@ -146,20 +146,19 @@ def holds_value(handle: Handle) -> bool:
 
 
 def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
-    """The value as a read-only NumPy array.
+    """Return the value as a read-only NumPy array.
 
-    A copy is kept for the next time. Where the value is one block in memory that the host can
-    read, it is a window on that instead, and nothing is kept, so that the buffer stays free to be
-    donated.
+    The copy is cached. If the host can read the value in place as one block, the result is a view
+    of it and nothing is cached, so that the buffer can still be donated.
 
     Args:
         array: The array.
-        explicit: Whether somebody asked for the transfer by name (to transfer guards).
+        explicit: Whether the transfer is explicit, for transfer guards.
 
     Raises:
-        DeletedError: The buffers are gone.
-        NotAddressableError: Parts of it are in other processes.
-        TransferGuardError: JAX's transfer guards forbid it.
+        DeletedError: The array is deleted.
+        NotAddressableError: Tiles are in other processes.
+        TransferGuardError: A transfer guard of JAX forbids it.
     """
     handle = array._handle
     if handle.is_deleted():
@@ -167,7 +166,7 @@ def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
         check_alive(array)
     try:
         value = _kept(array)
-    except AttributeError:  # an unset slot, asked without the detour by __getattr__
+    except AttributeError:  # an unset slot, read without __getattr__
         value = None
     if value is not None:
         return value
@@ -175,7 +174,7 @@ def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
         with reading_allowed(handle, explicit):
             value, own = _fetch(handle)
     except (RuntimeError, TypeError):
-        check_alive(array)  # another thread may have deleted it meanwhile
+        check_alive(array)  # another thread may have deleted it
         raise
     if own:
         value.flags.writeable = False
@@ -186,7 +185,7 @@ def read_value(array: ArrayBase, *, explicit: bool = False) -> np.ndarray:
 
 
 def handle_value(handle: Handle) -> np.ndarray:
-    """The value of a handle that is wholly in this process, which keeps no copy of it."""
+    """Return the value of a handle that is wholly in this process, without caching it."""
     return _fetch(handle)[0]
 
 
@@ -197,7 +196,7 @@ BRING_HERE = (
     "bring it here by device_put(x, sharding) with a sharding that has devices of this process, "
     "called by every process that has devices of either"
 )
-"""What to do with an array of which this process holds nothing."""
+"""Advice for an array of which this process holds no tile."""
 
 
 def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
@@ -206,8 +205,8 @@ def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
     tiling, distinct = distinct_here(handle)
     if not distinct.positions and not distinct.complete:
         raise NotAddressableError(  # no-catalogue: needs several processes
-            f"this process has none of the devices of an Array {type_text(handle)}, and so nothing "
-            f"of its value: read it in the processes that have, or {BRING_HERE}"
+            f"this process has no device of an Array {type_text(handle)}, and so no part of its "
+            f"value: read it in a process that has one, or {BRING_HERE}"
         )
     if not distinct.complete:
         raise NotAddressableError(  # no-catalogue: needs several processes

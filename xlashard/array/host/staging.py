@@ -1,7 +1,7 @@
-"""Cutting host values into the blocks of memory that devices take as they are.
+"""Staging buffers: copies of tiles of host values that CPU devices use as buffers.
 
-Only for devices whose memory is the host's own. A block belongs to nobody else, so it may be a
-buffer without being copied again, and devices that hold the same tile share one.
+Only for devices that share the memory of the host. A block is private, so a device may use it
+without another copy, and replicas share one.
 """
 
 import math
@@ -14,29 +14,29 @@ from xlashard._jax.runtime.transfer import ALIGNMENT, aligned_blocks, aligned_em
 from xlashard.array.host.copying import Copy
 from xlashard.array.placement.target import ResolvedSharding
 
-# A tile of more bytes has memory of its own, which goes when the last device lets go of it.
+# A larger tile has memory of its own, freed with its last device.
 _LARGEST_POOLED = 1 << 16
 
-# Small tiles share so many bytes at a time: few enough to go soon after the last of them, enough
-# for the kernel to give it in large pages, which costs a fifth of as many small ones.
+# Bytes of a pool for small tiles: few enough to be freed soon after the last of them, enough for
+# large pages of the kernel, which cost a fifth of as many small ones.
 _POOL = 4 << 20
 
 
 class MemoryPool:
-    """New memory for the tiles of the values of one call.
+    """Memory for the tiles of the values of one call.
 
     Args:
-        expected: How many bytes of small tiles are to come.
+        expected: Bytes of small tiles in the call.
     """
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
         self._pool = np.empty(0, np.uint8)
         self._start = self._end = 0
-        collect_garbage()  # before it would stand beside what nobody needs any more
+        collect_garbage()  # frees memory of deleted buffers before new memory is allocated
 
     def blocks(self, count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
-        """Blocks that share memory with others, `[count, *shape]`; None if they are too large."""
+        """Return pooled blocks, `[count, *shape]`; None if they are too large for the pool."""
         strides, size = [], dtype.itemsize
         for extent in reversed(shape):
             strides.append(size)
@@ -57,12 +57,12 @@ class MemoryPool:
 
 
 class _Regrouping(NamedTuple):
-    """How to see a whole value as its tiles, one after the other, without copying.
+    """Reshape and transpose by which a value is viewed as its tiles.
 
     Attributes:
-        split: Each dimension as tiles and elements of a tile.
-        order: The dimensions of that, those that count tiles first.
-        grid: The shape then.
+        split: Shape with each dimension as tiles and elements of a tile.
+        order: Permutation of the split dimensions, tiles first.
+        grid: Shape after the permutation.
     """
 
     split: tuple[int, ...]
@@ -71,10 +71,10 @@ class _Regrouping(NamedTuple):
 
 
 class StagingBuffer:
-    """Takes host values of one shape and placement apart; what it works out is kept.
+    """Slices of host values of one shape under one sharding, cached.
 
     Args:
-        target: Where the values go.
+        target: The sharding.
     """
 
     def __init__(self, target: ResolvedSharding) -> None:
@@ -82,20 +82,20 @@ class StagingBuffer:
 
     @cached_property
     def _rows(self) -> list[int] | None:
-        """Which distinct tile each of this process's devices holds; None if each has its own."""
+        """Number of the tile of each device; None if every device has its own."""
         numbers: dict[int, int] = {}
         rows = [numbers.setdefault(tile, len(numbers)) for tile in self._target.tiles]
         return None if len(numbers) == len(rows) else rows
 
     @cached_property
     def _indices(self) -> list[tuple[slice, ...]]:
-        """The index of each distinct tile here."""
+        """Index of each distinct tile of this process."""
         by_tile = dict(zip(self._target.tiles, self._target.indices, strict=True))
         return list(by_tile.values())
 
     @cached_property
     def _regrouping(self) -> _Regrouping | None:
-        """None where this process's devices don't hold all tiles, first to last."""
+        """View of the value as tiles; None unless this process holds all tiles in order."""
         counts, shard = self._target.tiling.counts, self._target.shard_shape
         held = list(dict.fromkeys(self._target.tiles))
         if held != list(range(math.prod(counts))) or len(shard) != len(counts):
@@ -107,13 +107,13 @@ class StagingBuffer:
     def pieces(
         self, value: np.ndarray, dtype: np.dtype, memory: MemoryPool, later: list[Copy]
     ) -> list[np.ndarray]:
-        """One block of memory for each of this process's devices.
+        """Return one block of memory per device of this process.
 
         Args:
             value: The whole value.
-            dtype: What it is to become.
-            memory: Gives the blocks.
-            later: Takes the copies that are still to be made; small ones are made at once.
+            dtype: The dtype on devices.
+            memory: Pool of the blocks.
+            later: List to which the remaining copies are appended; small ones are made at once.
         """
         count = len(self._indices)
         pooled = memory.blocks(count, self._target.shard_shape, dtype)
@@ -130,7 +130,7 @@ class StagingBuffer:
             later += copies
             return
         for block, piece in copies:
-            # On this thread, which alone knows how the caller wants overflow handled.
+            # On this thread, whose NumPy error state the caller has set.
             np.copyto(block, piece, casting="unsafe")
 
     def _fill_at_once(self, pooled: np.ndarray, value: np.ndarray) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""`x.to_host(policy)`: what a caller means by the value of an array that several processes hold."""
+"""`x.to_host(policy)`: the value of an array that several processes hold."""
 
 import math
 from typing import Literal, get_args
@@ -25,27 +25,28 @@ from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 
 Policy = Literal["local", "gather", "replicated"]
 
-# Pieces that an error lists.
+# Tiles that an error lists.
 _LISTED = 4
 
 
 def to_host(array: ArrayBase, policy: Policy, timeout: float) -> np.ndarray:
-    """The value, or this process's part of it, as a read-only NumPy array; see `Array.to_host`."""
+    """Return the value, or this process's part of it; see `Array.to_host`."""
     if policy not in get_args(Policy):
         raise ArgumentError(
-            f"policy must be 'local' (what this process holds), 'gather' (the whole value, from "
-            f"all processes) or 'replicated' (the whole value, which is here), not {policy!r}"
+            "policy must be 'local' (the part in this process), 'gather' (the whole value, from "
+            "all processes) or 'replicated' (the whole value, if this process holds it), not "
+            f"{policy!r}"
         )
     check_alive(array)
     if policy == "replicated" or array._handle.is_fully_addressable:
-        return read_value(array, explicit=True)  # which says what is missing
+        return read_value(array, explicit=True)  # raises an error that names the missing tiles
     if policy == "local":
         return read_value(array, explicit=True) if has_value(array) else _local_box(array)
     sharding = from_jax(array._handle.sharding)
     if not sharding.addressable_positions:
         raise NotAddressableError(  # no-catalogue: needs several processes
-            f"this process has none of the devices of an Array {type_text(array)}, so it can't "
-            "take part in gathering it: call x.to_host('gather') where there are some"
+            f"this process has no device of an Array {type_text(array)}, and takes no part in "
+            "gathering it: call x.to_host('gather') only in processes that have one"
         )
     if _all_have_it(sharding, array.shape):
         return read_value(array, explicit=True)
@@ -53,7 +54,7 @@ def to_host(array: ArrayBase, policy: Policy, timeout: float) -> np.ndarray:
 
 
 def _all_have_it(sharding: Sharding, shape: tuple[int, ...]) -> bool:
-    """Whether every process that has one of the devices holds all tiles of the array."""
+    """Return True if every process with a device of the array holds all of its tiles."""
     tiling = sharding.tiling(shape)
     tiles = tiling.tile_ids()
     owners = np.array([device.process_index for device in sharding.devices])
@@ -64,7 +65,7 @@ def _all_have_it(sharding: Sharding, shape: tuple[int, ...]) -> bool:
 
 
 def _local_box(array: ArrayBase) -> np.ndarray:
-    """This process's pieces, where they are one block of the array."""
+    """Return the block of the array that the tiles of this process form, or None."""
     handle = array._handle
     tiling, distinct = distinct_here(handle)
     if not distinct.positions:
@@ -105,7 +106,7 @@ def _pieces_text(tiling: Tiling, shape: tuple[int, ...], positions: tuple[int, .
 
 
 def _gathered(array: ArrayBase, sharding: Sharding, timeout: float) -> np.ndarray:
-    """The whole value, brought here by a program that all of the array's processes run."""
+    """Gather the whole value by a program that all processes of the array run."""
     handle = array._handle
     _meet(handle, sharding, timeout)
     everywhere = GSPMDSharding.get_replicated(sharding.devices)

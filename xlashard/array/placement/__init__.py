@@ -1,1 +1,1 @@
-"""Targets of transfers: shardings, prefixes of trees, transfer guards, memory."""
+"""Targets of transfers: resolved shardings, prefixes of trees, transfer guards, memory errors."""

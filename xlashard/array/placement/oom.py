@@ -1,4 +1,4 @@
-"""Placements for which memory does not suffice: what to say, and how to leave nothing behind."""
+"""Errors of transfers for which memory does not suffice."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from xlashard.errors import OutOfMemoryError, counted
 from xlashard.wording import in_bytes, typed
 
 type MemoryRequired = tuple[ResolvedSharding, int, str]
-"""A place, the bytes that an array takes on one device of it, and the array's type in words."""
+"""A sharding, the bytes of an array on one device of it, and the array's type as text."""
 
 
 def memory_required(target: ResolvedSharding, dtype: np.dtype) -> MemoryRequired:
-    """What an array of a dtype takes in a place."""
+    """Return the memory that an array of a dtype requires under a sharding."""
     size = math.prod(target.shard_shape) * dtype.itemsize
     return target, size, typed(dtype.name, target.shape)
 
@@ -23,14 +23,14 @@ def memory_required(target: ResolvedSharding, dtype: np.dtype) -> MemoryRequired
 def as_out_of_memory_error(
     error: BaseException, needed: Sequence[MemoryRequired]
 ) -> OutOfMemoryError | None:
-    """What to raise instead of an error, if it says that memory was lacking; otherwise None.
+    """Return the error to raise instead of an out-of-memory error; None for any other error.
 
-    Whatever the error's frames still hold of the placement is let go of, so that it is free while
-    somebody still looks at the error.
+    The frames of the error are dropped with everything that they hold, so that the memory is free
+    while the error is handled.
 
     Args:
-        error: What was raised.
-        needed: By each of the arrays.
+        error: The original error.
+        needed: Memory that each array requires.
     """
     if not is_out_of_memory(error):
         return None
@@ -44,8 +44,8 @@ def as_out_of_memory_error(
     devices = counted(len(target.devices), "device")
     shared = ", which share this machine's memory," if target.on_host else ""
     less = (
-        "give smaller values, delete() arrays that are not needed any more, or cut the arrays over "
-        "more devices, for example NamedSharding(mesh, P('data'))"
+        "give smaller values, delete() arrays that are not needed, or shard the arrays over more "
+        "devices, for example NamedSharding(mesh, P('data'))"
     )
     return OutOfMemoryError(
         f"not enough memory to place {what} on {devices}{shared}: it takes {in_bytes(each)} "
@@ -55,7 +55,7 @@ def as_out_of_memory_error(
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Lets go of the frames of an error and of those that it arose from."""
+    """Drop the frames of an error and of those that it was raised from."""
     seen: BaseException | None = error
     while seen is not None:
         seen.__traceback__, seen = None, seen.__context__

@@ -1,4 +1,4 @@
-"""A pytree given for a whole tree of values: one entry may stand for a subtree."""
+"""Pytree prefixes, and paths of leaves in errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,18 +21,18 @@ from xlashard.errors import (
 def broadcast_prefix(
     prefix: Any, tree: Any, is_entry: Callable[[Any], bool], name: str, tree_name: str
 ) -> list[Any]:
-    """For each leaf of a tree the entry of the prefix that stands for it.
+    """Return the entry of a prefix for each leaf of a tree.
 
     Args:
-        prefix: A tree of entries with the structure of the upper part of `tree`.
+        prefix: Tree of entries with the structure of the upper part of `tree`.
         tree: The values.
-        is_entry: Tells an entry from a node of the prefix. What is neither is a wrong entry,
-            which it is for the caller to say.
-        name: What to call the prefix in an error.
-        tree_name: What to call the tree.
+        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is returned, for
+            the caller to refuse.
+        name: Name of the prefix in errors.
+        tree_name: Name of the tree in errors.
 
     Raises:
-        ArgumentError: The structures differ, with the path where they do.
+        ArgumentError: The structures differ; the message has the path.
     """
     if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
         return [prefix] * jax.tree.structure(tree).num_leaves
@@ -40,8 +40,9 @@ def broadcast_prefix(
     children, tree_def = _one_level(tree)
     if prefix_def != tree_def:
         raise ArgumentError(
-            f"{name} and {tree_name} part ways: {name} is {_outline(prefix)}, {tree_name} is "
-            f"{_outline(tree)}; give a tree like {tree_name}, or one entry for all of it"
+            f"{name} does not have the structure of {tree_name}: {name} is {_outline(prefix)}, "
+            f"{tree_name} is {_outline(tree)}; give a tree like {tree_name}, or one entry for all "
+            "of it"
         )
     found: list[Any] = []
     for (path, entry), (_, child) in zip(entries, children, strict=True):
@@ -63,13 +64,13 @@ def _outline(tree: Any) -> str:
 
 
 def leaf_path(tree: Any, number: int, name: str) -> str:
-    """How a person would write the way to a leaf: `x['w'][0]`."""
+    """Return the path of a leaf as source code: `x['w'][0]`."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
     return name + jax.tree_util.keystr(paths[number][0])
 
 
 def leaf_paths(tree: Any, name: str) -> list[str]:
-    """How a person would write the way to each leaf."""
+    """Return the path of each leaf as source code."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [name + jax.tree_util.keystr(path) for path, _ in found]
 

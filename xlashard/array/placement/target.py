@@ -1,4 +1,4 @@
-"""Where an array shall go: what callers may write, as one value, and as places for one shape."""
+"""Targets of arrays: parsed from what callers pass, and resolved for one shape."""
 
 from functools import cached_property, lru_cache
 from typing import Any
@@ -26,17 +26,17 @@ from xlashard.sharding import (
 
 type Index = tuple[slice, ...]
 
-# The distinct shapes of several large parameter trees.
+# Enough for the distinct shapes of several large parameter trees.
 _RESOLVED_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where to, and in what layout.
+    """Requested sharding and layout.
 
     Attributes:
-        sharding: None leaves an array where it is, and a host value uncommitted.
-        layout: None is the device's default one.
+        sharding: None leaves an array on its devices, and a host value uncommitted.
+        layout: None for the default layout of the device.
     """
 
     sharding: Sharding | None
@@ -47,20 +47,20 @@ STAY = Placement(None)
 
 
 def is_target(x: Any) -> bool:
-    """Whether it says a place by itself, rather than being a tree of places."""
+    """Return True for a target, False for a tree of targets."""
     kinds = (jax.Device, Sharding, JaxSharding, Format, PartitionSpec)
     return x is None or isinstance(x, kinds)
 
 
 def parse_placement(given: Any, name: str) -> Placement:
-    """Reads what a caller wrote.
+    """Parse a target.
 
     Args:
         given: A device, a sharding, a `Format`, or None.
-        name: What to call it in an error.
+        name: Name of the argument in errors.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: The value is no target.
     """
     if given is None:
         return STAY
@@ -77,20 +77,20 @@ def parse_placement(given: Any, name: str) -> Placement:
         if mesh is not None:
             return Placement(NamedSharding(mesh, given))
         raise ArgumentError(
-            f"{name} is {given}, but no mesh is in force to say on which devices: call inside "
-            f"`with jax.set_mesh(mesh):`, or write NamedSharding(mesh, {given})"
+            f"{name} is {given}, but no mesh is in force: call inside `with jax.set_mesh(mesh):`, "
+            f"or write NamedSharding(mesh, {given})"
         )
     raise ArgumentError(
-        f"{name} must be a device, a sharding, a Format or None (where it is), not "
+        f"{name} must be a device, a sharding, a Format or None (stays in place), not "
         f"{type(given).__name__}: for example jax.devices()[0] or NamedSharding(mesh, P('data'))"
     )
 
 
 def parse_sharding(given: Any, name: str) -> tuple[Sharding, Layout | None]:
-    """Reads what a caller wrote where a sharding is needed: a device alone won't do.
+    """Parse a sharding; a device alone is refused.
 
     Raises:
-        ArgumentError: It is something else.
+        ArgumentError: The value is no sharding.
     """
     placement = parse_placement(given, name) if not isinstance(given, jax.Device) else STAY
     if placement.sharding is None:
@@ -105,7 +105,7 @@ def _from_format(given: Format, name: str) -> Placement:
     layout: Any = given.layout
     if is_auto_layout(layout):
         raise ArgumentError(
-            f"{name} leaves the layout to a compiler, but no program runs here: write "
+            f"{name} has an automatic layout, which only a compiler can choose: write "
             "Format(Layout(major_to_minor=(1, 0)), sharding), or only the sharding"
         )
     if given.sharding is None:
@@ -115,14 +115,14 @@ def _from_format(given: Format, name: str) -> Placement:
 
 @dataclass(frozen=True, eq=False)
 class ResolvedSharding:
-    """What a sharding means for arrays of one shape. Equal to nothing but itself.
+    """A sharding resolved for arrays of one shape; equal only to itself.
 
     Attributes:
-        shape: Of the whole array, in elements.
-        sharding: The caller's own.
-        tiling: Which tile each device position holds.
+        shape: Shape of the whole array, in elements.
+        sharding: The caller's sharding.
+        tiling: Tile of each device position.
         jax_sharding: The equivalent sharding of JAX.
-        shard_shape: Of the piece on one device.
+        shard_shape: Shape of the shard on one device.
     """
 
     shape: tuple[int, ...]
@@ -133,37 +133,37 @@ class ResolvedSharding:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The positions of this process's devices."""
+        """Positions of the devices of this process."""
         return self.sharding.addressable_positions
 
     @cached_property
     def devices(self) -> list[Device]:
-        """This process's devices, in the order in which a handle holds its buffers."""
+        """Devices of this process, in the order of the buffers of a handle."""
         devices = self.sharding.devices
         return [devices[i] for i in self.positions]
 
     @cached_property
     def indices(self) -> list[Index]:
-        """Which part of the array each of this process's devices holds."""
+        """Slice of the array on each device of this process."""
         return self.tiling.indices(self.shape, self.positions)
 
     @cached_property
     def tiles(self) -> list[int]:
-        """The number of the tile that each of this process's devices holds."""
+        """Number of the tile on each device of this process."""
         return self.tiling.tile_ids(self.positions).tolist()
 
     def aval(self, dtype: Any, weak_type: bool = False) -> Any:
-        """The abstract value of an array of a dtype that lies so."""
+        """Return the abstract value of an array of a dtype under the sharding."""
         return make_aval(self.shape, dtype, self.jax_sharding, weak_type)
 
     @cached_property
     def on_host(self) -> bool:
-        """Whether the devices' memory is the host's own."""
+        """True if the devices share the memory of the host."""
         return self.sharding.devices[0].platform == "cpu"
 
     @property
     def memory_kind(self) -> str | None:
-        """The memory of the devices that is meant, also where the sharding leaves it open."""
+        """Memory kind, with the default of the devices filled in."""
         return memory_kind_of(self.sharding)
 
 
@@ -187,10 +187,10 @@ def reorders_devices(source: ResolvedSharding, target: ResolvedSharding) -> bool
 
 
 def check_reduced_sharding(sharding: Sharding, name: str) -> None:
-    """Checks that a constructor that cuts values into slices was given a sharding that has them.
+    """Check that the sharding of a constructor that slices values is not unreduced.
 
     Raises:
-        PlacementError: Its devices hold partial results.
+        PlacementError: The sharding is unreduced.
     """
     if sharding.is_unreduced:
         raise PlacementError(
@@ -201,19 +201,21 @@ def check_reduced_sharding(sharding: Sharding, name: str) -> None:
 
 
 def memory_kind_of(sharding: Sharding) -> str | None:
-    """The memory kind of a sharding; the devices' default one where it says none."""
+    """Return the memory kind of a sharding; the default of its devices if unset."""
     return sharding.memory_kind or default_memory_kind(sharding.devices[0])
 
 
 def resolve_sharding(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
-    """What a sharding means for a shape.
+    """Resolve a sharding for a shape, cached.
 
     Raises:
-        GeometryError: The shape can't be placed so.
+        GeometryError: The sharding does not fit the shape.
     """
     if isinstance(sharding, XLACompatibleSharding):
         return _resolve_cached(shape, sharding)
-    return _resolve(shape, sharding)  # of a user's own class, which may change its mind
+    return _resolve(
+        shape, sharding
+    )  # a sharding of a user's class is not cached, as it may be mutable
 
 
 def resolve_requested(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:
@@ -246,10 +248,10 @@ def _resolve_checked(shape: tuple[int, ...], sharding: NamedSharding) -> Resolve
 
 
 def parse_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
-    """A shape as a tuple of ints.
+    """Convert a shape to a tuple of ints.
 
     Raises:
-        ArgumentError: It has something else in it, or is no sequence.
+        ArgumentError: It is no sequence of integers.
         PlacementError: A size is negative.
     """
     try:

@@ -1,7 +1,7 @@
-"""Transfer guards, asked once where a transfer begins, in the words of whoever asked for it.
+"""Transfer guards, checked once where a transfer begins, in terms of the caller's arguments.
 
-The transfer itself then runs free: how it is done (through the host's memory, by a program, by
-copies between devices) is none of the guards' business.
+The transfer itself then runs unguarded: its implementation (through host memory, by a program, by
+copies between devices) is internal.
 """
 
 import logging
@@ -37,14 +37,13 @@ def _direction_text(way: Transfer) -> str:
 
 
 def check_transfer(guards: TransferGuards, way: Transfer, what: str, asked_by: str = "") -> None:
-    """Asks the guards for a transfer, and writes it down where they want that.
+    """Check that the guards allow a transfer, and log it if they request that.
 
     Args:
         guards: The guards.
-        way: Which way it goes.
-        what: What is moved, as its owner would call it.
-        asked_by: What one writes to ask for it by name, if this was not written: then the transfer
-            is an implicit one.
+        way: Direction of the transfer.
+        what: Description of the value in errors.
+        asked_by: Code that would make the transfer explicit, if it is implicit.
 
     Raises:
         TransferGuardError: A guard forbids it.
@@ -64,16 +63,16 @@ def check_transfer(guards: TransferGuards, way: Transfer, what: str, asked_by: s
 
 @contextmanager
 def guarded(guards: TransferGuards, way: Transfer, what: str, asked_by: str = "") -> Iterator[None]:
-    """A block in which something is moved, if it may be; as `check_transfer`."""
+    """Return a context in which a transfer runs, if `check_transfer` allows it."""
     check_transfer(guards, way, what, asked_by)
     with jax.transfer_guard("allow"):
         yield
 
 
 def allow_transfers() -> AbstractContextManager[Any]:
-    """A block that computes, whatever it has to move for that."""
+    """Return a context for internal transfers, which guards let pass."""
     return _NOTHING if active_guards() is None else jax.transfer_guard("allow")
 
 
-# Of the operations that come here some take no longer than making a context of their own would.
+# Making a context costs as much as some of the operations that need one.
 _NOTHING = nullcontext()

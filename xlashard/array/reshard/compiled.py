@@ -1,7 +1,10 @@
-"""A program that changes nothing but the tiles: XLA finds the collectives.
+"""Reshards by a compiled program, whose collectives XLA chooses, as a whole or chunk by chunk.
 
-It is compiled like any other program of this package, so that every tiling that can be said at all
-can be its source and its destination, under either partitioner and across processes.
+The program is compiled like any other program of this package, so that any tiling can be its source
+and its target, under either partitioner and across processes. A collective needs buffers for what
+it sends and receives: about two shards for an all-to-all, and up to the whole array on each device
+where the partitioner finds nothing better. Split into chunks of which every device has a part
+before and after, the same reshard needs them for one chunk at a time.
 """
 
 import math
@@ -45,13 +48,13 @@ from xlashard.sharding.axes import axes_of
 
 @dataclass(frozen=True)
 class Chunks:
-    """How to cut.
+    """Split of an array into chunks.
 
     Attributes:
-        shape: The array's shape with each dimension in two: `[tiles, extent, ...]`, of which only
-            the first is dealt out, before and after.
-        dim: The dimension of that shape to cut.
-        count: Into how many.
+        shape: Shape of the array with each dimension in two: `[tiles, extent, ...]`; only the first
+            of each pair is sharded, before and after.
+        dim: Dimension of that shape along which chunks are cut.
+        count: Number of chunks.
     """
 
     shape: tuple[int, ...]
@@ -60,20 +63,20 @@ class Chunks:
 
     @property
     def thickness(self) -> int:
-        """Elements of a slab along the dimension; slabs overlap where that doesn't divide."""
+        """Extent of a chunk along the dimension; chunks overlap where it does not divide."""
         return -(-self.shape[self.dim] // self.count)
 
 
 def split_into_chunks(
     shape: Sequence[int], source: Tiling, target: Tiling, count: int
 ) -> Chunks | None:
-    """Slabs along the dimension with most room for them; None where none has any.
+    """Return chunks along the dimension with most room for them; None if none has any.
 
     Args:
-        shape: Of the array; it divides into the tiles.
-        source: Its tiles before.
-        target: Its tiles after.
-        count: How many slabs there should be; there may be fewer.
+        shape: Shape of the array; it divides into the tiles.
+        source: Tiles before.
+        target: Tiles after.
+        count: Requested number of chunks; there may be fewer.
     """
     tiles = list(map(math.lcm, source.counts, target.counts))
     extents = [n // t for n, t in zip(shape, tiles, strict=True)]
@@ -87,7 +90,7 @@ def split_into_chunks(
 def reshard_chunk(
     slabs: Chunks, source: Tiling, target: Tiling, devices: tuple[Device, ...]
 ) -> Callable[[Any, Any, Any], list[Any]]:
-    """A function for a program `(x, out, number)` that gives `out` with that slab of `x` in it."""
+    """Return a function `(x, out, number)` that writes one chunk of `x` into `out`."""
     before, after = (_in_halves(tiling, devices) for tiling in (source, target))
     last = slabs.shape[slabs.dim] - slabs.thickness
     constrain = jax.lax.with_sharding_constraint
@@ -112,22 +115,22 @@ def _in_halves(tiling: Tiling, devices: tuple[Device, ...]) -> GSPMDSharding:
 
 _PROGRAMS_KEPT = 512
 
-# Of temporary memory below this nobody runs out, and one program is sooner compiled than two.
+# Less temporary memory never runs out, and one program compiles sooner than two.
 _NEGLIGIBLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ReshardRequest:
-    """What the program depends on.
+    """Cache key of a compiled reshard.
 
     Attributes:
         shape: Global shape, in elements.
-        dtype: Its name.
-        devices: Of source and destination alike.
-        tilings: Of the source and of the destination.
-        layouts: Of the source and of the destination, as a module writes them; None for default.
-        donate: Whether the source's memory may be used for the result.
-        partitioner: Who finds the collectives.
+        dtype: Name of the dtype.
+        devices: Devices of source and target.
+        tilings: Tilings of source and target.
+        layouts: Layouts of source and target as in a module; None for the default.
+        donate: Whether the result may reuse the memory of the source.
+        partitioner: The partitioner.
     """
 
     shape: tuple[int, ...]
@@ -140,7 +143,7 @@ class ReshardRequest:
 
     @property
     def shard_bytes(self) -> tuple[int, int]:
-        """The size of a shard before and after."""
+        """Bytes of a shard before and after."""
         itemsize = jnp.dtype(self.dtype).itemsize
         source, target = (math.prod(t.shard_shape(self.shape)) for t in self.tilings)
         return source * itemsize, target * itemsize
@@ -155,16 +158,16 @@ def reshard_by_program(
     donate: bool,
     alike: bool = False,
 ) -> Handle:
-    """The same value in other tiles on the same devices, in their default memory.
+    """Reshard on the same devices, in their default memory.
 
     Args:
-        handle: The source.
-        source: Where it is.
-        target: Where to; its devices are the source's, in the same order.
-        layout: Of the result in memory; None for the default one.
-        donate: Whether the source's memory may be used for the result; it is deleted then.
-        alike: Whether all processes of the devices are known to run this program next, and need
-            not meet for it.
+        handle: The array.
+        source: Its sharding.
+        target: Sharding of the result, with the same devices in the same order.
+        layout: Layout of the result; None for the default.
+        donate: Whether the result may reuse the memory of the source, which is deleted then.
+        alike: Whether all processes of the devices run this program next for certain, so that they
+            skip the check of equal programs.
     """
     order = ReshardRequest(
         shape=target.shape,
@@ -192,7 +195,7 @@ def reshard_by_program(
 
 
 def _partitioner(*tilings: Tiling) -> Partitioner:
-    """The partitioner in force; Shardy for partial results, with which GSPMD does nothing."""
+    """Return the partitioner in force; Shardy for unreduced arrays."""
     if uses_shardy() or any(tiling.is_partial for tiling in tilings):
         return Partitioner.SHARDY
     return Partitioner.GSPMD
@@ -200,13 +203,13 @@ def _partitioner(*tilings: Tiling) -> Partitioner:
 
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def _replicated(number: int, devices: tuple[Device, ...]) -> Handle:
-    """A number that all devices have."""
+    """Return a number that is replicated over all devices."""
     there = resolve_sharding((), GSPMDSharding.get_replicated(devices))
     return put_value(np.array(number, np.int32), there)
 
 
 def unusual_layout(handle: Handle) -> str | None:
-    """The layout in memory, where its order is not the one that a program takes by default."""
+    """Return the layout if it is not the default one of programs, else None."""
     if handle.ndim < 2:
         return None
     layout = handle.format.layout
@@ -217,12 +220,12 @@ def unusual_layout(handle: Handle) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class CompiledReshard:
-    """The program that brings an array from some tiles to others.
+    """Compiled reshard from one tiling to another.
 
     Attributes:
-        program: Moves the array; or a slab of it, into what there is of the result.
-        slabs: The slabs, or None if the array moves as a whole.
-        extra_bytes: What it needs on each device besides source and target; 0 if not known.
+        program: Program for the array, or for one chunk of it, into the result so far.
+        slabs: The chunks, or None if the array is resharded as a whole.
+        extra_bytes: Bytes on each device beside source and target; 0 if unknown.
     """
 
     program: Program
@@ -233,7 +236,7 @@ class CompiledReshard:
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def compiled_reshard_for(order: ReshardRequest) -> CompiledReshard:
-    """The program; slab by slab if the array as a whole needed more than a shard's room."""
+    """Return the cached program, by chunks if the whole array needed more than a shard's room."""
     whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
     best = CompiledReshard(whole, None, executables.extra_bytes(whole.executable) or 0)
     if any(tiling.is_partial for tiling in order.tilings):
@@ -241,7 +244,7 @@ def compiled_reshard_for(order: ReshardRequest) -> CompiledReshard:
     room = max(order.shard_bytes)
     count = 1
     while best.extra_bytes > max(room, _NEGLIGIBLE_BYTES):
-        # Somewhat more than it takes if everything shrinks with the slabs; not everything does.
+        # Somewhat more than proportional: not all buffers shrink with the chunks.
         count *= 2 * math.ceil(best.extra_bytes / room / 2)
         slabs = split_into_chunks(order.shape, *order.tilings, count)
         if slabs is None:
@@ -257,7 +260,7 @@ def compiled_reshard_for(order: ReshardRequest) -> CompiledReshard:
 def _by_chunks(order: ReshardRequest, slabs: Chunks) -> CompiledReshard:
     function = reshard_chunk(slabs, *order.tilings, order.devices)
     program = _compiled(order, function, ["x", "out", "number"], donated=[False, True, False])
-    # The result is among its arguments, and given back.
+    # The result is an argument too, and donated.
     extra = (executables.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
     return CompiledReshard(program, slabs, extra)
 
@@ -265,13 +268,13 @@ def _by_chunks(order: ReshardRequest, slabs: Chunks) -> CompiledReshard:
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def _blank(order: ReshardRequest) -> Program:
-    """A program for the result before any slab of it has come; its argument is any number."""
+    """Return a program for an empty result; its argument is any number."""
     shape, dtype = order.shape, order.dtype
     return _compiled(order, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
 
 
 def _shardings(order: ReshardRequest) -> tuple[XLACompatibleSharding, ...]:
-    """The shardings of source and destination; on one mesh where one of them is unreduced."""
+    """Return the shardings of source and target, on one mesh if either is unreduced."""
     partial = next((tiling for tiling in order.tilings if tiling.is_partial), None)
     if partial is None:
         return tuple(
@@ -293,7 +296,7 @@ def _compiled(
     names: Sequence[str],
     donated: Sequence[bool],
 ) -> Program:
-    """A program whose arguments are called so; their names say what they are."""
+    """Compile a program whose arguments have the names of the function's parameters."""
     x, out = (
         ValuePlan(order.shape, str(order.dtype), sharding, layout=layout)
         for sharding, layout in zip(_shardings(order), order.layouts, strict=True)

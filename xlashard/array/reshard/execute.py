@@ -1,4 +1,4 @@
-"""From one placement to another, on the devices, step by step along a route."""
+"""Execution of reshards: each step of a plan on the devices."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -40,7 +40,7 @@ _ORDERS_KEPT = 512
 
 
 def with_device_order(handle: Handle, devices: Sequence[Device]) -> Handle:
-    """The handle under a sharding that lists its devices so."""
+    """Return the handle under a sharding that lists the devices in an order; nothing moves."""
     sharding = from_jax(handle.sharding)
     if sharding.devices == tuple(devices):
         return handle
@@ -66,7 +66,7 @@ def _reordered_tiling(
 
 
 def has_permuted_tiles(handle: Handle) -> bool:
-    """Whether no mesh of the devices in their order has the tiles."""
+    """Return True if no mesh of the devices in their order has the tiles."""
     sharding = from_jax(handle.sharding)
     if isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
         return False
@@ -94,8 +94,8 @@ def reshard(
     source = source or resolve_sharding(handle.shape, from_jax(handle.sharding))
     if handle.committed and not (donate or fresh) and handle.sharding == target.jax_sharding:
         return handle
-    # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
-    # the same: XLA's collectives between CPU devices write past the end of their buffers.
+    # The host cannot slice elements of less than a byte. It must copy those of two bits all the
+    # same: XLA's collectives between CPU devices write past the end of their buffers.
     in_this_process = all(p.sharding.is_fully_addressable for p in (source, target))
     if _is_narrow(handle) and not (in_this_process or plan.same_shards(source, target)):
         moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
@@ -105,23 +105,22 @@ def reshard(
         before, handle = handle, _step(step, handle, source, donate, fresh)
         if before is not first:
             before.delete()
-        # What a step has made is in nobody else's hands.
+        # The result of a step is private.
         source, donate, fresh = step.target, True, False
     return handle
 
 
 def _is_narrow(handle: Handle) -> bool:
-    """Whether XLA's programs for CPU devices can't send the handle's numbers.
+    """Return True if XLA's programs for CPU devices cannot send elements of this size.
 
-    With those of two bits its collectives write past the end of their buffers; those of six it
-    can't compile.
+    Collectives write past the end of their buffers for two bits; six bits do not compile.
     """
     narrow = bits_of(handle.dtype) in (2, 6)
     return narrow and handle.sharding._device_assignment[0].platform == "cpu"
 
 
 def _as_bytes(handle: Handle, dtype: Any) -> Handle:
-    """The same numbers, a byte for each, as another dtype; by way of the host, which is the CPU."""
+    """Return the elements as a dtype of one byte each, by way of the CPU's host memory."""
     aval = make_aval(handle.shape, dtype, handle.sharding, handle.weak_type)
     buffers = split(handle)
     if not buffers:
@@ -134,7 +133,7 @@ def _as_bytes(handle: Handle, dtype: Any) -> Handle:
 def _step(
     step: "plan.Step", handle: Handle, source: ResolvedSharding, donate: bool, fresh: bool
 ) -> Handle:
-    """One step of a route; where this process has no device of it, there is nothing to do."""
+    """Run one step of a plan; nothing runs if this process has no device of it."""
     target = step.target
     if source.positions or target.positions:
         return _run(step.strategy, handle, source, target, donate, fresh)
@@ -167,8 +166,8 @@ def _run(
             if source.tiling.is_partial and not handle.size:
                 return with_sharding(
                     handle, target.jax_sharding, committed=True
-                )  # XLA can't reduce nothing
-            # XLA can only use memory again for shards of the same size.
+                )  # XLA has no reduction of empty arrays
+            # XLA can only reuse the memory of shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
             return compiled.reshard_by_program(handle, source, target, None, donate=donate)
         case plan.Strategy.SPLIT:
@@ -194,11 +193,11 @@ def _keep(
 
 
 def _split(handle: Handle, target: ResolvedSharding, *, fresh: bool) -> Handle:
-    """Partial results that reduce to an array, from whole shards on the same devices."""
+    """Return partial results that reduce to an array, from replicas on the same devices."""
     zeros = np.zeros(target.shard_shape, handle.dtype)
     first = target.tiling.addend_ids(target.positions) == 0
     if target.tiling.reduction != "sum":
-        first[:] = True  # the maximum of copies is the value
+        first[:] = True  # the maximum of replicas is the value
     pieces = [
         buffer if keeps else zeros.copy()
         for buffer, keeps in zip(split(handle), first.tolist(), strict=True)
@@ -215,7 +214,7 @@ def _copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) ->
 def _with_order_of(
     handle: Handle, source: ResolvedSharding, target: ResolvedSharding
 ) -> tuple[Handle, ResolvedSharding]:
-    """The source, its devices listed as the target lists them."""
+    """Return the source with its devices in the order of the target."""
     if source.sharding.devices == target.sharding.devices:
         return handle, source
     handle = with_device_order(handle, target.sharding.devices)
@@ -223,7 +222,7 @@ def _with_order_of(
 
 
 def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:
-    """This process's part of an array of its own, of which each process has one with that value.
+    """Put this process's part of an array of which every process has its own copy.
 
     Args:
         handle: The array, with all devices in this process.
@@ -237,10 +236,10 @@ def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSha
 
 
 def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> Handle:
-    """The same value in the same place, its dimensions in another order in memory.
+    """Return the array under the same sharding in another layout.
 
     Raises:
-        PlacementError: The place is not the devices' default memory.
+        PlacementError: The sharding is not in the default memory of the devices.
     """
     if layout is None or handle.format.layout == layout:
         return handle

@@ -1,8 +1,7 @@
-"""Between devices whose memory is the host's own: emulated devices on a CPU.
+"""Reshards within the host memory that emulated devices on a CPU share.
 
-There a block that one device holds can be read where it lies, and where it lies as the
-destination wants it, it is the destination's too. What is left costs one copy of each distinct
-byte, and no program.
+A block can be read in place, and where it equals a tile of the target, the target shares it. The
+rest costs one copy of each distinct byte and no program.
 """
 
 import math
@@ -40,14 +39,14 @@ def reshard_in_host_memory(
     donate: bool = False,
     fresh: bool = False,
 ) -> Handle:
-    """The same value in another place; waits until the source is computed.
+    """Reshard by copies within host memory; waits until the source is computed.
 
     Args:
-        handle: The source.
-        source: Where it is.
-        target: Where to.
-        donate: Frees each buffer of the source as soon as all of it is in its new place.
-        fresh: Copies also blocks that lie there as they are wanted.
+        handle: The array.
+        source: Its sharding.
+        target: Sharding of the result.
+        donate: Whether each buffer of the source is freed as soon as it is copied.
+        fresh: Whether blocks that are in place are copied too.
     """
     deal = _copy_plan(
         handle.shape,
@@ -76,22 +75,22 @@ def reshard_in_host_memory(
 
 
 def _blank(count: int, shape: tuple[int, ...], dtype: np.dtype) -> Sequence[np.ndarray]:
-    """Blocks that devices can take, each in memory of its own where that matters."""
+    """Return blocks that devices can use, each in memory of its own where that matters."""
     if count * math.prod(shape) * dtype.itemsize < _SMALL_BYTES:
-        # They go together, when the last of them goes.
+        # Pooled blocks are freed together.
         return [block[...] for block in aligned_blocks(count, shape, dtype)] if count else []
     return [aligned_empty(shape, dtype) for _ in range(count)]
 
 
 class _Part(NamedTuple):
-    """A part of a tile, and where it lies in the source.
+    """Part of a tile, and its position in the source.
 
     Attributes:
-        tile: The number of the tile.
-        source: The number of the source's buffer.
-        tile_index: Where it goes in the tile. The dots in both keep a window on an array without
-            dimensions a window.
-        source_index: Where it lies in the source's buffer.
+        tile: Number of the tile.
+        source: Number of the source buffer.
+        tile_index: Index in the tile. The ellipsis in both indices keeps a view on an array without
+            dimensions a view.
+        source_index: Index in the source buffer.
     """
 
     tile: int
@@ -101,13 +100,13 @@ class _Part(NamedTuple):
 
 
 class _CopyPlan(NamedTuple):
-    """What goes where between devices that share memory: a tile is made once for all of them.
+    """Copies between devices that share memory; replicas share one block.
 
     Attributes:
-        num_tiles: How many distinct tiles the target has.
-        taken: For each device of the target the number of its tile.
+        num_tiles: Number of distinct tiles of the target.
+        taken: Tile number of each device of the target.
         whole: Tiles that lie in one source buffer.
-        parts: The parts of all tiles, source by source.
+        parts: Parts of all tiles, ordered by source.
     """
 
     num_tiles: int
@@ -162,7 +161,7 @@ def _copy_and_free(
     windows: list[np.ndarray],
     blocks: Mapping[int, np.ndarray],
 ) -> None:
-    """Copies source by source. Blocks are written in as it goes, and take up memory only then."""
+    """Copy buffer by buffer; blocks take up memory only as they are written."""
     by_source: dict[int, list[_Part]] = {n: [] for n in range(len(windows))}
     for part in parts:
         by_source[part.source].append(part)

@@ -1,4 +1,4 @@
-"""From some devices to others: cut on the source, carry, join on the destination."""
+"""Peer-to-peer reshards in one process: slice on the source, copy, join on the target."""
 
 import math
 from collections import Counter
@@ -23,11 +23,11 @@ _EXCHANGES_KEPT = 512
 
 
 class Exchange(NamedTuple):
-    """What goes where between two placements.
+    """Pieces to move between two shardings.
 
     Attributes:
-        givers: The number of each source device, as pieces name it.
-        wanted: For each destination device the pieces that make up its shard.
+        givers: Number of each source device, as pieces refer to it.
+        wanted: Pieces of the shard of each target device.
     """
 
     givers: tuple[int, ...]
@@ -35,13 +35,13 @@ class Exchange(NamedTuple):
 
 
 type TilingOnDevices = tuple[Tiling, tuple[Device, ...]]
-"""Tiles, and the devices that hold them."""
+"""A tiling and the devices that hold its tiles."""
 
 
 def numbered(
     shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
-    """What has to move, and the devices by their numbers in the plan."""
+    """Return the plan of a reshard, and the devices by their numbers in the plan."""
     numbers: dict[Device, int] = {}
     for device in (*source[1], *target[1]):
         numbers.setdefault(device, len(numbers))
@@ -52,7 +52,7 @@ def numbered(
 def plan_between(
     shape: tuple[int, ...], itemsize: int, source: ResolvedSharding, target: ResolvedSharding
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
-    """What has to move between two placements, and the devices by their numbers in the plan."""
+    """Return the plan between two resolved shardings, and the devices by their numbers in it."""
     ends = ((places.tiling, places.sharding.devices) for places in (source, target))
     return numbered(shape, itemsize, *ends)
 
@@ -65,7 +65,7 @@ def exchange(
     target: TilingOnDevices,
     positions: tuple[int, ...] | None = None,
 ) -> Exchange:
-    """What goes where, to some positions of the target's devices; to all, if not given."""
+    """Return the pieces for some positions of the target's devices; for all by default."""
     plan, _ = numbered(shape, itemsize, source, target)
     chosen = range(len(plan.dst_devices)) if positions is None else positions
     takers = [plan.dst_devices[position] for position in chosen]
@@ -73,16 +73,16 @@ def exchange(
 
 
 def carry_shards(like: Handle, shards: Any, target: ResolvedSharding, fresh: bool) -> Handle:
-    """One handle of shards, each brought to its device first where it isn't there.
+    """Return one handle of shards, each copied to its device if it is on another.
 
     Args:
-        like: Whose dtype it has.
-        shards: Per device of the target, in order, the shard on any device.
-        target: Where to.
-        fresh: Copies also those that are there.
+        like: A handle with the dtype of the result.
+        shards: Shard of each device of the target, in order, on any device.
+        target: Sharding of the result.
+        fresh: Whether shards that are in place are copied.
     """
     aval = make_aval(like.shape, like.dtype, target.jax_sharding, like.weak_type)
-    # Handles on their device are shared only where host memory could be, too.
+    # A shared handle in host memory would alias memory that others write.
     return put(aval, target.jax_sharding, shards, target.devices, alias=not fresh, fresh=fresh)
 
 
@@ -94,17 +94,17 @@ def reshard_by_pieces(
     donate: bool = False,
     fresh: bool = False,
 ) -> Handle:
-    """The same value on other devices of this process; nothing passes through the host.
+    """Reshard to other devices of this process, without the host.
 
-    Pieces go between all devices at once, but never so many that a device needs more memory for
-    them than the larger of its two shards takes.
+    Pieces move between all devices at once, but a device never needs more memory for them than its
+    larger shard takes.
 
     Args:
-        handle: The source, in its devices' default memory.
-        source: Where it is, wholly in this process.
-        target: Where to; of devices of other processes nothing is done.
-        donate: Deletes each buffer of the source as soon as all of it is on its way.
-        fresh: Copies also shards that are there already; otherwise those are shared.
+        handle: The array, in the default memory of its devices.
+        source: Its sharding, wholly in this process.
+        target: Sharding of the result; devices of other processes are skipped.
+        donate: Whether each buffer of the source is deleted as soon as it is sent.
+        fresh: Whether shards that are in place are copied.
     """
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
@@ -135,11 +135,11 @@ def reshard_by_pieces(
 
 
 class _Whole(NamedTuple):
-    """Whether a piece is all of a shard.
+    """Tests whether a piece is a whole shard.
 
     Attributes:
-        source: Of the one that it comes from, so that it need not be cut out.
-        target: Of the one that it is for, so that it need not be put together with others.
+        source: Shape of the source shard; such a piece is not sliced.
+        target: Shape of the target shard; such a piece is not joined with others.
     """
 
     source: bool
@@ -148,18 +148,18 @@ class _Whole(NamedTuple):
 
 @dataclass
 class TransferWindow:
-    """The bytes of pieces that devices hold besides their shards.
+    """Bytes of pieces in transit on each device.
 
     Attributes:
-        room: How many each may hold.
-        held: How many each does.
+        room: Limit per device.
+        held: Bytes in transit per device.
     """
 
     room: int
     held: Counter[int] = field(default_factory=Counter)
 
     def admits(self, piece: Piece, whole: _Whole) -> bool:
-        """Counts a piece that is going to be cut and carried, if there is room for it."""
+        """Admit a piece that is going to be sliced and copied, if there is room for it."""
         needed: Counter[int] = Counter()
         if not whole.source:
             needed[piece.source] += piece.nbytes
@@ -174,7 +174,7 @@ class TransferWindow:
 def in_turn(
     givers: Sequence[int], wanted: Sequence[Sequence[Piece]]
 ) -> Iterator[tuple[int, Piece]]:
-    """All pieces with the number of their taker: in each round all take from different devices."""
+    """Yield pieces with the number of their target; each round reads from different devices."""
     turns = {giver: number for number, giver in enumerate(givers)}
     queues = [
         sorted(pieces, key=lambda piece: (turns[piece.source] - number) % len(turns))
@@ -196,7 +196,7 @@ def _starts(index: Index) -> np.ndarray:
 
 
 def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handle:
-    """A piece, on its destination."""
+    """Return a piece on its target device."""
     index = piece.source_index
     block = buffer if whole.source else cut(buffer, index)
     if piece.source == piece.destination:
@@ -205,17 +205,17 @@ def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handl
 
 
 def cut(buffer: Handle, index: Index) -> Handle:
-    """A part of a buffer, on its device."""
+    """Return a slice of a buffer, on its device."""
     return _cut(buffer, _starts(index), _extent(index))
 
 
 def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
-    """A shard with one more of its pieces."""
+    """Return a shard with one more of its pieces."""
     starts = _starts(piece.destination_index)
     return _begun(block, starts, shape) if shard is None else _continued(shard, block, starts)
 
 
-# Where a piece lies is an argument, so that a device has one program for all pieces of a shape.
+# The position is an argument, so that a device has one program for all pieces of a shape.
 
 
 @partial(jax.jit, static_argnums=2)

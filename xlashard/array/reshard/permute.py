@@ -1,9 +1,9 @@
-"""From some devices to others, in several processes: cut on the source, send in rounds, join.
+"""Reshards between processes: slice on the source, send by collective permutes, join on the target.
 
-A process reaches the devices of another only by a program that both run. So what stays within a
-process is carried as ever, and what doesn't goes in rounds: compiled permutations of the devices
-that have something to send or to take, of which all processes with such devices take part.
-Everybody works the rounds out alone, from the two placements, and comes to the same.
+A process reaches the devices of another only by a program that both run. Pieces that stay in a
+process are copied peer to peer; the others are sent in rounds of compiled permutations, in which
+all processes with a source or target device of the round take part. Every process computes the same
+schedule from the two shardings independently.
 """
 
 import math
@@ -30,14 +30,14 @@ _SCHEDULES_KEPT = 512
 
 
 class Schedule(NamedTuple):
-    """What goes where between two placements.
+    """Pieces to move between two shardings.
 
     Attributes:
-        devices: The devices by the numbers that pieces have for them.
-        givers: The number of each source device.
-        takers: The number of each destination device.
-        within: By process the pieces that don't leave it.
-        rounds: The others.
+        devices: Devices by the numbers that pieces have for them.
+        givers: Number of each source device.
+        takers: Number of each target device.
+        within: By process the pieces that stay in it.
+        rounds: Rounds of the other pieces.
     """
 
     devices: tuple[Device, ...]
@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
 def schedule(
     shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
 ) -> Schedule:
-    """What goes where, worked out for all processes alike."""
+    """Return the cached schedule, equal in all processes."""
     plan, devices = numbered(shape, itemsize, source, target)
     givers, takers = plan.src_devices, plan.dst_devices
     tiles = dict(zip(givers, source[0].tile_ids().tolist(), strict=True))
@@ -85,21 +85,21 @@ def reshard_by_permutes(
     donate: bool = False,
     fresh: bool = False,
 ) -> Handle:
-    """The same value on other devices. All processes that have some of either must call it.
+    """Reshard to other devices; every process with a device of either sharding must call it.
 
     Args:
-        handle: The source, in its devices' default memory. In a process that has none of its
-            devices it holds no buffers.
-        source: Where it is.
-        target: Where to, in the devices' default memory.
-        donate: Deletes each buffer of the source as soon as all of it is on its way.
-        fresh: Copies also shards that are there already; otherwise those are shared.
+        handle: The array, in the default memory of its devices; without buffers in a process that
+            has none of them.
+        source: Its sharding.
+        target: Sharding of the result, in the default memory of its devices.
+        donate: Whether each buffer of the source is deleted as soon as it is sent.
+        fresh: Whether shards that are in place are copied.
     """
     return _Move(handle, source, target, donate, fresh).made()
 
 
 class _Move:
-    """One array on its way, as this process sees it."""
+    """One reshard, as this process runs it."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Move:
         self._under_way = 0
 
     def _own_pieces(self) -> list[Piece]:
-        """The pieces that this process's devices give."""
+        """Pieces that this process sends."""
         sent = [piece for one in self._schedule.rounds for piece in one.by_sender.values()]
         return [p for p in (*self._within(), *sent) if p.source in self._buffers]
 
@@ -134,7 +134,7 @@ class _Move:
         return self._schedule.within.get(jax.process_index(), ())
 
     def made(self) -> Handle:
-        """The array where it should be."""
+        """Run the reshard and return its result."""
         if 0 not in self._like.shape:
             for piece in self._within():
                 self._wait_for_room(piece.nbytes)
@@ -155,7 +155,7 @@ class _Move:
         return assemble(aval, target.jax_sharding, shards)
 
     def _send(self, one: Round) -> None:
-        """Takes part in a round, if this process has any of its devices."""
+        """Run a round, if this process has any of its devices."""
         devices = [self._schedule.devices[number] for number in one.devices]
         me = jax.process_index()
         here = [n for n, d in zip(one.devices, devices, strict=True) if d.process_index == me]
@@ -180,11 +180,11 @@ class _Move:
                 self._given(one.by_sender[number])
 
     def _taken(self, piece: Piece) -> Handle:
-        """A piece where it comes from."""
+        """Return a piece on its source device."""
         buffer = self._buffers[piece.source]
         index = piece.source_index
         extent = tuple(s.stop - s.start for s in index)
-        # All send what is laid out alike, whatever the source's own order of dimensions is.
+        # All devices send the default layout, whatever the layout of the source is.
         if extent == buffer.shape and unusual_layout(buffer) is None:
             return buffer
         return cut(buffer, index)
@@ -201,20 +201,20 @@ class _Move:
         self._shards[piece.destination] = block
 
     def _given(self, piece: Piece) -> None:
-        """A piece is on its way; after the last one of a buffer that can go."""
+        """Count a piece as sent; the buffer is deleted after its last one."""
         self._left[piece.source] -= 1
         if self._donate and not self._left[piece.source]:
             self._buffers[piece.source].delete()
 
     def _wait_for_room(self, nbytes: int) -> None:
-        """Lets what is under way arrive where, with more, it would fill a shard's room."""
+        """Wait for transfers where another one would exceed the room of a shard."""
         if self._under_way and self._under_way + nbytes > self._room:
             jax.block_until_ready([shard for shard in self._shards.values() if shard is not None])
             self._under_way = 0
         self._under_way += nbytes
 
     def _blank(self, number: int, shape: tuple[int, ...]) -> Handle:
-        """What a device gives that has nothing to give."""
+        """Return the block of a device that has nothing to send."""
         key = number, shape
         if key not in self._blanks:
             device = self._schedule.devices[number]
@@ -225,7 +225,7 @@ class _Move:
 def _permuted(
     blocks: Sequence[Handle], devices: Sequence[Device], one: Round, shape: tuple[int, ...]
 ) -> Handle:
-    """The blocks of a round where they are to go: a program that changes only who has which."""
+    """Run the compiled permutation of one round."""
     position = {number: n for n, number in enumerate(one.devices)}
     order = [position[taker] for taker in one.permutation()]
     whole = (len(devices) * shape[0], *shape[1:])
@@ -240,11 +240,11 @@ def _permuted(
     handle = assemble(
         make_aval(whole, blocks[0].dtype, before.jax_sharding), before.jax_sharding, blocks
     )
-    # Devices on a CPU share its threads, and wait in them for other processes: a round at a time,
-    # or those that wait leave none to those that they wait for.
+    # CPU devices share the threads of the process and wait in them for other processes: with
+    # several rounds at once, waiting devices could leave no thread to those that they wait for.
     one_at_a_time = devices[0].platform == "cpu"
     if one_at_a_time:
         jax.block_until_ready(blocks)
-    # All rounds come from one schedule, so nobody need meet for each of them.
+    # All rounds come from one schedule, so that processes need no check of equal programs.
     moved = reshard_by_program(handle, before, after, None, donate=False, alike=True)
     return moved.block_until_ready() if one_at_a_time else moved

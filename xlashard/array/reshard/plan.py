@@ -1,4 +1,4 @@
-"""Which way an array goes from one placement to another: said first, and gone by `reshard`."""
+"""Plan a reshard as a sequence of steps; `execute.py` runs it."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -16,34 +16,35 @@ _PLANS_KEPT = 512
 
 
 class Strategy(StrEnum):
-    """How shards get to a placement."""
+    """Strategy of one step of a reshard."""
 
     KEEP = "keep"
-    """Every shard is where it should be; the buffers stay."""
+    """Every shard is in place; the buffers stay."""
     COPY = "copy"
-    """Every shard is on its device, and goes to another memory there."""
+    """Every shard is copied to another memory of its device."""
     HOST_MEMORY = "host memory"
-    """The devices are emulated: what is not in place yet is copied within the host's memory."""
+    """The devices are emulated: missing parts are copied within the memory of the host."""
     COMPILED = "compiled"
     """The same devices hold other tiles: a compiled program, whose collectives XLA chooses."""
     SPLIT = "split"
-    """Whole shards become partial results: of a sum one device keeps its shard, the others get
-    zeros; of a maximum or minimum all keep theirs."""
+    """Replicated shards become partial results: of a sum one device keeps its shard and the others
+    get zeros; of a maximum or minimum all keep theirs.
+    """
     CARRY = "carry"
-    """Whole shards go, each to another device."""
+    """Whole shards are copied, each to another device."""
     P2P = "p2p"
-    """Shards are cut up, the pieces carried, and put together where they belong."""
+    """Shards are sliced, copied to other devices, and joined there."""
     PERMUTE = "permute"
-    """The same between processes: in each round a compiled permutation carries pieces."""
+    """The same between processes: in each round a compiled permutation sends pieces."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One part of a route.
+    """One step of a reshard.
 
     Attributes:
-        way: How.
-        to: Where it ends.
+        strategy: The strategy.
+        target: The sharding after the step.
     """
 
     strategy: Strategy
@@ -98,7 +99,7 @@ def _steps(
         if source.tiling.same_tiles(target.tiling):
             return (Step(Strategy.CARRY, target),)
         if not set(source.sharding.devices) & set(target.sharding.devices):
-            # On devices of its own the carried source leaves room for what the program needs.
+            # On devices of its own the copied source leaves room for the buffers of the program.
             there = _with_tiles(target.sharding.devices, source, source.memory_kind)
             return Step(Strategy.CARRY, there), *_by_program(there, target)
     return *_to_default_memory(source), Step(Strategy.P2P, target)
@@ -107,10 +108,10 @@ def _steps(
 def _reduced(
     source: ResolvedSharding, target: ResolvedSharding, one_memory: bool
 ) -> tuple[Step, ...]:
-    """Reduce partial results where they are, then take the whole array on from there.
+    """Reduce partial results in place, then plan the reduced array's reshard.
 
-    XLA ends the process for a program that does both at once, on two meshes or from one set of
-    unreduced axes to another.
+    XLA aborts on a program that does both at once, on two meshes or from one set of unreduced axes
+    to another.
     """
     there = resolve_sharding(source.shape, source.sharding.reduced_sharding)
     rest = _steps(there, target, one_memory)
@@ -123,7 +124,7 @@ def _reduced(
 
 
 def same_shards(source: ResolvedSharding, target: ResolvedSharding) -> bool:
-    """Whether the same devices hold the same tiles, in whatever order they are listed."""
+    """Return True if the same devices hold the same tiles, in any order of devices."""
     ours, theirs = source.sharding.devices, target.sharding.devices
     if ours == theirs or source.tiling.is_partial or target.tiling.is_partial:
         return ours == theirs and source.tiling.same_tiles(target.tiling)
@@ -142,25 +143,25 @@ def _same_shards(
 
 
 def _in_one_process(*both: ResolvedSharding) -> bool:
-    """Whether all devices belong to one process, be it this one or another."""
+    """Return True if all devices belong to one process, not necessarily this one."""
     if all(side.sharding.is_fully_addressable for side in both):
         return True
     return len({d.process_index for side in both for d in side.sharding.devices}) == 1
 
 
 def _by_program(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
-    """Other tiles on the same devices; programs work in the devices' own memory."""
+    """Plan other tiles on the same devices; programs run in default memory."""
     first = _to_default_memory(source)
     there = _in_default_memory(target)
     return *first, Step(Strategy.COMPILED, there), *_from_default_memory(there, target)
 
 
 def _between_processes(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
-    """Other devices of several processes: as few pieces as can be, each sent by a program of both.
+    """Plan a reshard to devices of other processes with as few pieces as possible.
 
-    Where every device of one side would exchange pieces with many of the other, the tiles are
-    changed first (or last) on the side that has more devices, so that what is sent between the
-    two is a whole tile of one side, or a part that nobody else needs.
+    If every device of one side exchanged pieces with many of the other, the tiles are changed first
+    (or last) on the side with more devices, so that only whole tiles of one side, or distinct parts
+    of them, are sent between the two.
     """
     first, end = _to_default_memory(source), _in_default_memory(target)
     start = first[-1].target if first else source
@@ -200,7 +201,7 @@ def _between_processes(source: ResolvedSharding, target: ResolvedSharding) -> tu
 
 
 def _to_tiles(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
-    """To other tiles on the same devices, unless they are the same."""
+    """Plan other tiles on the same devices, if they differ."""
     if not same_shards(source, target):
         return _by_program(source, target)
     return _from_default_memory(source, target)
@@ -228,6 +229,6 @@ def _to_default_memory(source: ResolvedSharding) -> tuple[Step, ...]:
 def _with_tiles(
     devices: Sequence[Device], like: ResolvedSharding, memory_kind: str | None
 ) -> ResolvedSharding:
-    """The tiles of a placement on a list of devices."""
+    """Resolve the tiles of a sharding on a list of devices."""
     tiles = like.tiling.to_tile_assignment()
     return resolve_sharding(like.shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))

@@ -1,4 +1,4 @@
-"""What `device_put` of an array would move, said without moving it."""
+"""`reshard_plan`: the transfers of a reshard, computed without running it."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from xlashard.sharding import SingleDeviceSharding
 from xlashard.wording import in_bytes, plain_text, typed
 
 FORMAT = 2
-"""Number of the JSON format. It grows when a field changes its meaning or goes away."""
+"""Number of the JSON format. It grows when a field changes its meaning or is removed."""
 
 _SHOWN = 8
 
@@ -45,12 +45,12 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class DevicePair:
-    """What goes from one device to another.
+    """Bytes from one device to another.
 
     Attributes:
-        source: The id of the device that has it.
-        destination: The id of the device that takes it.
-        nbytes: How many bytes.
+        source: Id of the source device.
+        destination: Id of the destination device.
+        nbytes: Bytes.
     """
 
     source: int
@@ -60,23 +60,22 @@ class DevicePair:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ReshardReport:
-    """What a change of sharding moves. Made by `xlashard.reshard_plan`.
+    """Transfers of a reshard, computed by `xlashard.reshard_plan`.
 
-    `print(report)`, rich's `print` and `report.print()` show it; `to_json` keeps it. The figures
-    are the least that has to move: each device keeps what it has, and takes the rest from one that
-    has it. XLA's collectives may send more. Nothing is worked out before it is asked for.
+    `print(report)`, rich's `print` and `report.print()` show it; `to_json` serializes it. The bytes
+    are a lower bound: each device keeps what it holds, and gets the rest from one device. XLA's
+    collectives may send more. All figures are computed at first use.
 
     Attributes:
         type: Dtype and shape: `float32[8,16]`.
         nbytes: Bytes of the whole array.
-        source: Where it is, in words.
-        target: Where it goes, in words.
-        route: How it gets there, step by step.
-        source_shard_bytes: Bytes that each source device holds.
-        target_shard_bytes: Bytes that each destination device holds.
-        peak_bytes: The most that a device holds on the way, in bytes: its two shards, and where
-            tiles change, buffers for at most one more. Emulated devices share blocks, and need
-            less.
+        source: Description of the source sharding.
+        target: Description of the target sharding.
+        route: Strategies of the steps.
+        source_shard_bytes: Bytes on each source device.
+        target_shard_bytes: Bytes on each destination device.
+        peak_bytes: Peak bytes on a device: its two shards and, where tiles change, buffers for at
+            most one more. Emulated devices share blocks, and need less.
     """
 
     type: str
@@ -92,17 +91,17 @@ class ReshardReport:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that go from one device to another."""
+        """Bytes sent from one device to another."""
         return self._plan.bytes_moved
 
     @property
     def bytes_kept(self) -> int:
-        """Bytes of the destination's shards that are on their device already."""
+        """Bytes of the destination shards that are on their device already."""
         return self._plan.bytes_kept
 
     @cached_property
     def pairs(self) -> tuple[DevicePair, ...]:
-        """What goes between which devices, most bytes first. It walks through all of them."""
+        """Bytes between devices, largest first. Reading it enumerates all pairs."""
         found = [
             DevicePair(self._ids[source], self._ids[destination], nbytes)
             for (source, destination), nbytes in self._plan.bytes_by_pair.items()
@@ -110,7 +109,7 @@ class ReshardReport:
         return tuple(sorted(found, key=lambda p: (-p.nbytes, p.source, p.destination)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as dicts, lists, strings and numbers, with the number of the format."""
+        """Return the report as dicts, lists, strings and numbers, with the number of the format."""
         return {
             "format": FORMAT,
             "type": self.type,
@@ -127,7 +126,7 @@ class ReshardReport:
         }
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as JSON, with the number of the format.
+        """Return the report as JSON, with the number of the format.
 
         Args:
             indent: Spaces per level; None for one line.
@@ -135,11 +134,11 @@ class ReshardReport:
         return json.dumps(self.to_dict(), indent=indent)
 
     def print(self, *, all: bool = False, console: Console | None = None) -> None:
-        """Prints it.
+        """Print the report.
 
         Args:
-            all: Show every pair of devices, where otherwise those come that move most.
-            console: Where to; standard output if None.
+            all: Show every pair of devices instead of the largest.
+            console: Console to print to; standard output if None.
         """
         console = console or Console()
         for part in self._parts(None if all else _SHOWN):
@@ -177,21 +176,21 @@ class ReshardReport:
 
 
 def reshard_plan(x: Any, target: Any, *, source: Any = None) -> ReshardReport:
-    """What `device_put(x, target)` would move between which devices, without moving it.
+    """Report what `device_put(x, target)` would move between devices, without moving it.
 
     Args:
-        x: An Array, or anything with a shape and a dtype such as a `jax.ShapeDtypeStruct`.
-        target: Where to, as for `device_put`: a device, a sharding, a `Format`.
-        source: Where from: a device or a sharding; the sharding of `x` if not given.
+        x: An Array, or an object with shape and dtype such as a `jax.ShapeDtypeStruct`.
+        target: Target as for `device_put`: a device, a sharding, a `Format`.
+        source: Source device or sharding; by default the sharding of `x`.
 
     Returns:
         The report.
 
     Raises:
-        ArgumentError: `x` has no shape and dtype, or no sharding and no source is given; or a
-            sharding is none.
-        PlacementError: The array can't go there.
-        GeometryError: The shape can't be placed so.
+        ArgumentError: `x` has no shape and dtype, or no sharding although no source is given; or a
+            sharding is invalid.
+        PlacementError: The array cannot have the target sharding.
+        GeometryError: A sharding does not fit the shape.
 
     Example:
         >>> import jax, numpy as np
@@ -220,13 +219,13 @@ def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is None or dtype is None:
         raise ArgumentError(
-            f"x must have a shape and a dtype, and a {type(x).__name__} has not: give an Array or "
+            f"x must have a shape and a dtype, unlike a {type(x).__name__}: give an Array or "
             "jax.ShapeDtypeStruct((8, 128), np.float32)"
         )
     given = source if source is not None else getattr(x, "sharding", None)
     if given is None:
         raise ArgumentError(
-            f"x, a {type(x).__name__}, doesn't say where it is: give source=, for example "
+            f"x, a {type(x).__name__}, has no sharding: give source=, for example "
             "source=NamedSharding(mesh, P('data'))"
         )
     return tuple(shape), dtype, given
@@ -260,7 +259,7 @@ def _peak(
     if route == (Step(Strategy.KEEP, there),):
         return shards[0]
     shared = not set(here.sharding.devices).isdisjoint(there.sharding.devices)
-    # A source that was carried to the destination's own devices lies there like any other.
+    # A source that was copied to the destination's devices lies there like any other.
     shared |= len(route) > 1
     ends = sum(shards) if shared else max(shards)
     changes = any(
