@@ -30,9 +30,9 @@ from xlashard.errors import (
     SerializationError,
 )
 from xlashard.legacy import jax_array
+from xlashard.legacy import serialization as era
 from xlashard.legacy import serialization as saving
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.serialization import jax_module as era
 
 V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))

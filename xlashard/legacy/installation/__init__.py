@@ -3,7 +3,5 @@
 | file | contents |
 |---|---|
 | `installer` | which names go where, and back |
-| `module_shims` | modules that replace removed ones |
-| `import_hook` | patching a module of JAX after its first import |
-| `removed_api` | objects whose use raises `RefusedError` |
+| `module_shims` | modules that replace removed ones, and patches of modules after their import |
 """

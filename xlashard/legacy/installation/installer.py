@@ -20,13 +20,14 @@ import jax
 from xlashard import Array
 from xlashard._jax.compat.legacy_api import concrete_class
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.legacy.installation.import_hook import ImportHook, has_module
 from xlashard.legacy.installation.module_shims import (
     MISSING,
+    ImportHook,
     Listener,
     ModuleMembers,
     ModuleShim,
     Patch,
+    has_module,
     resolve_source,
 )
 from xlashard.legacy.modes.config_flags import hide_flags, show_flags

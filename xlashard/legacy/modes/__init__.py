@@ -8,5 +8,6 @@
 | `mode_function`, `mode_stages` | a jitted function and its stages in one array mode |
 | `host_local` | host-local arguments and results of a call |
 | `result_classes` | the array class of a result |
+| `spmd_mode` | the refusal of eager operations that `jax_spmd_mode` forbids |
 | `pjit_internals` | internals of `jax.experimental.pjit` that programs call |
 """

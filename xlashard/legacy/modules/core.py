@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.compat.legacy_api import core, jaxprs, util
-from xlashard.legacy.installation.removed_api import RemovedApi
-from xlashard.legacy.modules.entry import Entry, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, members
 
 AbstractToken = jaxprs.AbstractToken
 ClosedJaxpr = jaxprs.ClosedJaxpr

@@ -1,9 +1,16 @@
-"""`Entry`: a removed name, its replacement, and today's code."""
+"""Entries of removed names, and the placeholders of those without an equivalent."""
 
 import importlib
+import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from xlashard._jax.runtime.tracebacks import shortened
+from xlashard.errors import RefusedError
 
 type Treatment = Literal["works", "differs", "refused"]
 
@@ -124,3 +131,109 @@ def imported_modules(module: str) -> Callable[[str], Any]:
         return importlib.import_module(_HOMES[name])
 
     return attribute
+
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+@lru_cache(maxsize=1)
+def entries_by_module() -> dict[str, tuple[Entry, ...]]:
+    """Return the entries of each file of this package, by its dotted name below the package.
+
+    Example:
+        >>> listed = entries_by_module()["tree_util"]
+        >>> [entry.today for entry in listed if entry.name == "jax.tree_map"]
+        ['jax.tree.map']
+    """
+    listed = {name: getattr(importlib.import_module(name), "ENTRIES", ()) for name in _modules()}
+    return {name.removeprefix(f"{_PACKAGE}."): found for name, found in listed.items() if found}
+
+
+def _modules() -> Iterator[str]:
+    for info in pkgutil.walk_packages([str(Path(__file__).parent)], f"{_PACKAGE}."):
+        if not info.ispkg:
+            yield info.name
+
+
+@lru_cache(maxsize=1)
+def entries() -> dict[str, Entry]:
+    """Return all entries, by the name that programs use.
+
+    Raises:
+        AssertionError: Two entries have one name, so the installer could not choose.
+    """
+    listed = [entry for of_module in entries_by_module().values() for entry in of_module]
+    twice = [name for name, count in Counter(entry.name for entry in listed).items() if count > 1]
+    assert not twice, f"in the table more than once: {', '.join(twice)}"
+    return {entry.name: entry for entry in listed}
+
+
+def raise_removed(name: str) -> NoReturn:
+    """Raise the error for a removed name that has no equivalent.
+
+    Args:
+        name: The name of its entry, which has the reason and the advice.
+
+    Raises:
+        RefusedError: Always.
+    """
+    entry = entries()[name]
+    reason = entry.note.rstrip(".")
+    raise RefusedError(f"{name} was removed from JAX: {reason}. Write: {entry.today}", name=name)
+
+
+class RemovedApi:
+    """Placeholder for a function or class that cannot be provided.
+
+    Importing it, comparing it and `isinstance` (always False) work. Calling it, deriving from it
+    and reading its attributes raise `RefusedError` with the advice of its entry.
+
+    Args:
+        name: The name of its entry.
+
+    Example:
+        >>> xmap = RemovedApi("jax.core.new_main")
+        >>> isinstance(1, xmap)
+        False
+        >>> xmap(None)
+        Traceback (most recent call last):
+            ...
+        xlashard.errors.RefusedError: jax.core.new_main was removed from JAX: ...
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.__name__ = self.__qualname__ = name.rpartition(".")[2]
+
+    def __repr__(self) -> str:
+        return f"<removed API {self._name}>"
+
+    @shortened
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise `RefusedError` with the advice of the entry."""
+        raise_removed(self._name)
+
+    @shortened
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            # Python itself looks up special attributes.
+            raise AttributeError(name)  # no-catalogue: Python's own message for a missing attribute
+        raise_removed(self._name)
+
+    @shortened
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise_removed(self._name)
+
+    @shortened
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise_removed(self._name)
+
+    @shortened
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
+        raise_removed(self._name)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return False

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard.legacy.installation.removed_api import RemovedApi
-from xlashard.legacy.modules.entry import Entry, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, members
 
 NINF = -jnp.inf
 NZERO = -0.0

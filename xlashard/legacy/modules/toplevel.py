@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.compat.legacy_api import backend
-from xlashard.legacy.installation.removed_api import RemovedApi
-from xlashard.legacy.modules.entry import Entry, members
+from xlashard._jax.compat.legacy_api import backend, compilation_cache
+from xlashard.legacy.modules.entry import Entry, RemovedApi, members
 from xlashard.sharding import Mesh
 
 clear_backends = backend.clear_backends
@@ -70,6 +69,22 @@ def create_global_mesh(mesh_shape: Sequence[int], axis_names: Sequence[str]) -> 
         )
     grid = np.array(devices[:size], dtype=object).reshape(tuple(mesh_shape))
     return Mesh(grid, tuple(axis_names))
+
+
+def initialize_cache(path: str) -> None:
+    """Set the folder of the persistent compilation cache.
+
+    Args:
+        path: The folder.
+    """
+    compilation_cache.set_cache_dir(path)
+
+
+def is_initialized() -> bool:
+    """Return whether the persistent compilation cache has a folder and is enabled."""
+    if not jax.config.jax_enable_compilation_cache:
+        return False
+    return bool(jax.config.jax_compilation_cache_dir)
 
 
 ENTRIES: tuple[Entry, ...] = (
@@ -162,5 +177,14 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
         "An index of a result is the shard of one device; an index of today's `jax.pmap` result is "
         "replicated.",
+    ),
+    *members(
+        "jax.experimental.compilation_cache.compilation_cache",
+        "0.4.26",
+        __name__,
+        {
+            "initialize_cache": "jax.config.update('jax_compilation_cache_dir', path)",
+            "is_initialized": "jax.config.jax_compilation_cache_dir is not None",
+        },
     ),
 )

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from xlashard.legacy.installation.removed_api import RemovedApi, raise_removed
-from xlashard.legacy.modules.entry import Entry, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, members, raise_removed
 
 CallbackException = jax.errors.JaxRuntimeError
 call_with_device = RemovedApi("jax.experimental.host_callback.call_with_device")

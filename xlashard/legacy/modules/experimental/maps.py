@@ -3,10 +3,9 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.array_mode import POSITIONAL as _positional_semantics
 from xlashard.legacy.modes.array_mode import PositionalSemantics as _PositionalSemantics
-from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, imported_modules, imports, members
 from xlashard.legacy.shardings.legacy_mesh import (
     EMPTY_ENV,
     Loop,

@@ -10,7 +10,6 @@ from xlashard._jax.compat import legacy_api
 from xlashard._jax.runtime.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.runtime.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA
-from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
 from xlashard.legacy.modes.pjit_internals import check_aval_shardings as pjit_check_aval_sharding
 from xlashard.legacy.modes.pjit_internals import (
@@ -23,7 +22,7 @@ from xlashard.legacy.modes.pjit_internals import (
     local_to_global,
     to_op_sharding_sharding,
 )
-from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, imported_modules, imports, members
 from xlashard.legacy.shardings.legacy_mesh import Mesh
 from xlashard.legacy.shardings.parsed_specs import (
     REPLICATED,

@@ -2,7 +2,7 @@
 
 from xlashard.legacy.modules.entry import Entry, Treatment
 
-_HERE = "xlashard.legacy.serialization.jax_module"
+_HERE = "xlashard.legacy.serialization"
 _OF_GDAS = "jax.experimental.gda_serialization.serialization"
 _OF_ARRAYS = "jax.experimental.array_serialization.serialization"
 _FILES = "jax.experimental.array_serialization.tensorstore_impl"

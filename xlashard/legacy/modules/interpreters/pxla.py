@@ -16,11 +16,10 @@ from xlashard.geometry import (
 )
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray, make_sharded_device_array
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray as _ShardedDeviceArray
-from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.pjit_internals import (
     check_gda_or_array_xla_sharding_match as _check_gda_or_array_xla_sharding_match,
 )
-from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, imported_modules, imports, members
 from xlashard.legacy.shardings.legacy_mesh import EMPTY_ENV, Mesh, ResourceEnv, thread_resources
 from xlashard.legacy.shardings.parsed_specs import (
     are_op_shardings_equal,

@@ -1,7 +1,6 @@
 """`jax.interpreters.sharded_jit`."""
 
-from xlashard.legacy.installation.removed_api import RemovedApi
-from xlashard.legacy.modules.entry import Entry
+from xlashard.legacy.modules.entry import Entry, RemovedApi
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 
 sharded_jit = RemovedApi("jax.interpreters.sharded_jit.sharded_jit")

@@ -8,9 +8,8 @@ import xlashard
 from xlashard._jax.compat.legacy_api import core, xla_client
 from xlashard.legacy.arrays.device_arrays import DeviceArray, make_device_array
 from xlashard.legacy.arrays.device_arrays import DeviceArray as _DeviceArray
-from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.array_mode import as_jax_arrays
-from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
+from xlashard.legacy.modules.entry import Entry, RemovedApi, imported_modules, imports, members
 
 __getattr__ = imported_modules("jax.interpreters.xla")
 
