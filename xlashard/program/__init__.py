@@ -17,12 +17,8 @@ from xlashard.program.runtime.compile import LoweredProgram, compile_program, lo
 from xlashard.program.runtime.execute import Program, ProgramParts
 
 if _typing.TYPE_CHECKING:
-    from xlashard.program.hlo.collectives import (
-        Collective,
-        CollectiveTotal,
-        read_collectives,
-        summarize,
-    )
+    from xlashard.program.hlo.analysis import read_collectives
+    from xlashard.program.hlo.collectives import Collective, CollectiveTotal, summarize
     from xlashard.program.ir.foreign import (
         ForeignModule,
         ForeignValue,
@@ -35,12 +31,8 @@ else:
         __name__,
         globals(),
         {
-            "xlashard.program.hlo.collectives": (
-                "Collective",
-                "CollectiveTotal",
-                "read_collectives",
-                "summarize",
-            ),
+            "xlashard.program.hlo.analysis": ("read_collectives",),
+            "xlashard.program.hlo.collectives": ("Collective", "CollectiveTotal", "summarize"),
             "xlashard.program.ir.foreign": (
                 "ForeignModule",
                 "ForeignValue",

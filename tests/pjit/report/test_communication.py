@@ -10,7 +10,10 @@ from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
 from xlashard.pjit.report.communication import SourceLocator
+from xlashard.program.hlo import analysis
+from xlashard.program.hlo.analysis import HloModule
 from xlashard.program.hlo.module import Frame
+from xlashard.testing import assert_collectives
 
 pytestmark = pytest.mark.usefixtures("partitioner")
 
@@ -22,6 +25,20 @@ def named(mesh, *spec):
 def line_of(mark):
     with open(__file__) as source:
         return next(i for i, line in enumerate(source, 1) if line.endswith(f"# {mark}\n"))
+
+
+def test_the_hlo_is_parsed_and_searched_once(mesh, monkeypatch):
+    parsed, searched = [], []
+    parse, find = HloModule.parse, analysis.find_collectives
+    monkeypatch.setattr(HloModule, "parse", lambda text: parsed.append(text) or parse(text))
+    monkeypatch.setattr(
+        analysis, "find_collectives", lambda *args: searched.append(args) or find(*args)
+    )
+    total = pjit(lambda x: x.sum(), in_shardings=named(mesh, "x"))
+    explain(total, f32(64, 8))
+    assert (len(parsed), len(searched)) == (1, 1)
+    assert_collectives(total, (f32(64, 8),), all_reduce=1)
+    assert (len(parsed), len(searched)) == (2, 2)
 
 
 def test_a_gathered_argument_is_named_with_the_line_that_needs_it(mesh):

@@ -12,6 +12,8 @@ import pytest
 import xlashard
 from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
 from xlashard.errors import ArgumentError, CompileError, TopologyError
+from xlashard.program.hlo import analysis
+from xlashard.program.hlo.analysis import HloModule
 from xlashard.tpu.preflight import Workload
 
 POD = "v5e-16"
@@ -169,6 +171,20 @@ def test_compiler_options_are_used_and_reported() -> None:
             mesh={"data": 4},
             compiler_options={"xla_no_such_flag": True},
         )
+
+
+@pytest.mark.slow
+def test_each_module_is_parsed_and_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, searched = [], []
+    parse, find = HloModule.parse, analysis.find_collectives
+    monkeypatch.setattr(HloModule, "parse", lambda text: parsed.append(text) or parse(text))
+    monkeypatch.setattr(
+        analysis, "find_collectives", lambda *args: searched.append(args) or find(*args)
+    )
+    preflight(PLACED, X, W, topology=POD, mesh=AXES)
+    # The executable's module has the cycle estimates, the dump the names of the buffer assignment.
+    assert len(parsed) == len(set(parsed)) == 2
+    assert len(searched) == 1
 
 
 def test_invalid_arguments_fail_before_compilation() -> None:

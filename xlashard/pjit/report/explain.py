@@ -29,7 +29,6 @@ from xlashard.pjit.signature import function_name
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
-from xlashard.program import read_collectives
 from xlashard.sharding.named import grid_of
 
 
@@ -127,7 +126,7 @@ def _type_error(fun: Any) -> str:
 
 
 def _report(program: ExplainedProgram) -> ProgramReport:
-    collectives = read_collectives(program.text)
+    collectives = [found for module in program.modules for found in module.collectives]
     mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)

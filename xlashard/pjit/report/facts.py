@@ -9,7 +9,8 @@ from xlashard.pjit.compile import CompiledProgram, with_user_shardings
 from xlashard.pjit.lower import LoweredSignature
 from xlashard.pjit.shardings.resolve import ProgramPlacement
 from xlashard.program import LoweredProgram, ProgramParts
-from xlashard.program.hlo.module import Frame, read_hlo
+from xlashard.program.hlo.analysis import read_hlo
+from xlashard.program.hlo.module import Frame
 from xlashard.program.runtime.propagated_shardings import (
     ChosenInText,
     result_type,

@@ -20,6 +20,7 @@ from xlashard.pjit.report.model import Decided, DonationReport, MoveReport, Valu
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.trace import Call
 from xlashard.program import ProgramPlan
+from xlashard.program.hlo.analysis import HloModule, read_hlo
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,
@@ -136,9 +137,9 @@ class ExplainedProgram:
         )
 
     @cached_property
-    def text(self) -> str:
-        """Optimised HLO, with the lines of this function."""
-        return self.facts.text(self.sources.own_line)
+    def modules(self) -> tuple[HloModule, ...]:
+        """Compiled modules, with the lines of this function."""
+        return read_hlo(self.facts.text(self.sources.own_line))
 
     @cached_property
     def arguments(self) -> tuple[ProgramValue, ...]:

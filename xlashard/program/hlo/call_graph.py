@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from xlashard.program.hlo.module import Computation, HloText, Instruction
 from xlashard.program.hlo.while_loops import trip_count
 
-BRANCHES = ("branch_computations", "true_computation", "false_computation")
+BRANCH_ATTRIBUTES = ("branch_computations", "true_computation", "false_computation")
 """The attributes by which a `conditional` names what it may call."""
 
 
 @dataclass(frozen=True)
-class Run:
+class CallSite:
     """How often a computation runs in one execution of the program, and what makes it run.
 
     Attributes:
@@ -44,21 +44,23 @@ class Run:
             return ""
         number = parameter.parameter_number
         if self.caller.opcode == "conditional":
-            # The first operand says which branch is taken, and each branch has one of its own.
-            branches = [name for attribute, name in self.caller.called() if attribute in BRANCHES]
+            # The first operand selects the branch; each branch has its own operand.
+            branches = [
+                name for attribute, name in self.caller.called() if attribute in BRANCH_ATTRIBUTES
+            ]
             number = 1 + branches.index(computation.name)
         names = self.caller.operand_names
         return names[number] if number < len(names) else ""
 
 
-def runs_of(module: HloText) -> dict[str, Run]:
+def find_call_sites(module: HloText) -> dict[str, CallSite]:
     """Return the call site of each computation that the entry reaches.
 
     A computation with several callers runs as often as they make it run together.
     """
     if module.entry not in module.computations:
         return {}
-    runs = {module.entry: Run()}
+    runs = {module.entry: CallSite()}
     calls = {name: list(_calls(module, c)) for name, c in module.computations.items()}
     for name in _callers_first(module.entry, calls):
         run = runs[name]
@@ -74,7 +76,7 @@ def runs_of(module: HloText) -> dict[str, Run]:
     return runs
 
 
-def _together(one: Run, other: Run) -> Run:
+def _together(one: CallSite, other: CallSite) -> CallSite:
     return replace(
         one,
         times=one.times + other.times,
@@ -84,7 +86,7 @@ def _together(one: Run, other: Run) -> Run:
     )
 
 
-def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[str]:
+def _callers_first(entry: str, calls: dict[str, list[tuple[str, CallSite]]]) -> list[str]:
     """Return the computations that the entry leads to, each before all that it calls."""
     order: list[str] = []
     seen: set[str] = set()
@@ -100,7 +102,7 @@ def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[
     return order[::-1]
 
 
-def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run]]:
+def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, CallSite]]:
     """Yield the computations that a computation calls, with their call sites."""
     for instruction in computation.instructions.values():
         if instruction.opcode.endswith(("-update", "-done")):
@@ -111,9 +113,9 @@ def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run
                 yield callee, _run(module, computation, instruction, attribute)
 
 
-def _run(module: HloText, site: Computation, caller: Instruction, attribute: str) -> Run:
-    run = Run(caller=caller, site=site.name)
-    if attribute in BRANCHES:
+def _run(module: HloText, site: Computation, caller: Instruction, attribute: str) -> CallSite:
+    run = CallSite(caller=caller, site=site.name)
+    if attribute in BRANCH_ATTRIBUTES:
         return replace(run, conditional=True)
     if caller.opcode != "while":
         return replace(run, asynchronous=caller.opcode.endswith("-start"))

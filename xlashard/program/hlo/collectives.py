@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ from xlashard.geometry.groups import (
     read_pairs,
 )
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.program.hlo.call_graph import Run, runs_of
+from xlashard.program.hlo.call_graph import CallSite
 from xlashard.program.hlo.module import (
     ArrayType,
     Computation,
@@ -22,7 +22,6 @@ from xlashard.program.hlo.module import (
     HloText,
     Instruction,
     array_types,
-    read_hlo,
 )
 
 type CollectiveKind = Literal[
@@ -195,51 +194,20 @@ def _total(kind: CollectiveKind, along: str, found: Sequence[Collective]) -> Col
     )
 
 
-def read_collectives(text: str) -> tuple[Collective, ...]:
-    """Find the collectives of a compiled program.
-
-    A start and its done are one collective. One that a fusion or an asynchronous computation
-    wraps is found where that is called, and one in a computation that is called from several
-    places is one collective that runs as often as they do together. The fusion in which TPU's
-    compiler hides a reduce-scatter, as an all-reduce of which each device keeps a slice, counts as
-    the reduce-scatter that it is.
+def find_collectives(module: HloText, call_sites: Mapping[str, CallSite]) -> list[Collective]:
+    """Return the collectives of a module.
 
     Args:
-        text: Optimised HLO, as `Compiled.as_text()` gives it.
-
-    Returns:
-        The collectives, in the order of the text.
+        module: The module.
+        call_sites: Call sites of its computations.
 
     Raises:
-        GroupTextError: If the device groups of a collective can't be read.
-
-    Example:
-        >>> found = read_collectives('''HloModule m, num_partitions=2
-        ...
-        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
-        ...   %p = f32[2,4]{1,0} parameter(0)
-        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
-        ... }''')
-        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
-        [('all-gather', 32, 64, '1 group of 2 devices')]
+        GroupTextError: The replica groups of a collective are invalid.
     """
-    return tuple(found for module in read_hlo(text) for found in collectives_of(module))
-
-
-def collectives_of(module: HloText) -> list[Collective]:
-    """Return the collectives of one module that has been read.
-
-    Args:
-        module: What `read_hlo` gives.
-
-    Raises:
-        GroupTextError: If the device groups of a collective can't be read.
-    """
-    runs = runs_of(module)
-    standing: list[tuple[Computation, Instruction, CollectiveKind, Run]] = [
-        (computation, instruction, kind, runs[computation.name])
+    standing: list[tuple[Computation, Instruction, CollectiveKind, CallSite]] = [
+        (computation, instruction, kind, call_sites[computation.name])
         for computation in module.computations.values()
-        if computation.name in runs
+        if computation.name in call_sites
         for instruction in computation.instructions.values()
         if (kind := _kind(instruction)) is not None
     ]
@@ -254,7 +222,7 @@ def collectives_of(module: HloText) -> list[Collective]:
 _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
-def _is_later_part(computation: Computation, run: Run) -> bool:
+def _is_later_part(computation: Computation, run: CallSite) -> bool:
     """Return whether a collective there is but a part of one that started elsewhere.
 
     TPU's compiler spreads an asynchronous collective over the operations that hide it: a fusion
@@ -283,7 +251,7 @@ def _collective(
     computation: Computation,
     instruction: Instruction,
     kind: CollectiveKind,
-    run: Run,
+    run: CallSite,
 ) -> Collective:
     operands = _operand_types(computation, instruction)
     if kind == "ragged-all-to-all":

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import Self
 
 from xlashard.lazily import dataclass
 
@@ -167,6 +168,38 @@ class HloText:
     entry: str
     tables: Mapping[str, Mapping[int, str]]
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the text of one module; lines of an unknown form are skipped."""
+        computations: dict[str, Computation] = {}
+        tables: dict[str, dict[int, str]] = {}
+        entry = ""
+        table: dict[int, str] | None = None
+        current: Computation | None = None
+        lines = iter(text.splitlines())
+        header = next(lines)
+        for line in lines:
+            if current is not None:
+                if line.startswith("}"):
+                    current = None
+                elif (instruction := _instruction(line)) is not None:
+                    if "#" in instruction.operands:
+                        _write_out_elements(current, instruction)
+                    current.instructions[instruction.name] = instruction
+            elif (title := line.strip()) in _TABLES:
+                table = tables.setdefault(title, {})
+            elif found := _COMPUTATION.match(line):
+                current = computations.setdefault(found[2], Computation(found[2]))
+                entry = found[2] if found[1] else entry
+            elif table is not None and (number := title.partition(" "))[0].isdecimal():
+                table[int(number[0])] = number[2]
+        return cls(header, computations, entry, tables)
+
+    @cached_property
+    def trip_counts(self) -> dict[tuple[str, str], int | None]:
+        """Return the cache of `while_loops.trip_count`, keyed by computation and loop."""
+        return {}
+
     @cached_property
     def num_partitions(self) -> int:
         """Return the number of devices per replica of the program."""
@@ -237,42 +270,10 @@ _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 
 
-def read_hlo(text: str) -> tuple[HloText, ...]:
-    """Read the text of one or more modules.
-
-    What it does not understand it leaves out: a line of another form is no instruction.
-
-    Args:
-        text: What `Compiled.as_text()` gives.
-    """
+def split_modules(text: str) -> list[str]:
+    """Return the text of each module in the text of one or more."""
     starts = [found.start() for found in re.finditer(r"^HloModule\b", text, re.MULTILINE)]
-    return tuple(_module(text[a:b]) for a, b in pairwise([*starts, len(text)]))
-
-
-def _module(text: str) -> HloText:
-    computations: dict[str, Computation] = {}
-    tables: dict[str, dict[int, str]] = {}
-    entry = ""
-    table: dict[int, str] | None = None
-    current: Computation | None = None
-    lines = iter(text.splitlines())
-    header = next(lines)
-    for line in lines:
-        if current is not None:
-            if line.startswith("}"):
-                current = None
-            elif (instruction := _instruction(line)) is not None:
-                if "#" in instruction.operands:
-                    _write_out_elements(current, instruction)
-                current.instructions[instruction.name] = instruction
-        elif (title := line.strip()) in _TABLES:
-            table = tables.setdefault(title, {})
-        elif found := _COMPUTATION.match(line):
-            current = computations.setdefault(found[2], Computation(found[2]))
-            entry = found[2] if found[1] else entry
-        elif table is not None and (number := title.partition(" "))[0].isdecimal():
-            table[int(number[0])] = number[2]
-    return HloText(header, computations, entry, tables)
+    return [text[a:b] for a, b in pairwise([*starts, len(text)])]
 
 
 def _write_out_elements(computation: Computation, instruction: Instruction) -> None:

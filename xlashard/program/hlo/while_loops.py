@@ -20,6 +20,13 @@ def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int |
         caller: The computation that holds the loop.
         loop: The `while`.
     """
+    counts, key = module.trip_counts, (caller.name, loop.name)
+    if key not in counts:
+        counts[key] = _trip_count(module, caller, loop)
+    return counts[key]
+
+
+def _trip_count(module: HloText, caller: Computation, loop: Instruction) -> int | None:
     if found := _KNOWN.search(loop.attributes):
         return int(found[1])
     called = dict(loop.called())

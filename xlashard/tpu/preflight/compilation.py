@@ -15,8 +15,8 @@ from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram
+from xlashard.program.hlo.analysis import HloModule, read_hlo
 from xlashard.program.hlo.collectives import Collective
-from xlashard.program.hlo.module import HloText, read_hlo
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.cost.network_model import multislice_collectives
 from xlashard.tpu.preflight.dump_folder import temporary_dump_folder
@@ -60,7 +60,7 @@ class Compilation:
     _collectives: dict[Mesh, tuple[Collective, ...]] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def module(self) -> HloText:
+    def module(self) -> HloModule:
         """Parsed optimised module.
 
         Prefers the text of the executable, which includes the compiler's cycle estimates; dumps are
@@ -69,7 +69,7 @@ class Compilation:
         return self.dumped if self.compiled is None else read_hlo(self.compiled.as_text())[0]
 
     @cached_property
-    def dumped(self) -> HloText:
+    def dumped(self) -> HloModule:
         """Parsed module of the dump, whose values the buffer assignment names."""
         return read_hlo(self.dump.hlo)[0]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.program.hlo.call_graph import Run, runs_of
+from xlashard.program.hlo.analysis import HloModule
 from xlashard.program.hlo.collectives import KINDS
-from xlashard.program.hlo.module import Computation, HloText, Instruction
+from xlashard.program.hlo.module import Computation, Instruction
 from xlashard.tpu.preflight.cost.network_model import rendezvous_name
 
 _MOVES = frozenset(
@@ -27,12 +27,7 @@ class HloDataflow:
         module: The compiled module.
     """
 
-    module: HloText
-
-    @cached_property
-    def runs(self) -> dict[str, Run]:
-        """Call site of each computation."""
-        return runs_of(self.module)
+    module: HloModule
 
     def argument(self, computation: Computation, name: str) -> str:
         """Return the path of the argument that a value is, or a slice of; empty if it is computed.
@@ -190,7 +185,7 @@ class HloDataflow:
         self, computation: Computation, parameter: Instruction, path: tuple[int, ...]
     ) -> tuple[Computation, str, tuple[int, ...]] | None:
         """Return the value that the caller passes for a parameter."""
-        run = self.runs.get(computation.name)
+        run = self.module.call_sites.get(computation.name)
         if run is None or run.caller is None:
             return None
         site, caller = self.module.computations[run.site], run.caller
@@ -264,6 +259,6 @@ class HloDataflow:
         current: Computation | None = computation
         while current is not None:
             yield current
-            run = self.runs.get(current.name)
+            run = self.module.call_sites.get(current.name)
             outside = None if run is None or run.caller is None else run.site
             current = None if outside is None else self.module.computations.get(outside)

@@ -33,14 +33,13 @@ from functools import cached_property
 import numpy as np
 
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
-from xlashard.program.hlo.call_graph import runs_of
+from xlashard.program.hlo.analysis import HloModule
 from xlashard.program.hlo.collectives import (
     Collective,
     CollectiveKind,
-    collectives_of,
     told_user,
 )
-from xlashard.program.hlo.module import Computation, HloText, Instruction, array_types
+from xlashard.program.hlo.module import Computation, Instruction, array_types
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import ici_speed
 from xlashard.tpu.mesh_layout import AxisSegment, part
@@ -57,14 +56,14 @@ _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 
-def multislice_collectives(module: HloText, mesh: Mesh) -> list[Collective]:
+def multislice_collectives(module: HloModule, mesh: Mesh) -> list[Collective]:
     """Return the collectives of a program, in all of its slices and between them.
 
     Args:
         module: The compiled module.
         mesh: Its mesh; replica groups index the mesh order.
     """
-    found = collectives_of(module)
+    found = list(module.collectives)
     slices = _slices(mesh)
     if len(slices) == 1 or module.num_partitions * module.num_replicas == mesh.size:
         return found
@@ -99,24 +98,24 @@ def _in_all(
     return ReplicaGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
 
 
-def _transfers(module: HloText, slices: Sequence[list[int]]) -> list[Collective]:
-    runs = runs_of(module)
+def _transfers(module: HloModule, slices: Sequence[list[int]]) -> list[Collective]:
+    sites = module.call_sites
     return [
         replace(
             _transfer(module, computation, instruction, slices),
-            times=runs[computation.name].times,
-            times_known=runs[computation.name].known,
-            conditional=runs[computation.name].conditional,
+            times=sites[computation.name].times,
+            times_known=sites[computation.name].known,
+            conditional=sites[computation.name].conditional,
         )
         for computation in module.computations.values()
-        if computation.name in runs
+        if computation.name in sites
         for instruction in computation.instructions.values()
         if instruction.opcode == "send" and _TRANSFER.search(instruction.attributes)
     ]
 
 
 def _transfer(
-    module: HloText, computation: Computation, send: Instruction, slices: Sequence[list[int]]
+    module: HloModule, computation: Computation, send: Instruction, slices: Sequence[list[int]]
 ) -> Collective:
     found = _TRANSFER.search(send.attributes)
     kind = _KINDS.get(found[1] if found else "", "collective-permute")

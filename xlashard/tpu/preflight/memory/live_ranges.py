@@ -19,8 +19,9 @@ from operator import attrgetter
 import numpy as np
 
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo.call_graph import BRANCHES, Run, runs_of
-from xlashard.program.hlo.module import Computation, HloText, Instruction
+from xlashard.program.hlo.analysis import HloModule
+from xlashard.program.hlo.call_graph import BRANCH_ATTRIBUTES
+from xlashard.program.hlo.module import Computation, Instruction
 from xlashard.tpu.preflight.memory.buffer_assignment import HBM, Allocation, BufferValue, ShapeIndex
 from xlashard.tpu.preflight.report.preflight_model import TemporaryReport
 
@@ -40,7 +41,7 @@ class ValueOwners:
         module: The compiled module.
     """
 
-    module: HloText
+    module: HloModule
 
     def instruction(self, name: str) -> Instruction | None:
         """Return an instruction by its unique name."""
@@ -85,10 +86,6 @@ class ValueOwners:
         computations = self.module.computations.values()
         return {name: home for home in computations for name in home.instructions}
 
-    @cached_property
-    def _runs(self) -> dict[str, Run]:
-        return runs_of(self.module)
-
     def _before(self, found: Instruction, index: ShapeIndex) -> Iterator[_Position]:
         """Yield the values that a value comes from, most likely first."""
         operands = found.operand_names
@@ -104,7 +101,7 @@ class ValueOwners:
                 yield from self._passed(found, index)
             case _:
                 yield from self._roots(found, ("calls", "to_apply"), index)
-                yield from self._roots(found, BRANCHES, index)
+                yield from self._roots(found, BRANCH_ATTRIBUTES, index)
                 yield from self._inside(found)
                 # Other elements, such as the second element of a start, are the source.
                 yield from ((name, ()) for name in operands[:1])
@@ -128,7 +125,7 @@ class ValueOwners:
     def _passed(self, parameter: Instruction, index: ShapeIndex) -> Iterator[_Position]:
         """Yield the values passed for a parameter: loop body results first, then initial values."""
         home = self._homes[parameter.name]
-        run = self._runs.get(home.name)
+        run = self.module.call_sites.get(home.name)
         if run is None or run.caller is None:
             return
         if run.caller.opcode == "while":
@@ -203,7 +200,7 @@ _RANGE = re.compile(r"^\s*([^\s{}:]+)\{([\d,\s]*)\}:\s*(\d+)-(\d+)\s*$", re.MULT
 def describe_temporaries(
     allocations: Sequence[Allocation],
     ranges: LiveIntervals,
-    module: HloText,
+    module: HloModule,
     sources: SourceLocator,
 ) -> tuple[TemporaryReport, ...]:
     """Return the temporaries that are live at the heap's peak, grouped, largest first.

@@ -15,7 +15,6 @@ from xlashard.pjit.report.program_values import (
     describe_outputs,
 )
 from xlashard.pjit.report.replication import describe_replications, is_needlessly_replicated
-from xlashard.program.hlo.collectives import collectives_of
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
@@ -124,7 +123,7 @@ def describe_values(
         and report.device_bytes >= replicated_above
         and is_needlessly_replicated(program, value)
     ]
-    collectives = collectives_of(compilation.dumped)
+    collectives = compilation.module.collectives
     return ValueReports(
         inputs=inputs,
         outputs=outputs,
