@@ -8,7 +8,6 @@ operations between start and done.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from xlashard.program.hlo.collectives import Collective, along_text
 from xlashard.program.hlo.module import Computation, HloText, Instruction
@@ -26,66 +25,34 @@ from xlashard.tpu.preflight.cost.network_model import (
 from xlashard.tpu.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
 from xlashard.tpu.topologies import Topology
 
-
-@dataclass(frozen=True)
-class MatrixUnits:
-    """Matrix throughput per cycle.
-
-    Attributes:
-        flops_per_cycle: bfloat16 FLOP per cycle of one TensorCore.
-        source: Source of the figure.
-    """
-
-    flops_per_cycle: int
-    source: str
-
-
-def _arrays(count: int, size: int, source: str) -> MatrixUnits:
-    return MatrixUnits(2 * count * size * size, source)
-
-
-_DOCS = "https://cloud.google.com/tpu/docs/system-architecture-tpu-vm"
-_DERIVED = (
-    "no public figure of the units agrees with the peak; libtpu 0.0.50 estimates large products at "
-    "{} FLOP for each cycle, which four units of 256 x 256 can do and two can't"
-)
-_UNITS = {
-    "v2": _arrays(1, 128, f"one unit of 128 x 128: {_DOCS}"),
-    "v3": _arrays(2, 128, f"two units of 128 x 128: {_DOCS}"),
-    "v4": _arrays(4, 128, f"four units of 128 x 128: {_DOCS}"),
-    "v5e": _arrays(4, 128, f"four units of 128 x 128: {_DOCS}"),
-    "v5p": _arrays(4, 128, f"four units of 128 x 128: {_DOCS}"),
-    "v6e": _arrays(4, 256, _DERIVED.format("434,000")),
-    "tpu7x": _arrays(4, 256, _DERIVED.format("422,000")),
+_MATRIX_UNITS = {
+    # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
+    "v2": (1, 128),
+    "v3": (2, 128),
+    "v4": (4, 128),
+    "v5e": (4, 128),
+    "v5p": (4, 128),
+    # No public figure agrees with the peak. libtpu 0.0.50 estimates large products at 434,000 and
+    # 422,000 FLOP per cycle, which four units of 256 x 256 can do and two can't.
+    "v6e": (4, 256),
+    "tpu7x": (4, 256),
 }
+"""Number of matrix units of a TensorCore, and their rows and columns."""
 
 
-@dataclass(frozen=True)
-class CoreClock:
-    """Clock of a generation's cores.
-
-    Attributes:
-        hertz: Cycles per second.
-        source: Derivation of the figure.
-    """
-
-    hertz: float
-    source: str
-
-
-def core_clock(generation: Generation) -> CoreClock | None:
-    """Return the clock at which a generation reaches its peak, or None if unknown.
+def core_clock(generation: Generation) -> float | None:
+    """Return the cycles per second at which a generation reaches its peak, or None if unknown.
 
     The clock is the bfloat16 peak divided by the FLOP per cycle of the matrix units: 0.70 GHz for
     v2, 0.94 for v3, 1.05 for v4, 1.5 for v5e, 1.75 for v5p and v6e, 2.2 for tpu7x. The compiler
     counts cycles of a megacore for both cores together.
     """
-    units = _UNITS.get(generation.name)
+    units = _MATRIX_UNITS.get(generation.name)
     peak = dict(generation.peak_flops).get("bfloat16")
     if units is None or peak is None:
         return None
-    hertz = peak / generation.cores_per_chip / units.flops_per_cycle
-    return CoreClock(hertz, f"its bfloat16 peak by its matrix units; {units.source}")
+    count, size = units
+    return peak / generation.cores_per_chip / (2 * count * size * size)
 
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -319,7 +286,7 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
         bound=bound,
         compiler_seconds=None
         if clock is None
-        else scheduled_seconds(module, collectives, clock.hertz, bandwidth),
+        else scheduled_seconds(module, collectives, clock, bandwidth),
         unknown_loops=work.unknown_loops,
         elementwise_flops=work.elementwise,
         transcendentals=work.transcendental,

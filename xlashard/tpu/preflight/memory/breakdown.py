@@ -5,7 +5,7 @@ after code generation, if the code exceeds the remaining memory. The total inclu
 rejected for its code counts the least code size that exceeds the remaining memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -171,47 +171,35 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     allocations = read_buffers(dump.buffers)
     ranges = read_live_ranges(dump.live_ranges)
     held = IoBuffers(program, module, allocations)
-    sums = _sums(allocations)
+    in_hbm = [a for a in allocations if a.memory == HBM]
+    parameters = [a for a in in_hbm if a.parameter is not None]
+    others = [a for a in in_hbm if a.parameter is None]
+    argument_bytes = _bytes(parameters)
+    result_bytes = _bytes(a for a in others if a.holds_result)
+    temporary_bytes = _bytes(a for a in others if a.is_temporary)
+    constant_bytes = _bytes(a for a in others if a.constant and not a.holds_result)
     available = topology.generation.available_bytes
-    planned = sums.arguments + sums.results + sums.temporaries + sums.constants
+    planned = argument_bytes + result_bytes + temporary_bytes + constant_bytes
     code = _code_bytes(compilation, available - planned)
     total = planned + code
     return MemoryBreakdown(
         available_bytes=available,
         total_bytes=total if compilation.compiled is None else min(total, available),
-        argument_bytes=sums.arguments,
-        result_bytes=sums.results,
-        alias_bytes=sums.aliased,
-        temporary_bytes=sums.temporaries,
-        constant_bytes=sums.constants,
+        argument_bytes=argument_bytes,
+        result_bytes=result_bytes,
+        alias_bytes=_bytes(a for a in parameters if a.holds_result),
+        temporary_bytes=temporary_bytes,
+        constant_bytes=constant_bytes,
         code_bytes=code,
         arguments=held.arguments,
         results=held.results,
         temporaries=describe_temporaries(allocations, ranges, module, program.sources),
-        host_bytes=sum(a.size for a in allocations if a.memory == HOST),
+        host_bytes=_bytes(a for a in allocations if a.memory == HOST),
     )
 
 
-@dataclass(frozen=True)
-class _Sums:
-    arguments: int
-    results: int
-    aliased: int
-    temporaries: int
-    constants: int
-
-
-def _sums(allocations: Sequence[Allocation]) -> _Sums:
-    here = [a for a in allocations if a.memory == HBM]
-    arguments = [a for a in here if a.parameter is not None]
-    others = [a for a in here if a.parameter is None]
-    return _Sums(
-        arguments=sum(a.size for a in arguments),
-        results=sum(a.size for a in others if a.holds_result),
-        aliased=sum(a.size for a in arguments if a.holds_result),
-        temporaries=sum(a.size for a in others if a.is_temporary),
-        constants=sum(a.size for a in others if a.constant and not a.holds_result),
-    )
+def _bytes(allocations: Iterable[Allocation]) -> int:
+    return sum(allocation.size for allocation in allocations)
 
 
 def _code_bytes(compilation: Compilation, left: int) -> int:

@@ -34,12 +34,6 @@ ORIGINS: Mapping[str, str] = {
 }
 """Causes of collectives."""
 
-SHORT_ORIGINS: Mapping[str, str] = {
-    **{origin: origin for origin in ORIGINS},
-    "resharding": "resharding",
-}
-"""Causes of collectives, for narrow terminals."""
-
 FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
     "bytes": in_bytes,
     "seconds": in_seconds,

@@ -29,7 +29,6 @@ from xlashard.tpu.preflight.render.report_text import (
     BOUNDS,
     NETWORKS,
     ORIGINS,
-    SHORT_ORIGINS,
     memory_summary,
     mesh_text,
     price_summary,
@@ -219,7 +218,7 @@ def _along(t: TrafficReport) -> str:
 
 
 def _origin(t: TrafficReport, page: Page) -> Text:
-    text = ORIGINS[t.origin] if page.width >= WIDE else SHORT_ORIGINS[t.origin]
+    text = ORIGINS[t.origin] if page.width >= WIDE else t.origin
     return Text(text, "" if t.requested else "yellow")
 
 

@@ -15,7 +15,7 @@ from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
-from xlashard.tpu.preflight.render.report_text import BOUNDS, NETWORKS, price_text
+from xlashard.tpu.preflight.render.report_text import BOUNDS, NETWORKS, price_with_currency
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, PriceReport, describe_price
 from xlashard.tpu.preflight.sweep.sweep_results import (
@@ -88,7 +88,7 @@ def _row(number: int, result: SweepResult, trains: bool) -> list[RenderableType]
 
 
 def _price(found: PriceReport | None) -> str:
-    return "" if found is None else f"{price_text(found.step)} {found.currency}".strip()
+    return "" if found is None else price_with_currency(found.step, found.currency)
 
 
 def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
