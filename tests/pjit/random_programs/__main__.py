@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tests.conftest  # noqa: F401  gives this process its devices, before JAX is imported
 from tests.pjit.random_programs.against_jax import find_difference
-from tests.pjit.random_programs.checking import Failure, find_failure
+from tests.pjit.random_programs.checking import XLA, Failure, find_failure
 from tests.pjit.random_programs.description import Program
 from tests.pjit.random_programs.environment import jax_sharded
 from tests.pjit.random_programs.generator import draw_program
@@ -49,7 +49,8 @@ def main() -> int:
                 _report(seed, failure, options)
             done = min(done + PROGRAMS_PER_WORKER, len(seeds))
             print(f"{done} of {len(seeds)} programs", file=sys.stderr, flush=True)
-    print(f"{len(seeds)} programs, {kinds.total()} failed {dict(kinds) or ''}")
+    of_xla = kinds.pop(XLA, 0)
+    print(f"{len(seeds)} programs, {kinds.total()} failed {dict(kinds) or ''}, {of_xla} by XLA")
     return 1 if kinds else 0
 
 
@@ -146,22 +147,30 @@ def _supervise(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[tu
         texts = [program_text(_draw(seed, options)) for seed in seeds[start:]]
         found, died = _run_worker(texts, options)
         for position, failure in found:
-            yield seeds[start + position], failure
+            is_crash = failure.kind == CRASH
+            seen = _crash(texts[position], failure.message, options) if is_crash else failure
+            yield seeds[start + position], seen
         if died is None:
             return
         start += died + 1
 
 
+def _crash(text: str, message: str, options: argparse.Namespace) -> Failure:
+    """Return the failure of a program that ends the process, by its outcome under `jax.jit`."""
+    _, died = _run_worker([text], options, library="jax")
+    jax_outcome = "right" if died is None else "ends the process too"
+    return Failure(CRASH if died is None else XLA, message, jax_outcome)
+
+
 def _report(seed: int, failure: Failure, options: argparse.Namespace) -> None:
-    """Prints a failure with its program, made small."""
+    """Print a failure with its shrunk program; of a fault of XLA the seed and the difference."""
+    if failure.kind == XLA:
+        print(f"seed {seed}: {failure}", flush=True)
+        return
     program = _draw(seed, options)
     if not options.as_drawn:
         program = shrink(program, lambda smaller: _first_failing(smaller, failure, options))
-    text = program_text(program)
-    if failure.kind == CRASH:
-        _, died = _run_worker([text], options, library="jax")
-        failure = Failure(CRASH, failure.message, "right" if died is None else "dies too")
-    print(f"{'-' * 80}\nseed {seed}: {failure}\n\n{text}", flush=True)
+    print(f"{'-' * 80}\nseed {seed}: {failure}\n\n{program_text(program)}", flush=True)
 
 
 def _first_failing(

@@ -20,14 +20,18 @@ TOLERANCE = {"float32": 2e-4, "complex64": 5e-4, "bfloat16": 0.08, "float16": 0.
 INDIVISIBLE = "raises IndivisibleError"
 
 
+XLA = "xla"
+"""Kind of a failure that `jax.jit` on the same mesh shares: a fault of XLA."""
+
+
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong.
+    """Failure of a program.
 
     Attributes:
-        kind: One word for it; a smaller program that fails must fail alike.
-        message: What was found.
-        jax: What JAX gives with the same shardings: "right", "wrong too, ...", or its error.
+        kind: Kind of failure, such as `values`; a smaller program must fail with the same kind.
+        message: The difference.
+        jax: Outcome of JAX with the same shardings: "right", "wrong too, ...", or its error.
     """
 
     kind: str
@@ -36,7 +40,7 @@ class Failure:
 
     @property
     def is_of_jax(self) -> bool:
-        """Whether jax.jit fails as well."""
+        """True if jax.jit fails as well."""
         return self.jax.startswith(("wrong too", "raises"))
 
     def __str__(self) -> str:
@@ -52,11 +56,14 @@ class Wrong(Exception):
 
 
 def find_failure(text: str, partitioner: str | None = None) -> Failure | None:
-    """Runs a program under pjit and on one device, and says where they differ.
+    """Run a program under pjit and on one device, and return their first difference.
+
+    The kind is `XLA` if `jax.jit` on the same mesh gives the same wrong values, or if XLA raises an
+    error there too.
 
     Args:
         text: The program.
-        partitioner: Instead of the one that it names.
+        partitioner: Partitioner to use instead of the one in the text.
     """
     header = read_header(text)
     mesh = make_mesh(header)
@@ -65,10 +72,12 @@ def find_failure(text: str, partitioner: str | None = None) -> Failure | None:
             wanted = run(text, plain())
         except Exception as error:
             return Failure("program", f"it does not run on one device: {first_line(error)}")
+        got: list[Any] = []
         try:
-            _check(text, mesh, header, wanted)
+            got = _run_pjit(text, mesh, header)
+            _check(text, got, mesh, header, wanted)
         except Wrong as wrong:
-            failure = _with_jax(wrong.failure, text, mesh, wanted)
+            failure = _with_jax(wrong.failure, text, mesh, wanted, got)
             return None if _is_excused(failure, header) else failure
     return None
 
@@ -81,12 +90,14 @@ def _is_excused(failure: Failure, header: Module) -> bool:
     return failure.kind == theirs == INDIVISIBLE
 
 
-def _check(text: str, mesh: Any, header: Module, wanted: list[Any]) -> None:
-    ours = xlashard_sharded(mesh, header.manner == "named")
+def _run_pjit(text: str, mesh: Any, header: Module) -> list[Any]:
     try:
-        got = run(text, ours, mesh)
+        return run(text, xlashard_sharded(mesh, header.manner == "named"), mesh)
     except Exception as error:
         raise Wrong(f"raises {type(error).__name__}", str(error)[:2000]) from error
+
+
+def _check(text: str, got: list[Any], mesh: Any, header: Module, wanted: list[Any]) -> None:
     for each, right in zip(got, wanted, strict=True):
         compare(each, right)
         for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
@@ -94,33 +105,63 @@ def _check(text: str, mesh: Any, header: Module, wanted: list[Any]) -> None:
     if header.call in ("call", "lower", "anew"):
         # What is around the others decides what comes out, and where.
         _check_class(got)
+        ours = xlashard_sharded(mesh, header.manner == "named")
         asked = _asked(Module.read(text, ours).options["out_shardings"], got[0])
         for each in got:
             _check_places(each, asked, mesh, header.call != "anew" and _says_devices(header))
 
 
-def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any]) -> Failure:
-    """The failure, with what JAX does."""
+def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any], got: list[Any]) -> Failure:
+    """Add the outcome of JAX on the same mesh to a failure.
+
+    Args:
+        failure: The failure.
+        text: The program.
+        mesh: The mesh.
+        wanted: Results on one device.
+        got: Results under pjit; empty if it raised an error.
+    """
     around = jax_sharded(mesh, as_pjit=True)
     bare = replace(around, whole=lambda fun: fun)
     # Types on explicit axes depend on the mesh in force, so it is the one of our run.
-    outcome = _outcome_of_jax(text, bare, wanted, mesh if mesh.are_all_axes_explicit else None)
+    in_force = mesh if mesh.are_all_axes_explicit else None
+    outcome, theirs = _outcome_of_jax(text, bare, wanted, in_force)
     # Without a jit around it JAX refuses much of a transformed program, for reasons of its own; on
     # explicit axes they are those of both.
     if not outcome.startswith("wrong too") and not mesh.are_all_axes_explicit:
-        outcome = _outcome_of_jax(text, around, wanted)
-    return Failure(failure.kind, failure.message, outcome)
+        outcome, theirs = _outcome_of_jax(text, around, wanted)
+    is_shared = outcome.startswith(_RUNTIME_ERROR) and failure.kind == _RUNTIME_ERROR
+    if failure.kind == "values" and outcome.startswith("wrong too"):
+        is_shared = _are_equal(got, theirs)
+    return Failure(XLA if is_shared else failure.kind, failure.message, outcome)
 
 
-def _outcome_of_jax(text: str, library: Library, wanted: list[Any], mesh: Any = None) -> str:
+_RUNTIME_ERROR = f"raises {jax.errors.JaxRuntimeError.__name__}"
+
+
+def _outcome_of_jax(
+    text: str, library: Library, wanted: list[Any], mesh: Any = None
+) -> tuple[str, list[Any]]:
+    """Return the outcome of JAX, as a text, and its results."""
+    results: list[Any] = []
     try:
-        for each, right in zip(run(text, library, mesh), wanted, strict=True):
+        results = run(text, library, mesh)
+        for each, right in zip(results, wanted, strict=True):
             compare(each, right)
     except Wrong as wrong:
-        return f"wrong too, {wrong.failure.message}"
+        return f"wrong too, {wrong.failure.message}", results
     except Exception as error:
-        return f"raises {first_line(error)}"
-    return "right"
+        return f"raises {first_line(error)}", results
+    return "right", results
+
+
+def _are_equal(got: list[Any], theirs: list[Any]) -> bool:
+    try:
+        for mine, other in zip(got, theirs, strict=True):
+            compare(mine, other)
+    except (Wrong, ValueError):
+        return False
+    return True
 
 
 def first_line(error: Exception) -> str:
