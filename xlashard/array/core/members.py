@@ -52,55 +52,23 @@ class Operators(ArrayBase):
     __hash__: None = None  # pyright: ignore[reportIncompatibleMethodOverride]
     __array_priority__ = 100
 
-    __neg__: Callable[..., Self] = _unary("__neg__")
-    __pos__: Callable[..., Self] = _unary("__pos__")
-    __abs__: Callable[..., Self] = _unary("__abs__")
-    __invert__: Callable[..., Self] = _unary("__invert__")
-    __round__: Callable[..., Self] = _unary("__round__")
-
-    __eq__: Callable[..., Self] = _binary("__eq__")
-    __ne__: Callable[..., Self] = _binary("__ne__")
-    __lt__: Callable[..., Self] = _binary("__lt__")
-    __le__: Callable[..., Self] = _binary("__le__")
-    __gt__: Callable[..., Self] = _binary("__gt__")
-    __ge__: Callable[..., Self] = _binary("__ge__")
-
-    __add__: Callable[..., Self] = _binary("__add__")
-    __radd__: Callable[..., Self] = _binary("__radd__")
-    __sub__: Callable[..., Self] = _binary("__sub__")
-    __rsub__: Callable[..., Self] = _binary("__rsub__")
-    __mul__: Callable[..., Self] = _binary("__mul__")
-    __rmul__: Callable[..., Self] = _binary("__rmul__")
-    __truediv__: Callable[..., Self] = _binary("__truediv__")
-    __rtruediv__: Callable[..., Self] = _binary("__rtruediv__")
-    __floordiv__: Callable[..., Self] = _binary("__floordiv__")
-    __rfloordiv__: Callable[..., Self] = _binary("__rfloordiv__")
-    __mod__: Callable[..., Self] = _binary("__mod__")
-    __rmod__: Callable[..., Self] = _binary("__rmod__")
-    __divmod__: Callable[..., tuple[Self, Self]] = _binary("__divmod__")
-    __rdivmod__: Callable[..., tuple[Self, Self]] = _binary("__rdivmod__")
-    __pow__: Callable[..., Self] = _binary("__pow__")
-    __rpow__: Callable[..., Self] = _binary("__rpow__")
-    __matmul__: Callable[..., Self] = _binary("__matmul__")
-    __rmatmul__: Callable[..., Self] = _binary("__rmatmul__")
-
-    __and__: Callable[..., Self] = _binary("__and__")
-    __rand__: Callable[..., Self] = _binary("__rand__")
-    __or__: Callable[..., Self] = _binary("__or__")
-    __ror__: Callable[..., Self] = _binary("__ror__")
-    __xor__: Callable[..., Self] = _binary("__xor__")
-    __rxor__: Callable[..., Self] = _binary("__rxor__")
-    __lshift__: Callable[..., Self] = _binary("__lshift__")
-    __rlshift__: Callable[..., Self] = _binary("__rlshift__")
-    __rshift__: Callable[..., Self] = _binary("__rshift__")
-    __rrshift__: Callable[..., Self] = _binary("__rrshift__")
-
-    __contains__: Callable[..., bool] = _binary("__contains__")
-
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ArgumentError(
             "an Array is immutable, so x[index] = y is not possible: write x = x.at[index].set(y)"
         )
+
+
+_UNARY = "neg pos abs invert round"
+_BINARY = (
+    "eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod "
+    "rmod divmod rdivmod pow rpow matmul rmatmul and rand or ror xor rxor lshift rlshift "
+    "rshift rrshift contains"
+)
+
+for _name in _UNARY.split():
+    setattr(Operators, f"__{_name}__", _unary(f"__{_name}__"))
+for _name in _BINARY.split():
+    setattr(Operators, f"__{_name}__", _binary(f"__{_name}__"))
 
 
 def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -140,60 +108,10 @@ class _Method:
         return getattr(owner if instance is None else instance, self._name)
 
 
-def _method(name: str) -> Any:
-    return _Method(name)
-
-
 class NumpyMethods(ArrayBase):
     """Methods and properties that compute an array from an array."""
 
     __slots__ = ()
-
-    all: Callable[..., Self] = _method("all")
-    any: Callable[..., Self] = _method("any")
-    argmax: Callable[..., Self] = _method("argmax")
-    argmin: Callable[..., Self] = _method("argmin")
-    argpartition: Callable[..., Self] = _method("argpartition")
-    argsort: Callable[..., Self] = _method("argsort")
-    astype: Callable[..., Self] = _method("astype")
-    byteswap: Callable[..., Self] = _method("byteswap")
-    choose: Callable[..., Self] = _method("choose")
-    clip: Callable[..., Self] = _method("clip")
-    compress: Callable[..., Self] = _method("compress")
-    conj: Callable[..., Self] = _method("conj")
-    conjugate: Callable[..., Self] = _method("conjugate")
-    copy: Callable[..., Self] = _method("copy")
-    cumprod: Callable[..., Self] = _method("cumprod")
-    cumsum: Callable[..., Self] = _method("cumsum")
-    diagonal: Callable[..., Self] = _method("diagonal")
-    dot: Callable[..., Self] = _method("dot")
-    flatten: Callable[..., Self] = _method("flatten")
-    max: Callable[..., Self] = _method("max")
-    mean: Callable[..., Self] = _method("mean")
-    min: Callable[..., Self] = _method("min")
-    nonzero: Callable[..., tuple[Self, ...]] = _method("nonzero")
-    prod: Callable[..., Self] = _method("prod")
-    ptp: Callable[..., Self] = _method("ptp")
-    ravel: Callable[..., Self] = _method("ravel")
-    repeat: Callable[..., Self] = _method("repeat")
-    reshape: Callable[..., Self] = _method("reshape")
-    round: Callable[..., Self] = _method("round")
-    searchsorted: Callable[..., Self] = _method("searchsorted")
-    sort: Callable[..., Self] = _method("sort")
-    squeeze: Callable[..., Self] = _method("squeeze")
-    std: Callable[..., Self] = _method("std")
-    sum: Callable[..., Self] = _method("sum")
-    swapaxes: Callable[..., Self] = _method("swapaxes")
-    take: Callable[..., Self] = _method("take")
-    to_device: Callable[..., Self] = _method("to_device")
-    trace: Callable[..., Self] = _method("trace")
-    transpose: Callable[..., Self] = _method("transpose")
-    var: Callable[..., Self] = _method("var")
-    view: Callable[..., Self] = _method("view")
-
-    # JAX's own code calls these on any array.
-    _multi_slice: Callable[..., list[Self]] = _method("_multi_slice")
-    _split: Callable[..., list[Self]] = _method("_split")
 
     def __copy__(self) -> Self:
         return self.copy()
@@ -235,6 +153,17 @@ class NumpyMethods(ArrayBase):
         """Updates of slices: `x.at[index].set(y)` is `x` with `y` at that index."""
         return Updates(self)
 
+
+_METHODS = (
+    "all any argmax argmin argpartition argsort astype byteswap choose clip compress conj "
+    "conjugate copy cumprod cumsum diagonal dot flatten max mean min nonzero prod ptp ravel "
+    "repeat reshape round searchsorted sort squeeze std sum swapaxes take to_device trace "
+    "transpose var view _multi_slice _split"
+)
+"""Methods of `jax.Array`; JAX's own code calls those with an underscore on any array."""
+
+for _name in _METHODS.split():
+    setattr(NumpyMethods, _name, _Method(_name))
 
 _transpose, _matrix_transpose, _real = (
     wrap_jax_function(getattr(HandleType, name).fget, name, None) for name in ("T", "mT", "real")
@@ -296,14 +225,18 @@ class PartUpdates[A: NumpyMethods]:
     def __repr__(self) -> str:
         return f"{self._array!r}.at[{self._index!r}]"
 
-    get: Callable[..., A] = _update("get")
-    set: Callable[..., A] = _update("set")
-    apply: Callable[..., A] = _update("apply")
-    add: Callable[..., A] = _update("add")
-    subtract: Callable[..., A] = _update("subtract")
-    multiply: Callable[..., A] = _update("multiply")
-    mul: Callable[..., A] = _update("mul")
-    divide: Callable[..., A] = _update("divide")
-    power: Callable[..., A] = _update("power")
-    min: Callable[..., A] = _update("min")
-    max: Callable[..., A] = _update("max")
+
+for _name in [
+    "get",
+    "set",
+    "apply",
+    "add",
+    "subtract",
+    "multiply",
+    "mul",
+    "divide",
+    "power",
+    "min",
+    "max",
+]:
+    setattr(PartUpdates, _name, _update(_name))
