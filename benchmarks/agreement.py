@@ -39,7 +39,7 @@ from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost
 from xlashard._jax.lower.lowering import uses_shardy
 from xlashard._jax.runtime import compiler
 from xlashard.processes import RENDEZVOUS, Barrier, store
-from xlashard.program.consistency import AGREEMENTS, Terms
+from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint
 from xlashard.testing import pod
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,11 +103,11 @@ class Member:
         lowered = pjit(layers(count)).lower(self.x)._program
         plan = lowered.plan
         request = compiler.CompileRequest(plan.devices, uses_shardy(), (False,), (True,))
-        terms = Terms(plan, lowered.body.module, request)
+        fingerprint = ProgramFingerprint(plan, lowered.body.module, request)
 
-        def another() -> Terms:
+        def another() -> ProgramFingerprint:
             self.made += 1
-            return replace(terms, plan=replace(terms.plan, name=f"program_{self.made}"))
+            return replace(fingerprint, plan=replace(fingerprint.plan, name=f"program_{self.made}"))
 
         def told() -> None:
             self.made += 1
@@ -118,7 +118,7 @@ class Member:
         return self.in_step(
             {
                 MEETING: self.meet,
-                COMPARED: lambda: AGREEMENTS.admit(another()),
+                COMPARED: lambda: CONSISTENCY.admit(another()),
                 DIGEST: lambda: another().digest,
                 "a write and a read": told,
             }

@@ -45,7 +45,7 @@ from xlashard.pjit import (
     pjit,
     with_sharding_constraint,
 )
-from xlashard.program.consistency import AGREEMENTS as _AGREEMENTS
+from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
 from xlashard.program.consistency import Policy as _Policy
 from xlashard.sharding import (
     AbstractMesh,
@@ -144,7 +144,7 @@ else:
     )
 
 _apply_flags(_flags)
-_AGREEMENTS.use(_Policy(_flags.check_programs, _flags.programs_timeout))
+_CONSISTENCY.use(_Policy(_flags.check_programs, _flags.programs_timeout))
 _install(
     Array,
     _Wrappers(_wrap_first, _wrap_tree, _wrap_kinds),

@@ -38,7 +38,7 @@ from xlashard.program import (  # noqa: E402
     lower_foreign,
     read_foreign,
 )
-from xlashard.program.consistency import AGREEMENTS, Terms  # noqa: E402
+from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint  # noqa: E402
 
 
 class Pod:
@@ -308,7 +308,7 @@ def huge():
     assert len(lowered.as_text()) > 3_000_000
     both_are_here("lowered")
     pod.came = time.monotonic()
-    AGREEMENTS.admit(Terms(plan, lowered.body.module))
+    CONSISTENCY.admit(ProgramFingerprint(plan, lowered.body.module))
 
 
 @case
@@ -423,4 +423,4 @@ if __name__ == "__main__":
         if name != "unchecked":  # whose processes are not in step any more
             said["after"] = together(number)
         print("CASE", json.dumps({"case": name, **said}), flush=True)
-    assert AGREEMENTS.policy.enabled
+    assert CONSISTENCY.policy.enabled

@@ -15,9 +15,9 @@ import pytest
 from tests.program import traced_before
 from xlashard import Mesh, NamedSharding, P, pjit
 from xlashard.pjit.closed_over import ClosedValues
-from xlashard.program.consistency import Terms
-from xlashard.program.consistency.difference import find_difference, surroundings_difference
-from xlashard.program.consistency.fingerprint import Story
+from xlashard.program.consistency import ProgramFingerprint
+from xlashard.program.consistency.difference import environment_difference, find_difference
+from xlashard.program.consistency.fingerprint import ProgramDescription
 from xlashard.program.consistency.listing import Listing, first_difference, small_diff, source_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,13 +43,15 @@ def test_a_digest_does_not_depend_on_what_was_traced_before():
     assert len(set(fresh.values())) == len(traced_before.PROGRAMS)
 
 
-def terms(function, *args, closed=None, **options):
+def fingerprint(function, *args, closed=None, **options):
     lowered = pjit(function, **options).lower(*args)._program
-    return Terms(lowered.plan, lowered.body.module, callbacks=lowered.body.callbacks, closed=closed)
+    return ProgramFingerprint(
+        lowered.plan, lowered.body.module, callbacks=lowered.body.callbacks, closed=closed
+    )
 
 
-def story(function, *args, **options) -> Story:
-    return terms(function, *args, **options).story(None, ())
+def story(function, *args, **options) -> ProgramDescription:
+    return fingerprint(function, *args, **options).describe(None, ())
 
 
 def add_one(x):
@@ -57,15 +59,17 @@ def add_one(x):
 
 
 def test_equal_programs_have_equal_digests():
-    one, other = (terms(add_one, jnp.ones(4)) for _ in range(2))
+    one, other = (fingerprint(add_one, jnp.ones(4)) for _ in range(2))
     assert one.digest == other.digest
-    assert one.digest != terms(add_one, jnp.ones(5)).digest
-    assert one.digest != terms(add_one, jnp.ones(4), donate_argnums=0).digest
+    assert one.digest != fingerprint(add_one, jnp.ones(5)).digest
+    assert one.digest != fingerprint(add_one, jnp.ones(4), donate_argnums=0).digest
 
 
 def test_devices_in_another_order_are_another_program():
     meshes = (Mesh(np.array(jax.devices())[::step], ("data",)) for step in (1, -1))
-    one, other = (terms(add_one, np.ones(8), in_shardings=NamedSharding(m, P())) for m in meshes)
+    one, other = (
+        fingerprint(add_one, np.ones(8), in_shardings=NamedSharding(m, P())) for m in meshes
+    )
     assert one.module_digest == other.module_digest
     assert one.digest != other.digest
 
@@ -73,14 +77,14 @@ def test_devices_in_another_order_are_another_program():
 def test_a_spec_may_be_written_in_two_ways():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     shardings = (NamedSharding(mesh, P("data")), NamedSharding(mesh, P("data", None)))
-    one, other = (terms(add_one, np.ones((8, 2)), in_shardings=s) for s in shardings)
+    one, other = (fingerprint(add_one, np.ones((8, 2)), in_shardings=s) for s in shardings)
     assert one.digest == other.digest
-    assert one.story(None, ()).arguments == other.story(None, ()).arguments
+    assert one.describe(None, ()).arguments == other.describe(None, ()).arguments
 
 
 def test_values_that_become_arguments_are_part_of_the_digest():
     def digest(value: object) -> str:
-        return terms(add_one, jnp.ones(4), closed=ClosedValues((value,), (value,))).digest
+        return fingerprint(add_one, jnp.ones(4), closed=ClosedValues((value,), (value,))).digest
 
     values = np.arange(5.0, dtype=np.float32)
     assert digest(values) == digest(jnp.asarray(values))
@@ -89,8 +93,8 @@ def test_values_that_become_arguments_are_part_of_the_digest():
 
 
 def test_a_story_travels_as_json():
-    told = terms(add_one, jnp.ones(4), donate_argnums=0).story(None, ("init", "warm_up"))
-    assert Story.from_bytes(told.to_bytes()) == told
+    told = fingerprint(add_one, jnp.ones(4), donate_argnums=0).describe(None, ("init", "warm_up"))
+    assert ProgramDescription.from_bytes(told.to_bytes()) == told
     assert told.before == ("init", "warm_up")
     assert told.arguments[0].rest == "donated"
 
@@ -126,11 +130,11 @@ def test_a_story_of_equal_programs_names_what_else_is_to_be_looked_at():
 
 def test_versions_and_flags():
     here = {"jax": "0.12.0", "jaxlib": "0.12.0", "XLA_FLAGS": "--a=1 --b=2"}
-    assert surroundings_difference(here, dict(here)) is None
-    found = surroundings_difference(here, {**here, "jaxlib": "0.11.2"})
+    assert environment_difference(here, dict(here)) is None
+    found = environment_difference(here, {**here, "jaxlib": "0.11.2"})
     assert found is not None
     assert (found.kind, found.one, found.other) == ("version", "jaxlib 0.12.0", "jaxlib 0.11.2")
-    found = surroundings_difference(here, {**here, "XLA_FLAGS": "--a=1"})
+    found = environment_difference(here, {**here, "XLA_FLAGS": "--a=1"})
     assert found is not None
     assert (found.kind, found.one, found.other) == ("flags", "--b=2", "nothing more")
 

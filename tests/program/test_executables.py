@@ -10,7 +10,7 @@ import pytest
 from tests.program.helpers import identity, lower, mesh, named, plan, traced, value
 from xlashard.errors import CompileError
 from xlashard.program import compile_program, lower_program
-from xlashard.program.runtime.executables import EXECUTABLES, Loaded
+from xlashard.program.runtime.executables import EXECUTABLES, LoadedExecutable
 
 SOURCE = identity("tensor<8xf32>")
 
@@ -104,7 +104,7 @@ def test_clear_caches_of_jax_and_a_forgotten_one(partitioner):
 def test_a_failed_compilation_leaves_room_for_another(partitioner):
     with pytest.raises(CompileError):
         program(partitioner, options=(("xla_no_such_option", True),))
-    loaded = Loaded()
+    loaded = LoadedExecutable()
     with pytest.raises(ZeroDivisionError):
         loaded.load(lambda: 1 // 0)
     assert loaded.load(lambda: "an executable")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlashard import Mesh, P, pjit, with_sharding_constraint
-from xlashard.program.consistency import Terms
+from xlashard.program.consistency import ProgramFingerprint
 
 MESH = Mesh(np.array(jax.devices()), ("data",))
 SHAPE = (8, 16)
@@ -129,7 +129,9 @@ def trace_much() -> None:
 def digest(function: Callable[..., Any]) -> str:
     """Of its program on all devices."""
     lowered = pjit(function, in_shardings=P("data")).lower(np.ones(SHAPE, np.float32))._program
-    return Terms(lowered.plan, lowered.body.module, callbacks=lowered.body.callbacks).digest
+    return ProgramFingerprint(
+        lowered.plan, lowered.body.module, callbacks=lowered.body.callbacks
+    ).digest
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
-from xlashard.program.consistency import AGREEMENTS, Policy
+from xlashard.program.consistency import CONSISTENCY, Policy
 
 
 def check_programs(enabled: bool, *, timeout: float | None = None) -> None:
@@ -51,11 +51,11 @@ def checked_programs(enabled: bool, *, timeout: float | None = None) -> Iterator
     try:
         yield
     finally:
-        AGREEMENTS.use(before)
+        CONSISTENCY.use(before)
 
 
 def _use(enabled: bool, timeout: float | None) -> Policy:
-    policy = replace(AGREEMENTS.policy, enabled=bool(enabled))
+    policy = replace(CONSISTENCY.policy, enabled=bool(enabled))
     if timeout is not None:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ArgumentError(
@@ -63,4 +63,4 @@ def _use(enabled: bool, timeout: float | None) -> Policy:
                 "check_programs(True, timeout=3600)"
             )
         policy = replace(policy, timeout=float(timeout))
-    return AGREEMENTS.use(policy)
+    return CONSISTENCY.use(policy)

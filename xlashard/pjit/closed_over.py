@@ -18,7 +18,7 @@ from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard import processes
-    from xlashard.program.consistency import Naming
+    from xlashard.program.consistency import ValueNamer
 else:
     processes = deferred("xlashard.processes")
 
@@ -131,7 +131,7 @@ class ClosedValues:
         """A digest of each that is taken; empty for one that this process does not have alone."""
         return tuple(map(_digest, self.taken))
 
-    def told(self, naming: "Naming | None") -> tuple[tuple[str, str, str], ...]:
+    def describe(self, naming: "ValueNamer | None") -> tuple[tuple[str, str, str], ...]:
         """Of all: what a person calls it, its type, and its digest."""
         name = partial(named_value, function=None, called="it") if naming is None else naming
         return tuple((name(value), str(abstractify(value)), _digest(value)) for value in self.every)

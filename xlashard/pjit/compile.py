@@ -67,7 +67,9 @@ class CompiledProgram:
         parts = with_user_shardings(program.parts, placement, self.kept)
         if parts is program.parts:
             return self
-        return replace(self, program=Program(program.loaded, parts, program.source, program.terms))
+        return replace(
+            self, program=Program(program.loaded, parts, program.source, program.fingerprint)
+        )
 
 
 def with_user_shardings(

@@ -23,7 +23,7 @@ from xlashard.sharding import XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard.pjit import nan_debug
-    from xlashard.program.consistency import Naming
+    from xlashard.program.consistency import ValueNamer
 else:
     nan_debug = deferred("xlashard.pjit.nan_debug")
 
@@ -42,7 +42,7 @@ class DonationInfo:
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
     tracker: DonationTracker
-    naming: "Naming | None" = None
+    naming: "ValueNamer | None" = None
 
 
 @dataclass(frozen=True, eq=False)

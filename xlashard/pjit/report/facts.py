@@ -12,9 +12,9 @@ from xlashard.program import LoweredProgram, ProgramParts
 from xlashard.program.hlo.analysis import read_hlo
 from xlashard.program.hlo.module import Frame
 from xlashard.program.runtime.propagated_shardings import (
-    ChosenInText,
+    HloShardings,
+    resolve_shardings,
     result_type,
-    settled_shardings,
 )
 
 
@@ -91,9 +91,9 @@ def facts_from_hlo(
         CompileError: If the HLO does not contain the propagated shardings.
     """
     header = hlo.partition("\n")[0]
-    chosen = ChosenInText(next(iter(read_hlo(partitioned)), None), result_type(header))
+    chosen = HloShardings(next(iter(read_hlo(partitioned)), None), result_type(header))
     plan, tokens = lowered.plan, len(lowered.body.ordered_effects)
-    ins, outs = settled_shardings(chosen, plan, tokens)
+    ins, outs = resolve_shardings(chosen, plan, tokens)
     parts = ProgramParts(
         plan=plan,
         in_shardings=ins,

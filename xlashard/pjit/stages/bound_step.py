@@ -75,7 +75,7 @@ class BoundStep:
         # The raw results of a run until the new state is taken from them: an interrupt finds the
         # state either in `_state`, still whole, or in here.
         self._results: list[list[Any]] = []
-        of_several = compiled.program.terms is not None
+        of_several = compiled.program.fingerprint is not None
         self._run: Runner = (
             self._first_run if of_several else compiled.program.runner(self._results)
         )

@@ -2,7 +2,7 @@
 
 | modules | what is in them |
 |---|---|
-| `terms` | what they must have in common, as a digest and, for errors, in words |
+| `fingerprint` | what they must have in common, as a digest and, for errors, in words |
 | `subject` | what a process says when it comes |
 | `group` | coming together, and what follows |
 | `agreements` | all groups of this process, and whether and how long it looks for them |
@@ -12,12 +12,26 @@
 import typing as _typing
 
 from xlashard.lazily import on_demand as _on_demand
-from xlashard.program.consistency.checker import AGREEMENTS, Agreements, Policy, is_shared
+from xlashard.program.consistency.checker import CONSISTENCY, ConsistencyChecker, Policy, is_shared
 
 if _typing.TYPE_CHECKING:
-    from xlashard.program.consistency.fingerprint import ClosedOver, Naming, Terms
+    from xlashard.program.consistency.fingerprint import ClosedOver, ProgramFingerprint, ValueNamer
 else:
-    _terms = {"xlashard.program.consistency.fingerprint": ("ClosedOver", "Naming", "Terms")}
-    __getattr__, __dir__ = _on_demand(__name__, globals(), _terms)
+    _fingerprint = {
+        "xlashard.program.consistency.fingerprint": (
+            "ClosedOver",
+            "ValueNamer",
+            "ProgramFingerprint",
+        )
+    }
+    __getattr__, __dir__ = _on_demand(__name__, globals(), _fingerprint)
 
-__all__ = ["AGREEMENTS", "Agreements", "ClosedOver", "Naming", "Policy", "Terms", "is_shared"]
+__all__ = [
+    "CONSISTENCY",
+    "ClosedOver",
+    "ConsistencyChecker",
+    "Policy",
+    "ProgramFingerprint",
+    "ValueNamer",
+    "is_shared",
+]

@@ -9,7 +9,7 @@ from xlashard.lazily import dataclass, deferred
 if TYPE_CHECKING:
     from xlashard.processes import store
     from xlashard.program.consistency import group as meeting
-    from xlashard.program.consistency.fingerprint import Naming, Terms
+    from xlashard.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
 else:
     store = deferred("xlashard.processes.store")
     meeting = deferred("xlashard.program.consistency.group")
@@ -29,7 +29,7 @@ class Policy:
     timeout: float = 3600.0
 
 
-class Agreements:
+class ConsistencyChecker:
     """What this process has agreed on with others.
 
     A digest that a group has agreed on stays so, whoever forgets the program: nobody waits for
@@ -47,11 +47,11 @@ class Agreements:
         before, self.policy = self.policy, policy
         return before
 
-    def admit(self, terms: "Terms", naming: "Naming | None" = None) -> bool:
+    def admit(self, fingerprint: "ProgramFingerprint", naming: "ValueNamer | None" = None) -> bool:
         """Return once all processes of a program have come to run it for the first time.
 
         Args:
-            terms: The program.
+            fingerprint: The program.
             naming: Names the values that its function closes over.
 
         Returns:
@@ -62,25 +62,25 @@ class Agreements:
             ProcessesError: Some did not come.
         """
         policy = self.policy
-        if not is_shared(terms):
+        if not is_shared(fingerprint):
             return True
         if self._is_said == policy.enabled:
             self._say(policy.enabled)
         if policy.enabled:
-            self.group(terms.group).admit(terms, naming, policy.timeout)
+            self.group(fingerprint.group).admit(fingerprint, naming, policy.timeout)
         return policy.enabled
 
-    def compare(self, terms: "Terms") -> None:
+    def compare(self, fingerprint: "ProgramFingerprint") -> None:
         """Return the same for those who need it before they run a program, and in any case.
 
         Args:
-            terms: The program.
+            fingerprint: The program.
 
         Raises:
             ProgramsDifferError: They have another one.
             ProcessesError: Some did not come.
         """
-        self.group(terms.group).admit(terms, None, self.policy.timeout)
+        self.group(fingerprint.group).admit(fingerprint, None, self.policy.timeout)
 
     def group(self, processes: tuple[int, ...]) -> "meeting.Group":
         """Return the group of these processes."""
@@ -98,13 +98,13 @@ class Agreements:
             self._is_said = not enabled
 
 
-def is_shared(terms: "Terms") -> bool:
+def is_shared(fingerprint: "ProgramFingerprint") -> bool:
     """Return whether a program runs on devices of this process and of others that it can ask."""
-    group = terms.group
+    group = fingerprint.group
     if len(group) < 2 or coordination.client() is None:
         return False
     return coordination.process_index() in group
 
 
-AGREEMENTS = Agreements()
+CONSISTENCY = ConsistencyChecker()
 """The agreements of this process."""

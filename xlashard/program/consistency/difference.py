@@ -6,7 +6,7 @@ from xlashard.config import CHECK_PROGRAMS
 from xlashard.errors import counted
 from xlashard.lazily import dataclass
 from xlashard.processes import format_processes
-from xlashard.program.consistency.fingerprint import Story, Subject, Told
+from xlashard.program.consistency.fingerprint import ProgramDescription, Proposal, ValueDescription
 from xlashard.program.consistency.listing import (
     Listing,
     first_difference,
@@ -36,13 +36,13 @@ class Difference:
     lines: tuple[str, ...] = ()
 
 
-def find_difference(one: Story, other: Story) -> Difference:
+def find_difference(one: ProgramDescription, other: ProgramDescription) -> Difference:
     """Return the most telling difference of two programs."""
     found = (look(one, other) for look in _LOOKS)
     return next(difference for difference in found if difference is not None)
 
 
-def surroundings_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Difference | None:
+def environment_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Difference | None:
     """Return the first version or variable that differs between two processes."""
     for name in dict.fromkeys((*one, *other)):
         texts = [said.get(name, "") for said in (one, other)]
@@ -64,7 +64,7 @@ def _only(flags: str, others: str) -> str:
     return " ".join(left) or "nothing more"
 
 
-def _functions(one: Story, other: Story) -> Difference | None:
+def _functions(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if one.name == other.name:
         return None
     return Difference(
@@ -77,7 +77,7 @@ def _functions(one: Story, other: Story) -> Difference | None:
     )
 
 
-def _types(one: Story, other: Story) -> Difference | None:
+def _types(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     fix = (
         "call it with arrays of one global shape and dtype in every process; a process's own part "
         "of the data becomes one by xlashard.make_array_from_process_local_data"
@@ -99,11 +99,11 @@ def _types(one: Story, other: Story) -> Difference | None:
     return Difference("argument", title, texts[0], texts[1], fix)
 
 
-def _path(told: Told, number: int) -> str:
+def _path(told: ValueDescription, number: int) -> str:
     return told.path or f"{number} (an array that the function closes over)"
 
 
-def _shardings(one: Story, other: Story) -> Difference | None:
+def _shardings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     for path, mine, theirs in _values(one, other):
         if mine.sharding != theirs.sharding:
             return Difference(
@@ -117,14 +117,16 @@ def _shardings(one: Story, other: Story) -> Difference | None:
     return None
 
 
-def _values(one: Story, other: Story) -> Iterator[tuple[str, Told, Told]]:
+def _values(
+    one: ProgramDescription, other: ProgramDescription
+) -> Iterator[tuple[str, ValueDescription, ValueDescription]]:
     for number, (mine, theirs) in enumerate(zip(one.arguments, other.arguments, strict=True)):
         yield f"the argument {_path(mine, number)}", mine, theirs
     for number, (mine, theirs) in enumerate(zip(one.results, other.results, strict=False)):
         yield mine.path or f"the result {number}", mine, theirs
 
 
-def _devices(one: Story, other: Story) -> Difference | None:
+def _devices(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if one.devices == other.devices:
         return None
     return Difference(
@@ -137,7 +139,7 @@ def _devices(one: Story, other: Story) -> Difference | None:
     )
 
 
-def _settings(one: Story, other: Story) -> Difference | None:
+def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     for name in sorted({*one.settings, *other.settings}):
         texts = [story.settings.get(name, "not given") for story in (one, other)]
         if texts[0] != texts[1]:
@@ -151,7 +153,7 @@ def _settings(one: Story, other: Story) -> Difference | None:
     return None
 
 
-def _rest(one: Story, other: Story) -> Difference | None:
+def _rest(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     for path, mine, theirs in _values(one, other):
         if mine.rest != theirs.rest:
             return Difference(
@@ -164,7 +166,7 @@ def _rest(one: Story, other: Story) -> Difference | None:
     return None
 
 
-def _closed(one: Story, other: Story) -> Difference | None:
+def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     for mine, theirs in zip(one.closed, other.closed, strict=False):
         if mine != theirs:
             return Difference(
@@ -177,7 +179,7 @@ def _closed(one: Story, other: Story) -> Difference | None:
     return None
 
 
-def _callbacks(one: Story, other: Story) -> Difference | None:
+def _callbacks(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if one.callbacks == other.callbacks:
         return None
     texts = [", ".join(story.callbacks) or "none" for story in (one, other)]
@@ -185,7 +187,7 @@ def _callbacks(one: Story, other: Story) -> Difference | None:
     return Difference("callback", "It calls other Python functions:", texts[0], texts[1], fix)
 
 
-def _operations(one: Story, other: Story) -> Difference | None:
+def _operations(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if not one.text or not other.text:
         return None
     mine, theirs = Listing(one.text), Listing(other.text)
@@ -204,7 +206,7 @@ def _operations(one: Story, other: Story) -> Difference | None:
     )
 
 
-def _unknown(one: Story, other: Story) -> Difference:
+def _unknown(one: ProgramDescription, other: ProgramDescription) -> Difference:
     if not one.text or not other.text:
         return Difference(
             "module",
@@ -224,7 +226,7 @@ def _unknown(one: Story, other: Story) -> Difference:
     )
 
 
-_LOOKS: Sequence[Callable[[Story, Story], Difference | None]] = (
+_LOOKS: Sequence[Callable[[ProgramDescription, ProgramDescription], Difference | None]] = (
     _functions,
     _types,
     _shardings,
@@ -239,7 +241,7 @@ _LOOKS: Sequence[Callable[[Story, Story], Difference | None]] = (
 
 
 def error_text(
-    came: Mapping[int, Subject],
+    came: Mapping[int, Proposal],
     pair: tuple[int, int],
     found: Difference,
     before: tuple[str, ...],

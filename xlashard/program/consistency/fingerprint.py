@@ -23,7 +23,7 @@ from xlashard.wording import typed
 _TYPES_SHOWN = 4
 _DEVICES_SHOWN = 8
 
-type Naming = Callable[[Any], str]
+type ValueNamer = Callable[[Any], str]
 """What a person calls a value that a function closes over."""
 
 
@@ -34,13 +34,13 @@ class ClosedOver(Protocol):
         """Return a digest per hoisted value; empty for a global array."""
         ...
 
-    def told(self, naming: Naming | None) -> Sequence[tuple[str, str, str]]:
+    def describe(self, naming: ValueNamer | None) -> Sequence[tuple[str, str, str]]:
         """Return the name, type and digest of every closed-over value."""
         ...
 
 
 @dataclass(frozen=True)
-class Told:
+class ValueDescription:
     """An argument or result as it is told to another process.
 
     Attributes:
@@ -57,7 +57,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Story:
+class ProgramDescription:
     """All of a program that another process may want to see.
 
     Attributes:
@@ -74,8 +74,8 @@ class Story:
     """
 
     name: str
-    arguments: tuple[Told, ...]
-    results: tuple[Told, ...]
+    arguments: tuple[ValueDescription, ...]
+    results: tuple[ValueDescription, ...]
     devices: str
     settings: dict[str, str]
     closed: tuple[tuple[str, str, str], ...]
@@ -89,18 +89,18 @@ class Story:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Story":
+    def from_bytes(cls, data: bytes) -> "ProgramDescription":
         """Parse the JSON of `to_bytes`."""
         said = json.loads(data)
         for side in ("arguments", "results"):
-            said[side] = tuple(Told(**value) for value in said[side])
+            said[side] = tuple(ValueDescription(**value) for value in said[side])
         said["closed"] = tuple((name, kind, digest) for name, kind, digest in said["closed"])
         said["callbacks"], said["before"] = tuple(said["callbacks"]), tuple(said["before"])
         return cls(**said)
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class ProgramFingerprint:
     """A program as its processes compare it.
 
     Attributes:
@@ -158,7 +158,7 @@ class Terms:
         more = len(self.plan.args) - len(types)
         return f"{self.name}({', '.join(types)}{f', and {more} more' if more else ''})"
 
-    def story(self, naming: Naming | None, before: Sequence[str]) -> Story:
+    def describe(self, naming: ValueNamer | None, before: Sequence[str]) -> ProgramDescription:
         """Return the description of the program for other processes.
 
         Args:
@@ -167,13 +167,13 @@ class Terms:
         """
         plan = self.plan
         text = "" if self.module is None else modules.to_text(self.module, debug_info=True)
-        return Story(
+        return ProgramDescription(
             name=self.name,
             arguments=tuple(map(_told, plan.args, plan.donated)),
             results=tuple(_told(value, False) for value in plan.results),
             devices=_devices_text(plan),
             settings=self._settings(),
-            closed=() if self.closed is None else tuple(self.closed.told(naming)),
+            closed=() if self.closed is None else tuple(self.closed.describe(naming)),
             callbacks=self.callbacks,
             before=tuple(before),
             text=text,
@@ -187,13 +187,13 @@ class Terms:
         return settings | compiler.settings(self.request)
 
 
-def _told(value: ValuePlan, donated: bool) -> Told:
+def _told(value: ValuePlan, donated: bool) -> ValueDescription:
     rest = [
         "donated" if donated else "",
         f"the layout {value.layout}" if value.layout else "",
         f"the memory {value.memory_kind!r}" if value.memory_kind else "",
     ]
-    return Told(
+    return ValueDescription(
         path=value.name,
         type=typed(value.dtype, value.shape),
         sharding=_sharding_text(value.sharding),
@@ -226,9 +226,9 @@ def _devices_text(plan: ProgramPlan) -> str:
     return f"{plan.devices[0].platform} {', '.join(shown)}{order}"
 
 
-def surroundings(terms: Terms) -> dict[str, str]:
+def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
     """Return the versions and compiler flags that all processes must share."""
-    mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
+    mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
     found = Environment.of(mine[:1])
     said = {
         "xlashard": __version__,
@@ -245,7 +245,7 @@ def surroundings(terms: Terms) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Proposal:
     """What one process is about to run for the first time.
 
     Attributes:
@@ -253,20 +253,20 @@ class Subject:
             one came first.
         number: Which of its programs the first one is.
         is_threaded: Whether other threads may come with other programs.
-        surroundings: Its versions and flags, as long as the group has not compared them.
+        environment: Its versions and flags, as long as the group has not compared them.
     """
 
     programs: tuple[tuple[str, str], ...]
     number: int
     is_threaded: bool
-    surroundings: dict[str, str]
+    environment: dict[str, str]
 
     def to_text(self) -> str:
         """Return it as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> "Subject":
+    def from_text(cls, text: str) -> "Proposal":
         """Parse the JSON of `to_text`."""
         said = json.loads(text)
         programs = tuple((digest, brief) for digest, brief in said.pop("programs"))

@@ -19,11 +19,17 @@ from xlashard.processes import (
 )
 from xlashard.program.consistency.difference import (
     Difference,
+    environment_difference,
     error_text,
     find_difference,
-    surroundings_difference,
 )
-from xlashard.program.consistency.fingerprint import Naming, Story, Subject, Terms, surroundings
+from xlashard.program.consistency.fingerprint import (
+    ProgramDescription,
+    ProgramFingerprint,
+    Proposal,
+    ValueNamer,
+    shared_environment,
+)
 
 UNCHECKED = "programs/unchecked"
 """The folder of the store in which processes say that they don't compare their programs."""
@@ -42,14 +48,14 @@ class _Waiting:
     """A program that threads wait with.
 
     Attributes:
-        terms: The program.
+        fingerprint: The program.
         naming: Names the values that its function closes over.
         threads: How many wait.
         failure: Makes the error that they are to raise.
     """
 
-    terms: Terms
-    naming: Naming | None
+    fingerprint: ProgramFingerprint
+    naming: ValueNamer | None
     threads: int = 0
     failure: Callable[[], XlashardError] | None = field(default=None)
 
@@ -69,14 +75,16 @@ class Group:
         self._names: list[str] = []
         self._waiting: dict[str, _Waiting] = {}
         self._is_meeting = False
-        self._knows_surroundings = False
+        self._has_compared_environment = False
         self._differences = 0
 
-    def admit(self, terms: Terms, naming: Naming | None, timeout: float) -> None:
+    def admit(
+        self, fingerprint: ProgramFingerprint, naming: ValueNamer | None, timeout: float
+    ) -> None:
         """Return once all processes have arrived with the same program.
 
         Args:
-            terms: The program.
+            fingerprint: The program.
             naming: Names the values that its function closes over.
             timeout: How long to wait for the others, in seconds.
 
@@ -84,11 +92,11 @@ class Group:
             ProgramsDifferError: They came with another one.
             ProcessesError: Some did not come.
         """
-        digest = terms.digest
+        digest = fingerprint.digest
         with self._changed:
             if digest in self._agreed:
                 return
-            mine = self._waiting.setdefault(digest, _Waiting(terms, naming))
+            mine = self._waiting.setdefault(digest, _Waiting(fingerprint, naming))
             mine.threads += 1
             self._changed.notify_all()
         try:
@@ -125,7 +133,7 @@ class Group:
             with self._changed:
                 subject, first = self._subject()
             came = self._came(subject, first, timeout)
-            if self._refused_surroundings(came):
+            if self._refused_environment(came):
                 return
             common = frozenset.intersection(*(said.digests for said in came.values()))
             if common:
@@ -139,20 +147,20 @@ class Group:
             left -= 1
         self._differ(came, first)
 
-    def _subject(self) -> tuple[Subject, _Waiting]:
+    def _subject(self) -> tuple[Proposal, _Waiting]:
         waiting = list(self._waiting.values())
         first = waiting[0]
-        said = {} if self._knows_surroundings else surroundings(first.terms)
-        subject = Subject(
-            programs=tuple((w.terms.digest, w.terms.brief) for w in waiting),
+        said = {} if self._has_compared_environment else shared_environment(first.fingerprint)
+        subject = Proposal(
+            programs=tuple((w.fingerprint.digest, w.fingerprint.brief) for w in waiting),
             number=len(self._names) + 1,
             is_threaded=threading.active_count() > 1,
-            surroundings=said,
+            environment=said,
         )
         return subject, first
 
-    def _came(self, subject: Subject, first: _Waiting, timeout: float) -> dict[int, Subject]:
-        name = first.terms.name
+    def _came(self, subject: Proposal, first: _Waiting, timeout: float) -> dict[int, Proposal]:
+        name = first.fingerprint.name
 
         def waiting(missing: tuple[int, ...], seconds: float) -> None:
             _check_compared(name, missing)
@@ -170,28 +178,28 @@ class Group:
                 f"{PROGRAMS_TIMEOUT}, in seconds",
                 processes=error.processes,
             ) from None
-        return {process: Subject.from_text(text) for process, text in came.items()}
+        return {process: Proposal.from_text(text) for process, text in came.items()}
 
     def _agree(self, digests: frozenset[str]) -> None:
         with self._changed:
-            self._knows_surroundings = True
+            self._has_compared_environment = True
             self._agreed |= digests
             found = [self._waiting.pop(digest, None) for digest in sorted(digests)]
-            self._names.extend(w.terms.name for w in found if w is not None)
+            self._names.extend(w.fingerprint.name for w in found if w is not None)
 
-    def _refused_surroundings(self, came: Mapping[int, Subject]) -> bool:
-        told = {p: said.surroundings for p, said in came.items() if said.surroundings}
+    def _refused_environment(self, came: Mapping[int, Proposal]) -> bool:
+        told = {p: said.environment for p, said in came.items() if said.environment}
         texts = {process: tuple(said.items()) for process, said in told.items()}
         if len(set(texts.values())) < 2:
             return False
         pair = _pair(texts)
-        found = surroundings_difference(told[pair[0]], told[pair[1]])
+        found = environment_difference(told[pair[0]], told[pair[1]])
         if found is None:
             return False
         self._fail(came, minority(texts), pair, found)
         return True
 
-    def _differ(self, came: Mapping[int, Subject], first: _Waiting) -> None:
+    def _differ(self, came: Mapping[int, Proposal], first: _Waiting) -> None:
         """Find the difference of the programs; all processes compare the same two."""
         digests = {process: said.first[0] for process, said in came.items()}
         pair = _pair(digests)
@@ -201,7 +209,7 @@ class Group:
         if me in pair:
             # All are past the error before this one.
             store.drop(f"{self._folder}/{self._differences - 1}/{me}")
-            story = first.terms.story(first.naming, self._names[-_BEFORE:])
+            story = first.fingerprint.describe(first.naming, self._names[-_BEFORE:])
             store.write(f"{folder}/{me}", story.to_bytes())
         end = time.monotonic() + _TELLING
         told = [store.read(f"{folder}/{p}", max(end - time.monotonic(), 0.1)) for p in pair]
@@ -215,13 +223,13 @@ class Group:
             )
             self._fail(came, minority(digests), pair, found)
             return
-        one, other = map(Story.from_bytes, (told[0], told[1]))
+        one, other = map(ProgramDescription.from_bytes, (told[0], told[1]))
         found = find_difference(one, other)
         self._fail(came, minority(digests), pair, found, before=one.before)
 
     def _fail(
         self,
-        came: Mapping[int, Subject],
+        came: Mapping[int, Proposal],
         odd: tuple[int, ...],
         pair: tuple[int, int],
         found: Difference,

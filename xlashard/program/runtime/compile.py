@@ -23,14 +23,14 @@ from xlashard.lazily import dataclass, deferred
 from xlashard.program.ir.donation import Donation, bytes_of
 from xlashard.program.ir.emit import write_main
 from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.runtime.executables import EXECUTABLES, Loaded, Source
+from xlashard.program.runtime.executables import EXECUTABLES, LoadedExecutable, Source
 from xlashard.program.runtime.execute import Program, ProgramParts
-from xlashard.program.runtime.propagated_shardings import ChosenByExecutable, settled_shardings
+from xlashard.program.runtime.propagated_shardings import ExecutableShardings, resolve_shardings
 from xlashard.sharding import GSPMDSharding, NamedSharding, PartitionSpec, XLACompatibleSharding
 
 if TYPE_CHECKING:
     from xlashard.program import consistency
-    from xlashard.program.consistency import ClosedOver, Terms
+    from xlashard.program.consistency import ClosedOver, ProgramFingerprint
     from xlashard.program.ir import donation_report
     from xlashard.program.runtime import oom, shared_binary
 else:
@@ -249,20 +249,22 @@ def compile_program(
     """
     plan, body = lowered.plan, lowered.body
     request = _request(lowered, options)
-    terms = None
+    fingerprint = None
     if not plan.is_of_one_process:
-        terms = consistency.Terms(plan, body.module, request, body.callbacks, closed)
+        fingerprint = consistency.ProgramFingerprint(
+            plan, body.module, request, body.callbacks, closed
+        )
     try:
-        loaded, source = _loaded(lowered, request, terms if share else None)
+        loaded, source = _loaded(lowered, request, fingerprint if share else None)
     except ProcessesError:
         raise
     except RuntimeError as error:
         if compiler.ran_out_of_memory(error):
-            text = oom.too_large_text(plan, compiler.error_text(error))
+            text = oom.oom_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
-    chosen = ChosenByExecutable(loaded.executable)
-    args, results = settled_shardings(chosen, plan, len(body.ordered_effects))
+    chosen = ExecutableShardings(loaded.executable)
+    args, results = resolve_shardings(chosen, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,
         in_shardings=args,
@@ -273,14 +275,14 @@ def compile_program(
         body=body,
         request=request,
     )
-    return Program(loaded, parts, source, terms)
+    return Program(loaded, parts, source, fingerprint)
 
 
 def _loaded(
-    lowered: LoweredProgram, request: compiler.CompileRequest, shared: "Terms | None"
-) -> tuple[Loaded, Source]:
+    lowered: LoweredProgram, request: compiler.CompileRequest, shared: "ProgramFingerprint | None"
+) -> tuple[LoadedExecutable, Source]:
     module = lowered.body.module
-    loaded = Loaded()
+    loaded = LoadedExecutable()
     if shared is not None:
         compile_here = partial(loaded.compile, module, request)
         return loaded, shared_binary.SHARED_BINARIES.load(

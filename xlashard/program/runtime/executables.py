@@ -24,7 +24,7 @@ type Source = Literal[
 """Where a program got its executable from."""
 
 
-class Loaded:
+class LoadedExecutable:
     """A loaded executable. It is kept while a program runs on it.
 
     Args:
@@ -94,17 +94,19 @@ class Executables:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_text: weakref.WeakValueDictionary[Any, Loaded] = weakref.WeakValueDictionary()
+        self._by_text: weakref.WeakValueDictionary[Any, LoadedExecutable] = (
+            weakref.WeakValueDictionary()
+        )
 
-    def slot(self, key: Any) -> Loaded:
+    def slot(self, key: Any) -> LoadedExecutable:
         """Return the entry of a key, which may still be empty."""
         with self._lock:
             loaded = self._by_text.get(key)
             if loaded is None:
-                loaded = self._by_text[key] = Loaded()
+                loaded = self._by_text[key] = LoadedExecutable()
             return loaded
 
-    def forget(self, chosen: Loaded) -> None:
+    def forget(self, chosen: LoadedExecutable) -> None:
         """Remove an executable from the cache; programs that have it keep it."""
         with self._lock:
             for key, loaded in list(self._by_text.items()):

@@ -14,13 +14,13 @@ from xlashard._jax.runtime.topologies import compile_only_error, is_compile_only
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
-from xlashard.program.consistency import AGREEMENTS
+from xlashard.program.consistency import CONSISTENCY
 from xlashard.program.ir.plan import ProgramPlan, ValuePlan
-from xlashard.program.runtime.executables import Loaded, Source
+from xlashard.program.runtime.executables import LoadedExecutable, Source
 from xlashard.sharding import XLACompatibleSharding
 
 if TYPE_CHECKING:
-    from xlashard.program.consistency import Naming, Terms
+    from xlashard.program.consistency import ProgramFingerprint, ValueNamer
     from xlashard.program.hlo import module as hlo
 else:
     hlo = deferred("xlashard.program.hlo.module")
@@ -60,23 +60,23 @@ class Program:
         loaded: PJRT's loaded executable, which other programs may run on too.
         parts: What is known of it.
         source: Where this program got its executable from.
-        terms: What its processes must have in common; None where it has only one.
+        fingerprint: What its processes must have in common; None where it has only one.
     """
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedExecutable,
         parts: ProgramParts,
         source: Source = "the compiler",
-        terms: "Terms | None" = None,
+        fingerprint: "ProgramFingerprint | None" = None,
     ) -> None:
         self.loaded = loaded
         self.source: Source = source
         self.executable: compiler.Executable = loaded.executable
         self.parts = parts
-        self.terms = terms
+        self.fingerprint = fingerprint
         # Of a program from a file, what stands for its module.
-        self.saved_digest = "" if terms is None else terms.saved
+        self.saved_digest = "" if fingerprint is None else fingerprint.saved
 
     @property
     def name(self) -> str:
@@ -224,7 +224,7 @@ class Program:
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 
-    def admit(self, naming: "Naming | None" = None) -> None:
+    def admit(self, naming: "ValueNamer | None" = None) -> None:
         """Return once all processes of the program have arrived at its first run.
 
         Args:
@@ -236,8 +236,8 @@ class Program:
             ProcessesError: Some did not come.
         """
         self._must_run()
-        if self.terms is not None and AGREEMENTS.admit(self.terms, naming):
-            self.terms = None
+        if self.fingerprint is not None and CONSISTENCY.admit(self.fingerprint, naming):
+            self.fingerprint = None
 
     def runner(self, out: list[list[Handle]]) -> execute.Runner:
         """Return a function that runs on placed handles, one call at a time.

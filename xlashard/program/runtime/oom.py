@@ -16,7 +16,7 @@ _STATUS = re.compile(r"^(?:[A-Z_]+:\s+)?(?:[A-Z]\d+:\s+)?(?:\w+:\s+)?")
 """What begins an error of XLA: its class, the number and the name of what went wrong."""
 
 
-def too_large_text(plan: ProgramPlan, said: str) -> str:
+def oom_text(plan: ProgramPlan, said: str) -> str:
     """Return the needed and available memory of a program, and suggestions.
 
     Args:

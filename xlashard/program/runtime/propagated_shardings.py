@@ -29,7 +29,7 @@ type Shardings = tuple[XLACompatibleSharding, ...]
 type Side = Literal["parameters", "outputs"]
 
 
-class Chosen(Protocol):
+class ShardingSource(Protocol):
     """Whoever can say what the partitioner chose."""
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
@@ -42,7 +42,7 @@ class Chosen(Protocol):
 
 
 @dataclass(frozen=True)
-class ChosenByExecutable:
+class ExecutableShardings:
     """What an executable says.
 
     Attributes:
@@ -60,8 +60,8 @@ class ChosenByExecutable:
         return compiler.output_memory_kinds(self.executable, count)
 
 
-def settled_shardings(
-    chosen: Chosen, plan: ProgramPlan, tokens: int
+def resolve_shardings(
+    chosen: ShardingSource, plan: ProgramPlan, tokens: int
 ) -> tuple[Shardings, Shardings]:
     """Return the sharding of every argument and result: the requested or the propagated one.
 
@@ -90,7 +90,7 @@ def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
     return tuple(known) if len(known) == len(values) else None
 
 
-def _reported(chosen: Chosen, of: Side, plan: ProgramPlan, tokens: int) -> Sequence[str]:
+def _reported(chosen: ShardingSource, of: Side, plan: ProgramPlan, tokens: int) -> Sequence[str]:
     count = len(plan.args if of == "parameters" else plan.results)
     if len(plan.devices) == 1:
         # The partitioner did not run.
@@ -177,7 +177,7 @@ def _logical_text(text: str, plan: ProgramPlan, value: ValuePlan) -> str:
 
 
 @dataclass(frozen=True)
-class ChosenInText:
+class HloShardings:
     """What the text of a module says, for programs that became no executable.
 
     Attributes:

@@ -17,9 +17,9 @@ from xlashard._jax.runtime import compiler, coordination, executables
 from xlashard.errors import ProcessesError, SharedBinaryWarning
 from xlashard.lazily import dataclass
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
-from xlashard.program.consistency import AGREEMENTS, Terms, is_shared
+from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint, is_shared
 from xlashard.program.runtime.environment import Environment
-from xlashard.program.runtime.executables import Loaded, Source
+from xlashard.program.runtime.executables import LoadedExecutable, Source
 
 _OWN_FILES = str(Path(__file__).parents[2])
 
@@ -58,12 +58,16 @@ class SharedBinaries:
         self._lock = threading.Lock()
 
     def load(
-        self, terms: Terms, body: LoweredBody, loaded: Loaded, compile_here: Callable[[], Source]
+        self,
+        fingerprint: ProgramFingerprint,
+        body: LoweredBody,
+        loaded: LoadedExecutable,
+        compile_here: Callable[[], Source],
     ) -> Source:
         """Compile in one process and load in the others; all of the program's must take part.
 
         Args:
-            terms: The program, which they compare first.
+            fingerprint: The program, which they compare first.
             body: Its module, and what must live as long as it.
             loaded: Where its executable goes.
             compile_here: Compiles into that.
@@ -76,39 +80,47 @@ class SharedBinaries:
             ProcessesError: Some did not come.
             RuntimeError: The compiler refuses it; in all processes, with what it said in one.
         """
-        if not is_shared(terms):
+        if not is_shared(fingerprint):
             return compile_here()
-        AGREEMENTS.compare(terms)
+        CONSISTENCY.compare(fingerprint)
         with self._lock:
-            first_time = terms.digest not in self._done
-            self._done.add(terms.digest)
+            first_time = fingerprint.digest not in self._done
+            self._done.add(fingerprint.digest)
         if not first_time:
             return compile_here()
         if body.has_effects or body.keepalives or body.host_callbacks:
-            _warn(terms, "it calls Python functions, or has effects, which stay in their process")
+            _warn(
+                fingerprint,
+                "it calls Python functions, or has effects, which stay in their process",
+            )
             return compile_here()
-        return _Sharing(terms, loaded, compile_here).source()
+        return _Sharing(fingerprint, loaded, compile_here).source()
 
 
 class _Sharing:
     """One program being shared."""
 
-    def __init__(self, terms: Terms, loaded: Loaded, compile_here: Callable[[], Source]) -> None:
-        self._terms = terms
+    def __init__(
+        self,
+        fingerprint: ProgramFingerprint,
+        loaded: LoadedExecutable,
+        compile_here: Callable[[], Source],
+    ) -> None:
+        self._fingerprint = fingerprint
         self._loaded = loaded
         self._compile_here = compile_here
         self._me = coordination.process_index()
-        self._key = f"binaries/{terms.digest}"
+        self._key = f"binaries/{fingerprint.digest}"
 
     def source(self) -> Source:
         """Return the source of the executable once it is loaded."""
         source: Source | None = None
-        if self._me == self._terms.group[0]:
+        if self._me == self._fingerprint.group[0]:
             word, source = self._made()
         else:
-            word = _Word(_machine(self._terms))
+            word = _Word(_machine(self._fingerprint))
         words = self._meet("compiling", word)
-        made = words[self._terms.group[0]]
+        made = words[self._fingerprint.group[0]]
         if made.error:
             raise RuntimeError(made.error)  # no-catalogue: needs several processes
         refusal = made.refusal
@@ -121,7 +133,7 @@ class _Sharing:
         if source is not None:
             store.drop(self._key)
             if refusal:
-                _warn(self._terms, refusal)
+                _warn(self._fingerprint, refusal)
             return source
         return self._compile_here() if refusal else "another process"
 
@@ -135,16 +147,16 @@ class _Sharing:
             store.write(self._key, self._loaded.to_bytes())
         except RuntimeError as error:
             return _Word(refusal=f"its bytes can't be had: {error}"), source
-        return _Word(_machine(self._terms)), source
+        return _Word(_machine(self._fingerprint)), source
 
     def _taken(self, machine: str) -> str:
         """Load the executable of another process; return the reason if this fails."""
-        if machine != _machine(self._terms):
+        if machine != _machine(self._fingerprint):
             return "another kind of machine"
         code = store.read(self._key)
         if code is None:
             return "its bytes are not there any more"
-        plan, request = self._terms.plan, self._terms.request
+        plan, request = self._fingerprint.plan, self._fingerprint.request
         arguments = len(plan.args if request is None else request.free_args)
         try:
             executable = executables.from_bytes(code, plan.devices, arguments)
@@ -154,10 +166,10 @@ class _Sharing:
         return ""
 
     def _meet(self, what: str, word: _Word) -> dict[int, _Word]:
-        name, timeout = self._terms.name, AGREEMENTS.policy.timeout
+        name, timeout = self._fingerprint.name, CONSISTENCY.policy.timeout
         invitation = Barrier(
-            self._terms.group,
-            f"binaries/{what}/{self._terms.digest}",
+            self._fingerprint.group,
+            f"binaries/{what}/{self._fingerprint.digest}",
             timeout,
             what=f"{what} {name}, which share_binary lets one process compile for all,",
         )
@@ -173,21 +185,21 @@ class _Sharing:
         return {process: _Word.from_text(text) for process, text in came.items()}
 
 
-def _machine(terms: Terms) -> str:
+def _machine(fingerprint: ProgramFingerprint) -> str:
     """Return a digest of the machine that the code must fit."""
-    mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
+    mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
     here = Environment.of(mine[:1])
     said: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
     said.append(sorted({device.device_kind for device in mine}))
     return sha256(json.dumps(said).encode()).hexdigest()
 
 
-def _warn(terms: Terms, why: str) -> None:
+def _warn(fingerprint: ProgramFingerprint, why: str) -> None:
     """Warn in one process that every process compiles the program."""
-    if coordination.process_index() == terms.group[0]:
+    if coordination.process_index() == fingerprint.group[0]:
         warnings.warn(
-            f"{terms.name} is compiled by each of its {len(terms.group)} processes, in spite of "
-            f"share_binary=True: {why}",
+            f"{fingerprint.name} is compiled by each of its {len(fingerprint.group)} processes, "
+            f"in spite of share_binary=True: {why}",
             SharedBinaryWarning,
             skip_file_prefixes=(_OWN_FILES,),
         )

@@ -12,10 +12,10 @@ from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
 from xlashard._jax.runtime.topologies import is_compile_only
 from xlashard.errors import SavedProgramError
-from xlashard.program.consistency import Terms
+from xlashard.program.consistency import ProgramFingerprint
 from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.program.runtime.environment import Environment, Target, find_devices
-from xlashard.program.runtime.executables import Loaded
+from xlashard.program.runtime.executables import LoadedExecutable
 from xlashard.program.runtime.execute import Handle, Program, ProgramParts
 from xlashard.program.saved.container import Contents, reading
 from xlashard.program.saved.values import (
@@ -191,15 +191,15 @@ def load_program(
         )
         machine_code = bytes(contents.sections[_EXECUTABLE])
     _check_widths(parts)
-    loaded = Loaded(code=machine_code)
+    loaded = LoadedExecutable(code=machine_code)
     if is_compile_only(chosen[0]):
         loaded.load(_looking(contents, plan))
     else:
         loaded.load(_loading(machine_code, plan))
-    terms = None
+    fingerprint = None
     if not plan.is_of_one_process:
-        terms = Terms(plan, saved=str(header.get("module", "")))
-    program = Program(loaded, parts, "a file", terms)
+        fingerprint = ProgramFingerprint(plan, saved=str(header.get("module", "")))
+    program = Program(loaded, parts, "a file", fingerprint)
     layouts = compiler.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(
