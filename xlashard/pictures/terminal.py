@@ -6,22 +6,63 @@ from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from xlashard.pictures.borders import Borders, line
+from xlashard.pictures.palette import BLANK, COLOURS, INK
 from xlashard.pictures.picture_plan import Cell, Panel, Picture, plan_picture
 from xlashard.pictures.picture_text import (
     cut_text,
     devices_text,
     facts,
     hosts_text,
+    in_ascii,
     left_out_text,
     panel_text,
     title_text,
 )
-from xlashard.pictures.screen import TerminalCapabilities
 from xlashard.pictures.subject import PictureSubject
+
+# With sixteen colours, the nearest to ours would be only four.
+_NAMES = (
+    "bright_blue bright_red yellow bright_magenta green bright_yellow bright_cyan magenta white"
+)
+_OF_SIXTEEN: dict[str, str] = dict(zip((*COLOURS, BLANK), _NAMES.split(), strict=True))
+
+
+class TerminalCapabilities(NamedTuple):
+    """A terminal.
+
+    Attributes:
+        width: Characters in a line.
+        ascii_only: Whether the terminal is limited to ASCII.
+        few_colours: Whether the terminal has at most sixteen colours.
+    """
+
+    width: int
+    ascii_only: bool
+    few_colours: bool
+
+    @classmethod
+    def of(cls, console: Console, options: ConsoleOptions) -> "TerminalCapabilities":
+        """Return the capabilities that rich detects."""
+        few = console.color_system in ("standard", "windows")
+        return cls(options.max_width, options.ascii_only, few)
+
+    def encoded(self, text: str) -> str:
+        """Return a text in the characters of the terminal."""
+        return in_ascii(text) if self.ascii_only else text
+
+    def style(self, cell: Cell | None) -> Style:
+        """Return the colours of a tile, or of what stands for those that are left out."""
+        if cell is None:
+            return Style(dim=True)
+        if self.few_colours:
+            return Style(color="black", bgcolor=_OF_SIXTEEN[cell.colour])
+        return Style(color=INK, bgcolor=cell.colour)
+
 
 _LONGEST = 28
 """Maximum length of a cell's text."""
@@ -44,10 +85,10 @@ class TerminalPicture(NamedTuple):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         screen = TerminalCapabilities.of(console, options)
         sheet = _fitting(self.subject, self.most, screen)
-        yield Text(screen.say(title_text(self.subject)), style="bold")
+        yield Text(screen.encoded(title_text(self.subject)), style="bold")
         known = Table.grid(padding=(0, 2))
         for word, sentence in facts(sheet.picture):
-            known.add_row(Text(word, "dim"), Text(screen.say(sentence)))
+            known.add_row(Text(word, "dim"), Text(screen.encoded(sentence)))
         yield Padding(known, (0, 0, 1, 2))
         for text in sheet.lines():
             text.no_wrap = True
@@ -81,7 +122,7 @@ class _Sheet(NamedTuple):
         """Return the width of a column."""
         if column is not None:
             return self.cell
-        return len(self.screen.say(left_out_text(self.picture.columns))) + 2
+        return len(self.screen.encoded(left_out_text(self.picture.columns))) + 2
 
     def lines(self) -> list[Text]:
         """Yield the lines of the panels, as many side by side as fit."""
@@ -97,7 +138,8 @@ class _Sheet(NamedTuple):
                 together = []
             if panel is None:
                 rest = f"{picture.panel_numbers.left_out:,} more panels"
-                drawn += [Text(self.screen.say(f"{' ' * self.label} … {rest} …"), "dim"), Text("")]
+                text = self.screen.encoded(f"{' ' * self.label} … {rest} …")
+                drawn += [Text(text, "dim"), Text("")]
             else:
                 together.append(self._panel(number))
         drawn += _side_by_side(together, self.width)
@@ -127,7 +169,7 @@ class _Sheet(NamedTuple):
         text = " " * (self.label + 1)
         for column in picture.columns:
             if column is None:
-                name = self.screen.say(left_out_text(picture.columns))
+                name = self.screen.encoded(left_out_text(picture.columns))
             else:
                 name = cut_text(picture.subject.placement.cut(dim, column))
             text += f"{name:^{self.column_width(column)}} "
@@ -165,7 +207,7 @@ class _Sheet(NamedTuple):
             return " " * self.label
         place = list(self.picture.rows)[row]
         if place is None:
-            name = self.screen.say(left_out_text(self.picture.rows))
+            name = self.screen.encoded(left_out_text(self.picture.rows))
         else:
             name = cut_text(self.picture.subject.placement.cut(dim, place))
         return f"{name:>{self.label - 1}} "
@@ -178,7 +220,7 @@ class _Sheet(NamedTuple):
             text = hosts_text(cell, room)
         else:
             text = devices_text(self.picture, cell, room, platform=self.platform)
-        return self.screen.say(text)
+        return self.screen.encoded(text)
 
 
 def _fitting(subject: PictureSubject, most: int, screen: TerminalCapabilities) -> _Sheet:
@@ -218,8 +260,8 @@ def _sized(picture: Picture, screen: TerminalCapabilities, longest: int) -> _She
             left_out_text(picture.rows) if r is None else cut_text(placement.cut(dim, r))
             for r in picture.rows
         ]
-        label = max(len(screen.say(name)) for name in names) + 3
-    cell = max(len(screen.say(word)) for word in words) + 2
+        label = max(len(screen.encoded(name)) for name in names) + 3
+    cell = max(len(screen.encoded(word)) for word in words) + 2
     return _Sheet(picture, screen, cell, label or 2, platform)
 
 

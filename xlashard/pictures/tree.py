@@ -17,8 +17,8 @@ from xlashard.pictures.page import fragment, page_of
 from xlashard.pictures.picture_plan import Cell, Picture, plan_picture
 from xlashard.pictures.picture_text import runs_text, type_text
 from xlashard.pictures.printable import Printable
-from xlashard.pictures.screen import TerminalCapabilities
 from xlashard.pictures.subject import PictureSubject, is_place, is_shape, read_subject
+from xlashard.pictures.terminal import TerminalCapabilities
 from xlashard.wording import in_bytes, shape_text
 
 _SHOWN = 16
@@ -92,7 +92,7 @@ class TreePicture(Printable):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         screen = TerminalCapabilities.of(console, options)
-        say = screen.say
+        say = screen.encoded
         yield Text(say(self._heading()), "bold")
         table = Table(box=box.SIMPLE_HEAD, leading=1, header_style="dim", pad_edge=False)
         for name in ("array\nand its sharding", "shape\nand tile", "devices\nof each tile"):
@@ -192,14 +192,14 @@ def _small_picture(subject: PictureSubject, room: int, screen: TerminalCapabilit
     """Yield a line per row of tiles, each in its colour with its devices."""
     picture = plan_picture(subject, _SMALL)
     rows = list(_lines(picture))
-    names = [[screen.say(_name(cell)) for cell in row] for row in rows]
+    names = [[screen.encoded(_name(cell)) for cell in row] for row in rows]
     width = max(len(name) for row in names for name in row) + 2
     if width * max(map(len, names)) > room:
         counts = " × ".join(str(n) for n in subject.placement.counts if n > 1)
         copies = subject.placement.num_devices // max(1, math.prod(subject.placement.counts))
         text = f"{counts} tiles, each on {counted(copies, 'device')}"
         text += ", unreduced" if subject.placement.addends > 1 else ""
-        return Text(screen.say(text))
+        return Text(screen.encoded(text))
     drawn = Text()
     for number, (row, words) in enumerate(zip(rows, names, strict=True)):
         drawn.append("\n" if number else "")
