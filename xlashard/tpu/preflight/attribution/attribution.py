@@ -24,7 +24,7 @@ from xlashard.tpu.preflight.attribution.collective_context import (
 )
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.tpu.preflight.attribution.value_shardings import (
-    ShardingSource,
+    DimensionSource,
     ValueShardings,
     axes_of,
     local_shape,
@@ -241,7 +241,7 @@ class Attributor:
             if source_line(eqn) in lines:
                 yield eqn, sharding
 
-    def _values(self, context: CollectiveContext) -> Iterator[list[list[ShardingSource]]]:
+    def _values(self, context: CollectiveContext) -> Iterator[list[list[DimensionSource]]]:
         """Yield the sharding sources of the values that a collective may move."""
         for scope, eqn in context.equations:
             for value in (*eqn.invars, *eqn.outvars):

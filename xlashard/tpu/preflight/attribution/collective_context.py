@@ -17,7 +17,7 @@ from xlashard.sharding import NamedSharding
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.tpu.preflight.attribution.value_shardings import (
     Axes,
-    ShardingSource,
+    DimensionSource,
     ValueShardings,
     axes_of,
     spec_of,
@@ -191,7 +191,7 @@ class SuggestionFinder:
                 return self._suggest(moved[0], mine, required)
         return ""
 
-    def _is_meant(self, moved: Sequence[ShardingSource]) -> bool:
+    def _is_meant(self, moved: Sequence[DimensionSource]) -> bool:
         """Return whether the sources belong to the moved argument, if there is one."""
         return not self.context.argument or any(s.path == self.context.argument for s in moved)
 
@@ -205,8 +205,8 @@ class SuggestionFinder:
         self,
         eqn: Any,
         value: Any,
-        mine: list[list[ShardingSource]],
-        others: list[list[list[ShardingSource]]],
+        mine: list[list[DimensionSource]],
+        others: list[list[list[DimensionSource]]],
     ) -> list[Axes]:
         """Return the axes that an operation requires on each dimension of a value."""
         now = [_cut(dim) for dim in mine]
@@ -228,7 +228,7 @@ class SuggestionFinder:
         value: Any,
         now: list[Axes],
         free: list[Axes],
-        others: list[list[list[ShardingSource]]],
+        others: list[list[list[DimensionSource]]],
     ) -> list[Axes]:
         """Return the axes of the other operand for contracted and batch dimensions."""
         mine, other_axes = zip(*eqn.params["dimension_numbers"], strict=True)
@@ -254,7 +254,7 @@ class SuggestionFinder:
         return free
 
     def _suggest(
-        self, source: ShardingSource, mine: list[list[ShardingSource]], required: list[Axes]
+        self, source: DimensionSource, mine: list[list[DimensionSource]], required: list[Axes]
     ) -> str:
         """Return the suggestion that gives the source of a value the required sharding."""
         dims = axes_of(source.sharding, len(source.shape))
@@ -309,6 +309,6 @@ class SuggestionFinder:
         return "" if line is None else f"{Path(line.file).name}:{line.line}"
 
 
-def _cut(sources: Sequence[ShardingSource]) -> Axes:
+def _cut(sources: Sequence[DimensionSource]) -> Axes:
     """Return the axes of the first sharded source of a dimension."""
     return next((s.axes for s in sources if s.axes), ())

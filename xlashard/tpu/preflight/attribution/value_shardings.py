@@ -14,7 +14,7 @@ type Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class ShardingSource:
+class DimensionSource:
     """An argument or constraint that determines the sharding of a dimension of another value.
 
     Attributes:
@@ -129,7 +129,7 @@ class ValueShardings:
                 )
         return tuple(found)
 
-    def sources(self, scope: Scope, value: Any) -> list[list[ShardingSource]]:
+    def sources(self, scope: Scope, value: Any) -> list[list[DimensionSource]]:
         """Return the sharding sources of each dimension of a value.
 
         Args:
@@ -141,7 +141,7 @@ class ValueShardings:
             for dim in range(len(getattr(value.aval, "shape", ())))
         ]
 
-    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[ShardingSource]:
+    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[DimensionSource]:
         for origin in origins(scope, value, dim, CONSTRAINT):
             path, sharding = self._taken.get(origin.variable, ("", None))
             line = None
@@ -156,7 +156,7 @@ class ValueShardings:
                 if origin.dim >= len(shape):
                     # Slices of stacked loop outputs can't always be mapped to a dimension.
                     continue
-                yield ShardingSource(path, line, sharding, shape, origin.dim, origin.lines)
+                yield DimensionSource(path, line, sharding, shape, origin.dim, origin.lines)
 
     def _constraint_sharding(self, eqn: Any) -> NamedSharding | None:
         sharding = constraint_of(eqn)
