@@ -29,7 +29,7 @@ type Shardings = tuple[XLACompatibleSharding, ...]
 type Side = Literal["parameters", "outputs"]
 
 
-class ShardingSource(Protocol):
+class PropagatedShardings(Protocol):
     """Whoever can say what the partitioner chose."""
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
@@ -61,7 +61,7 @@ class ExecutableShardings:
 
 
 def resolve_shardings(
-    chosen: ShardingSource, plan: ProgramPlan, tokens: int
+    chosen: PropagatedShardings, plan: ProgramPlan, tokens: int
 ) -> tuple[Shardings, Shardings]:
     """Return the sharding of every argument and result: the requested or the propagated one.
 
@@ -90,7 +90,9 @@ def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
     return tuple(known) if len(known) == len(values) else None
 
 
-def _reported(chosen: ShardingSource, of: Side, plan: ProgramPlan, tokens: int) -> Sequence[str]:
+def _reported(
+    chosen: PropagatedShardings, of: Side, plan: ProgramPlan, tokens: int
+) -> Sequence[str]:
     count = len(plan.args if of == "parameters" else plan.results)
     if len(plan.devices) == 1:
         # The partitioner did not run.
