@@ -29,6 +29,7 @@ from jax._src.lib import xla_client as inner_client
 from jax._src.mesh import Mesh
 from jax._src.random import prng as inner_prng
 
+from xlashard._jax.runtime.global_state import hook_before
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import MeshError
 
@@ -66,18 +67,12 @@ def call_when_set(flag: Any, callback: Callable[[], None]) -> Callable[[], None]
     """
     before = flag._update_global_hook, flag._update_thread_local_hook
 
-    def then(hook: Callable[[Any], None] | None) -> Callable[[Any], None]:
-        def both(value: Any) -> None:
-            if hook is not None:
-                hook(value)
-            callback()
-
-        return both
-
     def end() -> None:
         flag._update_global_hook, flag._update_thread_local_hook = before
 
-    flag._update_global_hook, flag._update_thread_local_hook = map(then, before)
+    flag._update_global_hook, flag._update_thread_local_hook = (
+        hook_before(hook, callback) for hook in before
+    )
     return end
 
 

@@ -13,8 +13,6 @@ import jax
 from jax._src import config
 from jax._src.lib import _jax
 
-_unset = _jax.config.unset
-
 type Flag = Any
 """A setting: `flag.value` is the current value, `flag(value)` a context manager for one thread."""
 
@@ -70,38 +68,6 @@ class ThreadValue:
 def own_flag(name: str) -> Flag:
     """Return a setting of JAX."""
     return config.config_states[name]
-
-
-def add_to_dispatch_key(flags: Sequence[Flag], name: str) -> None:
-    """Add to the dispatch key a flag that is on while any of some settings of JAX is on.
-
-    Args:
-        flags: Settings that are not part of JAX's keys.
-        name: The name of the new flag in jaxlib.
-    """
-    state = _jax.config.Config(name, False, include_in_jit_key=True)
-
-    def follow_global() -> None:
-        state.set_global(any(flag.get_global() for flag in flags))
-
-    def follow_thread() -> None:
-        unset = all(flag.get_local() is _unset for flag in flags)
-        state.set_local(_unset if unset else any(flag.value for flag in flags))
-
-    for flag in flags:
-        flag._add_hooks(
-            _after(flag._update_global_hook, follow_global),
-            _after(flag._update_thread_local_hook, follow_thread),
-        )
-
-
-def _after(first: Callable[[Any], None] | None, then: Callable[[], None]) -> Callable[[Any], None]:
-    def hook(value: Any) -> None:
-        if first is not None:
-            first(value)
-        then()
-
-    return hook
 
 
 def show(flags: Sequence[Flag]) -> None:

@@ -30,11 +30,6 @@ type TreeDef = Any
 _KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
-def versions() -> tuple[str, str]:
-    """Return the versions of JAX and of jaxlib."""
-    return jax.__version__, jaxlib.__version__
-
-
 def to_bytes(executable: Executable) -> bytes:
     """Return the serialized executable.
 
@@ -117,11 +112,6 @@ def dtype_of(name: str) -> Any:
         TypeError: For an unknown name.
     """
     return _key_dtypes().get(name) or np.dtype(name)
-
-
-def physical(value: Any) -> Any:
-    """Return the abstract value of the integers of a key array."""
-    return core.physical_aval(value)
 
 
 def key_data(value: Any) -> Any:

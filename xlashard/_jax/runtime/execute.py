@@ -21,9 +21,14 @@ import jax
 import numpy as np
 from jax._src import api, config, core, dispatch, sharding_impls
 from jax._src.interpreters import pxla
-from jax._src.lib import _jax
 
 from xlashard._jax.runtime.compiler import Executable, Handle
+from xlashard._jax.runtime.global_state import (
+    UNSET,
+    dispatch_flag,
+    follow_settings,
+    hook_before,
+)
 from xlashard._jax.runtime.transfer import HandleType, copy_to, split
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import NonFiniteError
@@ -146,9 +151,8 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
     return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
 
 
-_unset = _jax.config.unset
 _flags = (config.debug_nans, config.debug_infs)
-_RESULT_CHECKS = _jax.config.Config("xlashard_checks_results", False, include_in_jit_key=True)
+_RESULT_CHECKS = dispatch_flag("xlashard_checks_results")
 
 
 def checks_results() -> bool:
@@ -250,31 +254,13 @@ def unchecked() -> Iterator[None]:
 
 def watch_flags() -> None:
     """Make the flags part of the dispatch key."""
+    follow_settings(_RESULT_CHECKS, _flags)
     for flag in _flags:
-        flag._add_hooks(
-            _both(flag._update_global_hook, _follow_global),
-            _both(flag._update_thread_local_hook, _follow_thread),
-        )
+        flag._update_thread_local_hook = hook_before(flag._update_thread_local_hook, _set_posthook)
 
 
-def _both(first: Any, then: Callable[[], None]) -> Callable[[Any], None]:
-    def hook(value: Any) -> None:
-        first(value)
-        then()
-
-    return hook
-
-
-def _follow_global() -> None:
-    _RESULT_CHECKS.set_global(any(flag.get_global() for flag in _flags))
-
-
-def _follow_thread() -> None:
-    """Update the thread's flag and JAX's hook, which at the end of a block ignores global flags."""
-    if all(flag.get_local() is _unset for flag in _flags):
-        _RESULT_CHECKS.set_local(_unset)
-        api._post_hook_state.set_local(_unset)
-        return
-    checks = any(flag.value for flag in _flags)
-    _RESULT_CHECKS.set_local(checks)
-    api._post_hook_state.set_local(api._nan_check_posthook if checks else None)
+def _set_posthook() -> None:
+    """Set JAX's own hook of the thread, which at the end of a block ignores the global flags."""
+    unset = all(flag.get_local() is UNSET for flag in _flags)
+    checking = api._nan_check_posthook if _RESULT_CHECKS.value else None
+    api._post_hook_state.set_local(UNSET if unset else checking)

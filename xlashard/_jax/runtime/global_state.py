@@ -1,11 +1,14 @@
 """Global state of JAX: settings, transfer guards, and caches to clear with its own."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from jax._src import config, util
-from jax._src.lib import guard_lib
+from jax._src.lib import _jax, guard_lib
+
+UNSET: Any = _jax.config.unset
+"""Value of a setting that a thread has not set."""
 
 # These settings repeat the mesh in force.
 _MESHES = ("mesh_context_manager", "abstract_mesh_context_manager")
@@ -46,6 +49,45 @@ def is_x64_enabled() -> bool:
 def explains_cache_misses() -> bool:
     """Return True if cache misses are to be explained (`jax_explain_cache_misses`)."""
     return config.explain_cache_misses.value
+
+
+def dispatch_flag(name: str) -> Any:
+    """Return a new flag, initially off, that is part of the dispatch key.
+
+    Args:
+        name: Its name in jaxlib.
+    """
+    return _jax.config.Config(name, False, include_in_jit_key=True)
+
+
+def follow_settings(flag: Any, settings: Sequence[Any]) -> None:
+    """Turn a flag of `dispatch_flag` on while any of some settings of JAX is on."""
+
+    def follow_global() -> None:
+        flag.set_global(any(setting.get_global() for setting in settings))
+
+    def follow_thread() -> None:
+        unset = all(setting.get_local() is UNSET for setting in settings)
+        flag.set_local(UNSET if unset else any(setting.value for setting in settings))
+
+    for setting in settings:
+        setting._add_hooks(
+            hook_before(setting._update_global_hook, follow_global),
+            hook_before(setting._update_thread_local_hook, follow_thread),
+        )
+
+
+def hook_before(
+    hook: Callable[[Any], None] | None, function: Callable[[], None]
+) -> Callable[[Any], None]:
+    """Return a hook of a setting that calls another hook, if any, and then a function."""
+
+    def both(value: Any) -> None:
+        if hook is not None:
+            hook(value)
+        function()
+
+    return both
 
 
 class Transfer(Enum):

@@ -68,7 +68,6 @@ type Rule = Rename | Expression | Module | Helper | Mark
 
 PJIT = "jax.experimental.pjit.pjit"
 GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
-SHARDED = "jax.interpreters.pxla.ShardedDeviceArray"
 ENV = "jax.experimental.maps.thread_resources.env"
 SERIALIZATION = "jax.experimental.array_serialization.serialization"
 

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.compat import legacy_flags
+from xlashard._jax.runtime.global_state import dispatch_flag, follow_settings
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ConfigError
 
@@ -91,7 +92,7 @@ OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mo
 """The flags that today's JAX lacks."""
 
 # With one of these on, repeat calls enter Python too.
-legacy_flags.add_to_dispatch_key((enable_checks, distributed_debug), "xlashard_legacy_is_watched")
+follow_settings(dispatch_flag("xlashard_legacy_is_watched"), (enable_checks, distributed_debug))
 
 
 def show_flags() -> None:

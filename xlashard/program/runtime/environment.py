@@ -104,9 +104,8 @@ class Environment:
 
 
 def _versions(platform: str) -> dict[str, str]:
-    jax_version, jaxlib_version = executables.versions()
     libtpu = libtpu_in_use() if platform == "tpu" else None
-    return {"jax": jax_version, "jaxlib": jaxlib_version, "libtpu": libtpu or ""}
+    return {"jax": jax.__version__, "jaxlib": executables.jaxlib_version(), "libtpu": libtpu or ""}
 
 
 def _settings(device: Device) -> tuple[tuple[str, str], ...]:

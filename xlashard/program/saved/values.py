@@ -9,7 +9,7 @@ from jax.sharding import AxisType, UnreducedKind
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.trace.tracing import is_extended
+from xlashard._jax.trace.tracing import is_extended, physical_aval
 from xlashard.errors import SavedProgramError
 from xlashard.sharding import (
     GSPMDSharding,
@@ -160,7 +160,7 @@ def array_to_bytes(value: Any) -> memoryview:
 def array_from_bytes(data: memoryview, aval: Any) -> Any:
     """Return the array of such elements."""
     if is_extended(aval):
-        inner = executables.physical(aval)
+        inner = physical_aval(aval)
         return executables.keys_of(np.frombuffer(data, np.uint32).reshape(inner.shape), aval.dtype)
     # A copy: the caller may write over what was read.
     return np.frombuffer(data, aval.dtype).reshape(aval.shape).copy()

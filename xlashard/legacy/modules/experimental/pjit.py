@@ -143,7 +143,6 @@ __all__ = [
 
 _HOME = "jax.experimental.pjit"
 _PARSE = "xlashard.sharding.parse"
-_STAGES = "xlashard.legacy.modes.mode_stages"
 
 _SPECS = "sharding.spec"
 _INNER = "xlashard has other compilation stages than JAX had then"
