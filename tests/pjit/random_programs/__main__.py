@@ -1,7 +1,7 @@
-"""Runs random programs from the command line.
+"""Run random programs from the command line.
 
-A worker process runs them one after the other and says where it is: where XLA ends the process,
-the program is known, and the next worker goes on behind it.
+A worker process runs one program after the other and reports its position. If XLA ends the process,
+the next worker continues after that program.
 """
 
 import argparse
@@ -30,7 +30,7 @@ CRASH = "crash"
 
 
 def main() -> int:
-    """Runs what the command line asks for; 1 if anything failed."""
+    """Run the requested programs; return 1 if any failed."""
     options = _options()
     if options.worker:
         return _work(options)
@@ -94,7 +94,7 @@ def _say(**said: object) -> None:
 
 
 def _work(options: argparse.Namespace) -> int:
-    """Runs the texts in a file, and says before and after each how it goes."""
+    """Run the texts in a file, and report the position before and the failure after each."""
     request = json.loads(Path(options.worker).read_text())
     for position, text in enumerate(request["texts"]):
         _say(position=position)
@@ -118,7 +118,7 @@ def _work(options: argparse.Namespace) -> int:
 def _run_worker(
     texts: Sequence[str], options: argparse.Namespace, *, stop: bool = False, library: str = ""
 ) -> tuple[list[tuple[int, Failure]], int | None]:
-    """What failed in a worker, and where it died if it did."""
+    """Run texts in a worker; return its failures, and its position if the process died."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "request.json")
         path.write_text(json.dumps({"texts": list(texts), "stop": stop, "library": library}))
@@ -141,7 +141,7 @@ def _run_worker(
 
 
 def _supervise(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[tuple[int, Failure]]:
-    """Runs the programs of seeds, with a new worker where one died."""
+    """Run the programs of seeds, with a new worker after each crash."""
     start = 0
     while start < len(seeds):
         texts = [program_text(_draw(seed, options)) for seed in seeds[start:]]
@@ -176,7 +176,7 @@ def _report(seed: int, failure: Failure, options: argparse.Namespace) -> None:
 def _first_failing(
     programs: Sequence[Program], failure: Failure, options: argparse.Namespace
 ) -> int | None:
-    """The first of the programs that fails in the same way."""
+    """Return the position of the first program that fails with the same kind."""
     start = 0
     while start < len(programs):
         texts = [program_text(program) for program in programs[start:]]

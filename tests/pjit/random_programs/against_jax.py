@@ -14,16 +14,16 @@ ACCEPTED, REFUSED = "accepted", "refused"
 def find_difference(
     text: str, partitioner: str | None = None, *, classes: bool = False
 ) -> Failure | None:
-    """Run a program under both, and return where they differ.
+    """Run a program under both libraries, and return their first difference.
 
-    Compared are whether it is refused, and of its results trees, dtypes, weak types, values and
-    types. Their shardings too where the program is called as it is: within a transformation JAX
-    and xlashard cut a program into different pieces, and each piece has shardings of its own. Not
-    where it closes over a placed array, which is a constant to JAX and an argument here.
+    Refusals are compared, and trees, dtypes, weak types, values and types of results. Shardings
+    are compared if the program is called without a transformation, within which JAX and xlashard
+    cut a program into different pieces, and closes over no placed array, which is a constant to
+    JAX and an argument here.
 
     Args:
         text: The program.
-        partitioner: Instead of the one that it names.
+        partitioner: Partitioner to use instead of the one in the text.
         classes: Compare the classes of errors too.
     """
     header = read_header(text)
@@ -67,7 +67,7 @@ def _compare_refusals(ours: Any, theirs: Any) -> Failure | None:
 
 
 def _compare_classes(ours: Any, theirs: Any) -> Failure | None:
-    """Compare by the builtin class from which the error of JAX derives."""
+    """Compare the builtin classes from which the errors derive."""
     builtin = next(c for c in type(theirs).__mro__ if c.__module__ == "builtins")
     # Assertions and missing attributes are accidents of JAX; its own errors come from tracing.
     is_of_jax = type(ours).__module__.partition(".")[0] == "jax"
@@ -77,7 +77,7 @@ def _compare_classes(ours: Any, theirs: Any) -> Failure | None:
 
 
 def _compare_places(got: Any, wanted: Any, *, exact: bool) -> None:
-    """Compare types, and with `exact` shardings and whether results are bound to their devices."""
+    """Compare types, and with `exact` shardings and commitment to devices."""
     leaves = zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(wanted), strict=True)
     for (path, mine), right in leaves:
         name = "result" + jax.tree_util.keystr(path)

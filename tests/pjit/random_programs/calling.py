@@ -12,12 +12,12 @@ MOST_DEPTH = 2
 
 
 def _params(pool: Pool, *values: Value) -> list[Value]:
-    """Parameters that stand for the values inside of a function."""
+    """Return parameters of a function for the given values."""
     return [replace(v, name=pool.fresh()) for v in values]
 
 
 def _grown(pool: Pool, params: Sequence[Value], **changed: object) -> tuple[Pool, list[Step]]:
-    """A few statements inside of a function of the parameters."""
+    """Draw a few statements of a function of the parameters."""
     if pool.depth >= MOST_DEPTH:
         raise NoFit
     inside = pool.inner(params, **changed)
@@ -26,7 +26,7 @@ def _grown(pool: Pool, params: Sequence[Value], **changed: object) -> tuple[Pool
 
 
 def _made(inside: Pool, steps: Sequence[Step], kinds: str) -> Value:
-    """What the statements came to: the newest value of these kinds that they made."""
+    """Return the newest value of these kinds that the statements made."""
     made = [t for step in steps for t in step.targets if t.kind in kinds]
     if not made:
         raise NoFit
@@ -34,7 +34,7 @@ def _made(inside: Pool, steps: Sequence[Step], kinds: str) -> Value:
 
 
 def _merged(inside: Pool, steps: list[Step], carry: Value) -> str:
-    """The carry of a next round: like the last, and dependent on what was made of it."""
+    """Return the next carry of a loop, of the same type and dependent on the statements."""
     if carry.kind == "i":
         made = [t for step in steps for t in step.targets if t.kind == "i"]
         other = f"jnp.sum({made[-1].name}).astype('{carry.dtype}')" if made else "1"
@@ -46,7 +46,7 @@ def _merged(inside: Pool, steps: list[Step], carry: Value) -> str:
 
 
 def _rough(value: Value) -> Value:
-    """The value as it is after an unknown number of rounds."""
+    """Return the value after an unknown number of iterations."""
     return replace(value, exact=value.kind != "f", limit=max(value.limit, 1.0))
 
 
@@ -103,7 +103,7 @@ def while_loop(pool: Pool) -> Drawn:
 
 
 def _branches(pool: Pool, value: Value, count: int) -> list[Block]:
-    """Functions of one value that return another of its shape and dtype."""
+    """Draw functions of one value that return another of its shape and dtype."""
     blocks = []
     for _ in range(count):
         (param,) = _params(pool, value)
@@ -132,7 +132,7 @@ def switch(pool: Pool) -> Drawn:
 
 
 def _mapped(pool: Pool, around: str, taken: tuple[str, ...] = (), tiles: int = 1) -> Drawn:
-    """A function over the rows of a value, of which there is a multiple of `tiles`."""
+    """Draw a function over the rows of a value, whose number is a multiple of `tiles`."""
     x = pool.pick("fibc", least=1, where=lambda v: v.shape[0] % tiles == 0)
     (row,) = _params(pool, replace(x, shape=x.shape[1:]))
     inside, steps = _grown(pool, [row], taken=(*pool.taken, *taken))
@@ -151,7 +151,7 @@ def vmap(pool: Pool) -> Drawn:
 
 
 def spread(pool: Pool) -> Drawn:
-    """`vmap` with its batch along an axis of the mesh, which is then taken.
+    """Draw a `vmap` whose batch is sharded over an axis of the mesh, which is then in use.
 
     The batch divides: else `shard_map` inside loses elements, under jax.jit as well.
     """
@@ -163,7 +163,7 @@ def spread(pool: Pool) -> Drawn:
 
 
 def _called(pool: Pool, around: str, *, decorator: str = "") -> Drawn:
-    """A function of one value, by way of something that calls it."""
+    """Draw a function of one value, and the expression that calls it."""
     x = pool.pick("fibck")
     (param,) = _params(pool, x)
     inside, steps = _grown(pool, [param])
@@ -174,7 +174,7 @@ def _called(pool: Pool, around: str, *, decorator: str = "") -> Drawn:
 
 
 def _resource(pool: Pool, value: Value) -> str:
-    """What a pjit inside says of an argument or result."""
+    """Draw the resource of an argument or result of an inner pjit."""
     if pool.dice.chance(0.4):
         return pool.dice.pick(["UNSPECIFIED", "None"])
     spec = draw_spec(pool.dice, value.shape, pool.frame.axes, without=pool.taken)
@@ -192,7 +192,7 @@ def inner_pjit(pool: Pool) -> Drawn:
 
 
 def twice(pool: Pool) -> Drawn:
-    """One pjit called on two values, which may share what is compiled."""
+    """Draw two calls of one pjit, which may share a compiled program."""
     drawn = _called(pool, "pjit({})")
     (block,) = drawn.blocks
     param = block.params[0]
@@ -202,7 +202,7 @@ def twice(pool: Pool) -> Drawn:
 
 
 def close_over(pool: Pool) -> Drawn:
-    """Numbers that lie over the mesh already, and are no argument."""
+    """Draw closed-over numbers that are already sharded over the mesh."""
     x = pool.pick("fi")
     spec = draw_spec(pool.dice, x.shape, pool.frame.axes)
     text = f"{x.name} + table({x.shape}, '{x.dtype}', {spec})"
@@ -226,7 +226,7 @@ def remat(pool: Pool) -> Drawn:
 
 
 def constrain(pool: Pool) -> Drawn:
-    """Pins a sharding; dimensions may be left open and, outside of functions, not divide evenly.
+    """Draw a constraint; dimensions may be unconstrained and, outside of functions, uneven.
 
     In the body of a loop XLA's partitioner adds up the padding of uneven tiles too, with jax.jit
     as well.
@@ -240,7 +240,7 @@ def constrain(pool: Pool) -> Drawn:
 
 
 def _derived(pool: Pool, **changed: object) -> tuple[Value, Block]:
-    """A value, and a smooth function of it."""
+    """Draw a value and a smooth function of it."""
     x = pool.pick("f")
     (param,) = _params(pool, x)
     inside, steps = _grown(pool, [param], smooth=True, **changed)
@@ -273,7 +273,7 @@ def vjp(pool: Pool) -> Drawn:
 
 
 def _derived_like_argument(pool: Pool) -> tuple[Value, Block]:
-    """A value, and a smooth function of it that closes over none and gives one of its type."""
+    """Draw a value and a smooth function of it without closed-over values that keeps its type."""
     x, block = _derived(pool, closed=True)
     (param,) = block.params
     scale = f"jnp.ones_like({param.name}) * scalar(jnp.sin({block.results[0]}))"
@@ -281,7 +281,7 @@ def _derived_like_argument(pool: Pool) -> tuple[Value, Block]:
 
 
 def custom_vjp(pool: Pool) -> Drawn:
-    """A function whose derivative is said to be another than it is; it may not close over any."""
+    """Draw a function with a custom derivative, which may not close over values."""
     if pool.forward:
         raise NoFit
     x, block = _derived_like_argument(pool)

@@ -1,4 +1,4 @@
-"""Compares what a program gives under pjit with what it gives under JAX on one device."""
+"""Compare results of a program under pjit with its results under JAX on one device."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +15,8 @@ from tests.pjit.random_programs.running import Module, make_mesh, read_header, r
 TOLERANCE = {"float32": 2e-4, "complex64": 5e-4, "bfloat16": 0.08, "float16": 0.01}
 
 
-# JAX's word for a result that GSPMD has dealt out unevenly. What is around a pjit is JAX's own and
-# may end so, with jax.jit as well.
+# JAX's error for a result that GSPMD has sharded unevenly. A transformation around a pjit may raise
+# it, with jax.jit as well.
 INDIVISIBLE = "raises IndivisibleError"
 
 
@@ -48,7 +48,7 @@ class Failure:
 
 
 class Wrong(Exception):
-    """A difference that ends a comparison."""
+    """Difference that ends a comparison."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ def find_failure(text: str, partitioner: str | None = None) -> Failure | None:
 
 
 def _is_excused(failure: Failure, header: Module) -> bool:
-    """Return True where JAX refuses the program too, and may."""
+    """Return True if JAX refuses the program for a known reason."""
     theirs = failure.jax.split(":")[0]
     if header.explicit and failure.kind.startswith("raises"):
         return theirs.startswith("raises")  # types on explicit axes refuse much
@@ -170,7 +170,7 @@ def first_line(error: Exception) -> str:
 
 
 def compare(got: Any, wanted: Any) -> None:
-    """Trees, dtypes and values."""
+    """Compare trees, dtypes and values."""
     trees = jax.tree.structure(got), jax.tree.structure(wanted)
     if trees[0] != trees[1]:
         raise Wrong("tree", f"{trees[0]} instead of {trees[1]}")
@@ -197,7 +197,7 @@ def _compare_leaf(path: str, got: Any, wanted: Any) -> None:
 
 
 def _close(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where two values are equal, but for rounding."""
+    """Return a mask of the elements that are equal up to rounding."""
     dtype = str(wanted.dtype)
     if dtype not in TOLERANCE:
         return np.asarray(got == wanted)
@@ -229,7 +229,7 @@ def _check_class(got: Any) -> None:
 
 
 def _check_shards(path: str, x: Any) -> None:
-    """The shards have the shape that the sharding says, and put together they are the value."""
+    """Check that shards have the shape of the sharding, and make up the value."""
     if _is_unreduced(x):
         return  # they add up to it, which is what its value was compared by
     indices = x.sharding.devices_indices_map(x.shape)
@@ -242,8 +242,8 @@ def _check_shards(path: str, x: Any) -> None:
         if shard.data.shape != x.sharding.shard_shape(x.shape):
             raise Wrong(
                 "shards",
-                f"{path}: a shard of {shard.data.shape}, {x.sharding} says "
-                f"{x.sharding.shard_shape(x.shape)} of {x.shape}",
+                f"{path}: a shard of {shard.data.shape}, expected "
+                f"{x.sharding.shard_shape(x.shape)} of {x.shape} under {x.sharding}",
             )
         if indices[shard.device] != shard.index:
             raise Wrong("shards", f"{path}: {shard.index}, not {indices[shard.device]}")
@@ -266,7 +266,7 @@ def _has_nan(value: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was requested of a result: a spec, REPLICATED wherever the program runs, or nothing."""
+    """Requested placement of a result: a spec, REPLICATED on any devices, or None."""
 
     spec: Any
 
@@ -275,7 +275,7 @@ REPLICATED = "replicated"
 
 
 def _asked(out_shardings: Any, out: Any) -> list[Any]:
-    """For each result the spec that was requested, or None."""
+    """Return the requested spec of each result, or None."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, jax.sharding.Sharding | jax.sharding.PartitionSpec)
@@ -293,12 +293,12 @@ def _as_spec(leaf: Any) -> _Asked:
 
 
 def _says_devices(header: Module) -> bool:
-    """Whether anything but a constraint inside says over which devices the program runs."""
+    """Return True if an argument determines the devices of the program."""
     return any(spec is not None for spec in header.placed)
 
 
 def _check_places(out: Any, asked: list[Any], mesh: Any, placed: bool) -> None:
-    """Each result lies on the mesh, and as it was asked to."""
+    """Check that each result is on the mesh, and placed as requested."""
     leaves = jax.tree_util.tree_flatten_with_path(out)[0]
     for (path, x), spec in zip(leaves, asked, strict=True):
         name = "result" + jax.tree_util.keystr(path)

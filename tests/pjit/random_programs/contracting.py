@@ -18,7 +18,7 @@ def matmul(pool: Pool) -> Drawn:
 
 
 def einsum(pool: Pool) -> Drawn:
-    """Dimensions of two values kept, summed, or shared."""
+    """Draw an einsum of two values: dimensions are kept, summed, or shared."""
     x = pool.pick("fc", least=1)
     mine = LETTERS[: x.ndim]
     shared = "".join(pool.dice.sample(mine, pool.dice.between(1, min(2, x.ndim))))
@@ -44,7 +44,7 @@ def dot_general(pool: Pool) -> Drawn:
 
 
 def _axes(pool: Pool, x: Value) -> tuple[str, int]:
-    """Axes to reduce, as an argument, and the number of elements that fall into one."""
+    """Draw axes to reduce, as an argument, with the number of elements per result."""
     if not x.ndim:
         raise NoFit
     axes = tuple(sorted(pool.dice.sample(range(x.ndim), pool.dice.between(1, x.ndim))))
@@ -191,7 +191,7 @@ def convolution(pool: Pool) -> Drawn:
 
 
 def fft(pool: Pool) -> Drawn:
-    """Of one dimension: for more, XLA's CPU backend may refuse the layout that it chose itself."""
+    """Draw a transform of one dimension: for more, XLA's CPU backend may refuse its own layout."""
     x = pool.pick("fc", where=lambda v: v.dtype in FFT_DTYPES and v.ndim == 1 and v.size > 1)
     how = pool.dice.pick(["fft", "ifft"] if x.kind == "c" else ["fft", "rfft", "ifft"])
     return pool.drawn(f"jnp.fft.{how}({x.name})", exact=False, limit=2 * x.limit * x.size)

@@ -1,4 +1,4 @@
-"""What a random program is: frozen data, from which its text is written."""
+"""Random programs as frozen data, from which their text is written."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -14,15 +14,15 @@ _NAME = re.compile(r"\bv\d+\b")
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a program.
+    """Value of a program.
 
     Attributes:
         name: Its name, or an expression that makes it.
         shape: Its shape.
         dtype: The name of its dtype; `key` for keys of random numbers.
-        exact: Whether every way of computing it gives the same bits. Only of such values may a
-            program ask what a rounding error changes: which is larger, where to jump.
-        limit: What its elements do not exceed in magnitude, roughly.
+        exact: True if every way of computing it gives the same bits. Comparisons and jumps, which
+            a rounding error changes, use exact values only.
+        limit: Approximate bound of the magnitude of its elements.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Value:
 
     @property
     def kind(self) -> str:
-        """`f`loat, `i`nteger, `b`ool, `c`omplex or `k`ey."""
+        """Letter of the dtype: `f`loat, `i`nteger, `b`ool, `c`omplex or `k`ey."""
         if self.dtype in FLOATS:
             return "f"
         return "i" if self.dtype in INTS else self.dtype[0]
@@ -52,7 +52,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One statement: names bound to an expression, and the functions that it calls."""
+    """Statement: names bound to an expression, and the functions that it calls."""
 
     operation: str
     targets: tuple[Value, ...]
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def needs(self) -> set[str]:
-        """The names that it reads, in its functions too."""
+        """Return the names that it reads, in its functions too."""
         found = names_in([self.text])
         for block in self.blocks:
             found |= block.needs
@@ -70,15 +70,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Block:
-    """A function inside a program; it may read names from outside.
+    """Function inside a program; it may read names from outside.
 
     Attributes:
         name: Its name.
         params: Its parameters.
         steps: Its statements.
         results: Expressions that it returns, as a tuple if there are several.
-        rules: What is to stand behind it: the rules of a function with a derivative of its own.
-        decorator: What stands above it.
+        rules: Lines after it: the rules of a function with a custom derivative.
+        decorator: Line above it.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Block:
 
     @property
     def needs(self) -> set[str]:
-        """The names that it reads from outside."""
+        """Return the names that it reads from outside."""
         found = names_in(self.results)
         bound = {p.name for p in self.params}
         for step in self.steps:
@@ -101,15 +101,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a program.
+    """Argument of a program.
 
     Attributes:
         value: Its name, shape and dtype.
         text: The expression that makes it.
-        resource: What `in_shardings` says of it.
-        placed: The spec by which it is dealt out before the call, or None for not at all.
-        donated: Whether the program may have its buffers.
-        wrapped: Whether it stands in a dict, beside a None.
+        resource: Its entry of `in_shardings`.
+        placed: The spec by which it is sharded before the call, or None for the host.
+        donated: True if the program may take over its buffers.
+        wrapped: True if it is in a dict, beside a None.
     """
 
     value: Value
@@ -122,7 +122,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Result:
-    """A result of a program, and what `out_shardings` says of it."""
+    """Result of a program, and its entry of `out_shardings`."""
 
     value: Value
     resource: str
@@ -130,25 +130,25 @@ class Result:
 
 @dataclass(frozen=True)
 class Program:
-    """A program, where it runs, and how it is called.
+    """Program with its mesh and the kind of its call.
 
     Attributes:
-        seed: What it was drawn from.
+        seed: Its seed.
         axes: Names and sizes of the mesh's axes.
-        backwards: Whether the mesh has its devices in reverse order.
-        manner: How the mesh is said; see `running.MANNERS`.
+        backwards: True if the mesh has its devices in reverse order.
+        manner: How the mesh is specified; see `running.MANNERS`.
         call: How the program is called; see `running.CALLS`.
         partitioner: `shardy` or `gspmd`.
         arguments: Its arguments.
         steps: Its statements.
         results: Its results.
-        container: What they are returned in: `tuple`, `dict`, `nested`, `holes` (with a None) or
+        container: Container of the results: `tuple`, `dict`, `nested`, `holes` (with a None) or
             `bare`.
-        prefix: What `out_shardings` says of all results in one word, or None.
+        prefix: One `out_shardings` for all results, or None.
         options: Other keywords of pjit, with their values.
         first: The position of the mesh's first device among all devices.
-        explicit: Whether the axes of the mesh are explicit.
-        ins: All of `in_shardings` instead of what the arguments have, or None.
+        explicit: True if the axes of the mesh are explicit.
+        ins: One `in_shardings` for all arguments instead of their own, or None.
     """
 
     seed: int
@@ -168,21 +168,21 @@ class Program:
     ins: str | None = None
 
     def pruned(self) -> "Program":
-        """Without statements that nothing needs."""
+        """Return the block without unused statements."""
         return replace(self, steps=prune(self.steps, {r.value.name for r in self.results}))
 
     def operations(self) -> Iterator[str]:
-        """The operations of its statements, with those of inner functions."""
+        """Return the operations of its statements and of inner functions."""
         return operations_of(self.steps)
 
 
 def names_in(texts: Iterable[str]) -> set[str]:
-    """The names of values in expressions."""
+    """Return the names of values in expressions."""
     return {name for text in texts for name in _NAME.findall(text)}
 
 
 def prune(steps: Iterable[Step], needed: set[str]) -> tuple[Step, ...]:
-    """The statements on which the needed names depend, their functions pruned as well."""
+    """Return the statements on which the needed names depend, with pruned functions."""
     needed, kept = set(needed), []
     for step in reversed(tuple(steps)):
         if needed.isdisjoint(t.name for t in step.targets):

@@ -11,11 +11,11 @@ class Dice:
         self._random = random.Random(seed).random
 
     def below(self, count: int) -> int:
-        """A number from 0 up to, but without, `count`."""
+        """Draw a number from 0 to `count - 1`."""
         return int(self._random() * count)
 
     def between(self, low: int, high: int) -> int:
-        """A number from `low` to `high`, both possible."""
+        """Draw a number from `low` to `high`, inclusive."""
         return low + self.below(high - low + 1)
 
     def chance(self, probability: float) -> bool:
@@ -25,6 +25,6 @@ class Dice:
         return things[self.below(len(things))]
 
     def sample[T](self, things: Sequence[T], count: int) -> list[T]:
-        """Some of the things, each at most once, in any order."""
+        """Draw some of the items, each at most once, in any order."""
         left = list(things)
         return [left.pop(self.below(len(left))) for _ in range(min(count, len(left)))]

@@ -94,7 +94,7 @@ def _of_kind(kinds: str, text: str) -> Operation:
 
 
 def _second(pool: Pool, x: Value, *, exact: bool = False) -> Value:
-    """A second operand: of the same shape, of one that is broadcast to it, or a number."""
+    """Draw a second operand: of the same shape, of one that broadcasts to it, or a number."""
     way = pool.dice.below(4)
     if way == 0:
         number = "2" if x.kind == "i" else "0.5"
@@ -163,7 +163,7 @@ def select(pool: Pool) -> Drawn:
 
 
 def cast(pool: Pool) -> Drawn:
-    """To another dtype, only where the standard says what comes out."""
+    """Draw a cast to another dtype whose result the standard defines."""
     x = pool.pick("fib")
     if (x.kind == "f" and not x.exact) or pool.dice.chance(0.4):
         return pool.drawn(f"{x.name}.astype('{pool.dice.pick(FLOATS)}')", x, exact=False)

@@ -1,4 +1,4 @@
-"""The names that a random program uses, for each library that it runs under."""
+"""Names that a random program uses, for each library that it runs under."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ P = jax.sharding.PartitionSpec
 
 @dataclass(frozen=True)
 class Library:
-    """What a program takes its functions from.
+    """Source of the functions of a program.
 
     Attributes:
-        name: What to call it.
+        name: Its name, for messages.
         pjit: Compiles a function.
         constrain: Pins a sharding inside.
         place: Makes a resource of a spec.
-        put: Deals an array out by a spec before the call, or leaves it.
-        spread: `vmap` with its batch dealt out along an axis of the mesh.
+        put: Shards an array by a spec before the call, or leaves it.
+        spread: `vmap` whose batch is sharded over an axis of the mesh.
         by_hand: `shard_map` of a function of each element.
-        whole: What is around a transformed program: JAX wants one more `jax.jit` there, or refuses
-            what lies otherwise than its shardings say.
-        doubled: Doubles a value by way of partial sums over an axis, where it is explicit.
+        whole: Wraps a transformed program: without one more `jax.jit` JAX refuses arguments
+            that are placed otherwise than its shardings.
+        doubled: Doubles a value through partial sums over an axis, if it is explicit.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Library:
 
 
 def plain() -> Library:
-    """JAX on one device: shardings say nothing."""
+    """Return JAX on one device, which ignores shardings."""
     return Library(
         "jax.jit on one device",
         lambda fun, **_: jax.jit(fun),
@@ -62,8 +62,8 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True, *, as_pjit: bool = 
 
     Args:
         mesh: The mesh.
-        named: Whether to write shardings instead of specs.
-        as_pjit: Whether None in shardings means replicated, as in `pjit`.
+        named: True to write shardings instead of specs.
+        as_pjit: True if None in shardings means replicated, as in `pjit`.
     """
 
     def named_sharding(spec: Any) -> Any:
@@ -101,12 +101,12 @@ def _with_none_as(none: Any, jit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = False) -> Library:
-    """This package over the mesh; `named` writes shardings instead of specs.
+    """Return xlashard over the mesh.
 
     Args:
         mesh: The mesh.
-        named: Whether to write shardings instead of specs.
-        as_jax: Whether to compile with `xlashard.jit`, of what `jax_sharded` takes alone.
+        named: True to write shardings instead of specs.
+        as_jax: True to compile with `xlashard.jit` where `jax_sharded` compiles with `jax.jit`.
     """
 
     def place(spec: Any) -> Any:
@@ -155,7 +155,7 @@ def _by_hand(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
 
 
 def environment(library: Library) -> dict[str, Any]:
-    """The names of a program, with what they stand for in a library."""
+    """Return the names of a program, bound to the functions of a library."""
     return {
         "jax": jax,
         "jnp": jnp,
@@ -179,12 +179,12 @@ def environment(library: Library) -> dict[str, Any]:
 
 @functools.lru_cache
 def plain_names() -> Mapping[str, Any]:
-    """The names under plain JAX."""
+    """Return the names of a program under plain JAX."""
     return MappingProxyType(environment(plain()))
 
 
 def numbers(shape: tuple[int, ...], dtype: str, start: int = 0) -> np.ndarray:
-    """Different numbers in any order, of at most one in magnitude where they are no integers.
+    """Return different numbers; floats have a magnitude of at most 1.
 
     Every float16 and bfloat16 is exact.
     """
@@ -202,23 +202,23 @@ def numbers(shape: tuple[int, ...], dtype: str, start: int = 0) -> np.ndarray:
 
 
 def keys(shape: tuple[int, ...], start: int = 0) -> jax.Array:
-    """Keys for random numbers."""
+    """Return keys for random numbers."""
     return jax.random.split(jax.random.key(start), shape) if shape else jax.random.key(start)
 
 
 def table(library: Library, shape: tuple[int, ...], dtype: str, spec: Any) -> Any:
-    """Numbers dealt out over the mesh, for a function to close over."""
+    """Return numbers sharded over the mesh, for a function to close over."""
     with jax.ensure_compile_time_eval():
         return library.put(numbers(shape, dtype), spec)
 
 
 def twice(fun: Callable[..., Any], first: Any, second: Any) -> tuple[Any, Any]:
-    """Calls one function two times."""
+    """Call one function two times."""
     return fun(first), fun(second)
 
 
 def scalar(*values: Any) -> jax.Array:
-    """One float32 that depends on all elements of all values."""
+    """Return a float32 that depends on all elements of all values."""
     total = jnp.float32(0)
     for value in values:
         if jnp.iscomplexobj(value):

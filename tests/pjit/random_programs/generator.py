@@ -1,4 +1,4 @@
-"""Draws programs."""
+"""Draw programs."""
 
 import functools
 import itertools
@@ -41,17 +41,17 @@ _SHARDING = {
     name: calling.OPERATIONS[name]
     for name in ("constrain", "inner_pjit", "spread", "twice", "close_over", "by_hand")
 }
-# As often as one of each is drawn.
+# Each is drawn as often as it occurs.
 CHOICES = (*_GROUPS, *_GROUPS, calling.OPERATIONS, _SHARDING)
 OPERATIONS = {name: draw for group in CHOICES for name, draw in group.items()}
 DEVICES = 8
-"""How many there are, of which a mesh may have the last."""
+"""Number of devices; a mesh may have the last ones."""
 # Each draw may turn out not to fit.
 ATTEMPTS = 200
 
 
 def grow(pool: Pool, count: int) -> Iterator[Step]:
-    """Draws statements, each of which may use those before."""
+    """Draw statements, each of which may use the previous ones."""
     made = 0
     for _ in range(ATTEMPTS):
         if made == count:
@@ -67,7 +67,7 @@ def grow(pool: Pool, count: int) -> Iterator[Step]:
 
 @functools.lru_cache(maxsize=256)
 def draw_program(seed: int) -> Program:
-    """The program of a seed, always the same."""
+    """Return the program of a seed, always the same."""
     dice = Dice(seed)
     axes = dice.pick(MESHES)
     call = dice.pick(CALLS)
@@ -84,7 +84,7 @@ def draw_program(seed: int) -> Program:
 
 
 def _with_partial_sums(program: Program) -> Program:
-    """Lead a result of a program on explicit axes through partial sums, or leave it as one."""
+    """Compute a result on explicit axes through partial sums, or return partial sums."""
     dice = Dice(program.seed + 10**9)  # its own, by which other programs stay as they are
     axes = [name for name, size in program.axes if size > 1]
     # XLA fails to make partial sums of complex numbers and of arrays without elements.
@@ -136,7 +136,7 @@ def _finished(
     arguments: tuple[Argument, ...],
     steps: tuple[Step, ...],
 ) -> Program:
-    """The program, with what it returns."""
+    """Return the program with its results."""
     made = [t for step in steps for t in step.targets] or [a.value for a in arguments]
     if call in SMOOTH_CALLS:
         made = [v for v in made if v.kind == "f"] or [arguments[0].value]

@@ -49,7 +49,7 @@ PREFIXES = (
 
 
 def _invalid_spec(dice: Dice, shape: tuple[int, ...], program: Program) -> str:
-    """Return a spec that does not fit a value of a shape, or that may not stand at a boundary."""
+    """Return a spec that does not fit a shape, or that is invalid at the boundary of a program."""
     axes = [name for name, size in program.axes if size > 1] or [program.axes[0][0]]
     axis = dice.pick(axes)
     size = dict(program.axes)[axis]
@@ -115,7 +115,7 @@ def _option(dice: Dice, program: Program) -> Program:
 
 
 def _elsewhere(dice: Dice, program: Program) -> Program:
-    """Commit an argument to one device, which may be none of the program's."""
+    """Commit an argument to one device, possibly outside of the program's mesh."""
 
     def make(argument: Argument) -> Argument:
         device = f"jax.devices()[{dice.pick([0, 7])}]"

@@ -1,4 +1,4 @@
-"""The values at hand where a program goes on, and how an operation chooses among them."""
+"""Available values of a program, and how an operation chooses among them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +17,15 @@ LARGEST = 300.0
 
 
 class NoFit(Exception):
-    """No value at hand is what an operation needs."""
+    """No available value fits an operation."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """An expression that an operation has chosen.
+    """Expression that an operation has drawn.
 
     Attributes:
-        text: The expression; it gives one value or a tuple of them.
+        text: The expression, of one value or a tuple of values.
         exact: See `Value`.
         limit: See `Value`.
         blocks: The functions that it calls.
@@ -39,13 +39,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Frame:
-    """What holds for a whole program.
+    """Settings of a whole program.
 
     Attributes:
         axes: Names and sizes of the mesh's axes.
         sizes: Lengths of dimensions that occur.
         grow: Draws a number of statements into a pool.
-        names: Gives numbers for names.
+        names: Counter for names.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -56,16 +56,16 @@ class Frame:
 
 @dataclass
 class Pool:
-    """The values that a next statement may use.
+    """Values that the next statement may use.
 
     Attributes:
-        dice: Decides.
-        frame: What holds for the whole program.
-        values: The values at hand.
-        depth: How many functions deep this is.
+        dice: Source of choices.
+        frame: Settings of the whole program.
+        values: The available values.
+        depth: Number of enclosing functions.
         taken: Axes of the mesh that a constraint here may not use.
-        smooth: Whether derivatives are taken of everything here.
-        forward: Whether forwards, so that functions with a rule for backwards alone don't fit.
+        smooth: True if derivatives are taken of everything here.
+        forward: True for forward derivatives, which functions with only a backward rule lack.
     """
 
     dice: Dice
@@ -86,18 +86,18 @@ class Pool:
         full: bool = False,
         where: Callable[[Value], bool] | None = None,
     ) -> Value:
-        """One of the values, newer ones more often.
+        """Draw one of the values, newer ones more often.
 
         Args:
-            kinds: Letters of the kinds that will do.
-            least: The lowest rank that will do.
-            exact: Whether rounding errors in it would change the result by much.
-            kink: Whether they would change its derivative by much.
-            full: Whether it must have elements.
-            where: What else must hold.
+            kinds: Letters of accepted kinds.
+            least: Lowest accepted rank.
+            exact: True if rounding errors in it would change the result by much.
+            kink: True if rounding errors would change the derivative by much.
+            full: True if it must have elements.
+            where: Further condition.
 
         Raises:
-            NoFit: If there is none.
+            NoFit: No value fits.
         """
         exact = exact or (kink and self.smooth)
         fitting = [
@@ -115,7 +115,7 @@ class Pool:
         return self.dice.pick(newest if self.dice.chance(0.75) else fitting)
 
     def operand(self, shape: Sequence[int], dtype: str, *, exact: bool = False) -> Value:
-        """A value of that shape and dtype: one at hand, or a constant."""
+        """Return a value of that shape and dtype: an available one, or a constant."""
         shape = tuple(shape)
         exact = exact and dtype in ("float32", "bfloat16", "float16")
         at_hand = [
@@ -128,7 +128,7 @@ class Pool:
         return self.constant(shape, dtype)
 
     def constant(self, shape: Sequence[int], dtype: str) -> Value:
-        """A value that stands in the program."""
+        """Return a constant of the program."""
         shape = tuple(shape)
         if dtype == "key":
             raise NoFit
@@ -137,11 +137,11 @@ class Pool:
 
     @property
     def devices(self) -> int:
-        """How many devices the mesh has."""
+        """Number of devices of the mesh."""
         return math.prod(size for _, size in self.frame.axes)
 
     def axis(self, value: Value) -> int:
-        """One of its dimensions."""
+        """Draw one of its dimensions."""
         if not value.ndim:
             raise NoFit
         return self.dice.below(value.ndim)
@@ -157,7 +157,7 @@ class Pool:
         limit: float | None = None,
         blocks: tuple[Block, ...] = (),
     ) -> Drawn:
-        """What an operation has chosen: as exact as the values, and no larger, if not said."""
+        """Return an expression, by default as exact as the values and no larger."""
         if exact is None:
             exact = all(v.exact for v in values)
         if limit is None:
@@ -165,7 +165,7 @@ class Pool:
         return Drawn(text, exact, limit, blocks)
 
     def inner(self, params: Sequence[Value], *, closed: bool = False, **changed: object) -> "Pool":
-        """The pool inside of a function: its parameters and, if not closed, what is outside."""
+        """Return the pool of a function: its parameters and, if not closed, the values outside."""
         outside = [] if closed or self.dice.chance(0.7) else list(self.values)
         if changed.get("smooth"):
             outside = [v for v in outside if v.exact or v.kind != "f"]
@@ -173,10 +173,10 @@ class Pool:
         return replace(pool, **changed)
 
     def add(self, operation: str, drawn: Drawn) -> Step:
-        """Makes a statement of a choice, and its results values at hand.
+        """Add a statement, whose results become available.
 
         Raises:
-            NoFit: If its results would be too large.
+            NoFit: Its results would be too large.
         """
         if drawn.limit > LARGEST:
             raise NoFit
@@ -190,7 +190,7 @@ class Pool:
         return Step(operation, targets, drawn.text, drawn.blocks)
 
     def shapes(self, drawn: Drawn) -> list[jax.ShapeDtypeStruct]:
-        """What an expression gives, found by tracing it."""
+        """Return the types of an expression by tracing it."""
         step = Step("", (), drawn.text, drawn.blocks)
         needed = step.needs
         known = {v.name: v for v in self.values if v.name in needed}
@@ -205,10 +205,10 @@ class Pool:
 
 
 def jax_dtype(name: str) -> object:
-    """The dtype of a name."""
+    """Return the dtype of a name."""
     return jax.random.key(0).dtype if name == "key" else jax.numpy.dtype(name)
 
 
 def dtype_name(dtype: object) -> str:
-    """The name of a dtype."""
+    """Return the name of a dtype."""
     return "key" if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else str(dtype)

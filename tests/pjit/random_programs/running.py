@@ -1,4 +1,4 @@
-"""Runs the text of a program, under any library."""
+"""Run the text of a program under any library."""
 
 import contextlib
 import warnings
@@ -15,24 +15,24 @@ from tests.pjit.random_programs.environment import Library, P, environment, scal
 from xlashard.errors import DonationError
 
 MANNERS = ("with", "with", "named", "named", "set_mesh")
-"""How a mesh is said: `with mesh:`, in shardings, by `jax.set_mesh`."""
+"""Ways to specify a mesh: `with mesh:`, in shardings, by `jax.set_mesh`."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """What the text of a program binds, read under one library.
+    """Bindings of the text of a program, read under one library.
 
     Attributes:
         f: The function.
         axes: Names and sizes of the mesh's axes.
         first: The position of the mesh's first device among all devices.
-        backwards: Whether the mesh has its devices in reverse order.
-        explicit: Whether the axes of the mesh are explicit.
+        backwards: True if the mesh has its devices in reverse order.
+        explicit: True if the axes of the mesh are explicit.
         manner: One of `MANNERS`.
         call: One of `CALLS`.
         partitioner: `shardy` or `gspmd`.
         arguments: The arguments, on the host.
-        placed: For each the spec by which it is dealt out before, or None.
+        placed: The spec by which each is sharded before the call, or None.
         options: Keywords of pjit.
     """
 
@@ -73,13 +73,13 @@ class Module:
 
 
 def read_header(text: str) -> Module:
-    """The module for what it says of itself, not to be run."""
+    """Return the bindings of a text that is not run."""
     nothing = Library("nothing", *[lambda *_, **__: None] * 7)
     return Module.read(text, nothing)
 
 
 def make_mesh(module: Module) -> jax.sharding.Mesh:
-    """Return the mesh that a program asks for."""
+    """Return the mesh of a program."""
     sizes = tuple(module.axes.values())
     devices = jax.devices()[module.first :][: int(np.prod(sizes))]
     if module.backwards:
@@ -91,7 +91,7 @@ def make_mesh(module: Module) -> jax.sharding.Mesh:
 
 @contextlib.contextmanager
 def under(partitioner: str) -> Any:
-    """Sets the partitioner for as long as it lasts."""
+    """Set the partitioner within a block."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     try:
@@ -103,13 +103,13 @@ def under(partitioner: str) -> Any:
 def run(
     text: str, library: Library, mesh: jax.sharding.Mesh | None = None, manner: str | None = None
 ) -> list[Any]:
-    """What the program gives, each time that it is called.
+    """Return the results of each call of a program.
 
     Args:
         text: The program.
-        library: Where its functions come from.
+        library: Source of its functions.
         mesh: The mesh in force, in the program's manner; None for none.
-        manner: Instead of the program's.
+        manner: How the mesh is specified, instead of the program's way.
     """
     module = Module.read(text, library)
     with warnings.catch_warnings():
@@ -127,7 +127,7 @@ def _in_force(mesh: jax.sharding.Mesh | None, manner: str) -> Any:
 
 
 def _given(module: Module, library: Library) -> list[Any]:
-    """The arguments, dealt out anew: some are donated."""
+    """Return the arguments, sharded anew because some are donated."""
     return [
         jax.tree.map(lambda leaf, spec=spec: library.put(leaf, spec), x)
         for x, spec in zip(module.arguments, module.placed, strict=True)
@@ -147,7 +147,7 @@ def _call(module: Module, library: Library) -> list[Any]:
 def _give_twice(module: Module, library: Library) -> None:
     """Give a donated argument a second time, as it is placed and as an uncommitted array.
 
-    Where its buffers would be taken over that is refused, and leaves it whole. JAX may hang.
+    A call that would take over its buffers is refused, and leaves it whole. JAX may hang.
     """
     donated = module.options.get("donate_argnums")
     if not isinstance(donated, tuple) or library.name != "xlashard":
@@ -165,7 +165,7 @@ def _give_twice(module: Module, library: Library) -> None:
 
 
 def _anew(module: Module, library: Library) -> list[Any]:
-    """With arguments from the host, dealt out, and on one device: in turn, by one function."""
+    """Call one function with arguments from the host, sharded ones, and on one device in turn."""
     f, given = _compiled(module, library), _given
     outs = [f(*module.arguments), f(*given(module, library))]
     # Under jax.set_mesh, jnp.asarray gives arrays that are committed to the mesh.
@@ -195,7 +195,7 @@ def _jit(module: Module, library: Library) -> list[Any]:
 
 
 def _of_floats(f: Callable[..., Any], module: Module, args: Sequence[Any]) -> Callable[..., Any]:
-    """The function of those arguments that a derivative may be taken by."""
+    """Return a function of the arguments that a derivative may be taken by."""
 
     def of_floats(*floats: Any) -> Any:
         full = list(args)
@@ -242,7 +242,7 @@ def _vmap(module: Module, library: Library) -> list[Any]:
 
 
 def _two(x: Any) -> Any:
-    """Two of them that differ, `[2, ...]`."""
+    """Stack two different values, `[2, ...]`."""
     if isinstance(x, jax.Array):
         return jnp.stack([x, x[::-1] if x.ndim else x])
     return np.stack([x, np.roll(x, 1)])
@@ -265,8 +265,8 @@ CALLS = (
     + ("lower",) * 2
     + ("jit", "nested", "grad", "remat", "jvp", "vmap")
 )
-"""How the program is called, as often as each is drawn."""
+"""Kinds of calls, as often as each is drawn."""
 SMOOTH_CALLS = ("grad", "remat", "jvp")
-"""Those that take derivatives."""
+"""Calls that take derivatives."""
 CALLS_OF_TREES = ("call", "anew", "lower", "jit", "nested")
-"""Those that call the program as it is, with arguments of any structure."""
+"""Calls without a transformation, with arguments of any structure."""

@@ -66,7 +66,7 @@ def pad(pool: Pool) -> Drawn:
 
 
 def cut(pool: Pool) -> Drawn:
-    """A static slice, forwards or backwards, with steps."""
+    """Draw a static slice, forwards or backwards, with steps."""
     x = pool.pick(ANY + "k", least=1)
     parts = []
     for length in x.shape:
@@ -80,9 +80,9 @@ def cut(pool: Pool) -> Drawn:
 
 
 def _start(pool: Pool, room: int) -> str:
-    """An index below `room`: of an integer at hand, or a constant.
+    """Draw an index below `room`: an available integer, or a constant.
 
-    One past the end should be moved back, but where the partitioner has cut that dimension an
+    An index past the end would be clamped, but if the partitioner shards that dimension, an
     update, or the gradient of a slice, is lost, with jax.jit as well.
     """
     whole = [v for v in pool.values if v.kind == "i" and not v.ndim]
@@ -147,10 +147,10 @@ def diagonal(pool: Pool) -> Drawn:
 
 
 def _indices(pool: Pool, length: int) -> Value:
-    """Integers to index a dimension with; some may lie outside of it.
+    """Draw integers to index a dimension with, possibly out of bounds.
 
-    As many as divide over the mesh: where the partitioner deals the updates of a scatter, or of
-    the gradient of a gather, out unevenly, its padding is added to row 0, with jax.jit as well.
+    Their number divides over the mesh: if the partitioner shards the updates of a scatter, or of
+    the gradient of a gather, unevenly, its padding is added to row 0, with jax.jit as well.
     """
     if not length:
         raise NoFit
@@ -199,7 +199,7 @@ def take_along(pool: Pool) -> Drawn:
 
 
 def scatter(pool: Pool) -> Drawn:
-    """Adds to, multiplies or bounds rows; a row may be named twice."""
+    """Draw an addition, product or bound of rows; a row may occur twice."""
     x = pool.pick("fi", least=1)
     indices = _indices(pool, x.shape[0])
     how = pool.dice.pick(["add", "min", "max"] if not pool.smooth else ["add"])
@@ -211,7 +211,7 @@ def scatter(pool: Pool) -> Drawn:
 
 
 def scatter_rows(pool: Pool) -> Drawn:
-    """Sets rows, each at most once: which of two would win is not defined."""
+    """Draw an assignment of rows, each at most once: the order of two is undefined."""
     x = pool.pick(ANY, least=1, full=True)
     count = pool.dice.between(1, x.shape[0])
     rows = sorted(pool.dice.sample(range(x.shape[0]), count))

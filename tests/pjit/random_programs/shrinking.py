@@ -1,4 +1,4 @@
-"""Makes a program that fails smaller, as long as it fails alike."""
+"""Shrink a failing program while it fails with the same kind."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ CALLS_ONE = ("inner_jit", "inner_pjit", "remat")
 
 
 def shrink(program: Program, first_failing: Callable[[Sequence[Program]], int | None]) -> Program:
-    """The smallest program found.
+    """Return the smallest failing program found.
 
     Args:
-        program: One that fails.
-        first_failing: Says which of some programs is the first that fails in the same way.
+        program: A failing program.
+        first_failing: Returns the position of the first program that fails with the same kind.
     """
     for _ in range(MOST_ROUNDS):
         smaller = list(_smaller(program))
@@ -27,7 +27,7 @@ def shrink(program: Program, first_failing: Callable[[Sequence[Program]], int | 
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with less in them, the largest steps first."""
+    """Yield smaller programs, the largest steps first."""
     for i in range(len(program.results)):
         kept = program.results[:i] + program.results[i + 1 :]
         if kept:
@@ -56,7 +56,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _less_said(program: Program) -> Iterator[Program]:
-    """With one sharding, placement or donation less."""
+    """Yield programs with one sharding, placement or donation less."""
     silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False, "wrapped": False}
     for field in ("arguments", "results"):
         for i, each in enumerate(getattr(program, field)):
@@ -67,7 +67,7 @@ def _less_said(program: Program) -> Iterator[Program]:
 
 
 def _fewer(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
-    """Statements of which one became simple, or one inside of its functions."""
+    """Yield statements with one, possibly in a function, replaced by a simple one."""
     for i, step in enumerate(steps):
         if step.operation == SIMPLE:
             continue
@@ -84,7 +84,7 @@ def _fewer(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
 
 
 def _inlined(step: Step) -> Iterator[Step]:
-    """The statements of the function that a step calls on one value."""
+    """Return the statements of the function that a step calls on one value."""
     (block,) = step.blocks
     given = step.text[step.text.rindex("(") + 1 : -1]
     yield Step(SIMPLE, block.params, given)
@@ -93,7 +93,7 @@ def _inlined(step: Step) -> Iterator[Step]:
 
 
 def _instead(before: Sequence[Step], step: Step) -> Iterator[str]:
-    """Expressions for what a statement gives: something that it reads, or a constant."""
+    """Yield replacements for the value of a statement: a name that it reads, or a constant."""
     if len(step.targets) == 1:
         (target,) = step.targets
         read = names_in([step.text])

@@ -17,16 +17,16 @@ def draw_spec(
     opening: float = 0.0,
     opens: Callable[[int], bool] = lambda length: True,
 ) -> str:
-    """The text of a spec that fits.
+    """Draw the text of a spec that fits a shape.
 
     Args:
-        dice: Decides.
-        shape: What it is for.
+        dice: Source of choices.
+        shape: The shape.
         axes: Names and sizes of the mesh's axes.
-        without: Axes that it may not use.
-        even: Whether each dimension must divide.
-        opening: How often a dimension is left to the partitioner.
-        opens: Whether one of a length may be.
+        without: Axes to leave out.
+        even: True if each dimension must divide.
+        opening: Probability of an unconstrained dimension.
+        opens: Returns True if a dimension of a length may be unconstrained.
     """
     free = [axis for axis in axes if axis[0] not in without]
     entries = []

@@ -1,4 +1,4 @@
-"""A program as Python: what is shown is what runs."""
+"""Programs as Python text, which is both printed and run."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ INDENT = "    "
 
 
 def program_text(program: Program) -> str:
-    """The program's module.
+    """Return the module of a program.
 
     It uses the names of `running.environment`, and binds those that `running.Module` reads.
     """
@@ -44,7 +44,7 @@ def program_text(program: Program) -> str:
 
 
 def steps_text(steps: Iterable[Step], indent: str = "") -> list[str]:
-    """The lines of statements."""
+    """Return the lines of statements."""
     lines = []
     for step in steps:
         for block in step.blocks:
@@ -55,7 +55,7 @@ def steps_text(steps: Iterable[Step], indent: str = "") -> list[str]:
 
 
 def block_text(block: Block, indent: str) -> list[str]:
-    """The lines of an inner function."""
+    """Return the lines of an inner function."""
     params = ", ".join(p.name for p in block.params)
     result = block.results[0] if len(block.results) == 1 else _tuple(block.results)
     lines = [f"{indent}{block.decorator}"] if block.decorator else []
