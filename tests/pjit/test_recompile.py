@@ -11,14 +11,13 @@ from tests.pjit.helpers import by_set_mesh, by_with, f32, fresh, make_mesh, unde
 from xlashard import NamedSharding, P, device_put, explain_recompile, pjit
 from xlashard.pjit.recompile import compile_log
 from xlashard.pjit.recompile.call_differences import CallDifference
-from xlashard.pjit.recompile.sites import Sites
 from xlashard.program.runtime.executables import EXECUTABLES
 
 
 @pytest.fixture(autouse=True)
 def nothing_known_yet(monkeypatch):
     EXECUTABLES.cache_clear()
-    monkeypatch.setattr(compile_log, "SITES", Sites())
+    monkeypatch.setattr(compile_log, "SITES", compile_log.Sites())
 
 
 def new_step():

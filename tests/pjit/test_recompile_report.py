@@ -21,14 +21,13 @@ from tests.waiting import wait_for
 from xlashard import NamedSharding, P, device_put, explain_recompile, jit, pjit
 from xlashard.errors import ArgumentError
 from xlashard.pjit.recompile import compile_log
-from xlashard.pjit.recompile.sites import Sites
 from xlashard.program.runtime.executables import EXECUTABLES
 
 
 @pytest.fixture(autouse=True)
 def nothing_known_yet(monkeypatch):
     EXECUTABLES.cache_clear()
-    monkeypatch.setattr(compile_log, "SITES", Sites())
+    monkeypatch.setattr(compile_log, "SITES", compile_log.Sites())
 
 
 def new_step():
