@@ -37,7 +37,7 @@ def same(got, wanted):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [False, True], ids=["free", "placed"])
-def test_residuals_stay_dealt_out_and_are_no_copies(mesh, rows, said, partitioner):
+def test_residuals_stay_sharded_without_copies(mesh, rows, said, partitioner):
     whole = NamedSharding(mesh, P())
     kwargs = {"in_shardings": (whole, rows), "out_shardings": rows} if said else {}
     f = pjit(lambda w, x: jnp.exp(jnp.tanh(x @ w)), **kwargs)

@@ -190,7 +190,7 @@ def test_a_mesh_entered_anew_at_each_call(compilations):
     assert (traces.count, compilations.count) == (2, 1)
 
 
-def test_tiles_and_the_spec_that_says_the_same_both_work(mesh):
+def test_tiles_and_an_equivalent_spec_both_work(mesh):
     fun = fresh()
     tiles = GSPMDSharding(jax.devices(), "{devices=[4,2]<=[8] last_tile_dim_replicate}")
     for sharding in (tiles, NamedSharding(mesh, P("x"))):

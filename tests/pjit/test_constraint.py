@@ -85,7 +85,7 @@ def test_pytrees_and_prefixes(mesh):
 
 
 @pytest.mark.parametrize("said", [UNSPECIFIED, AUTO])
-def test_what_says_nothing(said):
+def test_unspecified_shardings_constrain_nothing(said):
     np.testing.assert_array_equal(with_sharding_constraint(f32(4), said), f32(4))
 
 
@@ -108,7 +108,7 @@ def test_under_transformations(mesh, jit, partitioner):
     np.testing.assert_array_equal(jit(lambda x: jax.lax.cond(True, f, lambda x: x, x))(x), f(x))
 
 
-def test_the_gradient_is_dealt_out_alike(mesh, partitioner):
+def test_the_gradient_has_the_same_sharding(mesh, partitioner):
     f = jax.value_and_grad(lambda x: pinned(P("x"), mesh)(x).sum())
     said = '[{"x"}]' if partitioner == "shardy" else "devices=[4,2]"
     assert pjit(f).lower(f32(8)).as_text().count(said) == 2
@@ -157,7 +157,7 @@ class TestInsideShardMap:
         f = self.mapped(mesh, P())
         np.testing.assert_array_equal(pjit(f)(f32(8, 4)), f32(8, 4) * 2)
 
-    def test_an_axis_that_is_dealt_out(self, mesh, partitioner):
+    def test_a_manual_axis_is_refused(self, mesh, partitioner):
         for keywords in ({}, {"axis_names": {"x"}}):
             with pytest.raises(
                 ResourceError, match=naming("sharding of x ", "P('x',)", "shard_map")

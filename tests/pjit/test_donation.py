@@ -309,7 +309,7 @@ def test_who_may_have_taken_an_array_is_not_a_long_list(place):
         last + 1
 
 
-def test_what_nobody_can_have_taken():
+def test_deletions_without_a_known_cause():
     x = jax.numpy.ones((1, 2, 3, 4))
     x.delete()
     with pytest.raises(DeletedError, match=naming("float32[1,2,3,4]", "delete()", "donated")):

@@ -67,7 +67,7 @@ def constrained(mesh, *spec):
     return pjit(lambda x: with_sharding_constraint(x * 2, NamedSharding(mesh, P(*spec))))
 
 
-def test_a_constraint_that_says_what_the_type_says(explicit):
+def test_a_constraint_equal_to_the_type(explicit):
     x = put(X, explicit, "x")
     out = constrained(explicit, "x")(x)
     assert jax.typeof(out) == jax.typeof(x)

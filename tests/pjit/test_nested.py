@@ -157,7 +157,7 @@ def test_next_to_shard_map_and_inside_it(mesh, partitioner):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("enter", [lambda mesh: mesh, jax.set_mesh], ids=["with mesh", "set_mesh"])
-def test_where_some_axes_are_dealt_out_by_hand(mesh, enter, partitioner):
+def test_inside_a_shard_map_over_some_axes(mesh, enter, partitioner):
     inner = pjit(lambda x: with_sharding_constraint(jnp.sin(x) * 2, P(None, "y")))
     part = jax.shard_map(
         inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names=frozenset({"x"})
@@ -254,7 +254,7 @@ def test_inline_leaves_no_function(mesh):
     assert "pjit" not in str(jax.make_jaxpr(jax.vmap(f))(f32(2, 8)))
 
 
-def test_inline_says_nothing_of_calls_that_run_at_once(mesh, compilations):
+def test_inline_does_not_affect_calls_at_the_top_level(mesh, compilations):
     f = pjit(lambda x: jnp.sin(x) * jnp.cos(x) + 1, inline=True)
     jax.vmap(f)(f32(2, 8))
     assert compilations.count == 1

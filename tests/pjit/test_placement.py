@@ -146,7 +146,7 @@ def test_a_committed_argument_moves_to_a_requested_sharding_of_the_same_tiles(me
         f(device_put(f32(8, 4), jax.devices()[3]))
 
 
-def test_a_resource_that_says_the_same_otherwise(mesh):
+def test_an_equivalent_resource(mesh):
     tiles = GSPMDSharding(jax.devices(), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}")
     other_mesh = make_mesh((4, 2), ("a", "b"))
     for sharding in (tiles, NamedSharding(other_mesh, P("a"))):
@@ -155,7 +155,7 @@ def test_a_resource_that_says_the_same_otherwise(mesh):
             np.testing.assert_array_equal(pjit(jnp.sin, in_shardings=P("x"))(x), jnp.sin(f32(8, 4)))
 
 
-def test_uncommitted_arrays_go_where_they_are_told(mesh):
+def test_uncommitted_arrays_follow_in_shardings(mesh):
     f = pjit(lambda x: x * 1, in_shardings=P("x"))
     with mesh:
         assert spec_of(f(jnp.asarray(f32(8)))) == ("x",)
@@ -231,7 +231,7 @@ def test_device_and_backend():
     assert device_ids(pjit(lambda x: x + 1, backend="cpu")(f32(4))) == [0]
 
 
-def test_a_device_asked_for_by_name_draws_everything(mesh):
+def test_committed_arguments_move_to_a_requested_device(mesh):
     device = jax.devices()[4]
     f = pjit(lambda x: x + 1, device=device)
     spread = device_put(f32(4), NamedSharding(mesh, P("x")))

@@ -82,7 +82,7 @@ def test_programs_that_failed_once(path, partitioner):
 
 class TestDrawing:
     @pytest.mark.slow
-    def test_a_seed_says_it_all(self):
+    def test_a_seed_determines_the_program(self):
         for seed in range(20):
             program = draw_program(seed)
             assert program == draw_program.__wrapped__(seed)

@@ -56,7 +56,7 @@ def test_passed_and_written_in_place(mesh):
     assert alone.unsafe_buffer_pointer() == there
 
 
-def test_the_module_says_that_it_is_written_in_place(mesh):
+def test_the_module_marks_references_as_written_in_place(mesh):
     lowered = pjit(add_to).lower(dealt_out(mesh), X)
     assert "tf.aliasing_output = 1" in lowered.as_text()
     compiled = lowered.compile()

@@ -142,7 +142,7 @@ def test_another_mesh_at_each_call():
         assert out.sharding.shard_shape((8,)) == (8 // count,)
 
 
-def test_meshes_of_one_shape_over_other_devices_are_told_apart():
+def test_meshes_of_one_shape_over_other_devices_differ():
     def constrained(x):
         from xlashard import with_sharding_constraint
 
@@ -205,7 +205,7 @@ def test_a_sharding_of_the_users_own(partitioner):
     np.testing.assert_array_equal(out, f32(4, 2) * 2)
 
 
-def test_a_sharding_of_the_users_own_that_xla_cant_be_told_of():
+def test_a_user_defined_sharding_that_xla_does_not_support():
     class Uneven(Halves):
         def devices_indices_map(self, shape):
             first, second = self._devices
@@ -284,7 +284,7 @@ def test_a_keyword_in_both_writings_is_refused():
         pjit(double, in_shardings=None, in_axis_resources=None)
 
 
-def test_a_spec_without_a_mesh_says_what_to_write():
+def test_a_spec_without_a_mesh_names_the_remedy():
     with pytest.raises(MeshError, match=r"in_shardings of x is .*P\('x',?\).*with jax.set_mesh"):
         pjit(double, in_shardings=P("x"))(f32(8))
 

@@ -266,7 +266,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("harm", "text"), DAMAGE.values(), ids=DAMAGE)
-def test_damage_is_told(harm, text):
+def test_damage_is_reported(harm, text):
     with pytest.raises(SavedProgramError, match=text):
         Compiled.deserialize(harm(saved_sum()))
 
@@ -367,6 +367,6 @@ def test_one_process_saves_and_all_load(tmp_path):
         assert "both ran it" in output, output
 
 
-def test_pickle_is_told_the_way():
+def test_pickle_errors_name_serialize():
     with pytest.raises(ArgumentError, match=naming("Compiled", "pickle", "compiled.serialize()")):
         pickle.dumps(Compiled.deserialize(saved_sum()))

@@ -155,7 +155,7 @@ def test_another_topology_or_order_is_refused(data, make, text):
         Compiled.deserialize(data, devices=make())
 
 
-def test_without_such_devices_it_says_where_to_load_it(data):
+def test_missing_devices_are_named(data):
     with pytest.raises(
         SavedProgramError, match=r"made for tpu.*16 TPU v5 lite.*topology\(\.\.\.\)"
     ):
@@ -234,7 +234,7 @@ def test_flags_in_a_file_count(tmp_path):
     ]
 
 
-def test_flags_of_tpus_are_none_of_other_platforms():
+def test_flags_of_tpus_do_not_concern_other_platforms():
     flags = (("LIBTPU_INIT_ARGS", "--xla_tpu_a=1 --xla_b=1"), ("XLA_FLAGS", "--xla_tpu_c=1"))
     assert flag_differences(flags, (), "cpu") == flag_differences(flags, (), "cuda") == []
     assert len(flag_differences(flags, (), "tpu")) == 3

@@ -58,7 +58,7 @@ def check(results):
     np.testing.assert_allclose(results[1], (X @ W).sum(), rtol=1e-5)
 
 
-def test_one_device_where_nothing_is_said():
+def test_one_device_without_annotations():
     program = compile_stablehlo(MATMUL)
     check(program(X, W))
     assert program.devices == (jax.devices()[0],)
@@ -105,7 +105,7 @@ def test_specs_on_the_mesh_in_force(partitioner, mesh):
     check(program(X, W))
 
 
-def test_what_is_not_said_is_chosen_and_named_on_the_mesh(partitioner, mesh):
+def test_unspecified_shardings_are_chosen_and_named_on_the_mesh(partitioner, mesh):
     program = compile_stablehlo(MATMUL, in_shardings=[NamedSharding(mesh, P("x")), UNSPECIFIED])
     assert program.output_shardings[0].spec == P("x")
     assert program.input_shardings[1].is_fully_replicated
@@ -161,7 +161,7 @@ def test_annotations_in_the_other_notation_are_followed(mesh):
     assert out.sharding.is_fully_replicated
 
 
-def test_what_is_said_goes_before_the_modules_own(mesh):
+def test_overrides_precede_the_modules_own(mesh):
     program = compile_stablehlo(SHARDY, in_shardings=(UNSPECIFIED, P(None, "y"), UNSPECIFIED))
     grid = make_mesh((2, 4), ("x", "y"))
     assert program.input_shardings[:2] == (
@@ -279,7 +279,7 @@ def test_no_arguments_and_no_results():
     assert compile_stablehlo("func.func @main() { return }")() == ()
 
 
-def test_what_it_says_of_itself(partitioner, mesh):
+def test_properties_of_a_program(partitioner, mesh):
     program = compile_stablehlo(MATMUL, in_shardings=P("x"), mesh=mesh)
     assert "HloModule" in program.as_text()
     assert "stablehlo.dot_general" in program.as_text("stablehlo")

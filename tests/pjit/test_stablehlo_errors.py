@@ -76,6 +76,6 @@ BAD = {
 
 
 @pytest.mark.parametrize(("attempt", "kind", "text"), BAD.values(), ids=BAD.keys())
-def test_what_is_wrong_is_told_by_its_place(mesh, attempt, kind, text):
+def test_errors_name_the_argument(mesh, attempt, kind, text):
     with pytest.raises(kind, match=text):
         attempt(mesh)

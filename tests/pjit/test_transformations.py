@@ -108,7 +108,7 @@ def test_committed_arguments_stay_where_they_are(mesh):
 
 
 @pytest.mark.slow
-def test_gradients_are_dealt_out_like_their_arguments(mesh):
+def test_gradients_have_the_shardings_of_their_arguments(mesh):
     dw, dx = jax.grad(loss(sharded(mesh)), argnums=(0, 1))(W, X)
     assert spec_of(dw) == (None, "y")
     assert spec_of(dx) == ("x",)

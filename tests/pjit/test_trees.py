@@ -178,7 +178,7 @@ def unwritable():
 
 
 @pytest.mark.parametrize("name", unwritable())
-def test_what_no_file_can_hold_is_said_to_be_unknown(name):
+def test_unsupported_static_data_is_written_as_unknown(name):
     value = unwritable()[name]
     said = tree_to_json(structure({"a": value}))
     assert unknown_nodes(said)

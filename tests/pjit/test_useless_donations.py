@@ -63,7 +63,7 @@ def test_an_unused_donated_argument(place):
     assert x.is_deleted()
 
 
-def test_what_is_of_no_use_under_vmap_is_told_too(place):
+def test_useless_donations_under_vmap_are_reported(place):
     with pytest.warns(DonationWarning, match=naming("total ", "x: float32[8,3]", "96 bytes")):
         jax.vmap(pjit(total, donate_argnums=0))(place(f32(8, 3)))
     with pytest.raises(DonationError, match=naming("x: float32[8,3]", "96 bytes")):

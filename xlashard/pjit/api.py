@@ -20,12 +20,12 @@ else:
 
 
 class Jitted[**P, R](Protocol):
-    """A function compiled by `pjit`: called like the one that was given, with the same result."""
+    """A function compiled by `pjit`, called like the Python function and with the same result."""
 
     __name__: str
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the program for these arguments, which is compiled at the first such call."""
+        """Run the program for these arguments, which the first call compiles."""
         ...
 
     @overload
@@ -37,28 +37,28 @@ class Jitted[**P, R](Protocol):
 
     @property
     def __wrapped__(self) -> Callable[P, R]:
-        """The function that was given."""
+        """Return the Python function."""
         ...
 
     def lower(self, *args: Any, **kwargs: Any) -> "stages.Lowered":
-        """The module for such arguments, or for shapes (`jax.ShapeDtypeStruct`) of them."""
+        """Return the module for arguments, or for shapes (`jax.ShapeDtypeStruct`) of them."""
         ...
 
     def trace(self, *args: Any, **kwargs: Any) -> "stages.Traced":
-        """The jaxpr for such arguments or shapes."""
+        """Return the jaxpr for arguments or shapes."""
         ...
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes and dtypes of the result, as its tree of `jax.ShapeDtypeStruct`."""
+        """Return shapes and dtypes of the result, as its tree of `jax.ShapeDtypeStruct`."""
         ...
 
     def clear_cache(self) -> None:
-        """Lets go of every program that was compiled for the function."""
+        """Drop every program that was compiled for the function."""
         ...
 
 
 class _Decorator(Protocol):
-    """What `pjit` is without a function."""
+    """Decorator that `pjit` returns without a function."""
 
     def __call__[**P, R](self, fun: Callable[P, R], /) -> Jitted[P, R]: ...
 
@@ -121,21 +121,21 @@ def pjit(
     in_axis_resources: Any = UNSPECIFIED,
     out_axis_resources: Any = UNSPECIFIED,
 ) -> Any:
-    """Compiles a function into one program that runs over many devices.
+    """Compile a function into one program that runs over many devices.
 
     Args:
         fun: A function of pytrees of arrays. Without it comes a decorator with these options:
             `@pjit(donate_argnums=0)`.
-        in_shardings: Where the arguments go: a prefix of the tuple of arguments whose leaves are
+        in_shardings: Shardings of the arguments: a prefix of the tuple of arguments with the leaves
             None (replicated over the devices of the program; unspecified under `jit`), a
-            PartitionSpec on the mesh in force at the call, a Sharding, `UNSPECIFIED` (stay where
-            they are), or `FROM_GDA` (the same, of arrays only).
-        out_shardings: Where the results go, as a prefix of the result; what is unspecified stays
-            where the partitioner puts it.
-        static_argnums: Positions of arguments that are part of the program; hashable.
-        donate_argnums: Positions of arguments whose buffers the results may take over.
+            PartitionSpec on the mesh in force at the call, a Sharding, `UNSPECIFIED` (keep the
+            argument's own), or `FROM_GDA` (likewise, for arrays only).
+        out_shardings: Shardings of the results, as a prefix of the result; the partitioner chooses
+            those that are unspecified.
+        static_argnums: Positions of hashable arguments that are part of the program.
+        donate_argnums: Positions of arguments whose buffers the results may reuse.
         static_argnames: Names of arguments that are part of the program.
-        donate_argnames: Names of arguments whose buffers the results may take over.
+        donate_argnames: Names of arguments whose buffers the results may reuse.
         keep_unused: Keep arguments that no result needs.
         device: Run on this one device.
         backend: Run on this platform.
@@ -143,7 +143,7 @@ def pjit(
         compiler_options: Options of XLA.
         donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
         share_binary: In a program over several processes, let one compile, and the others load its
-            machine code; all must then compile it, in the same order.
+            machine code; all must compile their programs in the same order.
         in_axis_resources: An older name of `in_shardings`.
         out_axis_resources: An older name of `out_shardings`.
 
@@ -152,7 +152,7 @@ def pjit(
 
     Raises:
         ArgumentError: If an option is of the wrong kind.
-        ResourceError: If a sharding is none, or (at the call) does not fit its argument.
+        ResourceError: If a sharding is invalid, or (at the call) does not fit its argument.
         DeviceMismatchError: At the call, if its arguments live on different devices.
 
     Example:
@@ -184,11 +184,11 @@ def pjit(
 def _with_signature_of[F](function: F) -> Callable[[Callable[..., Any]], F]:
     """Give a function the parameters of another one, for callers and for type checkers."""
 
-    def given(wrapper: Any) -> F:
+    def decorate(wrapper: Any) -> F:
         wrapper.__signature__ = _PARAMETERS
         return wrapper
 
-    return given
+    return decorate
 
 
 _PARAMETERS = inspect.signature(pjit)
@@ -198,8 +198,8 @@ _PARAMETERS = inspect.signature(pjit)
 def jit(*args: Any, **kwargs: Any) -> Any:
     """Compile a function as `pjit` does, with None in shardings read as `jax.jit` reads it.
 
-    None leaves an argument where it is, and a result where the partitioner puts it, as
-    `UNSPECIFIED` does. Under `pjit` it means replicated, as it did when that was JAX's name for it.
+    None is `UNSPECIFIED`: an argument keeps its sharding, and the partitioner chooses that of a
+    result. Under `pjit` None means replicated, as in JAX before 2023.
 
     Args:
         *args: The positional arguments of `pjit`.
@@ -224,24 +224,25 @@ _RESOURCES = {"in_shardings", "out_shardings", "in_axis_resources", "out_axis_re
 
 
 def explain_recompile(fun: Any) -> "RecompileReport":
-    """Says what a pjit-ed function traced and compiled, and why it did so again.
+    """Report what a pjit-ed function traced and compiled, and the reason of each recompilation.
 
-    For each call that had something to make it finds the earlier one that it has most in common
-    with, and names the arguments, settings and meshes in which the two differ.
+    Each cache miss is compared with the most similar earlier call: the report lists the arguments,
+    settings and meshes in which the two differ.
 
-    To be told as it happens, set `XLASHARD_EXPLAIN_RECOMPILES=1`, or
+    To log each cache miss, set `XLASHARD_EXPLAIN_RECOMPILES=1`, or
     `logging.getLogger("xlashard.recompile").setLevel(logging.INFO)`, or JAX's own
     `jax_explain_cache_misses`.
 
     Args:
-        fun: What `pjit` returned.
+        fun: A function that `pjit` returned.
 
     Returns:
-        A report of the last 64 such calls since the function was made or its `clear_cache` called.
+        A report of the last 64 cache misses since the function was made or its `clear_cache`
+        called.
         Print it, or take `to_dict()` or `to_json()`.
 
     Raises:
-        ArgumentError: If it is no pjit-ed function.
+        ArgumentError: If `fun` is no pjit-ed function.
 
     Example:
         >>> import numpy as np
@@ -253,8 +254,8 @@ def explain_recompile(fun: Any) -> "RecompileReport":
     function = getattr(fun, "_function", None)
     if not isinstance(function, Function):
         raise ArgumentError(
-            f"explain_recompile takes a function that pjit made, not {type(fun).__name__}: write "
-            "f = pjit(fun), call f, and give f"
+            f"fun of explain_recompile is of type {type(fun).__name__}: expected a function that "
+            "pjit made; write f = pjit(fun), call f, then explain_recompile(f)"
         )
     return function.compile_log.report()
 

@@ -1,4 +1,4 @@
-"""The values that a function closes over: which become arguments of its program, and where."""
+"""Closed-over values of a function: which become arguments of its program, and their shardings."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,9 +28,9 @@ _LARGEST_CONSTANT = 1 << 16
 
 
 def is_hoisted(value: Any) -> bool:
-    """Whether a closed-over value becomes an argument.
+    """Return True if a closed-over value becomes an argument of the program.
 
-    It does if it is large, on several devices, or a reference.
+    References and arrays that are large or on several devices do.
     """
     if is_ref(value):
         return True
@@ -44,7 +44,7 @@ def is_hoisted(value: Any) -> bool:
 
 
 def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
-    """How a closed-over array is dealt out over several devices; None where it is not."""
+    """Return the sharding of a closed-over array over several devices; None for other values."""
     handle = bare(value)
     if not isinstance(handle, jax.Array):
         return None
@@ -60,20 +60,20 @@ def closed_over_values(jaxpr: Any, consts: Iterable[Any]) -> list[Any]:
 
 
 type ClosedOver = tuple[tuple[Callable[[], str], Sharding], ...]
-"""Of closed-over arrays what to call them, and where they are."""
+"""Description and sharding of closed-over arrays."""
 
 
 def closed_over_places(values: Iterable[Any], function: Any) -> ClosedOver:
-    """Find the closed-over arrays that are bound to several devices.
+    """Find the closed-over arrays that are committed to several devices.
 
-    What a reference holds stays where it is, also on one device.
+    The buffer of a reference keeps its placement, also on one device.
 
     Args:
-        values: What a function closes over and makes use of.
+        values: The closed-over values that a function uses.
         function: The function.
 
     Returns:
-        For each what to call it in an error, and where it is.
+        For each its description for errors, and its sharding.
     """
     found, held = [], []
     for value in values:
@@ -82,7 +82,7 @@ def closed_over_places(values: Iterable[Any], function: Any) -> ClosedOver:
         elif isinstance(value, jax.Array) and bare(value).committed:
             sharding = closed_over_sharding(value)
             if sharding is not None:
-                # Looked for only where somebody asks.
+                # The search for its variable runs for errors only.
                 found.append((partial(named_value, value, function, "the function"), sharding))
     return tuple(found + held)
 
@@ -92,7 +92,7 @@ def _a_reference() -> str:
 
 
 def named_value(value: Any, function: Any, called: str) -> str:
-    """An array that a function closes over, by the variable where one leads to it."""
+    """Describe a closed-over array, by its variable if there is one."""
     variable = None if function is None else closure_variable_name(function, value)
     if variable is None:
         return f"an array that {called} closes over"
@@ -100,12 +100,12 @@ def named_value(value: Any, function: Any, called: str) -> str:
 
 
 def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
-    """Refuses a function that closes over an array whose buffers are gone.
+    """Refuse a function that closes over a deleted array.
 
     Args:
         jaxpr: The closed jaxpr.
-        name: Of the function.
-        function: What it was traced from, where that is at hand.
+        name: The name of the function.
+        function: The Python function, or None.
 
     Raises:
         DeletedError: With the function, the variable and the array's type.
@@ -117,28 +117,28 @@ def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ClosedValues:
-    """The values that a function closes over, as processes compare them.
+    """The closed-over values of a function, as processes compare them.
 
     Attributes:
-        taken: Those that its program takes as arguments. The others stand in its module.
-        every: All of them.
+        hoisted: Arguments of its program. The other values are constants of its module.
+        all: All of them.
     """
 
-    taken: tuple[Any, ...]
-    every: tuple[Any, ...]
+    hoisted: tuple[Any, ...]
+    all: tuple[Any, ...]
 
     def digests(self) -> tuple[str, ...]:
-        """A digest of each that is taken; empty for one that this process does not have alone."""
-        return tuple(map(_digest, self.taken))
+        """Return a digest of each hoisted value; empty for one that spans processes."""
+        return tuple(map(_digest, self.hoisted))
 
     def describe(self, naming: "ValueNamer | None") -> tuple[tuple[str, str, str], ...]:
-        """Of all: what a person calls it, its type, and its digest."""
+        """Return name, type and digest of every closed-over value."""
         name = partial(named_value, function=None, called="it") if naming is None else naming
-        return tuple((name(value), str(abstractify(value)), _digest(value)) for value in self.every)
+        return tuple((name(value), str(abstractify(value)), _digest(value)) for value in self.all)
 
 
 def _digest(value: Any) -> str:
-    """A digest of a value that is wholly in this process and in no other; else nothing."""
+    """Return a digest of a value of this process alone; empty for one that spans processes."""
     if is_ref(value):
         return ""
     if not isinstance(value, jax.Array):

@@ -223,7 +223,7 @@ class CacheEntry:
 
     @property
     def programs(self) -> list[CompiledProgram]:
-        """The compiled programs, each once."""
+        """Return the compiled programs, each once."""
         return list(self._compiled.values())
 
 

@@ -54,17 +54,17 @@ from xlashard.sharding import (
 
 
 def with_sharding_constraint[T](x: T, shardings: Any) -> T:
-    """Tells the partitioner how a value inside a program is dealt out.
+    """Constrain the sharding of a value inside a program, and that of its gradient.
 
-    Its gradient is dealt out alike. Outside of any program it moves concrete arrays, and leaves out
-    the axes by which a dimension does not divide.
+    Outside of a program it reshards concrete arrays, without the axes by which a dimension does
+    not divide.
 
     Args:
         x: A pytree of arrays.
         shardings: A prefix of it: at each leaf a Sharding, or, with a mesh in force, a
-            PartitionSpec (`UNCONSTRAINED` dimensions stay with the partitioner) or None for
-            replicated. Dimensions need not divide evenly. A memory kind other than the default one
-            moves the value there.
+            PartitionSpec (the partitioner chooses the sharding of `UNCONSTRAINED` dimensions) or
+            None for replicated. Dimensions need not divide evenly. A memory kind other than the
+            default one moves the value to that memory.
 
     Returns:
         The same values.
@@ -98,17 +98,17 @@ def with_sharding_constraint[T](x: T, shardings: Any) -> T:
 
 def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
     check_alive(leaf, path, tracing.abstractify(leaf))
-    said = to_sharding(resource, mesh, "the sharding", path)
-    if said is REPLICATED:
+    requested = to_sharding(resource, mesh, "the sharding", path)
+    if requested is REPLICATED:
         raise MeshError(
-            f"the sharding of {path} is None (replicated), but no mesh is in force to say over "
-            "which devices: call inside `with jax.set_mesh(mesh):`, or give NamedSharding(mesh, "
-            "P())"
+            f"the sharding of {path} is None (replicated), but no mesh is in force to "
+            "replicate it over: call inside `with jax.set_mesh(mesh):`, or give "
+            "NamedSharding(mesh, P())"
         )
-    if said is not None:
-        sharding = _fitting(said, tracing.abstractify(leaf), path)
+    if requested is not None:
+        sharding = _fitting(requested, tracing.abstractify(leaf), path)
         leaf = constrain(leaf, _on_type(sharding, leaf, path))
-        if isinstance(leaf, tracing.Tracer) and _special_memory(sharding):
+        if isinstance(leaf, tracing.Tracer) and _has_custom_memory(sharding):
             # Inside a program the memory is part of the value's type.
             leaf = tracing.moved_to_memory(leaf, sharding.memory_kind)
     if resource.layout is not None:
@@ -116,24 +116,29 @@ def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
     return leaf
 
 
-def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
-    """The sharding as one that XLA can be told of, if it is one for arrays of this rank."""
+def _fitting(requested: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
+    """Return a sharding that XLA takes, for a value of a rank.
+
+    Raises:
+        ResourceError: If it has no equal tiles, or not for this rank.
+    """
     try:
-        sharding = as_tiles(said, aval.shape)
+        sharding = as_tiles(requested, aval.shape)
         sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
         raise ResourceError(
-            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {described(said)}: {error}",
+            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {described(requested)}: "
+            f"{error}",
             path=path,
         ) from None
     return sharding
 
 
 def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompatibleSharding:
-    """The sharding together with what the type of a traced value says on explicit axes.
+    """Return the sharding with the explicit axes in the type of a traced value.
 
     Raises:
-        ResourceError: If the two disagree, with what changes the type.
+        ResourceError: If the two contradict each other.
     """
     if not isinstance(value, tracing.Tracer) or not isinstance(sharding, NamedSharding):
         return sharding
@@ -154,12 +159,12 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
             path=path,
         )
     requested = spec.for_rank(aval.ndim)
-    for dim, (asked, cut) in enumerate(zip(requested, typed, strict=True)):
-        named = tuple(axis for axis in asked or () if axis in explicit)
-        if named == cut or asked is None:
-            dims.append(asked)
+    for dim, (axes, cut) in enumerate(zip(requested, typed, strict=True)):
+        named = tuple(axis for axis in axes or () if axis in explicit)
+        if named == cut or axes is None:
+            dims.append(axes)
         elif not named and implied:
-            dims.append((*cut, *asked))
+            dims.append((*cut, *axes))
         else:
             raise ResourceError(
                 f"the sharding of {path} is {sharding.spec}, but the type of {path}, "
@@ -172,12 +177,12 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
 
 
 def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
-    """Binds the constraint to one value."""
+    """Bind a constraint on one value."""
     return constraint_p.bind(value, **constraint_params(sharding))
 
 
 def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
-    """The parameters of an equation that constrains a value."""
+    """Return the parameters of an equation that constrains a value."""
     return {"sharding": sharding, "witness": _witness(sharding)}
 
 
@@ -188,7 +193,7 @@ def _witness(sharding: XLACompatibleSharding) -> Any:
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
-    # It is a computation, whatever JAX moves for it.
+    # A computation, which transfer guards do not restrict.
     with allow_transfers():
         return _constrained(x, sharding)
 
@@ -205,7 +210,7 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         try:
             sharding.is_compatible_aval(aval.shape)
         except GeometryError:
-            pass  # uneven: only the partitioner can do it
+            pass  # uneven: only the partitioner pads it
         else:
             here = not isinstance(x, jax.Array) or x.is_fully_addressable
             partial = sharding.is_unreduced or aval.sharding.spec.unreduced
@@ -220,7 +225,7 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
 
 
 def _of_host(x: Any, sharding: XLACompatibleSharding) -> Any:
-    """Return a value of the host as it is, where replication asks nothing of it.
+    """Return a value of the host unchanged, under `REPLICATED`.
 
     Raises:
         MeshError: If the sharding has axes.
@@ -234,7 +239,7 @@ def _of_host(x: Any, sharding: XLACompatibleSharding) -> Any:
 
 
 def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACompatibleSharding:
-    """The sharding without the axes by which a dimension does not divide: no array can lie so."""
+    """Return the sharding without the axes by which a dimension does not divide."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     dims = sharding.normal_spec.for_rank(len(shape))
@@ -248,7 +253,7 @@ def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACom
 
 
 def _leading(axes: tuple[str, ...], sizes: Mapping[str, int], length: int) -> tuple[str, ...]:
-    """As many of the axes as divide a length."""
+    """Return the longest prefix of the axes that divides a length."""
     tiles = accumulate((sizes[axis] for axis in axes), mul)
     return tuple(axis for axis, count in zip(axes, tiles, strict=True) if length % count == 0)
 
@@ -279,7 +284,7 @@ def _batch(
 def _with_batch_dim(
     sharding: XLACompatibleSharding, dim: int, ndim: int, axes: tuple[str, ...]
 ) -> XLACompatibleSharding:
-    """The sharding of the batched value; without axes of its own the batch is left open."""
+    """Return the sharding of the batched value; a batch without axes is unconstrained."""
     if isinstance(sharding, SingleDeviceSharding):
         if axes:
             raise ResourceError(
@@ -298,7 +303,7 @@ def _with_batch_dim(
     clash = [a for a in axes if a in spec.axes]
     if clash:
         raise ResourceError(
-            f"vmap deals its batch out along {clash[0]!r} (spmd_axis_name), but the constraint "
+            f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the constraint "
             f"{sharding.spec} inside uses that axis already: leave it out of one of them"
         )
     # Only automatic axes may be left to the partitioner.
@@ -313,7 +318,7 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -
     if 1 in (sharding.num_devices, lowering.device_count(ctx)) or _is_all_manual(sharding, manual):
         return x
     if sharding is REPLICATED and manual:
-        return x  # the axes that shard_map leaves to the partitioner have no names here
+        return x  # the automatic axes of shard_map have no names here
     partitioner = Partitioner.SHARDY if lowering.uses_shardy() else Partitioner.GSPMD
     if manual and partitioner is Partitioner.GSPMD:
         text = lowering.manual_text(ctx, sharding.twin(aval.shape), aval.ndim + trailing)
@@ -323,18 +328,18 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -
 
 
 def _is_all_manual(sharding: XLACompatibleSharding, manual: frozenset[str]) -> bool:
-    """True where `shard_map` leaves no axis to say anything of.
+    """Return True if all axes of the mesh are manual axes of a `shard_map`.
 
     Raises:
-        ResourceError: If a constraint inside names an axis that `shard_map` deals out by hand.
+        ResourceError: If a constraint inside names a manual axis.
     """
     if not manual or not isinstance(sharding, NamedSharding):
         return False
     clash = [axis for axis in sharding.normal_spec.axes if axis in manual]
     if clash:
         raise ResourceError(  # no-catalogue: needs a jaxpr traced elsewhere
-            f"the constraint {sharding.spec} names {clash[0]!r}, which shard_map around it has "
-            "dealt out already: each value there is one shard; leave that axis out"
+            f"the constraint {sharding.spec} names {clash[0]!r}, a manual axis of the shard_map "
+            "around it, where each value is one shard: leave that axis out"
         )
     return manual.issuperset(sharding.mesh.axis_names)
 
@@ -355,8 +360,8 @@ def _constraint(name: str, **rules: Any) -> Primitive:
 
 
 constraint_p = _constraint("sharding_constraint", abstract=_type)
-"""Pins the sharding of a value; parameters `sharding`, of this package, and `witness`, which tells
-JAX of its devices."""
+"""Pins the sharding of a value. Its parameter `sharding` is of this package; JAX reads the devices
+from its parameter `witness`."""
 
 boundary_p = _constraint("boundary_sharding")
 """Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body."""
@@ -364,14 +369,14 @@ recompute_in_remat(boundary_p)
 
 
 def only_places(eqn: Any) -> bool:
-    """Whether an equation is one of a body's boundary and leaves its value in the same memory."""
+    """Return True for an equation of a body's boundary that leaves its value in its memory."""
     if eqn.primitive is not boundary_p:
         return False
-    return not _special_memory(eqn.params["sharding"])
+    return not _has_custom_memory(eqn.params["sharding"])
 
 
-def _special_memory(sharding: XLACompatibleSharding) -> bool:
-    """Whether a sharding names another memory than its devices' default one."""
+def _has_custom_memory(sharding: XLACompatibleSharding) -> bool:
+    """Return True if a sharding has another memory kind than the default one."""
     kind = sharding.memory_kind
     if kind is None:
         return False

@@ -1,4 +1,4 @@
-"""The callable that a person gets: jaxlib's dispatcher, with the methods of a pjit-ed function."""
+"""The callable that users call: jaxlib's dispatcher, with the methods of a pjit-ed function."""
 
 import functools
 import sys
@@ -16,12 +16,12 @@ from xlashard.pjit.signature import Parameters
 
 
 class DispatchTarget(Protocol):
-    """What stands behind the callable.
+    """Implementation behind the callable.
 
     Attributes:
         fun: The Python function.
         parameters: Its parameters.
-        tracer: What traces it.
+        tracer: Traces it.
     """
 
     fun: Callable[..., Any]
@@ -30,16 +30,16 @@ class DispatchTarget(Protocol):
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Return the function's name."""
         ...
 
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """Runs a call that was not seen before, and says how to repeat it."""
+        """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
         ...
 
     @property
     def is_spread(self) -> bool:
-        """True once a program of the function runs on several devices."""
+        """Return True once a program of the function runs on several devices."""
         ...
 
     def donated_leaves(
@@ -49,14 +49,14 @@ class DispatchTarget(Protocol):
         ...
 
     def clear_cache(self) -> None:
-        """Forgets what was traced and compiled."""
+        """Drop everything that was traced and compiled."""
         ...
 
 
 def dispatched[F: DispatchTarget](
     function: F, methods: Mapping[str, Any], remake: Callable[[F], Any]
 ) -> Any:
-    """The C++ callable over a function; its methods are attributes of the instance.
+    """Return the C++ callable over a function; its methods are attributes of the instance.
 
     A deep copy of it is the callable itself, as of a Python function. A pickle holds its name where
     it stands in a module, and otherwise the function.

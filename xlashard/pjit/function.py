@@ -108,7 +108,7 @@ class Function:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """Return the function's name."""
         return self.parameters.signature.function
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -95,7 +95,7 @@ class LoweredSignature:
 
     @property
     def references(self) -> tuple[Any, ...]:
-        """The references of `written`: closed-over ones, and positions of arguments."""
+        """Return the references of `written`: closed-over ones, and positions of arguments."""
         count = len(self.consts)
         return tuple([self.consts[i] if i < count else i - count for i in self.written])
 

@@ -1,4 +1,4 @@
-"""Where NaN or infinity in a result comes from, once it is forbidden and found."""
+"""Finds the operation that made a forbidden NaN or infinity."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from xlashard.pjit.arguments import bare
 
 @dataclass(frozen=True)
 class Run:
-    """A run that gave something forbidden.
+    """A run with a forbidden result.
 
     Attributes:
-        body: The jaxpr of its arguments; None where nobody has it any more.
+        body: The jaxpr of its arguments; None if it was not kept.
         values: Its arguments.
-        paths: Each as a person would write it.
+        paths: Their paths.
     """
 
     body: Any
@@ -28,12 +28,12 @@ class Run:
 
 
 def explained(error: NonFiniteError, name: str, run: Run) -> NonFiniteError:
-    """The error with the function's name, and with the operation where it can be found.
+    """Return the error with the function's name, and with the operation if it can be found.
 
     Args:
-        error: What the run raised.
+        error: The error of the run.
         name: The function.
-        run: The run; none of its arguments was given away.
+        run: The run, whose arguments are not donated.
     """
     kind = error.kind
     flag = debug_flag(kind)
@@ -46,14 +46,14 @@ def explained(error: NonFiniteError, name: str, run: Run) -> NonFiniteError:
 
 
 def _origin(run: Run) -> str:
-    """Where it comes from, in words."""
+    """Describe the origin of the value."""
     forbidden = NonFinite()
     args = [bare(value) for value in run.values]
     for arg, path in zip(args, run.paths, strict=True):
         kind = forbidden.kind_in(arg)
         if kind is not None:
             return f"{path} holds {kind} already"
-    if run.body is None or has_effects(run.body) or not _all_here(args):
+    if run.body is None or has_effects(run.body) or not _is_addressable(args):
         return (
             "call the function inside `with jax.disable_jit():` to stop at the operation that "
             "makes it"
@@ -61,21 +61,23 @@ def _origin(run: Run) -> str:
     try:
         with unchecked():
             found = find_nan_origin(run.body, args, lambda x: forbidden.kind_in(bare(x)))
-    except Exception as error:  # whatever is wrong with running it so: the first error counts
-        return f"which operation makes it is not known, for run one by one they fail: {error}"
+    except Exception as error:  # an error of this second run; the first one counts
+        return (
+            f"the operation that makes it is unknown, since operations run one by one fail: {error}"
+        )
     return _described(found)
 
 
-def _all_here(args: list[Any]) -> bool:
-    """Whether this process can run an operation without the others."""
+def _is_addressable(args: list[Any]) -> bool:
+    """Return True if this process can run an operation without the others."""
     return all(not isinstance(arg, jax.Array) or arg.is_fully_addressable for arg in args)
 
 
 def _described(found: NanOrigin | None) -> str:
     if found is None:
         return (
-            "run one by one its operations make none, so it comes of how XLA puts them together, "
-            "or of a constant"
+            "its operations make no such value when run one by one, so that it comes from XLA's "
+            "fusion of them, or from a constant"
         )
     source = f" at {found.source}" if found.source else ""
     rounds = "".join(f", in round {count} of a {loop}" for loop, count in found.rounds)

@@ -1,4 +1,4 @@
-"""What a person gives to `pjit`, checked once and frozen."""
+"""The options of `pjit`, checked once and frozen."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +28,17 @@ class PjitOptions:
     """The options of one `pjit`-ed function.
 
     Attributes:
-        in_resources: Where arguments go, as a prefix of the tuple of arguments.
-        out_resources: Where results go, as a prefix of the result.
+        in_resources: Resources of the arguments, as a prefix of their tuple.
+        out_resources: Resources of the results, as a prefix of their tree.
         donate: Positions and names of arguments whose buffers may be reused.
         keep_unused: Keep arguments that no result needs.
         device: Run on this one device.
         backend: Run on this platform.
         inline: Leave no function of its own in an outer program.
         compiler_options: Options of XLA, sorted by name.
-        donation: What to do about a donated argument that no result can reuse.
+        donation: Warn about a donated argument that no result can reuse, or raise.
         share_binary: Let one process compile for all.
-        kind_of: Which class of arrays a result is; None for `Array`.
+        kind_of: Returns the class of a result; None for `Array`.
     """
 
     in_resources: ResourceTree
@@ -68,8 +68,8 @@ class Selected:
     """Parameters selected by position, by name, or by both.
 
     Attributes:
-        argnums: Positions; None if the caller gave none, so that they follow from the names.
-        argnames: Names; None if the caller gave none, so that they follow from the positions.
+        argnums: Positions; None to take them from the names.
+        argnames: Names; None to take them from the positions.
     """
 
     argnums: tuple[int, ...] | None = None
@@ -80,7 +80,7 @@ class Selected:
         """Check `static_argnums` and `static_argnames`, or those of `donate`.
 
         Raises:
-            ArgumentError: If they hold other values than ints and texts.
+            ArgumentError: If one is no int or no name.
         """
         return cls(
             None if argnums is None else index_tuple(argnums, f"{what}_argnums"),
@@ -90,7 +90,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Named:
-    """What was given, and the name of the argument that it was given as."""
+    """A value, and the keyword by which the user passed it."""
 
     name: str
     value: Any
@@ -103,13 +103,13 @@ def read_options(
     device: tuple[Any, str | None],
     rest: Mapping[str, Any],
 ) -> PjitOptions:
-    """Checks what was given to `pjit`.
+    """Check the options of `pjit`.
 
     Raises:
-        ArgumentError: If an option is of the wrong kind, or two contradict.
-        ResourceError: If a sharding is none, or leaves a dimension to the partitioner.
+        ArgumentError: If an option has the wrong type, or two contradict each other.
+        ResourceError: If a sharding is invalid, or has an unconstrained dimension.
     """
-    # The arguments are a tuple; a list of resources for them is meant as one.
+    # The arguments are a tuple, so that a list of resources for them is taken as a tuple.
     in_shardings = tuple(ins.value) if isinstance(ins.value, list) else ins.value
     chosen, backend = device
     if chosen is not None and backend is not None:
@@ -151,23 +151,23 @@ def read_options(
 
 
 def either(first: tuple[str, Any], second: tuple[str, Any]) -> Named:
-    """What was given by one of two names of an argument, each with its value.
+    """Return the value of an argument with two names, and the name that the user wrote.
 
-    Errors speak of it by the name that was used; by the first where none was.
+    Without a value it is the first name.
 
     Raises:
-        ResourceError: If both were used: it says to use the first.
+        ResourceError: If both names have a value.
     """
-    (name, given), (other_name, other) = first, second
-    if given is not UNSPECIFIED and other is not UNSPECIFIED:
+    (name, value), (other_name, other) = first, second
+    if value is not UNSPECIFIED and other is not UNSPECIFIED:
         raise ResourceError(
             f"pjit got both {name} and {other_name}, which mean the same: give {name} alone"
         )
-    return Named(name, given) if other is UNSPECIFIED else Named(other_name, other)
+    return Named(name, value) if other is UNSPECIFIED else Named(other_name, other)
 
 
 def made_or_decorator(fun: Any, make: Callable[[Any], Any]) -> Any:
-    """What is made of a function; where none was given, a decorator that makes it.
+    """Return the wrapper of a function; without a function a decorator.
 
     Raises:
         ArgumentError: If it is no function.
@@ -197,7 +197,7 @@ def _inline(value: Any) -> bool:
 
 
 def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Options of XLA, sorted by name.
+    """Return compiler options as items, sorted by name.
 
     Raises:
         ArgumentError: If they are no mapping from names to plain values.
@@ -219,7 +219,7 @@ def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str,
 
 
 def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
-    """Positions as a tuple.
+    """Return positions as a tuple.
 
     Raises:
         ArgumentError: If they are no ints.
@@ -239,7 +239,7 @@ def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]
 
 
 def name_tuple(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
-    """Names as a tuple.
+    """Return names as a tuple.
 
     Raises:
         ArgumentError: If they are no texts.
@@ -258,7 +258,7 @@ def name_tuple(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
 
 
 def _other_keyword(what: str, item: Any) -> str:
-    """The keyword for positions in the place of that for names, or the other way round."""
+    """Return the keyword for positions in place of the one for names, or vice versa."""
     kind, _, form = what.partition("_")
     return f"{kind}_{'argnames' if form == 'argnums' else 'argnums'}={item!r}"
 
@@ -272,7 +272,7 @@ def _is_int(item: Any) -> bool:
 
 
 def check_callable(fun: Callable[..., Any]) -> None:
-    """Refuses what can't be traced as a function.
+    """Refuse an object that can't be traced as a function.
 
     Raises:
         ArgumentError: If `fun` is not callable, or a generator or coroutine function.

@@ -1,8 +1,8 @@
 """The primitive that a pjit-ed function becomes inside a transformation or a trace.
 
-Its shardings stand in the body as constraints on its first and last values, so that each rule by
-which JAX transforms the body carries them along, and every piece that comes back to be run here
-still says where its values belong.
+Its shardings stand in the body as constraints on its first and last values, so that the rules by
+which JAX transforms the body carry them along, and every piece that is run here contains the
+shardings of its values.
 """
 
 import weakref
@@ -115,7 +115,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     )
     used = used_parts_of(jaxpr)
     placed = used.inner or any(a.committed for a in compress(arguments, used.args))
-    wanted = ShardingRequest(
+    shardings = ShardingRequest(
         arguments=arguments,
         in_shardings=in_shardings,
         out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
@@ -127,7 +127,9 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
-    request = LoweringRequest(label, resolve(wanted), layouts, piece.donated, options=piece.options)
+    request = LoweringRequest(
+        label, resolve(shardings), layouts, piece.donated, options=piece.options
+    )
     miss = CacheMiss()
     compiled = PROGRAMS.entry(jaxpr, request).compile(jaxpr, request, miss)
     DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
@@ -138,7 +140,7 @@ def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram
 
 
 def _closed(sharding: Any, aval: Any) -> Any:
-    """A constraint as a sharding of an argument or result, where it can be one."""
+    """Return the sharding of a constraint, if an argument or result can have it; else None."""
     if sharding is None:
         return None
     if isinstance(sharding, NamedSharding) and not sharding.normal_spec.is_constrained:
@@ -206,15 +208,15 @@ def all_parts_of(jaxpr: Any) -> UsedParts:
 def constrained_body(
     jaxpr: Any, ins: tuple[Any, ...], outs: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The jaxpr with constraints on its first and last values; made once per shardings.
+    """Return the jaxpr with constraints on its first and last values, cached by shardings.
 
     Args:
         jaxpr: The closed jaxpr.
-        ins: For each argument a sharding or None.
-        outs: For each result a sharding or None.
+        ins: The sharding of each argument, or None.
+        outs: The sharding of each result, or None.
 
     Returns:
-        The body, and the closed-over arrays that it takes in front of its arguments.
+        The body, and the closed-over arrays that it takes before its arguments.
     """
     chosen = [is_hoisted(value) for value in jaxpr.consts]
     if not any(ins) and not any(outs) and not any(chosen):

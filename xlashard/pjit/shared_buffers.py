@@ -1,13 +1,13 @@
-"""Donated arguments that share buffers with another argument: found before the program starts.
+"""Finds donated arguments that share buffers with another argument, before the program starts.
 
-XLA refuses such a call on each device by itself. Where only some devices hold the shared buffer,
-as with an array on one device that is given twice to a program over eight, the others have started
-by then and wait in a collective for good. A repeat call on a single device is left to XLA, which
-refuses it as a whole, and the arguments are compared then, for the error.
+XLA refuses the call on each device independently. If only some devices hold the shared buffer, as
+with an array on one device that is passed twice to a program over eight, the other devices have
+started already and wait in a collective forever. XLA refuses a repeat call on a single device as a
+whole, and the arguments are compared only for the error.
 
-An Array that came out of a program, and whose handle no code has read since, is the only holder of
-its buffers. A repeat call therefore compares the ids of its arguments, and looks at the buffers of
-those donated arrays alone that came from elsewhere.
+A result of a program whose handle no code has read since is the only holder of its buffers. A
+repeat call therefore compares the ids of its arguments, and inspects the buffers of the remaining
+donated arrays only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -85,7 +85,7 @@ def refusal(
         )
     taken = first if donated[pair[0]] else second
     return DonationError(
-        f"{name} was given the same buffers as {first} and as {second}, and {taken} is donated: "
+        f"{name} got the same buffers as {first} and as {second}, and {taken} is donated: "
         f"pass a copy as one of them (jnp.copy(x)), or take {taken} out of donate_argnums"
     )
 
@@ -95,6 +95,6 @@ def _is_exclusive(value: Any) -> bool:
 
 
 def _handles(values: Iterable[Any]) -> Iterable[Any]:
-    """Return the handles of arrays among values, but of those that share no buffers."""
+    """Return the handles of arrays that may share their buffers."""
     handles = (base_handle(bare(value)) for value in values if not _is_exclusive(value))
     return (handle for handle in handles if handle is not None)

@@ -1,4 +1,4 @@
-"""The signature of a function: how positions and names of its parameters go together."""
+"""Parameters of a pjit-ed function: static and donated ones, and the paths of their leaves."""
 
 import difflib
 import functools
@@ -21,7 +21,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def function_name(fun: Callable[..., Any]) -> str:
-    """The name of a function, of what a partial calls, or of a callable object's class."""
+    """Return the name of a function, of what a partial calls, or of a callable object's class."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", type(fun).__name__)
@@ -29,7 +29,7 @@ def function_name(fun: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class Signature:
-    """What is known of a function's parameters.
+    """Names and kinds of a function's parameters.
 
     Attributes:
         function: The function's name.
@@ -49,7 +49,7 @@ class Signature:
 
     @classmethod
     def of(cls, fun: Callable[..., Any]) -> "Signature":
-        """Reads it, where Python knows one."""
+        """Inspect a function; one without a signature takes any arguments."""
         name = function_name(fun)
         try:
             signature = inspect.signature(fun)
@@ -67,22 +67,22 @@ class Signature:
         )
 
     def name(self, position: int) -> str:
-        """What a positional argument is called: `x`, `rest[0]`."""
+        """Return the name of a positional argument: `x`, `rest[0]`."""
         if position < len(self.names):
             return self.names[position]
         return f"{self.rest or 'args'}[{position - len(self.names)}]"
 
     def keyword(self, name: str) -> str:
-        """What an argument passed by keyword is called: `x`, `more['y']`."""
+        """Return the name of an argument passed by keyword: `x`, `more['y']`."""
         return name if name in self.by_keyword else f"{self.more}[{name!r}]"
 
-    def settle(
+    def resolve(
         self, argnums: Sequence[int] | None, argnames: Sequence[str] | None, what: str
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the selected positions and names.
 
-        Where only one of the two was given, the other follows from the signature; where both were,
-        each stands as given: a parameter may be static when passed by position alone.
+        If only one of the two is there, the other follows from the signature. If both are, they
+        are independent: a parameter may be static only when passed by position.
 
         Args:
             argnums: Positions, of which negative ones count from the end, or None.
@@ -90,7 +90,7 @@ class Signature:
             what: `"static"` or `"donate"`, for errors.
 
         Raises:
-            ArgumentError: If one does not exist.
+            ArgumentError: If a position or name does not exist.
         """
         positions = {self._position(i, what) for i in argnums or ()}
         names = set(argnames or ())
@@ -107,21 +107,21 @@ class Signature:
         return tuple(sorted(positions)), tuple(sorted(names))
 
     def _position(self, i: int, what: str) -> int:
-        settled = i + len(self.names) if i < 0 and self.rest is None else i
-        if settled < 0 or (settled >= len(self.names) and self.rest is None):
+        position = i + len(self.names) if i < 0 and self.rest is None else i
+        if position < 0 or (position >= len(self.names) and self.rest is None):
             raise ArgumentError(
                 f"{what}_argnums holds {i}, but {self.function} takes "
                 f"{counted(len(self.names), 'positional argument')} {self.describe()}: give "
                 + positions_text(len(self.names))
             )
-        return settled
+        return position
 
     def describe(self) -> str:
-        """`(x, y)`, the positional parameters."""
+        """Return the positional parameters as code: `(x, y)`."""
         return f"({', '.join(self.names)})"
 
     def _names_text(self, wrong: str) -> str:
-        """Which names there are, and which one of them was probably meant."""
+        """Return the names that exist, and the one closest to a wrong name."""
         known = [*self.names, *sorted(self.by_keyword.difference(self.names))]
         close = difflib.get_close_matches(wrong, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -129,7 +129,7 @@ class Signature:
 
 
 def positions_text(count: int) -> str:
-    """The positions that so many arguments have, for messages."""
+    """Return the valid positions of a number of arguments, for messages."""
     if count > 1:
         return f"positions from 0 to {count - 1}"
     return "position 0" if count else "none"
@@ -164,14 +164,14 @@ class Parameters:
         static: Selected,
         donate: Selected,
     ) -> "Parameters":
-        """Reads a function's signature and settles positions and names by it.
+        """Read a function's signature, and resolve positions and names by it.
 
         Raises:
             ArgumentError: If a parameter is both static and donated, or does not exist.
         """
         signature = Signature.of(fun)
-        static_nums, static_names = signature.settle(static.argnums, static.argnames, "static")
-        donate_nums, donate_names = signature.settle(donate.argnums, donate.argnames, "donate")
+        static_nums, static_names = signature.resolve(static.argnums, static.argnames, "static")
+        donate_nums, donate_names = signature.resolve(donate.argnums, donate.argnames, "donate")
         both = [signature.name(i) for i in donate_nums if i in static_nums]
         both += [n for n in donate_names if n in static_names]
         if both:
@@ -183,7 +183,7 @@ class Parameters:
 
     @property
     def donates(self) -> bool:
-        """True if a call may take over buffers of its arguments."""
+        """Return True if a call may take over buffers of its arguments."""
         return bool(self.donate_argnums or self.donate_argnames)
 
     @cached_property
@@ -199,11 +199,11 @@ class Parameters:
 
     @cached_property
     def needs_check(self) -> bool:
-        """True if a call can fail `check_call`."""
+        """Return True if a call can fail `check_call`."""
         return bool(self.static_argnums or self.static_argnames or self.donate_argnums)
 
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Checks what jaxlib does not say well: hashable static arguments, donated positions.
+        """Check that static arguments are hashable and donated positions exist.
 
         Raises:
             ArgumentError: With the argument's name.
@@ -226,7 +226,7 @@ class Parameters:
     def _dynamic(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, bool, Any]], list[tuple[str, bool, Any]]]:
-        """`(name, donated, value)` of positional and of keyword arguments, without static ones."""
+        """Return `(name, donated, value)` of dynamic positional and keyword arguments."""
         positional = [
             (self.signature.name(i), i in self._donated_positions, arg)
             for i, arg in enumerate(args)
@@ -256,7 +256,7 @@ class Parameters:
     def statics(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[tuple[str, Any, bool], ...]:
-        """The name and value of each static argument of a call, and if it was passed by name."""
+        """Return name and value of each static argument, and True if it was passed by name."""
         given = [i for i in self.static_argnums if i < len(args)]
         return (
             *[(self.signature.name(i), args[i], False) for i in given],
@@ -291,11 +291,11 @@ class Parameters:
         return _flatten(donated)[0], _flatten(others)[0]
 
     def expand_in(self, tree: ResourceTree, in_tree: Any) -> list[Resource]:
-        """One resource for each argument's leaf, from a tuple with one entry per parameter.
+        """Return one resource for each argument's leaf, from a tuple with one entry per parameter.
 
         An argument passed by keyword takes the entry of the parameter of that name; keyword-only
-        parameters have none and are left where they are. An entry may be there for a parameter
-        that is left to its default.
+        parameters have none and are unspecified. Parameters left to their defaults may have
+        entries.
 
         Raises:
             ResourceError: If the tuple does not fit the arguments.
@@ -323,13 +323,13 @@ class Parameters:
         return out
 
     def _dynamic_positions(self, number: int | None = None, *, before: int = 0) -> list[int]:
-        """The first positions that are not static: so many of them, or all before one."""
+        """Return the first positions that are not static: a number of them, or all before one."""
         if number is None:
             return [i for i in range(before) if i not in self.static_argnums]
         return list(islice((i for i in count() if i not in self.static_argnums), number))
 
     def _entries(self, tree: ResourceTree, needed: int, args_tree: Any) -> Sequence[Any]:
-        """The entries of a tuple of resources, if it has as many as the arguments need."""
+        """Return the entries of a tuple of resources, if the arguments need as many."""
         entries, function = tree.tree(), self.signature.function
         if type(entries) is not tuple:
             raise ResourceError(
@@ -363,7 +363,7 @@ def _expand_one(tree: ResourceTree, entry: Any, subtree: Any, name: str) -> list
 
 
 def _tuple_hint(tree: ResourceTree, needed: int, args_tree: Any) -> str:
-    """What to write where the one argument is itself a tuple or a list."""
+    """Return a hint for a single argument that is itself a tuple or a list."""
     if needed != 1 or args_tree.num_nodes < 2:
         return ""
     kind = args_tree.children()[0].node_data()

@@ -85,7 +85,7 @@ class DeviceAssignmentSource(NamedTuple):
 
     @property
     def holds_data(self) -> bool:
-        """True for an array, which can be moved."""
+        """Return True for an array, which can be moved."""
         return self.kind in ("argument", "closed over")
 
     def describe(self, names: tuple[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What errors say of shardings and types, and the code that they advise."""
+"""Descriptions of shardings for errors, and the code that errors suggest."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from xlashard.sharding import (
 
 
 def described(sharding: Sharding) -> str:
-    """A sharding with its numbers: `NamedSharding(x=4, y=2; P('x', None))`."""
+    """Describe a sharding with the sizes of its mesh: `NamedSharding(x=4, y=2; P('x', None))`."""
     if not isinstance(sharding, NamedSharding):
         return repr(sharding)
     shape = ", ".join(f"{k}={v}" for k, v in sharding.mesh.shape.items())
@@ -24,7 +24,7 @@ def described(sharding: Sharding) -> str:
 
 
 def as_code(sharding: Sharding) -> str:
-    """A sharding as one writes it, on the mesh or devices at hand."""
+    """Return a sharding as code, on the mesh or devices at hand."""
     if isinstance(sharding, NamedSharding):
         return f"NamedSharding(mesh, {sharding.spec}{_memory(sharding)})"
     if isinstance(sharding, SingleDeviceSharding):
@@ -43,7 +43,7 @@ def _memory(sharding: Sharding) -> str:
 
 
 def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
-    """What to do about a dimension that can't be cut evenly."""
+    """Return advice for a dimension that can't be cut evenly."""
     pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
     if not isinstance(sharding, NamedSharding):
         return pad
@@ -53,14 +53,14 @@ def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
     return f"{pad}, or leave it whole: {replace(spec, dims=tuple(dims)).describe()}"
 
 
-def type_hint(given: Any, wanted: Any, otherwise: str) -> str:
-    """What to do about an array of another type than a program takes.
+def type_hint(actual: Any, expected: Any, otherwise: str) -> str:
+    """Return advice for an array of another type than a program takes.
 
     Args:
-        given: The abstract value of the array.
-        wanted: That of the program's argument.
-        otherwise: What to do where no cast of the array would help.
+        actual: The abstract value of the array.
+        expected: The abstract value of the program's argument.
+        otherwise: The advice if no cast of the array helps.
     """
-    if given.shape == wanted.shape and np.can_cast(given.dtype, wanted.dtype, "same_kind"):
-        return f"pass x.astype({wanted.dtype.name!r})"
+    if actual.shape == expected.shape and np.can_cast(actual.dtype, expected.dtype, "same_kind"):
+        return f"pass x.astype({expected.dtype.name!r})"
     return otherwise

@@ -81,7 +81,7 @@ class Resource:
 
     @property
     def is_unspecified(self) -> bool:
-        """True if it requests no sharding."""
+        """Return True if it requests no sharding."""
         return isinstance(self.given, UnspecifiedValue | Auto | FromGda)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -110,7 +110,7 @@ class ResourceTree:
 
     @property
     def is_unspecified(self) -> bool:
-        """True if it requests neither a sharding nor a layout."""
+        """Return True if it requests neither a sharding nor a layout."""
         return all([r.is_unspecified and r.layout is None for r in self.leaves])
 
     def tree(self) -> Any:

@@ -1,4 +1,4 @@
-"""Shardings that name no devices yet, and the devices of a program in their place."""
+"""Shardings without devices, which the devices of a program replace."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -39,7 +39,7 @@ class _Replicated(XLACompatibleSharding):
 
 
 REPLICATED = _Replicated()
-"""`None` as a resource of `pjit`, as long as the devices of its program are not known."""
+"""`None` as a resource of `pjit`, before the devices of its program are known."""
 
 
 def names_devices(sharding: Sharding) -> bool:
@@ -50,7 +50,7 @@ def names_devices(sharding: Sharding) -> bool:
 
 
 def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XLACompatibleSharding:
-    """Return a sharding that names no devices as one over these.
+    """Return a sharding without devices as one over these devices.
 
     Raises:
         DeviceMismatchError: If it stands on an abstract mesh of another size.

@@ -44,8 +44,8 @@ _flatten = jax.tree_util.default_registry.flatten
 class BoundStep:
     """Calls `step(*rest)` of a program `state, out = f(state, *rest)` and keeps the state itself.
 
-    Structure, shapes and places of the state are checked once, when it is bound. A call then only
-    places the other arguments and hands the program its buffers. Made by `Compiled.bind`.
+    Structure, shapes and shardings of the state are checked once, when it is bound. A call then
+    only places the other arguments and passes the program its buffers. Made by `Compiled.bind`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ class BoundStep:
 
     @property
     def state(self) -> Any:
-        """The state after the last call, as its pytree of Arrays.
+        """Return the state after the last call, as its pytree of Arrays.
 
         If the program takes over the state's buffers, the next call deletes these Arrays, as
         passing them to the pjit-ed function would.
@@ -110,7 +110,7 @@ class BoundStep:
         return self._state
 
     def __call__(self, *rest: Any) -> Any:
-        """Runs one step.
+        """Run one step.
 
         Args:
             rest: The arguments other than the state, in order.
@@ -298,11 +298,11 @@ def _fitting(value: Any, wanted: Input) -> Any:
 def bind_step(
     compiled: CompiledProgram, info: StageInfo, state: Any, argnum: int, body: Any = None
 ) -> BoundStep:
-    """Checks that a program maps a state to a state, and binds the first one.
+    """Check that a program maps a state to a state, and bind the first one.
 
     Raises:
-        ArgumentError: If its result does not begin with a state like the argument, or the state
-            given is not what the program was compiled for.
-        ResourceError: If the state given is committed to another place.
+        ArgumentError: If its result does not begin with a state like the argument, or the program
+            was compiled for another state.
+        ResourceError: If the state is committed to another sharding.
     """
     return BoundStep(compiled, plan_step(compiled, info, argnum), state, body)

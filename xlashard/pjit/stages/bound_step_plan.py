@@ -1,4 +1,4 @@
-"""How a bound step's program takes and gives buffers: checked and worked out once."""
+"""Plan of a bound step: the buffers that its program takes and returns, checked once."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -30,11 +30,11 @@ class Input:
     """A leaf of the arguments other than the state.
 
     Attributes:
-        path: As a person would write it.
+        path: Its path.
         aval: Its abstract value.
-        position: Its place among the program's arguments; None if the program drops it.
-        twin: JAX's sharding that the program takes it under.
-        layout: The layout that the program takes it in, as a handle's own compares with it.
+        position: Its position among the program's arguments; None if the program drops it.
+        twin: JAX's sharding under which the program takes it.
+        layout: The layout in which the program takes it, comparable with that of a handle.
     """
 
     path: str
@@ -46,23 +46,23 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """How a bound step's program takes and gives buffers.
+    """The buffers that a bound step's program takes and returns.
 
     Attributes:
         name: The function's name.
         state_tree: The tree of the state.
         state_paths: The paths of its leaves.
-        keys: Whether keys are among the state's leaves or the results: handles of another kind.
+        keys: True if keys, whose handles differ, are among the state's leaves or the results.
         rest_tree: The tree of the other arguments.
-        out_tree: The tree of what a call returns besides the state; None if it returns only that.
+        out_tree: The tree of the results besides the state; None if the state is the only one.
         inputs: The leaves of the other arguments.
         takes_leaves: True if each of the other arguments is a single leaf.
-        order: Where each argument of the program stands among placed constants, state and other
-            arguments; None if they stand in that order already.
-        donates: Whether a call takes over the state's buffers.
-        donated_inputs: For each leaf of the other arguments whether a call takes over its buffers;
-            empty if it takes over none.
-        before: How many leaves of the other arguments come before the state.
+        order: The position of each argument of the program among placed constants, state and other
+            arguments; None if they are in that order already.
+        donates: True if a call donates the state's buffers.
+        donated_inputs: For each leaf of the other arguments, True if a call donates its buffers;
+            empty if it donates none.
+        before: The number of leaves of the other arguments before the state.
     """
 
     name: str
@@ -80,7 +80,7 @@ class StepPlan:
 
 
 def plan_step(compiled: CompiledProgram, info: StageInfo, argnum: int) -> StepPlan:
-    """Checks that a program maps a state to a state.
+    """Check that a program maps a state to a state.
 
     Raises:
         ArgumentError: If its result does not begin with a state like the argument.
@@ -125,22 +125,22 @@ def plan_step(compiled: CompiledProgram, info: StageInfo, argnum: int) -> StepPl
 def place_state(
     compiled: CompiledProgram, plan: StepPlan, state: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Checks a first state, and places it as every later one will be.
+    """Check a first state, and place it like every later one.
 
     Returns:
         The state's leaves, and their handles.
 
     Raises:
-        ArgumentError: If it is not what the program was compiled for.
-        DeletedError: If its buffers are gone.
-        ResourceError: If it is committed to another place.
-        DonationError: If two of its leaves that the program takes over share their buffers.
+        ArgumentError: If the program was compiled for another state.
+        DeletedError: If its buffers are deleted.
+        ResourceError: If it is committed to another sharding.
+        DonationError: If two of its donated leaves share their buffers.
     """
     leaves, tree = jax.tree_util.tree_flatten(state)
     if tree != plan.state_tree:
         raise ArgumentError(
-            f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but {tree} "
-            "was given to bind: give a state of that structure, or lower and compile for this one"
+            f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but bind "
+            f"got {tree}: give a state of that structure, or lower and compile for this one"
         )
     parts, count, paths = compiled.program.parts, len(leaves), plan.state_paths
     avals, shardings = parts.out_avals[:count], parts.out_shardings[:count]
@@ -163,7 +163,7 @@ def place_state(
 
 
 def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
-    """The tree of what a call returns besides the state; None for nothing."""
+    """Return the tree of the results besides the state; None if there are no others."""
     if out_tree == state_tree:
         return None
     data = out_tree.node_data()
@@ -178,7 +178,7 @@ def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
 
 
 def _program_positions(compiled: CompiledProgram) -> dict[int, int]:
-    """For each argument that the program takes, its place among the program's arguments."""
+    """Return the position of each argument that the program takes among its arguments."""
     positions, at = {}, len(compiled.consts)
     for i, kept in enumerate(compiled.kept):
         if kept:
@@ -235,7 +235,7 @@ def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[I
 
 
 def _order(compiled: CompiledProgram, state: Sequence[int]) -> tuple[int, ...] | None:
-    """Where each program argument stands in `[*consts, *state, *other arguments in use]`."""
+    """Return the position of each program argument in `[*consts, *state, *used arguments]`."""
     consts = len(compiled.consts)
     order = list(range(consts))
     rest_at = consts + len(state)

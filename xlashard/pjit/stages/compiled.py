@@ -1,4 +1,4 @@
-"""The last stage of a pjit-ed function: compiled."""
+"""The stage `Compiled` of a pjit-ed function, and the interface of all compiled programs."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -32,17 +32,17 @@ class Executable:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices it runs on, in order."""
+        """Return the devices it runs on, in order."""
         return self._compiled.program.parts.plan.devices
 
     @property
     def input_shardings(self) -> Any:
-        """The shardings of the arguments, as their tree; None for an unused argument."""
+        """Return the shardings of the arguments, as their tree; None for an unused argument."""
         return self._spread(self._compiled.program.parts.in_shardings, None)
 
     @property
     def output_shardings(self) -> Any:
-        """The shardings of the result, as its tree."""
+        """Return the shardings of the result, as its tree."""
         return self._of_results(self._compiled.program.parts.out_shardings)
 
     @property
@@ -71,26 +71,26 @@ class Executable:
         return self._of_results(structs)
 
     def _of_results(self, values: Sequence[Any]) -> Any:
-        """What is known of all that the program gives, on the tree of the result."""
+        """Return values of all results of the program, on the tree of the result."""
         tree = self._info.out_tree
         return tree.unflatten(values[: tree.num_leaves])
 
     def _spread(self, of_taken: Sequence[Any], of_unused: Any) -> Any:
-        """What is known of the arguments that the program takes, on the tree of all."""
+        """Return values of the arguments that the program takes, on the tree of all."""
         taken = iter(of_taken[len(self._compiled.consts) :])
         flat = [next(taken) if kept else of_unused for kept in self._compiled.kept]
         return self._info.in_tree.unflatten(flat)
 
     def as_text(self, dialect: str = "hlo") -> str:
-        """The program as text.
+        """Return the program as text.
 
         Args:
             dialect: `"hlo"`, optimised and partitioned, or `"stablehlo"`, the annotated module
                 that was compiled.
 
         Raises:
-            ArgumentError: If there is no such dialect, or no module: a program that was loaded
-                from a file brings none.
+            ArgumentError: If the dialect is unknown, or the program was loaded from a file, which
+                has no StableHLO module.
         """
         if dialect == "hlo":
             return executables.compiled_text(self.runtime_executable())
@@ -118,14 +118,13 @@ class Executable:
 
     @shortened
     def serialize(self) -> bytes:
-        """The program as bytes, to be loaded by `deserialize` in another process.
+        """Return the program as bytes, to be loaded by `deserialize` in another process.
 
-        They hold all that it needs: what it closes over, trees, shardings and donation. Only an
-        equal runtime takes them: the same versions of JAX and jaxlib, and devices of the same kind
-        in the same arrangement.
+        They contain the closed-over values, trees, shardings and donation. Loading them needs the
+        same versions of JAX and jaxlib, and devices of the same kind in the same arrangement.
 
         Raises:
-            SavedProgramError: If the program calls Python functions, which can't travel.
+            SavedProgramError: If the program calls Python functions, which no file can hold.
         """
         from xlashard.pjit.stages.serialization import save  # takes long to import, and few need it
 
@@ -134,18 +133,18 @@ class Executable:
     def __reduce__(self) -> Any:
         kind = type(self).__name__
         raise ArgumentError(
-            f"a {kind} goes into no pickle: write data = compiled.serialize(), and "
-            f"{kind}.deserialize(data) where it is to run"
+            f"a {kind} can't be pickled: write data = compiled.serialize(), and "
+            f"{kind}.deserialize(data) in the process that runs it"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program.
+        """Run the program.
 
         Raises:
             ArgumentError: If the arguments have another structure, shape or dtype.
-            DeletedError: If an argument's buffers are gone.
+            DeletedError: If an argument's buffers are deleted.
             DonationError: If a donated argument shares its buffers with another one.
-            ResourceError: If a committed argument is elsewhere.
+            ResourceError: If a committed argument has another sharding.
         """
         try:
             if self._donates and may_share(*self._donated_leaves(args, kwargs)):
@@ -179,31 +178,31 @@ class Executable:
         return dispatch.new_dispatcher(name, None, self._miss, ((), ()), name)
 
     @cached_property
-    def _given(self) -> DonationInfo:
+    def _donation(self) -> DonationInfo:
         info = self._info
         return DonationInfo(info.donated, info.paths, DonationTracker(info.name))
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)
         results = Results(self._info.out_tree, self._info.kind_of)
-        out, path = run_repeatably(self._compiled, values, results, self._given, self._body)
+        out, path = run_repeatably(self._compiled, values, results, self._donation, self._body)
         return out, path if repeatable else None, False
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
-        """The flat arguments, if they are what was compiled for, and whether they may stay so."""
+        """Return the checked flat arguments, and True if the dispatcher may repeat the call."""
         raise NotImplementedError  # no-catalogue: abstract: both subclasses override it
 
     def _check_places(self, values: Sequence[Any]) -> None:
-        """Refuses arguments that are bound to another place than the program takes them from."""
+        """Refuse arguments that are committed to other shardings than the program's."""
         info, compiled = self._info, self._compiled
         if info.moves_arguments:
             return
         arguments = describe_arguments(values, info.paths, info.in_avals)
-        wanted = iter(compiled.program.parts.in_shardings[len(compiled.consts) :])
+        shardings = iter(compiled.program.parts.in_shardings[len(compiled.consts) :])
         for argument, kept in zip(arguments, compiled.kept, strict=True):
             if not kept:
                 continue
-            check_place(argument, next(wanted), f"{info.name} was compiled for {{}}")
+            check_place(argument, next(shardings), f"{info.name} was compiled for {{}}")
 
 
 def _formats(layouts: Sequence[Any], shardings: Sequence[Any]) -> list[Format]:
@@ -211,7 +210,7 @@ def _formats(layouts: Sequence[Any], shardings: Sequence[Any]) -> list[Format]:
 
 
 class Compiled(Executable, Stage, jax.stages.Compiled):
-    """A compiled program that takes arguments of one structure, shape and place.
+    """A compiled program for arguments of one structure, shape and sharding.
 
     It is a `jax.stages.Compiled`.
     """
@@ -222,7 +221,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         self._body = body
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program, as calling it does."""
+        """Run the program, like `__call__`."""
         return self(*args, **kwargs)
 
     @classmethod
@@ -235,24 +234,24 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         out_tree: Any = None,
         allow_other_flags: bool = False,
     ) -> Self:
-        """The program of the bytes that `serialize` gave.
+        """Return the program of the bytes that `serialize` gave.
 
-        Load only what you trust: it holds machine code. Nothing else in it is run or imported.
+        Load trusted data only: it contains machine code. Nothing else in it is run or imported.
 
         Args:
             data: The bytes.
-            devices: The devices to run on, in the program's order or as a mesh; if not given those
-                in the same places of the TPU's torus, or of the same numbers.
-            in_tree: The tree of `((args, ...), {name: arg, ...})`, needed where a node among them
-                has a static part that no file can hold.
+            devices: The devices to run on, in the program's order or as a mesh; without them those
+                at the same coordinates of the TPU's torus, or with the same ids.
+            in_tree: The tree of `((args, ...), {name: arg, ...})`, needed if one of its nodes has a
+                static part that no file can hold.
             out_tree: The tree of the result, likewise.
-            allow_other_flags: Whether this process may have other flags of the compiler
-                (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) than the program was compiled with, and keeps.
+            allow_other_flags: Accept a program that was compiled with other compiler flags
+                (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) than this process has.
 
         Raises:
-            ArgumentError: If an argument is of the wrong kind.
+            ArgumentError: If an argument has the wrong type.
             SavedProgramError: If the bytes are damaged or no saved program, were made by another
-                version, with other flags or for other devices, or do not say their trees.
+                version, with other flags or for other devices, or lack a tree.
 
         Example:
             >>> import numpy as np
@@ -281,7 +280,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
 
     @shortened
     def bind(self, state: Any, *, argnum: int = 0) -> BoundStep:
-        """A handle for a loop `state, out = step(state, ...)` that keeps the state's buffers.
+        """Bind a state for a loop `state, out = step(state, ...)`, whose buffers are kept.
 
         Args:
             state: The first state, an argument of this program.

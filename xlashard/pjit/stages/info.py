@@ -1,4 +1,4 @@
-"""What a person sees of a function on its way to a program: names, trees and types."""
+"""Names, trees and types that all stages of a function share, and checks of calls by them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from xlashard.sharding import XLACompatibleSharding
 
 @dataclass(frozen=True, eq=False)
 class StageInfo:
-    """The outside of a traced, lowered or compiled function.
+    """Names, trees and types of a traced, lowered or compiled function.
 
     Attributes:
         name: The function's name.
@@ -26,11 +26,11 @@ class StageInfo:
         out_tree: The tree of the result.
         in_avals: The abstract values of the arguments, flat.
         out_avals: The abstract values of the results, flat.
-        paths: Each argument as a person would write it: `state['params']['w']`.
-        donated: For each argument whether its buffers may be reused.
-        kind_of: Which class of arrays a result is; None for `Array`.
-        moves_arguments: True if committed arguments move to the program's device, as they do to
-            one that `pjit` was given.
+        paths: The path of each argument: `state['params']['w']`.
+        donated: For each argument, True if its buffers may be reused.
+        kind_of: Returns the class of a result; None for `Array`.
+        moves_arguments: True if committed arguments move to the program's device, as under
+            `pjit(device=...)`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class StageInfo:
 
     @classmethod
     def of(cls, call: Call, *, moves_arguments: bool = False) -> "StageInfo":
-        """Return the outside of a function that was traced for a call."""
+        """Return the names, trees and types of a traced call."""
         traced = call.traced
         return cls(
             name=traced.name,
@@ -60,41 +60,41 @@ class StageInfo:
         )
 
     def check_tree(self, tree: Any, verb: str) -> None:
-        """Refuses arguments of another structure.
+        """Refuse arguments of another structure.
 
         Args:
             tree: The tree of `(args, kwargs)` of a call.
-            verb: What was done for the right ones: `"traced"`, `"compiled"`.
+            verb: `"traced"` or `"compiled"`.
 
         Raises:
             ArgumentError: With the argument that differs.
         """
         if tree == self.in_tree:
             return
-        wanted, given = _parts(self.in_tree), _parts(tree)
-        if wanted.keys() != given.keys():
+        expected, actual = _parts(self.in_tree), _parts(tree)
+        if expected.keys() != actual.keys():
             raise ArgumentError(
-                f"{self.name} was {verb} for arguments of the structure ({', '.join(wanted)}), but "
-                f"was called with ({', '.join(given)}): leave static arguments out, which are part "
-                "of the program already, and pass the others by position or name as before"
+                f"{self.name} was {verb} for arguments of the structure ({', '.join(expected)}), "
+                f"but was called with ({', '.join(actual)}): leave static arguments out, which are "
+                "part of the program already, and pass the others by position or name as before"
             )
-        part = next(part for part in wanted if wanted[part] != given[part])
+        part = next(part for part in expected if expected[part] != actual[part])
         raise ArgumentError(
-            f"{self.name} was {verb} for {part} of the structure {wanted[part]}, but was called "
-            f"with {given[part]}: {self.otherwise(verb)}"
+            f"{self.name} was {verb} for {part} of the structure {expected[part]}, but was called "
+            f"with {actual[part]}: {self.otherwise(verb)}"
         )
 
     def otherwise(self, verb: str) -> str:
-        """What to do about arguments of other types."""
+        """Return advice for arguments of other types."""
         again = {"traced": "trace it", "compiled": "lower and compile it"}[verb]
         return f"{again} for that too, or call the pjit-ed function {self.name} itself"
 
     def check_concrete(self, values: Sequence[Any], instead: str) -> None:
-        """Refuses arguments without a value, which no compiled program can be run on.
+        """Refuse arguments without a value, on which no compiled program can run.
 
         Args:
             values: The arguments.
-            instead: What to do in a trace.
+            instead: The advice for a tracer.
 
         Raises:
             ArgumentError: With the path of the first such argument.
@@ -108,12 +108,12 @@ class StageInfo:
         check_concrete(values, self.paths)
 
     def check_types(self, values: Sequence[Any], text: str, otherwise: str) -> None:
-        """Refuses arguments of another shape or dtype.
+        """Refuse arguments of another shape or dtype.
 
         Args:
             values: The arguments.
-            text: What was done, with places for what was wanted and what is given.
-            otherwise: What to do where a cast would not help.
+            text: The error, with places for the expected and the actual type.
+            otherwise: The advice if a cast does not help.
 
         Raises:
             ArgumentError: With the path of the first such argument.
@@ -123,7 +123,7 @@ class StageInfo:
 
 
 def _parts(in_tree: Any) -> dict[str, Any]:
-    """The tree of each argument."""
+    """Return the tree of each argument."""
     args, kwargs = in_tree.children()
     names = kwargs.node_data()[1]
     parts = {f"args[{i}]": tree for i, tree in enumerate(args.children())}
@@ -131,7 +131,7 @@ def _parts(in_tree: Any) -> dict[str, Any]:
 
 
 class Stage:
-    """What every stage of a function answers alike."""
+    """Properties that all stages of a function share."""
 
     _info: StageInfo
     _known_out_shardings: Sequence[Any] = ()
@@ -151,27 +151,27 @@ class Stage:
 
     @property
     def fun_name(self) -> str:
-        """The function's name."""
+        """Return the function's name."""
         return self._info.name
 
     @property
     def in_tree(self) -> Any:
-        """The tree of `(args, kwargs)`, static arguments taken out."""
+        """Return the tree of `(args, kwargs)`, static arguments taken out."""
         return self._info.in_tree
 
     @property
     def out_tree(self) -> Any:
-        """The tree of the result."""
+        """Return the tree of the result."""
         return self._info.out_tree
 
     @property
     def in_avals(self) -> Any:
-        """The abstract values of `(args, kwargs)`, as their tree."""
+        """Return the abstract values of `(args, kwargs)`, as their tree."""
         return self._info.in_tree.unflatten(self._info.in_avals)
 
     @property
     def out_avals(self) -> Any:
-        """The abstract values of the result, as its tree."""
+        """Return the abstract values of the result, as its tree."""
         return self._info.out_tree.unflatten(self._info.out_avals)
 
     @property
@@ -182,7 +182,7 @@ class Stage:
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """Which of the arguments' leaves, counted over all arguments, are donated."""
+        """Positions of donated leaves, counted over all arguments."""
         return tuple(i for i, donated in enumerate(self._info.donated) if donated)
 
     @property
@@ -194,56 +194,56 @@ class Stage:
 
 
 def struct(aval: Any, sharding: Any = None) -> Any:
-    """The shape, dtype and place of an abstract value; that of a token as it is."""
+    """Return the shape, dtype and place of an abstract value; that of a token as it is."""
     if is_token(aval):
         return aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
 
 
 def check_type(value: Any, path: str, aval: Any, text: str, otherwise: str) -> None:
-    """Refuses a value of another shape or dtype.
+    """Refuse a value of another shape or dtype.
 
     Args:
         value: The value.
-        path: As a person would write it.
-        aval: What it should be.
-        text: The error, with places for what was wanted (with its path) and what was given.
-        otherwise: What to do where a cast would not help.
+        path: Its path.
+        aval: The expected abstract value.
+        text: The error, with places for the expected type with its path, and the actual type.
+        otherwise: The advice if a cast does not help.
 
     Raises:
-        ArgumentError: If it is something else.
+        ArgumentError: If its type differs.
     """
-    given = abstractify(value)
-    if is_token(given) or is_token(aval):
-        if is_token(given) and is_token(aval):
+    actual = abstractify(value)
+    if is_token(actual) or is_token(aval):
+        if is_token(actual) and is_token(aval):
             return
         hint = otherwise
-    elif (given.shape, given.dtype) == (aval.shape, aval.dtype):
+    elif (actual.shape, actual.dtype) == (aval.shape, aval.dtype):
         return
     else:
-        hint = type_hint(given, aval, otherwise)
-    wanted = f"{path} as {dtype_name(aval)}"
-    raise ArgumentError(f"{text.format(wanted, dtype_name(given))}: {hint}")
+        hint = type_hint(actual, aval, otherwise)
+    expected = f"{path} as {dtype_name(aval)}"
+    raise ArgumentError(f"{text.format(expected, dtype_name(actual))}: {hint}")
 
 
-def check_place(argument: Argument, wanted: XLACompatibleSharding, text: str) -> None:
-    """Refuses an array that is bound to another place.
+def check_place(argument: Argument, expected: XLACompatibleSharding, text: str) -> None:
+    """Refuse an array that is committed to another sharding.
 
     Args:
         argument: The array.
-        wanted: Where it must be.
+        expected: Its expected sharding.
         text: The beginning of the error, with a place for the array.
 
     Raises:
-        ResourceError: If it is bound to devices or tiles other than those.
+        ResourceError: If it is committed to other devices or tiles.
     """
-    there = argument.sharding
-    if there is None or not argument.committed:
+    actual = argument.sharding
+    if actual is None or not argument.committed:
         return
-    if wanted.is_equivalent_to(there, argument.aval.ndim):
+    if expected.is_equivalent_to(actual, argument.aval.ndim):
         return
     raise ResourceError(
-        f"{text.format(argument.describe())} as {described(wanted)}, but it is committed as "
-        f"{described(there)}: move it first with device_put(x, {as_code(wanted)})",
+        f"{text.format(argument.describe())} as {described(expected)}, but it is committed "
+        f"as {described(actual)}: move it first with device_put(x, {as_code(expected)})",
         path=argument.path,
     )

@@ -1,9 +1,9 @@
-"""Compiled functions as bytes, and back.
+"""Serializes compiled functions, and loads them.
 
-A file holds PJRT's executable, what the program closes over, and a header in JSON that says the
-rest: names, trees, types, shardings, donation, and what the executable depends on. There is no
-pickle in it: reading one imports nothing and calls nothing that it names. But the executable is
-machine code, which PJRT runs: load only what you trust as you would trust a program.
+A file contains PJRT's executable, the closed-over values, and a header in JSON: names, trees,
+types, shardings, donation, and the environment that the executable depends on. It contains no
+pickle, so that reading it imports and calls nothing that it names. But PJRT runs the machine code
+of the executable: load only files that you trust like a program.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from xlashard.program.saved.program import load_program, save_program
 from xlashard.program.saved.values import type_from_json, type_to_json
 
 type Trees = tuple[Any, Any]
-"""The trees of `(args, kwargs)` and of the result that somebody gave; None for none."""
+"""The trees of `(args, kwargs)` and of the result that the user passed, or None."""
 
 
 def save(kind: str, info: StageInfo, compiled: CompiledProgram) -> bytes:
-    """A compiled function as bytes.
+    """Return a compiled function as bytes.
 
     Args:
         kind: The name of its class.
-        info: Its outside.
+        info: Its names, trees and types.
         compiled: Its program.
 
     Raises:
-        SavedProgramError: If it needs what only this process has.
+        SavedProgramError: If it depends on objects of this process.
     """
     if compiled.stateful:
         raise SavedProgramError(
@@ -60,18 +60,18 @@ def save(kind: str, info: StageInfo, compiled: CompiledProgram) -> bytes:
 
 
 def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[StageInfo, CompiledProgram]:
-    """The compiled function of such bytes.
+    """Return the compiled function of serialized bytes.
 
     Args:
-        kind: The name of the class that it should be of.
+        kind: The name of its expected class.
         data: The bytes.
-        target: Where it is to run.
-        trees: The trees of arguments and results, None for those that the file says.
+        target: The devices and flags to run with.
+        trees: The trees of arguments and results; None for those of the file.
 
     Raises:
-        ArgumentError: If an argument is of the wrong kind.
-        SavedProgramError: If the file is damaged, was made for something else, or does not say
-            its trees.
+        ArgumentError: If an argument has the wrong type.
+        SavedProgramError: If the file is damaged, was made for another class or environment, or
+            lacks a tree.
     """
     contents = unpack(data)
     with reading():
@@ -80,31 +80,31 @@ def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[StageInf
             raise SavedProgramError(
                 f"this is a saved {saved_kind}, no {kind}: write {saved_kind}.deserialize(data)"
             )
-        said = contents.header["face"]
-        paths = tuple(map(str, said["paths"]))
-        trees = _trees(said, paths, trees)
-    return _joined(said, contents, target, trees)
+        header = contents.header["face"]
+        paths = tuple(map(str, header["paths"]))
+        trees = _trees(header, paths, trees)
+    return _loaded(header, contents, target, trees)
 
 
-def _joined(
-    said: Any, contents: Contents, target: Target, trees: Trees
+def _loaded(
+    header: Any, contents: Contents, target: Target, trees: Trees
 ) -> tuple[StageInfo, CompiledProgram]:
     with reading():
-        described, name = contents.header["program"], str(said["name"])
-        kept = tuple(map(bool, said["kept"]))
-        paths = tuple(map(str, said["paths"]))
-        donated = tuple(map(bool, said["donated"]))
-        said_avals = tuple(map(type_from_json, said["in"]))
-        taken, given = sum(kept) + int(described["consts"]), len(described["out"])
-        lengths = {len(kept), len(paths), len(donated), len(said_avals), trees[0].num_leaves}
-        if len(lengths) > 1 or taken != len(described["in"]) or given != trees[1].num_leaves:
+        program, name = contents.header["program"], str(header["name"])
+        kept = tuple(map(bool, header["kept"]))
+        paths = tuple(map(str, header["paths"]))
+        donated = tuple(map(bool, header["donated"]))
+        saved_avals = tuple(map(type_from_json, header["in"]))
+        taken, returned = sum(kept) + int(program["consts"]), len(program["out"])
+        lengths = {len(kept), len(paths), len(donated), len(saved_avals), trees[0].num_leaves}
+        if len(lengths) > 1 or taken != len(program["in"]) or returned != trees[1].num_leaves:
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("arguments and results that do not match in number")
     program_donates = (*(False,) * (taken - sum(kept)), *compress(donated, kept))
-    restored = load_program(described, contents, target, program_donates)
-    # Those that the program takes have their mesh in their type, where it is explicit.
+    restored = load_program(program, contents, target, program_donates)
+    # The types of the program's own arguments contain the mesh if it is explicit.
     taken_avals = iter(restored.program.parts.in_avals[len(restored.consts) :])
-    in_avals = tuple(next(taken_avals) if k else a for a, k in zip(said_avals, kept, strict=True))
+    in_avals = tuple(next(taken_avals) if k else a for a, k in zip(saved_avals, kept, strict=True))
     info = StageInfo(
         name=name,
         in_tree=trees[0],
@@ -113,34 +113,36 @@ def _joined(
         out_avals=restored.program.parts.out_avals,
         paths=paths,
         donated=donated,
-        moves_arguments=said.get("moves") is True,
+        moves_arguments=header.get("moves") is True,
     )
     return info, CompiledProgram(restored.program, None, restored.consts, kept)
 
 
-def _trees(said: Any, paths: Sequence[str], given: Trees) -> Trees:
-    """The trees: those given, if they are what was saved, else those that the file says."""
+def _trees(header: Any, paths: Sequence[str], trees: Trees) -> Trees:
+    """Return the trees that the user passed, checked against the file, and others of the file."""
     sides = ("in_tree", "out_tree")
-    for side, tree in zip(sides, given, strict=True):
+    for side, tree in zip(sides, trees, strict=True):
         if tree is not None:
-            _check_tree(said[side], side, tree)
-    unknown = [s for s, t in zip(sides, given, strict=True) if t is None and unknown_nodes(said[s])]
+            _check_tree(header[side], side, tree)
+    unknown = [
+        s for s, t in zip(sides, trees, strict=True) if t is None and unknown_nodes(header[s])
+    ]
     if unknown:
-        raise SavedProgramError(_unknown_text(said, paths, unknown))
+        raise SavedProgramError(_unknown_text(header, paths, unknown))
     in_tree, out_tree = (
-        tree_from_json(said[side]) if tree is None else tree
-        for side, tree in zip(sides, given, strict=True)
+        tree_from_json(header[side]) if tree is None else tree
+        for side, tree in zip(sides, trees, strict=True)
     )
     return in_tree, out_tree
 
 
-def _check_tree(said: Any, side: str, tree: Any) -> None:
+def _check_tree(saved: Any, side: str, tree: Any) -> None:
     if not isinstance(tree, jax.tree_util.PyTreeDef):
         raise ArgumentError(
             f"{side} must be a PyTreeDef, not {type(tree).__name__}: write "
             f"{side}=jax.tree.structure(...)"
         )
-    if not fits(said, tree_to_json(tree)):
+    if not fits(saved, tree_to_json(tree)):
         whole = "((args, ...), {name: arg, ...})" if side == "in_tree" else "the result"
         raise SavedProgramError(
             f"{side} is {tree}, which is not the structure of the saved program's: it must be that "
@@ -148,9 +150,9 @@ def _check_tree(said: Any, side: str, tree: Any) -> None:
         )
 
 
-def _unknown_text(said: Any, paths: Sequence[str], sides: Sequence[str]) -> str:
-    kinds = list(dict.fromkeys(k for side in sides for k in unknown_nodes(said[side])))
-    args, names = said["in_tree"]["tuple"]
+def _unknown_text(header: Any, paths: Sequence[str], sides: Sequence[str]) -> str:
+    kinds = list(dict.fromkeys(k for side in sides for k in unknown_nodes(header[side])))
+    args, names = header["in_tree"]["tuple"]
     found = dict.fromkeys(p.partition("[")[0].partition(".")[0] for p in paths)
     count = len(args["tuple"])
     shown = list(found)[:count] + [f"arg{i}" for i in range(len(found), count)]
@@ -160,9 +162,9 @@ def _unknown_text(said: Any, paths: Sequence[str], sides: Sequence[str]) -> str:
         "in_tree": f"jax.tree.structure(({tuple_code}, {{{keywords}}}))",
         "out_tree": "jax.tree.structure(result)",
     }
-    given = ", ".join(f"{side}={code[side]}" for side in sides)
+    keyword_code = ", ".join(f"{side}={code[side]}" for side in sides)
     return (
         f"the saved program's trees have a node of {', '.join(kinds)}, whose static part (a "
         "function, or an object of its own) no file can hold: give the trees of such values, "
-        f"deserialize(data, {given})"
+        f"deserialize(data, {keyword_code})"
     )

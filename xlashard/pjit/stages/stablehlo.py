@@ -1,4 +1,4 @@
-"""Programs from StableHLO modules that no function of JAX made."""
+"""Compiles StableHLO modules that were not lowered from a function of JAX."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -35,30 +35,30 @@ def compile_stablehlo(
     devices: Sequence[Device] | None = None,
     mesh: Mesh | None = None,
 ) -> "StableHLOProgram":
-    """Compiles a StableHLO module into a program that takes and gives Arrays.
+    """Compile a StableHLO module into a program that takes and gives Arrays.
 
-    What the module itself says of shardings, donation, layouts and memories is followed wherever
-    nothing is said here.
+    The module's own shardings, donation, layouts and memory kinds apply, unless an argument
+    overrides them.
 
     Args:
         source: The module: MLIR text, MLIR bytecode or a portable StableHLO artifact. It starts in
             `@main`, or in its only public function.
-        in_shardings: Where the arguments go: one for all, or a tuple with one for each. Each is a
-            Sharding, a PartitionSpec on the mesh, None (replicated) or `UNSPECIFIED` (as the module
-            says, else where the partitioner wants it).
-        out_shardings: Where the results go, likewise.
-        donate_argnums: Positions of arguments whose buffers the results may take over.
-        name: The program's name; the module's own if not given.
+        in_shardings: Shardings of the arguments: one for all, or a tuple with one for each. Each is
+            a Sharding, a PartitionSpec on the mesh, None (replicated) or `UNSPECIFIED` (that of the
+            module, or else the partitioner's choice).
+        out_shardings: Shardings of the results, likewise.
+        donate_argnums: Positions of arguments whose buffers the results may reuse.
+        name: The program's name; by default that of the module.
         compiler_options: Options of XLA.
-        devices: The devices to run on, in order; those of the shardings or of the mesh if not
-            given, else as many as the module says that it is for.
-        mesh: The mesh of PartitionSpecs; the one in force if not given, else the module's own.
+        devices: The devices to run on, in order; by default those of the shardings or of the mesh,
+            or else as many as the module has partitions.
+        mesh: The mesh of PartitionSpecs; by default the one in force, or else that of the module.
 
     Raises:
-        ModuleError: If the module can't be read (with the line), or no program can have what is in
-            it (sizes that are not fixed, several replicas).
-        ResourceError: If a sharding does not fit its argument or result, named by its place.
-        DeviceMismatchError: If two of those who have a say name different devices.
+        ModuleError: If the module can't be read (with the line), or has dynamic shapes or several
+            replicas.
+        ResourceError: If a sharding does not fit its argument or result.
+        DeviceMismatchError: If shardings, mesh or `devices` name different devices.
         CompileError: If XLA refuses the module.
 
     Example:
@@ -79,18 +79,20 @@ def compile_stablehlo(
             )
         foreign = read_foreign(source)
         _check_widths(foreign)
-        said = UserOverrides.of(
+        overrides = UserOverrides.of(
             foreign, (in_shardings, out_shardings), donate_argnums, devices, mesh
         )
-        placement = place_module(foreign, said)
-        plan = plan_module(foreign, said, placement, name or foreign.name or "stablehlo")
+        placement = place_module(foreign, overrides)
+        plan = plan_module(foreign, overrides, placement, name or foreign.name or "stablehlo")
         lowered = lower_foreign(foreign, plan)
         avals = tuple(v.aval for v in foreign.args), tuple(v.aval for v in foreign.results)
         options = compiler_option_items(compiler_options)
         program = compile_program(lowered, avals, committed=placement.committed, options=options)
         lowered.report_donation("warn", plan.name)
         lowered.report_donation("warn", plan.name, program)
-        donated = tuple(d or v.donated for d, v in zip(said.donated, foreign.args, strict=True))
+        donated = tuple(
+            d or v.donated for d, v in zip(overrides.donated, foreign.args, strict=True)
+        )
         return StableHLOProgram(
             CompiledProgram(program, lowered, (), (True,) * len(donated)), donated
         )
@@ -100,8 +102,8 @@ class StableHLOProgram(Executable):
     """A compiled StableHLO module; made by `compile_stablehlo`.
 
     Call it with one array for each argument of the module, an Array, a `jax.Array`, a NumPy array
-    or a number; it gives a tuple with one Array for each result. Arrays that are bound to their
-    devices must be dealt out as `input_shardings` says; others are placed so.
+    or a number; it returns a tuple with one Array for each result. Committed arrays must have the
+    shardings of `input_shardings`; other arrays are placed under them.
     """
 
     def __init__(self, compiled: CompiledProgram, donated: tuple[bool, ...]) -> None:
@@ -126,19 +128,19 @@ class StableHLOProgram(Executable):
         devices: Sequence[Device] | Mesh | None = None,
         allow_other_flags: bool = False,
     ) -> Self:
-        """The program of the bytes that `serialize` gave.
+        """Return the program of the bytes that `serialize` gave.
 
-        Load only what you trust: it holds machine code. Nothing else in it is run or imported.
+        Load trusted data only: it contains machine code. Nothing else in it is run or imported.
 
         Args:
             data: The bytes.
-            devices: The devices to run on, in the program's order or as a mesh; if not given those
-                in the same places of the TPU's torus, or of the same numbers.
-            allow_other_flags: Whether this process may have other flags of the compiler than the
-                program was compiled with, and keeps.
+            devices: The devices to run on, in the program's order or as a mesh; without them those
+                at the same coordinates of the TPU's torus, or with the same ids.
+            allow_other_flags: Accept a program that was compiled with other compiler flags than
+                this process has.
 
         Raises:
-            ArgumentError: If an argument is of the wrong kind.
+            ArgumentError: If an argument has the wrong type.
             SavedProgramError: If the bytes are damaged or no saved program, or were made by another
                 version, with other flags or for other devices.
         """
@@ -154,7 +156,7 @@ class StableHLOProgram(Executable):
 
     @property
     def name(self) -> str:
-        """The program's name."""
+        """Return the program's name."""
         return self._info.name
 
     @property
@@ -164,7 +166,7 @@ class StableHLOProgram(Executable):
 
     @property
     def input_shardings(self) -> tuple[XLACompatibleSharding, ...]:
-        """The sharding of each argument."""
+        """Return the sharding of each argument."""
         return super().input_shardings[0]
 
     @property
@@ -186,8 +188,8 @@ class StableHLOProgram(Executable):
             )
         if len(args) != len(info.in_avals):
             raise ArgumentError(
-                f"{self.name} takes {counted(len(info.in_avals), 'argument')}, {len(args)} were "
-                f"given: it is {self!r}"
+                f"{self.name} takes {counted(len(info.in_avals), 'argument')}, but got "
+                f"{len(args)}: it is {self!r}"
             )
         check_values(args, info.paths, static=False)
         info.check_concrete(args, f"call {info.name} outside of jit, grad and vmap")
@@ -196,7 +198,7 @@ class StableHLOProgram(Executable):
         text = "takes {}, but {} was given"
         info.check_types(values, text, "compile a module for such arguments")
         self._check_places(values)
-        # An argument that has to be cast must come this way again.
+        # The dispatcher casts no arguments.
         return values, all(v is a for v, a in zip(values, args, strict=True))
 
 
@@ -206,16 +208,16 @@ def _check_widths(foreign: ForeignModule) -> None:
     for value in (*foreign.args, *foreign.results):
         if _is_wide(value.aval):
             raise ModuleError(
-                f"{value.path} of the module is {dtype_name(value.aval)}, and JAX holds no 64-bit "
-                "numbers unless asked to: jax.config.update('jax_enable_x64', True)"
+                f"{value.path} of the module is {dtype_name(value.aval)}, and JAX has 64-bit "
+                "numbers only under jax_enable_x64: jax.config.update('jax_enable_x64', True)"
             )
 
 
 def _check_wide(avals: Sequence[Any], name: str) -> None:
     if not is_x64_enabled() and any(map(_is_wide, avals)):
         raise ArgumentError(
-            f"{name} takes 64-bit numbers, which JAX holds only where jax_enable_x64 is set: call "
-            "it under the setting that it was compiled under"
+            f"{name} takes 64-bit numbers, which JAX has only under jax_enable_x64: call it under "
+            "the setting that it was compiled under"
         )
 
 
@@ -225,7 +227,7 @@ def _is_wide(aval: Any) -> bool:
 
 
 def _cast(value: Any, aval: Any) -> Any:
-    """A Python number in the dtype of its argument, where that can hold numbers of its kind."""
+    """Return a Python number in the dtype of its argument, if that is of the same kind."""
     if type(value) not in (bool, int, float, complex) or aval.shape:
         return value
     number = np.asarray(value)

@@ -1,4 +1,4 @@
-"""Where the values of a StableHLO module go: what it says, and what a person says past that."""
+"""Placement of the values of a StableHLO module, by its annotations and the user's overrides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleShardi
 
 @dataclass(frozen=True)
 class UserOverrides:
-    """What a person said past what the module says.
+    """Options of `compile_stablehlo` that override annotations of the module.
 
     Attributes:
-        ins: For each argument.
-        outs: For each result.
-        donated: For each argument whether its buffers may be reused.
-        devices: The devices asked for, or None.
-        mesh: The mesh given or in force, or None.
+        ins: The resource of each argument.
+        outs: The resource of each result.
+        donated: For each argument, True if its buffers may be reused.
+        devices: The requested devices, or None.
+        mesh: The requested mesh or the one in force, or None.
     """
 
     ins: tuple[Resource, ...]
@@ -54,11 +54,11 @@ class UserOverrides:
         devices: Sequence[Device] | None,
         mesh: Mesh | None,
     ) -> "UserOverrides":
-        """Checks what was given to `compile_stablehlo`.
+        """Check the options of `compile_stablehlo`.
 
         Raises:
-            ArgumentError: If something is of the wrong kind.
-            ResourceError: If a sharding is none, or there are too many.
+            ArgumentError: If an option has the wrong type.
+            ResourceError: If a sharding is invalid, or there are too many.
         """
         count, result_count = len(foreign.args), len(foreign.results)
         if mesh is not None and not isinstance(mesh, Mesh):
@@ -75,18 +75,18 @@ class UserOverrides:
         )
 
 
-def _resources(given: Any, count: int, what: str, side: str) -> tuple[Resource, ...]:
+def _resources(shardings: Any, count: int, what: str, side: str) -> tuple[Resource, ...]:
     tree = jax.tree_util.tree_structure((0,) * count)
 
     def path_of(path: Sequence[Any]) -> str:
         return side + jax.tree_util.keystr(tuple(path))
 
-    return tuple(expand(read_resources(given, what), tree, path_of))
+    return tuple(expand(read_resources(shardings, what), tree, path_of))
 
 
-def _donated(given: int | Sequence[int], count: int) -> tuple[bool, ...]:
+def _donated(argnums: int | Sequence[int], count: int) -> tuple[bool, ...]:
     positions = set()
-    for i in index_tuple(given, "donate_argnums"):
+    for i in index_tuple(argnums, "donate_argnums"):
         if not -count <= i < count:
             raise ArgumentError(
                 f"donate_argnums names argument {i}, the module has {counted(count, 'argument')}: "
@@ -105,15 +105,15 @@ def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     return found
 
 
-def place_module(foreign: ForeignModule, said: UserOverrides) -> ProgramPlacement:
-    """Settles devices and shardings, as for a call of a pjit-ed function."""
-    devices = _devices(foreign, said)
-    mesh = said.mesh if said.mesh is not None else _own_mesh(foreign, devices)
+def place_module(foreign: ForeignModule, overrides: UserOverrides) -> ProgramPlacement:
+    """Resolve devices and shardings, as for a call of a pjit-ed function."""
+    devices = _devices(foreign, overrides)
+    mesh = overrides.mesh if overrides.mesh is not None else _own_mesh(foreign, devices)
     ins, outs = (
         tuple(to_sharding(r, mesh, what, v.path) for r, v in zip(rs, values, strict=True))
         for what, rs, values in (
-            ("in_shardings", said.ins, foreign.args),
-            ("out_shardings", said.outs, foreign.results),
+            ("in_shardings", overrides.ins, foreign.args),
+            ("out_shardings", overrides.outs, foreign.results),
         )
     )
     return resolve(
@@ -129,28 +129,28 @@ def place_module(foreign: ForeignModule, said: UserOverrides) -> ProgramPlacemen
     )
 
 
-def _devices(foreign: ForeignModule, said: UserOverrides) -> tuple[Device, ...] | None:
-    """The devices to run on, None for the default one."""
-    voices: list[tuple[str, tuple[Device, ...]]] = []
-    if said.devices is not None:
-        voices.append(("devices", said.devices))
-    if said.mesh is not None:
-        voices.append(("the mesh", said.mesh._flat_devices_tuple))
+def _devices(foreign: ForeignModule, overrides: UserOverrides) -> tuple[Device, ...] | None:
+    """Return the devices to run on, None for the default one."""
+    sources: list[tuple[str, tuple[Device, ...]]] = []
+    if overrides.devices is not None:
+        sources.append(("devices", overrides.devices))
+    if overrides.mesh is not None:
+        sources.append(("the mesh", overrides.mesh._flat_devices_tuple))
     for what, resources, values in (
-        ("in_shardings", said.ins, foreign.args),
-        ("out_shardings", said.outs, foreign.results),
+        ("in_shardings", overrides.ins, foreign.args),
+        ("out_shardings", overrides.outs, foreign.results),
     ):
         for resource, value in zip(resources, values, strict=True):
             if isinstance(resource.given, Sharding) and _has_devices(resource.given):
-                voices.append((f"the {what} of {value.path}", tuple(resource.given.devices)))
-    if not voices:
+                sources.append((f"the {what} of {value.path}", tuple(resource.given.devices)))
+    if not sources:
         return _devices_of(foreign)
-    who, first = voices[0]
-    for other, theirs in voices[1:]:
-        if theirs != first:
+    name, first = sources[0]
+    for other_name, other in sources[1:]:
+        if other != first:
             raise DeviceMismatchError(
-                f"a program runs on one list of devices, but {who} names {_ids(first)} and {other} "
-                f"names {_ids(theirs)}: leave devices out, or give the same to both"
+                f"a program runs on one list of devices, but {name} names {_ids(first)} and "
+                f"{other_name} names {_ids(other)}: leave devices out, or give the same to both"
             )
     return first
 
@@ -187,15 +187,17 @@ def _own_mesh(foreign: ForeignModule, devices: tuple[Device, ...] | None) -> Mes
 
 
 def plan_module(
-    foreign: ForeignModule, said: UserOverrides, placement: ProgramPlacement, name: str
+    foreign: ForeignModule, overrides: UserOverrides, placement: ProgramPlacement, name: str
 ) -> ProgramPlan:
-    """The plan of a module's program."""
-    donated = tuple(d and not v.donated for d, v in zip(said.donated, foreign.args, strict=True))
+    """Return the plan of a module's program."""
+    donated = tuple(
+        d and not v.donated for d, v in zip(overrides.donated, foreign.args, strict=True)
+    )
     return ProgramPlan(
         name=name,
         devices=placement.devices,
-        args=tuple(map(_value, foreign.args, placement.in_shardings, said.ins)),
-        results=tuple(map(_value, foreign.results, placement.out_shardings, said.outs)),
+        args=tuple(map(_value, foreign.args, placement.in_shardings, overrides.ins)),
+        results=tuple(map(_value, foreign.results, placement.out_shardings, overrides.outs)),
         donated=donated,
         partitioner=partitioner_for(foreign),
         mesh=placement.mesh,

@@ -1,4 +1,4 @@
-"""The first stages of a pjit-ed function: traced, lowered."""
+"""The stages `Traced` and `Lowered` of a pjit-ed function."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,14 +33,14 @@ def trace_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def lower_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Lowered":
-    """Traces and lowers a function for arguments."""
+    """Trace and lowers a function for arguments."""
     return trace_call(function, args, kwargs).lower()
 
 
 class Traced(Stage, jax.stages.Traced):
-    """A function after tracing, before any place is chosen.
+    """A traced function, before its shardings are resolved; a `jax.stages.Traced`.
 
-    It is a `jax.stages.Traced`. Calling it runs what was traced, as the function itself would.
+    Calling it runs the traced function.
     """
 
     def __init__(self, function: Function, call: Call) -> None:
@@ -57,7 +57,7 @@ class Traced(Stage, jax.stages.Traced):
 
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs what was traced, at the top level or inside a trace.
+        """Run the traced function, at the top level or inside a trace.
 
         Raises:
             ArgumentError: If the arguments have another structure, shape or dtype.
@@ -71,12 +71,12 @@ class Traced(Stage, jax.stages.Traced):
 
     @property
     def jaxpr(self) -> Any:
-        """The closed jaxpr of the body."""
+        """Return the closed jaxpr of the body."""
         return self._call.traced.jaxpr
 
     @property
     def effects(self) -> Any:
-        """What running it does besides giving results."""
+        """Side effects of running it."""
         return self._call.traced.jaxpr.effects
 
     @shortened
@@ -86,44 +86,44 @@ class Traced(Stage, jax.stages.Traced):
         lowering_platforms: Sequence[str] | None = None,
         _private_parameters: Any = None,
     ) -> "Lowered":
-        """Chooses the place and writes the module.
+        """Resolve the shardings, and lower the function to a module.
 
         Args:
-            lowering_platforms: One platform such as `("tpu",)` whose lowering rules to use, where
-                that is not the platform of the devices. Such a module can be read, not compiled.
-            _private_parameters: What `jax.export` says of its module; it gets a stage of JAX's own.
+            lowering_platforms: One platform such as `("tpu",)` whose lowering rules to use. If it
+                is not the platform of the devices, the module can be read, but not compiled.
+            _private_parameters: Parameters of `jax.export`, which gets a stage of JAX's own.
 
         Raises:
             ArgumentError: If more than one platform is given.
-            DeviceMismatchError: If the arguments live on different devices.
+            DeviceMismatchError: If the arguments are on different devices.
             ResourceError: If a sharding does not fit its argument or result.
         """
         assign = None if lowering_platforms is None else unassigned_devices
         call = replace(self._call, assign=assign)
-        order = self._function.lowering_request(call, self._function.arguments(call))
+        request = self._function.lowering_request(call, self._function.arguments(call))
         if _private_parameters is not None:
             options = (lowering_platforms, _private_parameters)
-            by_jax: Any = lower_by_jax(self, self._info, order, *options)
+            by_jax: Any = lower_by_jax(self, self._info, request, *options)
             return by_jax
         own = None
-        if not order.placement.is_unassigned:
-            own = compiler.platform_of(order.placement.devices[0])
+        if not request.placement.is_unassigned:
+            own = compiler.platform_of(request.placement.devices[0])
         platform = _platform(lowering_platforms, own, self.fun_name)
         if platform == own:
-            interface, program = self._function.lower(self._call, order)
+            signature, program = self._function.lower(self._call, request)
         else:
-            interface, program = lower_for_platform(self.jaxpr, order, platform)
-        return Lowered(self, order, interface, program, platform)
+            signature, program = lower_for_platform(self.jaxpr, request, platform)
+        return Lowered(self, request, signature, program, platform)
 
 
 def _is_concrete(sharding: Sharding | None) -> bool:
     return isinstance(sharding, XLACompatibleSharding) and names_devices(sharding)
 
 
-def _platform(asked: Sequence[str] | None, own: str | None, name: str) -> str:
-    if asked is None and own is not None:
+def _platform(requested: Sequence[str] | None, own: str | None, name: str) -> str:
+    if requested is None and own is not None:
         return own
-    platforms = (asked,) if isinstance(asked, str) else tuple(asked or ())
+    platforms = (requested,) if isinstance(requested, str) else tuple(requested or ())
     if len(platforms) != 1:
         raise ArgumentError(
             f"lowering_platforms must name one platform such as ('tpu',), not {platforms}; for a "
@@ -138,24 +138,24 @@ class Lowered(Stage, jax.stages.Lowered):
     def __init__(
         self,
         traced: Traced,
-        order: LoweringRequest,
-        interface: LoweredSignature,
+        request: LoweringRequest,
+        signature: LoweredSignature,
         program: LoweredProgram,
         platform: str,
     ) -> None:
         self._traced = traced
-        self._request = order
-        self._signature = interface
+        self._request = request
+        self._signature = signature
         self._program = program
         self._platform = platform
         self._info = traced._info
-        self._known_out_shardings = order.placement.out_shardings
-        if order.placement.is_unassigned:
+        self._known_out_shardings = request.placement.out_shardings
+        if request.placement.is_unassigned:
             self._known_out_shardings = traced._call.out_shardings
 
     @shortened
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """The module as text.
+        """Return the module as text.
 
         Args:
             dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
@@ -167,7 +167,7 @@ class Lowered(Stage, jax.stages.Lowered):
 
     @shortened
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """The module as an object: of MLIR, or XLA's computation.
+        """Return the module as an object: of MLIR, or XLA's computation.
 
         Args:
             dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
@@ -191,13 +191,13 @@ class Lowered(Stage, jax.stages.Lowered):
         share_binary: bool | None = None,
         device_assignment: Sequence[Device] | None = None,
     ) -> "Compiled":
-        """Compiles the module.
+        """Compile the module.
 
         Args:
             compiler_options: Options of XLA for this compilation only.
             device_assignment: The devices of a program whose shardings stand on abstract meshes.
-            share_binary: Whether one process of several compiles, and the others load its machine
-                code; all must then call this. As `pjit` was told if not given.
+            share_binary: Let one process of several compile, and the others load its machine code;
+                all must then call this. Without it the option of `pjit` applies.
 
         Raises:
             ArgumentError: If it was lowered for another platform than that of its devices.
@@ -206,12 +206,12 @@ class Lowered(Stage, jax.stages.Lowered):
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
         function, call = self._traced._function, self._traced._call
-        order, module = self._request, (self._signature, self._program)
-        if device_assignment is not None or order.placement.is_unassigned:
+        request, module = self._request, (self._signature, self._program)
+        if device_assignment is not None or request.placement.is_unassigned:
             devices = None if device_assignment is None else tuple(device_assignment)
-            order = self._assigned(devices)
-            module = function.lower(call, order)
-        own = compiler.platform_of(order.placement.devices[0])
+            request = self._assigned(devices)
+            module = function.lower(call, request)
+        own = compiler.platform_of(request.placement.devices[0])
         if self._platform != own:
             raise ArgumentError(
                 f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "
@@ -219,17 +219,17 @@ class Lowered(Stage, jax.stages.Lowered):
             )
         function.report_donation(self._program)
         if share_binary is not None:
-            order = replace(order, share_binary=share_binary)
+            request = replace(request, share_binary=share_binary)
         options = compiler_option_items(compiler_options)
         if options:
-            compiled = function.compile_uncached(call, order, module, options)
+            compiled = function.compile_uncached(call, request, module, options)
         else:
-            compiled = function.compile(call, order)
+            compiled = function.compile(call, request)
         function.report_donation(self._program, compiled)
         return Compiled(self._info, compiled, call.traced.jaxpr)
 
     def _assigned(self, devices: tuple[Device, ...] | None) -> LoweringRequest:
-        """Return the request over the devices that a call of `compile` gives."""
+        """Return the request over the devices of a call of `compile`."""
         lowered = self._request.placement.devices
         if not self._request.placement.is_unassigned:
             if devices != lowered:
@@ -239,9 +239,9 @@ class Lowered(Stage, jax.stages.Lowered):
                 )
             return self._request
         if devices is None or len(devices) != len(lowered):
-            given = "missing" if devices is None else f"of {len(devices)} devices"
+            actual = "missing" if devices is None else f"of {len(devices)} devices"
             raise CompileError(
-                f"device_assignment of {self.fun_name} is {given}, but its abstract mesh stands "
+                f"device_assignment of {self.fun_name} is {actual}, but its abstract mesh stands "
                 f"for {len(lowered)} devices: write "
                 f"lowered.compile(device_assignment=jax.devices()[:{len(lowered)}])"
             )
@@ -263,34 +263,38 @@ def _checked_dialect(dialect: object) -> str:
 
 
 def lower_by_jax(
-    fun: Any, info: StageInfo, order: LoweringRequest, platforms: Sequence[str] | None, private: Any
+    fun: Any,
+    info: StageInfo,
+    request: LoweringRequest,
+    platforms: Sequence[str] | None,
+    private: Any,
 ) -> Any:
-    """Lowers a traced function as `jax.jit` would, arguments and results placed as here.
+    """Lower a traced function as `jax.jit` would, with the shardings of this package.
 
     An exported module follows JAX's calling convention, with symbolic dimensions and several
-    platforms, so JAX writes it. What the function says of shardings is said to it.
+    platforms, so JAX lowers it, with the shardings of the function.
 
     Args:
-        fun: Runs what was traced, in the trace of JAX.
-        info: The outside of the function.
-        order: The program that the traced call needs here.
-        platforms: Those that the module shall run on.
-        private: What `jax.export` hands to JAX's own stage.
+        fun: Runs the traced function in the trace of JAX.
+        info: Names, trees and types of the function.
+        request: The request for the program of the traced call.
+        platforms: The platforms of the module.
+        private: Parameters of `jax.export` for JAX's own stage.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = info.name
-    placement = order.placement
+    placement = request.placement
     ins, outs = (
         [
             _place(sharding, layout, aval, alone=len(placement.devices) == 1)
             for sharding, layout, aval in zip(shardings, layouts, avals, strict=True)
         ]
         for shardings, layouts, avals in (
-            (placement.in_shardings, order.layouts[0], info.in_avals),
-            (placement.out_shardings, order.layouts[1], info.out_avals),
+            (placement.in_shardings, request.layouts[0], info.in_avals),
+            (placement.out_shardings, request.layouts[1], info.out_avals),
         )
     )
     args, kwargs = info.in_tree.unflatten(map(struct, info.in_avals, ins))
@@ -301,7 +305,7 @@ def lower_by_jax(
 
 
 def _place(sharding: Any, layout: Any, aval: Any, *, alone: bool) -> Any:
-    """The place of an argument or result as JAX takes it; None leaves it open."""
+    """Return the sharding of an argument or result as JAX takes it; None if unspecified."""
     if sharding is None or (alone and layout is None and sharding.memory_kind is None):
         return None
     twin: Any = to_jax(sharding, aval.shape)

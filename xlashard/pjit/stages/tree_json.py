@@ -1,11 +1,10 @@
 """Pytree structures as JSON, and back.
 
-Containers of Python are written by what they are. A node of any other class (a namedtuple, a
-registered dataclass, a module of a neural network library) is written by the place of its class and
-by its static data, as long as these are plain values, or classes and functions that stand in a
-module. Reading imports nothing and calls nothing: a class is looked up among the modules that are
-imported already. A node whose static data can't be written so (a closure, a bound method) is
-written as unknown; who reads it must give the tree.
+Containers of Python are written as such. A node of any other class (a namedtuple, a
+registered dataclass, a module of a neural network library) is written as the qualified name of its
+class and its static data, if these are plain values, or classes and functions of a module. Reading
+imports nothing and calls nothing: a class is looked up among the imported modules. A node with
+other static data (a closure, a bound method) is written as unknown; the reader must pass the tree.
 """
 
 import base64
@@ -36,7 +35,7 @@ class UnwritableError(Exception):
 
 
 def tree_to_json(tree: TreeDef) -> Json:
-    """A tree as JSON."""
+    """Return a tree as JSON."""
     if jax.tree_util.treedef_is_leaf(tree) and tree == _LEAF:
         return "*"
     if tree == _NONE:
@@ -59,11 +58,11 @@ def tree_to_json(tree: TreeDef) -> Json:
 
 
 def tree_from_json(said: Json) -> TreeDef:
-    """The tree of such JSON.
+    """Return the tree of JSON that `tree_to_json` wrote.
 
     Raises:
-        SavedProgramError: If a class is not to be found, or is no node.
-        ValueError: Or another error of reading, if the JSON is not of this kind.
+        SavedProgramError: If a class is not found, or is no node.
+        ValueError: Or another error of reading, if the JSON is invalid.
     """
     if said == "*":
         return _LEAF
@@ -94,13 +93,13 @@ def tree_from_json(said: Json) -> TreeDef:
 def _changed_text(place: str, count: int) -> str:
     return (
         f"the saved program's trees have a node of the class {place} with {count} children, which "
-        "is no such node here: register it as it was where the program was saved, or give "
-        "deserialize() the trees, in_tree= and out_tree="
+        "is no node with as many children here: register it as it was where the program was saved, "
+        "or give deserialize() the trees, in_tree= and out_tree="
     )
 
 
 def unknown_nodes(said: Json) -> list[str]:
-    """The classes of nodes that were written as unknown."""
+    """Return the classes of nodes that were written as unknown."""
     if not isinstance(said, dict):
         return []
     found = [said["unknown"]] if "unknown" in said else []
@@ -111,7 +110,7 @@ def unknown_nodes(said: Json) -> list[str]:
 
 
 def fits(said: Json, tree: Json) -> bool:
-    """Whether a tree that somebody gave, as JSON, is the one that was saved."""
+    """Return True if a tree, as JSON, is the saved one."""
     if not isinstance(said, dict) or not isinstance(tree, dict):
         return said == tree
     if "unknown" in said:
@@ -133,7 +132,7 @@ def _all_fit(said: Sequence[Json], trees: Sequence[Json]) -> bool:
 
 
 def _write_place(value: Any) -> str:
-    """Where a class, a function or the one object of its kind stands, as `module:name`."""
+    """Return the qualified name `module:name` of a class, function or singleton."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if name is None and module in sys.modules:
@@ -150,7 +149,7 @@ def _write_place(value: Any) -> str:
 
 
 def _find(place: str) -> Any:
-    """What stands at a place, without importing or calling anything."""
+    """Return the object of a qualified name, without importing or calling anything."""
     module, _, name = place.partition(":")
     if module not in sys.modules:
         raise SavedProgramError(
@@ -170,7 +169,7 @@ def _find(place: str) -> Any:
 
 
 def _write(value: Any) -> Json:
-    """A plain value, or the place of a class or function."""
+    """Return a plain value, or the qualified name of a class or function."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
