@@ -23,6 +23,9 @@ INDIVISIBLE = "raises IndivisibleError"
 XLA = "xla"
 """Kind of a failure that `jax.jit` on the same mesh shares: a fault of XLA."""
 
+SAME_DEVICES = "same devices"
+"""Outcome of JAX where only the devices were in question."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -83,8 +86,10 @@ def find_failure(text: str, partitioner: str | None = None) -> Failure | None:
 
 
 def _is_excused(failure: Failure, header: Module) -> bool:
-    """Return True if JAX refuses the program for a known reason."""
+    """Return True if JAX refuses the program for a known reason, or places it alike."""
     theirs = failure.jax.split(":")[0]
+    if failure.kind == "devices":
+        return theirs == SAME_DEVICES  # a placed argument that no result needs places nothing
     if header.explicit and failure.kind.startswith("raises"):
         return theirs.startswith("raises")  # types on explicit axes refuse much
     return failure.kind == theirs == INDIVISIBLE
@@ -133,7 +138,15 @@ def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any], got: li
     is_shared = outcome.startswith(_RUNTIME_ERROR) and failure.kind == _RUNTIME_ERROR
     if failure.kind == "values" and outcome.startswith("wrong too"):
         is_shared = _are_equal(got, theirs)
+    if failure.kind == "devices":
+        # None means unspecified here: as P(), it would name the devices of the mesh.
+        _, theirs = _outcome_of_jax(text, jax_sharded(mesh), wanted)
+        outcome = SAME_DEVICES if _device_sets(got) == _device_sets(theirs) else outcome
     return Failure(XLA if is_shared else failure.kind, failure.message, outcome)
+
+
+def _device_sets(results: list[Any]) -> list[set[jax.Device]]:
+    return [leaf.devices() for leaf in jax.tree.leaves(results)]
 
 
 _RUNTIME_ERROR = f"raises {jax.errors.JaxRuntimeError.__name__}"
@@ -185,6 +198,8 @@ def _compare_leaf(path: str, got: Any, wanted: Any) -> None:
     if not _is_key(wanted) and got.weak_type != wanted.weak_type:
         raise Wrong("weak type", f"{path}: {got.weak_type} instead of {wanted.weak_type}")
     got, wanted = _on_host(got), _on_host(wanted)
+    if got.shape != wanted.shape:
+        raise Wrong("values", f"{path} has shards of {got.shape}, on one device {wanted.shape}")
     close = _close(got, wanted)
     if close.all():
         return
