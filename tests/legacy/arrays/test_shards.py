@@ -111,7 +111,7 @@ def test_what_is_given_back_is_shared_and_can_not_be_changed(mesh):
     for ask in (get_shard_indices, get_shard_indices_replica_ids):
         first = ask((8, 2), mesh, P("x"))
         assert first is ask((8, 2), mesh, P("x")) and isinstance(first, Mapping)
-        with pytest.raises(TypeError, match="does not support item assignment"):
+        with pytest.raises(TypeError, match="item assignment"):
             first[mesh.devices[0, 0]] = None
         own = dict(first)
         own.clear()

@@ -52,7 +52,7 @@ def test_each_process_has_its_part_of_a_mesh_and_of_types() -> None:
 
     across = maps.Mesh(devices.T.reshape(4), ("x",))
     with (
-        pytest.raises(BoxError, match="not a contiguous box of global_mesh"),
+        pytest.raises(BoxError, match="global_mesh"),
         legacy.jax_array(False),
     ):
         shardings = [NamedSharding(across, P("x"))]
