@@ -19,7 +19,6 @@ CHECKED = ("xlashard", "xlashard_pytest", "tests", "docs")
 """Folders whose sources, documents and names of tests are checked, beside documents at the root."""
 
 PENDING = (
-    "tests/array",
     "tests/program",
     "xlashard/program",
     "xlashard/train",

@@ -183,7 +183,7 @@ class ArraySuite:
         assert array.is_deleted() and same(moved, expected)
         assert [shard.device for shard in shards] == [s.device for s in moved.addressable_shards]
 
-    def test_deletion_is_told_to_whoever_uses_it(self, array: Array) -> None:
+    def test_every_use_of_a_deleted_array_is_an_error(self, array: Array) -> None:
         array.delete()
         array.delete()
         assert array.is_deleted() and repr(array).endswith("deleted)")

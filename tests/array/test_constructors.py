@@ -179,7 +179,7 @@ class TestShapesAndShardings:
         with raises(GeometryError, "at least 1 dimension", "0"):
             make((), named("y"))
 
-    def test_tiles_that_are_none(self, make: Callable[..., Any]) -> None:
+    def test_overlapping_tiles(self, make: Callable[..., Any]) -> None:
         class Overlapping(Sharding):
             devices = tuple(DEVICES[:2])
             is_fully_replicated = False
@@ -293,7 +293,7 @@ class TestFromLocalData:
         out = make_array_from_process_local_data(named(), data, {"x": (8, 16), "y": [(8,), ()]})
         assert out["x"].is_fully_replicated and out["y"][1].shape == ()
 
-    def test_a_bad_dimension_tells_what_would_do(self) -> None:
+    def test_an_invalid_dimension_names_the_valid_sizes(self) -> None:
         with raises(PlacementError, "local_data['x']", "dimension 0", "8", "accepted: 16"):
             make_array_from_process_local_data(named("x"), {"x": V}, {"x": (16, 16)})
         with raises(PlacementError, "(8, 16)", "2 dimensions", "(8, 16, 1)", "3"):

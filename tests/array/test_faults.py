@@ -64,7 +64,7 @@ class TestCallbacks:
             assert "data_callback's piece for index [" in note
             del caught, error
 
-    def test_the_note_says_which_index(self) -> None:
+    def test_the_note_names_the_index(self) -> None:
         with pytest.raises(KeyError) as caught:
             make_array_from_callback(V.shape, named("x"), failing_at(1, KeyError("w")))
         assert caught.value.__notes__ == [
@@ -215,7 +215,7 @@ class TestMemory:
         )
         assert "all well" in done.stdout, done.stdout + done.stderr
 
-    def test_a_device_without_memory_is_said_in_the_same_words(
+    def test_a_device_without_memory_raises_the_same_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def exhausted(*_: Any, **__: Any) -> None:

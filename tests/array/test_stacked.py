@@ -262,7 +262,7 @@ def test_buffers_that_do_not_fit() -> None:
         make_sharded_device_array(struct((4, 3)), ROWS, buffers)
     with pytest.raises(PlacementError, match=r"float32.* int32"):
         make_sharded_device_array(struct((4, 3), np.int32), None, buffers)
-    with pytest.raises(ValueError, match=naming("(4,)", "4 devices", " 3 ", "jax.devices()[:4]")):
+    with pytest.raises(ValueError, match=naming("(4,)", "4 devices", " 3", "jax.devices()[:4]")):
         make_sharded_device_array(struct((4, 3)), ROWS, buffers[:3])
     with pytest.raises(DivisibilityError, match=r"size 5.*Unstacked\(4\)"):
         make_sharded_device_array(struct((5, 3)), None, buffers)

@@ -63,7 +63,7 @@ def make_array_from_single_device_arrays(
         if layout is not None:
             raise ArgumentError("the arrays have their layouts already: give the sharding alone")
         target = resolve_sharding(parse_shape(shape), there)
-        singles = read_single_device_arrays(_with_unstacked_dims(arrays, target), _HERE)
+        singles = read_buffers(_with_unstacked_dims(arrays, target), _HERE)
         return assemble_arrays(
             singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
         )
@@ -109,7 +109,7 @@ class Caller(NamedTuple):
 _HERE = Caller("make_array_from_single_device_arrays", "arrays")
 
 
-class SingleDeviceArray(NamedTuple):
+class DeviceBuffer(NamedTuple):
     """One of the given arrays.
 
     Attributes:
@@ -127,7 +127,7 @@ class SingleDeviceArray(NamedTuple):
     is_key: bool
 
 
-def read_single_device_arrays(arrays: Any, caller: Caller) -> list[SingleDeviceArray]:
+def read_buffers(arrays: Any, caller: Caller) -> list[DeviceBuffer]:
     """Check that values are arrays on one device each, and alive.
 
     Raises:
@@ -139,11 +139,11 @@ def read_single_device_arrays(arrays: Any, caller: Caller) -> list[SingleDeviceA
             f"{caller.argument} must be a list of arrays, not {type(arrays).__name__}: for one "
             "write [array]"
         )
-    return [_as_single_device_array(caller, number, array) for number, array in enumerate(arrays)]
+    return [_read_buffer(caller, number, array) for number, array in enumerate(arrays)]
 
 
 def assemble_arrays(
-    singles: Sequence[SingleDeviceArray], target: ResolvedSharding, dtype: Any, caller: Caller
+    singles: Sequence[DeviceBuffer], target: ResolvedSharding, dtype: Any, caller: Caller
 ) -> Any:
     """Return one array over arrays that are on its devices.
 
@@ -175,7 +175,7 @@ def assemble_arrays(
     return out
 
 
-def _as_single_device_array(caller: Caller, number: int, array: Any) -> SingleDeviceArray:
+def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
     name = caller.name(number)
     if isinstance(array, Tracer):
         raise ArgumentError(
@@ -202,14 +202,14 @@ def _as_single_device_array(caller: Caller, number: int, array: Any) -> SingleDe
             "[shard.data for shard in x.addressable_shards]"
         )
     (device,) = devices
-    return SingleDeviceArray(name, array, handle, device, is_key)
+    return DeviceBuffer(name, array, handle, device, is_key)
 
 
 def _by_device(
-    singles: Sequence[SingleDeviceArray], target: ResolvedSharding
-) -> dict[Device, SingleDeviceArray]:
+    singles: Sequence[DeviceBuffer], target: ResolvedSharding
+) -> dict[Device, DeviceBuffer]:
     """Check that the arrays are on exactly the devices of this process in the sharding."""
-    found: dict[Device, SingleDeviceArray] = {}
+    found: dict[Device, DeviceBuffer] = {}
     for single in singles:
         if single.device in found:
             raise PlacementError(
@@ -236,7 +236,7 @@ def _listed(devices: list[Device]) -> str:
     return ", ".join(map(str, devices))
 
 
-def _check_fits(single: SingleDeviceArray, target: ResolvedSharding, dtype: Any) -> None:
+def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> None:
     found = single.array.dtype
     if found != dtype:
         raise PlacementError(

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Tracer, host_view, make_aval, put
+from xlashard._jax.runtime.transfer import Tracer, host_view, put
 from xlashard.array.constructors import PieceInput, as_piece_input
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.buffer_shape import reshape_buffer
@@ -219,8 +219,8 @@ def _are_plain(values: Sequence[Any]) -> bool:
 
 def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Array:
     """Stack values of `_are_plain`."""
-    target = _places((len(devices), *values[0].shape), devices)
-    aval = make_aval(target.shape, values[0].dtype, target.jax_sharding)
+    target = _resolve((len(devices), *values[0].shape), devices)
+    aval = target.aval(values[0].dtype)
     alias = not _begin_apart(values)
     rows = [private_copy(value)[None] for value in values] if alias else [v[None] for v in values]
     handle = put(aval, target.jax_sharding, rows, target.devices, alias=alias)
@@ -239,24 +239,20 @@ def _over(pieces: list[PieceInput], devices: tuple[Device, ...]) -> Any:
     first = pieces[0]
     keys = first.keys
     shape = first.shape
-    target = _places((len(devices), *shape), devices)
+    target = _resolve((len(devices), *shape), devices)
     if keys is not None:
         target = resolve_key_data(target, first.value.shape[len(shape) :])
     weak_type = all(piece.weak_type for piece in pieces)
-    aval = make_aval(target.shape, first.value.dtype, target.jax_sharding, weak_type)
+    aval = target.aval(first.value.dtype, weak_type)
     values, alias = _in_place(pieces, target)
     handle = put(aval, target.jax_sharding, values, target.devices, alias=alias)
     return wrap(handle, target.sharding) if keys is None else keys_over(handle, keys)
 
 
 @lru_cache(maxsize=1024)
-def _places(shape: tuple[int, ...], devices: tuple[Device, ...]) -> ResolvedSharding:
-    return resolve_sharding(shape, _one_on_each(len(shape), devices))
-
-
-@lru_cache(maxsize=256)
-def _one_on_each(ndim: int, devices: tuple[Device, ...]) -> PmapSharding:
-    return PmapSharding(devices, spec_over_one_dim(ndim, 0, len(devices)))
+def _resolve(shape: tuple[int, ...], devices: tuple[Device, ...]) -> ResolvedSharding:
+    spec = spec_over_one_dim(len(shape), 0, len(devices))
+    return resolve_sharding(shape, PmapSharding(devices, spec))
 
 
 def _in_place(pieces: list[PieceInput], target: ResolvedSharding) -> tuple[list[Any], bool]:

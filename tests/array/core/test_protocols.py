@@ -193,7 +193,7 @@ def test_arrays_compare_by_element() -> None:
         {x}  # noqa: B018
 
 
-def test_a_raw_one_says_how_to_make_one() -> None:
+def test_an_array_without_buffers_names_the_constructors() -> None:
     raw = Array()
     for use in (
         lambda: raw.shape,
@@ -212,7 +212,7 @@ def test_a_raw_one_says_how_to_make_one() -> None:
             use()
 
 
-def test_old_names_tell_the_new_ones() -> None:
+def test_errors_of_old_names_give_the_new_ones() -> None:
     x = put(np.zeros(4))
     with pytest.raises(AttributeError, match=r"addressable_data\(0\)"):
         _ = x.device_buffer

@@ -60,7 +60,7 @@ def test_operations_give_what_jax_gives(kind: str) -> None:
     assert out.sharding.memory_kind == kind and same(out, V * 2)
 
 
-def test_a_memory_that_is_none() -> None:
+def test_an_unknown_memory_kind() -> None:
     with pytest.raises(ShardingError, match=naming("memory_kind='hbm2'", "cpu:0", "'device'")):
         ROWS.with_memory_kind("hbm2")
 
@@ -85,7 +85,7 @@ def test_layouts_of_programs() -> None:
         assert out.layout.major_to_minor == (0, 1) and same(out, (V + 1) * 2)
 
 
-def test_a_layout_that_nobody_chooses() -> None:
+def test_an_automatic_layout_is_refused() -> None:
     with pytest.raises(ArgumentError, match=naming("x: ", "layout", "major_to_minor=(1, 0)")):
         device_put(V, Format(Layout.AUTO, ROWS))
     assert jax.devices()[0].platform != "cpu" or "pinned_host" in KINDS

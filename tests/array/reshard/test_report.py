@@ -68,7 +68,9 @@ def test_the_route_is_the_one_that_is_taken(
     monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     taken: list[str] = []
     go = execute._run
-    monkeypatch.setattr(execute, "_run", lambda way, *rest: (taken.append(way), go(way, *rest))[1])
+    monkeypatch.setattr(
+        execute, "_run", lambda step, *rest: (taken.append(step.strategy), go(step, *rest))[1]
+    )
     x = device_put(V, source)
     report = reshard_plan(x, target)
     assert report.route == route

@@ -31,7 +31,9 @@ def map_arrays(value: Any, change: Callable[[Any], Any]) -> Any:
         parts = (value.start, value.stop, value.step)
         return _rebuilt(value, parts, map_arrays(parts, change), lambda new: slice(*new))
     if isinstance(value, tuple):
-        return _rebuilt(value, value, [map_arrays(v, change) for v in value], _maker(kind))
+        return _rebuilt(
+            value, value, [map_arrays(v, change) for v in value], getattr(kind, "_make", kind)
+        )
     if kind is list:
         return _rebuilt(value, value, [map_arrays(v, change) for v in value], list)
     if isinstance(value, dict):
@@ -44,11 +46,6 @@ def _rebuilt(old: Any, parts: Any, new: Any, make: Callable[[Any], Any]) -> Any:
     if all(a is b for a, b in zip(parts, new, strict=True)):
         return old
     return make(new)
-
-
-def _maker(kind: type) -> Callable[[Any], Any]:
-    """Return the constructor of a tuple class from members; that of a named tuple is `_make`."""
-    return getattr(kind, "_make", kind)
 
 
 def unwrap(value: Any) -> Any:

@@ -173,13 +173,8 @@ class HostRoute:
         )
 
 
-@cleared_with_jax
-@lru_cache(maxsize=4096)
-def host_route(
-    target: ResolvedSharding, dtype: Any, weak_type: bool = False, committed: bool = True
-) -> HostRoute:
-    """Return the cached transfer of host values of a dtype to a sharding."""
-    return HostRoute(target, dtype, weak_type, committed)
+host_route = cleared_with_jax(lru_cache(maxsize=4096)(HostRoute))
+"""Cache of `HostRoute`s."""
 
 
 class HostPut(NamedTuple):

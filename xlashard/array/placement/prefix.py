@@ -1,19 +1,16 @@
 """Pytree prefixes, and paths of leaves in errors."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import jax
 
 from xlashard.errors import (
     ArgumentError,
-    DeletedError,
     GeometryError,
     OutOfMemoryError,
     PlacementError,
-    ShardingError,
-    TransferGuardError,
-    UnreducedError,
     XlashardError,
 )
 
@@ -75,16 +72,12 @@ def leaf_paths(tree: Any, name: str) -> list[str]:
     return [name + jax.tree_util.keystr(path) for path, _ in found]
 
 
-_SIMPLE = (ArgumentError, DeletedError, ShardingError, TransferGuardError, UnreducedError)
-"""Classes of errors that are constructed from their message alone."""
-
-
 def at_path(error: XlashardError, path: str) -> XlashardError:
     """Return an error with the path of a leaf in front; those of lower layers become ours."""
     if isinstance(error, GeometryError | PlacementError):
         return PlacementError(f"{path}: {error}")
     if isinstance(error, OutOfMemoryError):
         return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
-    if isinstance(error, _SIMPLE):
+    if not isinstance(type(error).__init__, FunctionType):
         return type(error)(f"{path}: {error}")
     return error

@@ -22,7 +22,7 @@ from xlashard._jax.lower.lowering import LoweringTarget, lower_body, uses_shardy
 from xlashard._jax.runtime import compiler, executables, execute
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, layout_text
-from xlashard._jax.runtime.transfer import Handle, make_aval, run_one
+from xlashard._jax.runtime.transfer import Handle, run_one
 from xlashard._jax.trace.jaxprs import from_function
 from xlashard.array.host.put import put_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
@@ -178,7 +178,7 @@ def reshard_by_program(
         donate=donate,
         partitioner=_partitioner(source.tiling, target.tiling),
     )
-    aval = make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type)
+    aval = target.aval(handle.dtype, handle.weak_type)
     result = execute.result_handler(aval, target.jax_sharding, True)
     move = compiled_reshard_for(order)
     if not alike:

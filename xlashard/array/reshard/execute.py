@@ -102,7 +102,7 @@ def reshard(
         return _as_bytes(moved, handle.dtype)
     first = handle
     for step in plan.plan_steps(source, target, packed=bits_of(handle.dtype) in (4, 6)):
-        before, handle = handle, _step(step, handle, source, donate, fresh)
+        before, handle = handle, _run(step, handle, source, donate, fresh)
         if before is not first:
             before.delete()
         # The result of a step is private.
@@ -130,61 +130,47 @@ def _as_bytes(handle: Handle, dtype: Any) -> Handle:
     return put(aval, handle.sharding, separate(pieces), devices)
 
 
-def _step(
+_ON_SAME_DEVICES = ("keep", "copy", "compiled", "split")
+
+
+def _run(
     step: "plan.Step", handle: Handle, source: ResolvedSharding, donate: bool, fresh: bool
 ) -> Handle:
     """Run one step of a plan; nothing runs if this process has no device of it."""
     target = step.target
-    if source.positions or target.positions:
-        return _run(step.strategy, handle, source, target, donate, fresh)
-    return assemble(
-        make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type),
-        target.jax_sharding,
-        [],
-    )
-
-
-def _run(
-    strategy: "plan.Strategy",
-    handle: Handle,
-    source: ResolvedSharding,
-    target: ResolvedSharding,
-    donate: bool,
-    fresh: bool,
-) -> Handle:
-    match strategy:
+    if not (source.positions or target.positions):
+        return assemble(target.aval(handle.dtype, handle.weak_type), target.jax_sharding, [])
+    if step.strategy in _ON_SAME_DEVICES and source.sharding.devices != target.sharding.devices:
+        handle = with_device_order(handle, target.sharding.devices)
+        source = resolve_sharding(handle.shape, from_jax(handle.sharding))
+    match step.strategy:
         case plan.Strategy.KEEP:
             return _keep(handle, source, target, donate, fresh)
         case plan.Strategy.COPY:
-            return _copy(handle, source, target)
+            return copy_to(handle, target.jax_sharding)
         case plan.Strategy.HOST_MEMORY:
-            return host_memory.reshard_in_host_memory(
-                handle, source, target, donate=donate, fresh=fresh
-            )
+            run = host_memory.reshard_in_host_memory
         case plan.Strategy.COMPILED:
-            handle, source = _with_order_of(handle, source, target)
             if source.tiling.is_partial and not handle.size:
-                return with_sharding(
-                    handle, target.jax_sharding, committed=True
-                )  # XLA has no reduction of empty arrays
+                # XLA has no reduction of empty arrays.
+                return with_sharding(handle, target.jax_sharding, committed=True)
             # XLA can only reuse the memory of shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
             return compiled.reshard_by_program(handle, source, target, None, donate=donate)
         case plan.Strategy.SPLIT:
-            handle, _ = _with_order_of(handle, source, target)
             return _split(handle, target, fresh=donate or fresh)
         case plan.Strategy.CARRY:
             return p2p.carry_shards(handle, split(handle), target, donate or fresh)
         case plan.Strategy.P2P:
-            return p2p.reshard_by_pieces(handle, source, target, donate=donate, fresh=fresh)
+            run = p2p.reshard_by_pieces
         case plan.Strategy.PERMUTE:
-            return permute.reshard_by_permutes(handle, source, target, donate=donate, fresh=fresh)
+            run = permute.reshard_by_permutes
+    return run(handle, source, target, donate=donate, fresh=fresh)
 
 
 def _keep(
     handle: Handle, source: ResolvedSharding, target: ResolvedSharding, donate: bool, fresh: bool
 ) -> Handle:
-    handle, source = _with_order_of(handle, source, target)
     if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
         return compiled.reshard_by_program(handle, source, target, None, donate=True)
     if donate or fresh:
@@ -202,23 +188,8 @@ def _split(handle: Handle, target: ResolvedSharding, *, fresh: bool) -> Handle:
         buffer if keeps else zeros.copy()
         for buffer, keeps in zip(split(handle), first.tolist(), strict=True)
     ]
-    aval = make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type)
+    aval = target.aval(handle.dtype, handle.weak_type)
     return put(aval, target.jax_sharding, pieces, target.devices, fresh=fresh)
-
-
-def _copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:
-    handle, _ = _with_order_of(handle, source, target)
-    return copy_to(handle, target.jax_sharding)
-
-
-def _with_order_of(
-    handle: Handle, source: ResolvedSharding, target: ResolvedSharding
-) -> tuple[Handle, ResolvedSharding]:
-    """Return the source with its devices in the order of the target."""
-    if source.sharding.devices == target.sharding.devices:
-        return handle, source
-    handle = with_device_order(handle, target.sharding.devices)
-    return handle, resolve_sharding(handle.shape, from_jax(handle.sharding))
 
 
 def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:

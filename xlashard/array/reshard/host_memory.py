@@ -18,7 +18,6 @@ from xlashard._jax.runtime.transfer import (
     collect_garbage,
     host_view,
     is_takeable,
-    make_aval,
     put,
     split,
 )
@@ -48,7 +47,7 @@ def reshard_in_host_memory(
         donate: Whether each buffer of the source is freed as soon as it is copied.
         fresh: Whether blocks that are in place are copied too.
     """
-    deal = _copy_plan(
+    plan = _copy_plan(
         handle.shape,
         handle.itemsize,
         (source.tiling, source.sharding.devices),
@@ -57,20 +56,20 @@ def reshard_in_host_memory(
     windows = [host_view(buffer)[0] for buffer in split(handle)]
     blocks: dict[int, np.ndarray] = {}
     if not fresh:
-        for part in deal.whole:
+        for part in plan.whole:
             window = windows[part.source][part.source_index]
             if is_takeable(window):
                 blocks[part.tile] = window
-    missing = [number for number in range(deal.num_tiles) if number not in blocks]
-    parts = deal.parts if len(missing) == deal.num_tiles else _parts_of(deal, missing)
+    missing = [number for number in range(plan.num_tiles) if number not in blocks]
+    parts = [part for part in plan.parts if part.tile not in blocks]
     blocks |= zip(missing, _blank(len(missing), target.shard_shape, handle.dtype), strict=True)
     if donate:
         _copy_and_free(handle, parts, windows, blocks)
     else:
         copy_all(_copies(parts, windows, blocks))
-    aval = make_aval(target.shape, handle.dtype, target.jax_sharding, handle.weak_type)
+    aval = target.aval(handle.dtype, handle.weak_type)
     return put(
-        aval, target.jax_sharding, [blocks[n] for n in deal.taken], target.devices, alias=True
+        aval, target.jax_sharding, [blocks[n] for n in plan.taken], target.devices, alias=True
     )
 
 
@@ -139,11 +138,6 @@ def _copy_plan(
         whole=tuple(part for part in parts if len(wanted[first[part.tile]]) == 1),
         parts=tuple(sorted(parts, key=lambda part: part.source)),
     )
-
-
-def _parts_of(deal: _CopyPlan, tiles: Sequence[int]) -> list[_Part]:
-    wanted = set(tiles)
-    return [part for part in deal.parts if part.tile in wanted]
 
 
 def _copies(

@@ -15,7 +15,7 @@ from xlashard.array.core.repr import sharding_text
 from xlashard.array.from_single_device_arrays import (
     Caller,
     assemble_arrays,
-    read_single_device_arrays,
+    read_buffers,
 )
 from xlashard.array.placement.target import ResolvedSharding, parse_shape, resolve_sharding
 from xlashard.array.reshard.execute import with_device_order
@@ -57,7 +57,7 @@ def from_buffers(where: Where, device_buffers: Any) -> Array:
         if isinstance(device_buffers, jax.Array) and device_buffers.ndim == len(target.shape):
             # One handle over all buffers, as the runtime returned it.
             return named(Array.from_jax(device_buffers), where[1], where[2])
-        singles = read_single_device_arrays(device_buffers, _BUFFERS)
+        singles = read_buffers(device_buffers, _BUFFERS)
         joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
         for number, (single, device) in enumerate(zip(singles, target.devices, strict=True)):
             if single.device != device:
@@ -106,7 +106,7 @@ def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Arr
             (target.indices[numbers[0]], tuple(target.devices[n] for n in numbers))
             for numbers in holders.values()
         ]
-        singles = read_single_device_arrays(list(data_callback(asked)), _MADE)
+        singles = read_buffers(list(data_callback(asked)), _MADE)
         return _array(assemble_arrays(singles, target, None, _MADE))
 
 
