@@ -26,7 +26,7 @@ import orbax.checkpoint as ocp  # noqa: E402
 
 from benchmarks._measure import Report, interleave, read_options  # noqa: E402
 from xlashard import Mesh, NamedSharding, P, device_put, pjit  # noqa: E402
-from xlashard.train.checkpoint import About, Checkpoints  # noqa: E402
+from xlashard.train.checkpoint import Checkpoints, RunMetadata  # noqa: E402
 
 LEAVES = 12
 COLUMNS = 1024
@@ -83,7 +83,7 @@ class Run:
 
     def _save(self) -> None:
         self._done += 1
-        self._checkpoints.save(self.state, About(self._done, {}, "", {"d": 8}))
+        self._checkpoints.save(self.state, RunMetadata(self._done, {}, "", {"d": 8}))
 
     def save_and_wait(self) -> None:
         """A save that the run waits for."""

@@ -162,14 +162,14 @@ def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[st
     ("words", "expected"),
     [
         ([], ["--config configs/tiny.toml"]),
-        (["--config", "nowhere.toml"], ["there is no settings file nowhere.toml"]),
+        (["--config", "nowhere.toml"], ["settings file nowhere.toml does not exist"]),
         (["--config", TINY, "--set", "model.layer=4"], ["--set model.layers=4"]),
         (["--config", TINY, "--steps", "0"], ["training.steps must be at least 1"]),
         (["--config", TINY, "--set", "mesh.data=3"], ["takes 12 devices", "emulate = 12"]),
-        (["--config", TINY, "--data", "nowhere.txt"], ["there is no file or folder nowhere.txt"]),
+        (["--config", TINY, "--data", "nowhere.txt"], ["nowhere.txt does not exist"]),
         (["--config", TINY, "--resume", "runs/tiny"], ["--resume RUN --set KEY=VALUE"]),
-        (["--resume", "nowhere"], ["nowhere is not the folder of a run: there is no such folder"]),
-        (["--resume", "--runs", "nowhere"], ["there is no run in nowhere", "--config configs"]),
+        (["--resume", "nowhere"], ["nowhere is not a run folder: it does not exist"]),
+        (["--resume", "--runs", "nowhere"], ["nowhere has no run", "--config configs"]),
     ],
 )
 def test_wrong_words_are_answered_without_a_traceback(

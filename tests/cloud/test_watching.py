@@ -164,7 +164,7 @@ def test_training_is_resumed_after_a_preemption(cloud: Cloud) -> None:
     thread.join()
     assert code == 0, (cloud.reports, cloud.log(0))
     assert "the TPU was preempted: one is PREEMPTED" in cloud.reports
-    assert "Going on after step" in cloud.log(0)
+    assert "Resuming after step" in cloud.log(0)
     assert os.listdir(runs) == ["one"]
     verbs = [verb for verb in cloud.verbs() if verb in ("create", "delete")]
     assert verbs == ["create", "delete", "create", "delete"]

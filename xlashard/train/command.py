@@ -1,4 +1,4 @@
-"""``xlashard train``: from the words of the command line to a run and its exit code."""
+"""``xlashard train``: from command-line arguments to a run and its exit code."""
 
 import argparse
 import os
@@ -26,16 +26,16 @@ from xlashard.wording import print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains as the command line asks.
+    """Run `xlashard train`.
 
     Args:
-        arguments: The words, parsed.
+        arguments: Parsed arguments.
 
     Returns:
-        The exit code: 0 done, 1 diverged or another process failed, 2 wrong settings or data, 130
-        stopped by Ctrl-C, 143 by SIGTERM.
+        The exit code: 0 for success, 1 if the run diverged or another process failed, 2 for
+        invalid settings or data, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    # A terminal that lacks a letter shows another one; it does not end the run.
+    # Characters that the terminal cannot encode are replaced instead of ending the run.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     if arguments.keys:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{key} = {default}  # {kind}: {note}")
         return 0
     try:
-        settings, resumed = _asked(arguments)
+        settings, resumed = _resolve(arguments)
         check_settings(settings)
     except RunError as error:
         print_error(error)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
-    """Trains; returns the exit code."""
+    """Train and return the exit code."""
     try:
         pod = initialize(heartbeat=settings.pod.heartbeat)
     except ProcessesError as error:
@@ -86,14 +86,14 @@ def _end(code: int) -> int:
 
 
 def start_devices(emulated: int, processes: int = 1) -> list[Any]:
-    """Starts JAX with emulated CPU devices, or (at 0) with the real devices that it finds.
+    """Start JAX with emulated CPU devices, or for 0 with the real devices.
 
     Args:
-        emulated: How many, over all processes; each has an equal part of them.
-        processes: How many processes there are.
+        emulated: Number of devices over all processes, an equal share in each.
+        processes: Number of processes.
 
     Raises:
-        SettingsError: JAX runs already, with other devices, or they do not divide over the
+        SettingsError: JAX already runs with other devices, or the devices do not divide over the
             processes.
     """
     if not emulated:
@@ -109,7 +109,7 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", emulated // processes)
     except RuntimeError:
-        pass  # JAX runs already; below is seen with what.
+        pass  # JAX already runs; its devices are checked below.
     found = jax.devices("cpu")
     if processes > 1 and len(found) != emulated:
         raise SettingsError(
@@ -119,19 +119,21 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
         )
     if len(found) < emulated:
         raise SettingsError(
-            f"devices.emulate = {emulated}, but JAX runs already with {len(found)} CPU "
+            f"devices.emulate = {emulated}, but JAX already runs with {len(found)} CPU "
             f"devices. Write, before the program starts:\n"
             f"  XLA_FLAGS=--xla_force_host_platform_device_count={emulated}"
         )
     return found[:emulated]
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
-    """The settings of the run, and the run if it is one that goes on."""
+def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
+    """Return the settings, and the run to resume, if any."""
     words = _words(arguments)
     if arguments.resume is None:
         if not arguments.config:
-            raise SettingsError("which settings? Write, for example:\n  --config configs/tiny.toml")
+            raise SettingsError(
+                "--config is missing. Write, for example:\n  --config configs/tiny.toml"
+            )
         settings = load_settings(arguments.config, words)
         folder = None
         if arguments.auto_resume:
@@ -142,8 +144,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
         return resumed.settings, resumed
     if arguments.config:
         raise SettingsError(
-            "a run that goes on has its own settings, so --resume takes no --config. To change "
-            "some of them write:\n  --resume RUN --set KEY=VALUE"
+            "a resumed run has its own settings, so --resume excludes --config. To change "
+            "settings write:\n  --resume RUN --set KEY=VALUE"
         )
     folder = Path(arguments.resume) if arguments.resume else last_run(Path(arguments.runs))
     resumed = read_run(folder, words)
@@ -151,7 +153,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
-    """All changes of settings on the command line, as those of ``--set``."""
+    """Return all overrides of the command line in the form of ``--set``."""
     words = list(arguments.set)
     if arguments.data:
         words.append(f"data.paths={toml_value(arguments.data)}")

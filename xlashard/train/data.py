@@ -1,4 +1,7 @@
-"""Text as bytes or tokens, windows of it by step number, and their way onto the mesh."""
+"""Training text as bytes or tokens, windows by step number, and batches on the mesh.
+
+Files are memory-mapped: a process reads only the windows that it needs.
+"""
 
 import difflib
 import importlib
@@ -24,14 +27,14 @@ type Tokens = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text, or a part of one.
+    """Text, or a part of one.
 
     Attributes:
-        pieces: The pieces that are joined, all of one type: bytes, or numbers of tokens.
-        starts: Where each piece begins in the joined text, and at the end where the last one ends.
-        begin: Where this part of the joined text begins.
-        end: Where it ends.
-        below: Every number in it is to be less than this; checked where it is read.
+        pieces: Concatenated pieces, all of one type: bytes or token ids.
+        starts: Offset of each piece in the concatenation, and the total length.
+        begin: First offset of this part.
+        end: Offset after this part.
+        below: Exclusive upper bound of token ids; checked when windows are read.
     """
 
     pieces: tuple[Tokens, ...]
@@ -42,29 +45,29 @@ class Text:
 
     @classmethod
     def joined(cls, pieces: Sequence[Tokens], below: int = 256) -> Self:
-        """The text of all pieces, one after the other; `below` is the size of the vocabulary."""
+        """Concatenate pieces; `below` is the size of the vocabulary."""
         starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
         return cls(tuple(pieces), starts, 0, int(starts[-1]), below)
 
     def part(self, begin: int, end: int) -> Self:
-        """The bytes from one place to another, without reading them."""
+        """Return the part between two offsets, without reading it."""
         return replace(self, begin=self.begin + begin, end=self.begin + end)
 
     def __len__(self) -> int:
         return self.end - self.begin
 
     def windows(self, starts: np.ndarray, size: int) -> np.ndarray:
-        """Reads windows of the text, and nothing but them.
+        """Read windows of the text, and nothing else.
 
         Args:
-            starts: Where each begins [count], from 0.
-            size: Bytes or tokens of each.
+            starts: Offsets of the windows [count].
+            size: Bytes or tokens per window.
 
         Returns:
             Bytes or tokens [count, size], of the type of the pieces.
 
         Raises:
-            DataError: There is a token in them that the vocabulary has not.
+            DataError: A token id is not less than the size of the vocabulary.
         """
         found = np.empty((len(starts), size), self.pieces[0].dtype)
         places = np.asarray(starts, np.int64) + self.begin
@@ -78,18 +81,18 @@ class Text:
             found[row] = self._across(int(places[row]), size, int(first[row]), int(last[row]))
         if found.dtype.itemsize > 1 and found.size and found.max() >= self.below:
             raise DataError(
-                f"there is a token {found.max()} in the data, and model.vocab = {self.below} has "
-                f"those from 0 to {self.below - 1}. Write the vocabulary of the tokeniser:\n"
+                f"the data has a token {found.max()}, but model.vocab = {self.below} has tokens "
+                f"from 0 to {self.below - 1}. Write the vocabulary of the tokeniser:\n"
                 f"  [model]\n  vocab = {int(found.max()) + 1}"
             )
         return found
 
     def tobytes(self) -> bytes:
-        """The whole text, in memory."""
+        """Return the whole text."""
         return self.windows(np.zeros(1, np.int64), len(self)).tobytes()
 
     def _across(self, place: int, size: int, first: int, last: int) -> np.ndarray:
-        """A window that runs over several pieces."""
+        """Read a window that spans several pieces."""
         parts = []
         for number in range(first, last + 1):
             begin = max(place - int(self.starts[number]), 0)
@@ -99,26 +102,26 @@ class Text:
 
 
 def in_memory(text: bytes) -> Bytes:
-    """A piece from bytes that are in memory."""
+    """Return a piece from bytes in memory."""
     return np.frombuffer(text, np.uint8)
 
 
 def tokens_in_file(path: Path, dtype: str) -> Tokens:
-    """A piece from a file of tokens; only what is asked of it is read.
+    """Map a file of tokens as a piece.
 
     Args:
-        path: A `.npy` file of one dimension, or the numbers alone, little end first.
-        dtype: The type of its numbers, `uint16` or `uint32`.
+        path: A one-dimensional `.npy` file, or raw little-endian integers.
+        dtype: Type of the integers, `uint16` or `uint32`.
 
     Raises:
-        DataError: It is empty, or holds something else.
+        DataError: The file is empty or has other contents.
     """
     if path.suffix == ".npy":
         return _npy(path, dtype)
     wanted, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
     if not size or size % wanted.itemsize:
         raise DataError(
-            f"{path} holds {size:,} bytes, and tokens of type {dtype} take {wanted.itemsize} each. "
+            f"{path} has {size:,} bytes, but tokens of type {dtype} take {wanted.itemsize} each. "
             f"Write such a file by: np.asarray(tokens, {dtype!r}).tofile(path)"
         )
     return np.memmap(path, wanted, mode="r")
@@ -128,18 +131,18 @@ def _npy(path: Path, dtype: str) -> Tokens:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise DataError(f"{path} is no .npy file of numbers: {error}") from None
+        raise DataError(f"{path} is not a numeric .npy file: {error}") from None
     if found.dtype == np.dtype(dtype) and found.ndim == 1 and found.size:
         return found
     raise DataError(
-        f"{path} holds {found.dtype}{list(found.shape)}, and data.tokens = {dtype!r} takes tokens "
+        f"{path} has {found.dtype}{list(found.shape)}, but data.tokens = {dtype!r} requires tokens "
         f"of that type, in one dimension. Write such a file by: "
         f"np.save(path, np.asarray(tokens, {dtype!r}).ravel())"
     )
 
 
 def in_file(path: Path) -> Bytes:
-    """A piece from a file that is not empty; only what is asked of it is read."""
+    """Map a file that is not empty as a piece."""
     return np.memmap(path, np.uint8, mode="r")
 
 
@@ -156,17 +159,17 @@ _BETWEEN = b"\n\n"
 
 
 _LOOKED_AT = 1 << 16
-"""Bytes at the beginning of a file that say whether it is text."""
+"""Bytes at the beginning of a file that are checked for text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in two parts.
+    """Text in two parts.
 
     Attributes:
-        train: The bytes to learn from.
-        held_out: The bytes at the end, kept for evaluation.
-        source: Where they come from, in words.
+        train: Part for training.
+        held_out: Part at the end, for evaluation.
+        source: Description of the source.
     """
 
     train: Text
@@ -175,7 +178,7 @@ class Corpus:
 
     @property
     def mark(self) -> str:
-        """Tells this text from another one, without reading all of it: its length, some windows."""
+        """Return a fingerprint of length and some windows, without reading the whole text."""
         size = min(64, len(self.train), len(self.held_out))
         sum_ = 0
         for text in (self.train, self.held_out):
@@ -185,29 +188,28 @@ class Corpus:
 
     @property
     def unit(self) -> str:
-        """What the text consists of: `bytes` or `tokens`."""
+        """Return the unit of the text: `bytes` or `tokens`."""
         return "bytes" if self.train.pieces[0].dtype == np.uint8 else "tokens"
 
 
 def token_type(settings: Settings) -> Any:
-    """The type of the numbers in a batch."""
+    """Return the dtype of a batch."""
     return np.dtype("uint8" if settings.data.tokens == "bytes" else settings.data.tokens)
 
 
 def read_corpus(data: DataSettings, length: int, vocab: int = 256) -> Corpus:
-    """Finds the text and keeps its end for evaluation. Files are read later, where they are needed.
+    """Find the text and hold out its end for evaluation. Files are mapped, not read.
 
     Args:
-        data: Paths and the part for evaluation.
-        length: Tokens of context; both parts must hold one window more than that.
-        vocab: Tokens that there are.
+        data: Paths and the fraction for evaluation.
+        length: Tokens of context; both parts must have at least one window more.
+        vocab: Size of the vocabulary.
 
     Returns:
         The two parts.
 
     Raises:
-        DataError: A path is missing, empty, unreadable or holds something else, or all texts
-            together are too short.
+        DataError: A path is missing, empty, unreadable or not text, or the text is too short.
     """
     pieces, source = _pieces(data)
     text = Text.joined(pieces, vocab)
@@ -218,20 +220,20 @@ def read_corpus(data: DataSettings, length: int, vocab: int = 256) -> Corpus:
         unit = "bytes" if data.tokens == "bytes" else "tokens"
         needed = int(window / min(data.eval_fraction, 1 - data.eval_fraction)) + 2
         raise DataError(
-            f"{source}: {len(text):,} {unit} of text are too few. Split with data.eval_fraction = "
-            f"{data.eval_fraction:g}, each part must hold model.length + 1 = {window} {unit}, "
+            f"{source}: {len(text):,} {unit} of text are not enough. With data.eval_fraction = "
+            f"{data.eval_fraction:g}, each part needs model.length + 1 = {window} {unit}, "
             f"which takes about {needed:,} in all. Give more text, or a smaller model.length."
         )
     return Corpus(train=text.part(0, cut), held_out=text.part(cut, len(text)), source=source)
 
 
 def _pieces(data: DataSettings) -> tuple[Sequence[Tokens], str]:
-    """The text as it lies, and where it comes from."""
+    """Return the pieces of the text, and a description of their source."""
     if not data.paths and data.tokens == "bytes":
         return [in_memory(_python_prose())], "the language reference that ships with Python"
     if not data.paths:
         raise DataError(
-            f"data.tokens = {data.tokens!r}, and data.paths names no files of tokens. Write:\n"
+            f"data.tokens = {data.tokens!r} requires files of tokens in data.paths. Write:\n"
             f"  --data PATH [PATH ...]"
         )
     if data.tokens == "bytes":
@@ -244,51 +246,51 @@ def _pieces(data: DataSettings) -> tuple[Sequence[Tokens], str]:
 
 
 def training_starts(size: int, step: int, count: int, length: int, seed: int) -> np.ndarray:
-    """Where the windows of one step begin, drawn evenly with replacement.
+    """Sample the offsets of the windows of one step, uniformly with replacement.
 
-    A counter-based generator takes the step as its counter. So a step's windows depend on nothing
-    that happened before, nor on how many devices or processes there are.
+    The counter of the random generator is the step, so the windows of a step depend neither on
+    earlier steps nor on the number of devices or processes.
 
     Args:
-        size: Bytes of the text.
+        size: Length of the text.
         step: Number of the step.
-        count: Windows to draw.
-        length: Bytes of context; a window is one longer.
+        count: Number of windows.
+        length: Tokens of context; a window is one longer.
         seed: Seed of the run.
 
     Returns:
-        Places in the text [count].
+        Offsets in the text [count].
     """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
     return generator.integers(0, size - length, size=count)
 
 
 def held_out_starts(size: int, batch: int, count: int, length: int) -> np.ndarray:
-    """Where windows at even distances over the whole text begin, the same at every evaluation.
+    """Return the offsets of evenly spaced windows, the same at every evaluation.
 
     Args:
-        size: Bytes of the text.
-        batch: Which batch of windows, from 0.
-        count: Windows of one batch.
-        length: Bytes of context; a window is one longer.
+        size: Length of the text.
+        batch: Number of the batch, from 0.
+        count: Windows per batch.
+        length: Tokens of context; a window is one longer.
 
     Returns:
-        Places in the text [count].
+        Offsets in the text [count].
     """
     last = size - length - 1
-    # The golden ratio's multiples cover an interval evenly, however many are taken.
+    # Multiples of the golden ratio cover an interval evenly for any count.
     places = np.arange(batch * count, (batch + 1) * count) * 0.6180339887498949 % 1.0
     return (places * (last + 1)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a batch lies on the mesh, and what of it is this process's part.
+    """Sharding of a batch, and the sequences that this process reads.
 
     Attributes:
-        shape: Of the whole batch: parts, sequences of a part, bytes of a window.
-        sharding: Of the whole batch.
-        rows: Which sequences of a part this process has on its devices.
+        shape: Shape of the global batch: parts, sequences of a part, tokens of a window.
+        sharding: Sharding of the global batch.
+        rows: Sequences of a part on the addressable devices.
     """
 
     shape: tuple[int, int, int]
@@ -296,11 +298,11 @@ class BatchPlan:
     rows: np.ndarray
 
     def put(self, text: Text, starts: np.ndarray) -> Any:
-        """Lays windows of a text over the mesh, each process reading those of its own devices.
+        """Put windows of a text on the mesh; each process reads those of its own devices.
 
         Args:
             text: The text.
-            starts: Where the windows of the whole batch begin [parts · sequences].
+            starts: Offsets of the windows of the global batch [parts · sequences].
 
         Returns:
             An Array [parts, sequences, window] of the text's type.
@@ -312,13 +314,13 @@ class BatchPlan:
 
 
 def plan_batch(sharding: Any, count: int, parts: int, length: int) -> BatchPlan:
-    """Works out which sequences of a batch are this process's.
+    """Return the plan of a batch in this process.
 
     Args:
-        sharding: Of a batch [parts, count / parts, length + 1].
-        count: Sequences of the whole batch.
-        parts: Parts of the batch that are computed one after the other.
-        length: Bytes of context; a window is one longer.
+        sharding: Sharding of a batch [parts, count / parts, length + 1].
+        count: Sequences of the global batch.
+        parts: Parts of the batch, computed one after the other.
+        length: Tokens of context; a window is one longer.
     """
     shape = (parts, count // parts, length + 1)
     indices = sharding.addressable_devices_indices_map(shape).values()
@@ -327,31 +329,31 @@ def plan_batch(sharding: Any, count: int, parts: int, length: int) -> BatchPlan:
 
 
 def _python_prose() -> bytes:
-    """The chapters of Python's reference, joined in the order of their names."""
+    """Return the topics of Python's documentation, in the order of their names."""
     name = "pydoc_data.topics"
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise DataError(f"this Python comes without {name}, the default text. {_ADVICE}")
+        raise DataError(f"this Python lacks {name}, the default text. {_ADVICE}")
     topics: dict[str, str] = importlib.import_module(name).topics
     return "\n\n".join(topics[key].strip() for key in sorted(topics)).encode()
 
 
 def _files(path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}{_similar(path)}. {_ADVICE}")
+        raise DataError(f"{path} does not exist{_similar(path)}. {_ADVICE}")
     if not path.is_dir():
         return [path]
     found = sorted(x for x in path.rglob("*") if x.suffix in suffixes and x.is_file())
     if not found:
-        raise DataError(f"the folder {path} holds no {', '.join(suffixes)} file. {_ADVICE}")
+        raise DataError(f"the folder {path} has no {', '.join(suffixes)} file. {_ADVICE}")
     return found
 
 
 def _similar(path: Path) -> str:
-    """Names beside a missing path that it may have meant."""
+    """Suggest existing names that resemble a missing path."""
     if not path.parent.is_dir():
         return f" (nor a folder {path.parent})"
     close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=2)
@@ -366,7 +368,7 @@ def _tokens(path: Path, dtype: str) -> Tokens:
 
 
 def _text(path: Path) -> Bytes:
-    """A file's bytes, of which only the first are read here."""
+    """Map a text file, after a check of its first bytes."""
     try:
         with path.open("rb") as file:
             head = file.read(_LOOKED_AT)
@@ -375,7 +377,7 @@ def _text(path: Path) -> Bytes:
             raise DataError(f"{path} is empty. {_ADVICE}")
         zero = head.find(b"\0")
         if zero >= 0:
-            raise DataError(f"{path} is no text: byte {zero:,} is zero. {_ADVICE}")
+            raise DataError(f"{path} is not text: byte {zero:,} is zero. {_ADVICE}")
         return in_file(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None

@@ -1,30 +1,30 @@
-"""What a person who starts a run can do wrong, each as an error that says how to go on."""
+"""Errors of a training run; each message contains the remedy."""
 
 from xlashard.errors import XlashardError
 
 
 class RunError(XlashardError, ValueError):
-    """A run that cannot start or go on for a reason outside the program."""
+    """A run cannot start or continue for a reason outside the program."""
 
 
 class SettingsError(RunError):
-    """A setting with an unknown key, a wrong type, a bad value, or one that fits no other."""
+    """Invalid setting: unknown key, wrong type, value out of range, or conflict."""
 
 
 class DataError(RunError):
-    """A text that is missing, unreadable, or too short for the model."""
+    """Training text that is missing, unreadable, or too short for the model."""
 
 
 class Diverged(RunError):
-    """The loss stopped being a finite number."""
+    """The loss is no longer finite."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint that can't be written, is not there, is damaged, or does not fit the run.
+    """A checkpoint is missing, damaged, unwritable, or does not fit the run.
 
     Attributes:
-        step: The step it is of, where that is known.
-        file: The file that is at fault, by its path in the checkpoint's folder, if one is.
+        step: Step of the checkpoint, if known.
+        file: Path of the damaged file within the checkpoint's folder, if any.
     """
 
     def __init__(self, message: str, *, step: int | None = None, file: str | None = None) -> None:
@@ -34,4 +34,4 @@ class CheckpointError(RunError):
 
 
 class PeerError(RunError):
-    """Another process of the run failed or is gone, so this one can't go on either."""
+    """Another process of the run failed or exited."""

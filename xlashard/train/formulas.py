@@ -1,8 +1,8 @@
-"""What a training step takes, in closed form: parameters, bytes, FLOP, traffic.
+"""Closed forms of a training step: parameters, bytes, FLOP, traffic.
 
-Nothing here asks JAX or the compiler, so that a preflight can be held against it. A matrix product
-of [m, k] and [k, n] takes 2 m k n FLOP; norms, rotations, softmax and the optimiser are left out,
-which together are well below 1 % for models of more than some thousand features.
+They use neither JAX nor the compiler, so that tests can compare preflights with them. A matrix
+product of [m, k] and [k, n] takes 2 m k n FLOP; norms, rotations, softmax and the optimiser are
+omitted, well below 1 % together for models of more than some thousand features.
 
 Letters: B sequences of a step, L tokens of each, T = B L, W width, H query heads, K key and value
 heads, D features of a head, M hidden features, E experts, k of them for each token, V tokens of the
@@ -22,13 +22,13 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Matrix:
-    """A parameter of the model, all its copies in the layers together.
+    """Parameter of the model, with its copies in all layers.
 
     Attributes:
-        name: Its place: `mlp.up`.
-        copies: How many there are: N in the layers, else 1.
-        sides: The length of each side of one copy.
-        axes: The logical axis of each side; None where it has none.
+        name: Path, such as `mlp.up`.
+        copies: Number of copies: N in the layers, else 1.
+        sides: Shape of one copy.
+        axes: Logical axis of each dimension, or None.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        """Numbers in all copies."""
+        """Return the number of elements of all copies."""
         return self.copies * math.prod(self.sides)
 
 
@@ -47,9 +47,9 @@ class Flops:
     """FLOP of the matrix products of one step, over all devices.
 
     Attributes:
-        forward: Of the forward pass.
-        backward: Of the backward pass, without what it computes again.
-        recomputed: Of what the backward pass computes again because it was not kept.
+        forward: FLOP of the forward pass.
+        backward: FLOP of the backward pass without recomputation.
+        recomputed: FLOP that the backward pass recomputes.
     """
 
     forward: float
@@ -58,16 +58,16 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Return the sum."""
         return self.forward + self.backward + self.recomputed
 
 
 def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
-    """The parameters of the model, one by one.
+    """Return the parameters of the model.
 
-    A layer has W (H + 2 K) D + H D W numbers in its attention, 3 W M in its feed-forward part (with
-    experts E times that, and W E in the router) and 2 W in its norms; besides there are two tables
-    of V W and a norm of W.
+    A layer has W (H + 2 K) D + H D W elements in its attention, 3 W M in its feed-forward layer
+    (with experts E times that, and W E in the router) and 2 W in its norms; outside of the layers
+    the model has two tables of V W and a norm of W.
     """
     width, size, layers = model.width, model.head_size, model.layers
     heads, kv_heads = (model.heads, size), (model.kv_heads, size)
@@ -94,7 +94,7 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
 
 
 def parameters(model: ModelSettings) -> int:
-    """How many numbers the model has.
+    """Return the number of parameters.
 
     Example:
         >>> parameters(ModelSettings(layers=1, width=8, heads=2, kv_heads=1, mlp=16, vocab=10))
@@ -104,7 +104,7 @@ def parameters(model: ModelSettings) -> int:
 
 
 def active_parameters(model: ModelSettings) -> int:
-    """How many of them take part in each token: those of k experts instead of E."""
+    """Return the number of active parameters per token: those of k experts instead of E."""
     if not model.experts:
         return parameters(model)
     idle = 3 * model.layers * (model.experts - model.active_experts) * model.width * model.mlp
@@ -112,33 +112,33 @@ def active_parameters(model: ModelSettings) -> int:
 
 
 def ways(settings: Settings, axes: Iterable[str | None]) -> int:
-    """Over how many devices an array with these logical axes is spread; the others hold copies."""
+    """Return the number of shards of an array with these logical axes."""
     rules = settings.sharding.rules
     names = {name for axis in axes if axis for name in getattr(rules, axis)}
     return math.prod(settings.mesh[name] for name in names)
 
 
 def parameter_bytes(settings: Settings) -> int:
-    """Bytes of the parameters that one device holds: each matrix by the ways it is spread."""
+    """Return the bytes of the parameters on one device."""
     one = _BYTES[settings.model.parameters]
     return sum(x.elements // ways(settings, x.axes) * one for x in matrices(settings.model))
 
 
 def state_bytes(settings: Settings) -> int:
-    """Bytes of parameters and of Adam's two means that one device holds; the step counts apart."""
+    """Return the bytes of parameters and of Adam's two moments on one device."""
     own = _BYTES[settings.model.parameters]
     each = own + 2 * _BYTES[settings.optimizer.moments]
     return parameter_bytes(settings) // own * each
 
 
 def step_flops(settings: Settings) -> Flops:
-    """FLOP of the matrix products of one step as the program does them, over all devices.
+    """Return the FLOP of the matrix products that the program executes, over all devices.
 
-    The backward pass has two products for each one forward. Attention in blocks does the pairs
-    of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b, and five products for
-    each in the backward pass, where the scores are computed again (Dao 2023, arXiv:2307.08691,
-    section 3.1); without blocks it does all L² and masks the upper half. Experts do all their
-    places, also those that stay empty.
+    The backward pass has two products per product of the forward pass. Blockwise attention
+    processes the pairs of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b,
+    with five products each in the backward pass, which recomputes the scores (Dao 2023,
+    arXiv:2307.08691, section 3.1); without blocks attention computes all L² scores and masks the
+    upper half. Experts process all their slots, including empty ones.
     """
     model = settings.model
     parts = _products(settings)
@@ -150,13 +150,12 @@ def step_flops(settings: Settings) -> Flops:
 
 
 def model_flops(settings: Settings) -> float:
-    """FLOP that the model itself asks for in one step, by which its utilisation is measured.
+    """Return the model FLOP of one step, the numerator of the utilisation (MFU).
 
-    6 for each token and each weight that multiplies it (2 forward, 4 backward; the lookup in the
-    embedding is no product), and 12 H D for each layer and each pair of positions that see each
-    other, L (L + 1) / 2 a sequence. What remat computes again, empty places of experts and masked
-    scores are not counted. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311, appendix B) count all L²
-    pairs, so figures by their formula are higher.
+    6 per token and weight that multiplies it (2 forward, 4 backward; the embedding lookup is not a
+    product), and 12 H D per layer and pair of visible positions, L (L + 1) / 2 per sequence.
+    Recomputation, empty slots of experts and masked scores are not counted. Chowdhery et al. 2022
+    (PaLM, arXiv:2204.02311, appendix B) count all L² pairs, so their formula gives higher figures.
     """
     model = settings.model
     sequences = settings.training.batch
@@ -168,25 +167,24 @@ def model_flops(settings: Settings) -> float:
 
 
 def gather_bytes(settings: Settings) -> float:
-    """Bytes that a device sends in one step to gather what is spread by the `embed` rule.
+    """Return the bytes that a device sends per step to gather parameters over the `embed` axes.
 
-    Under remat each matrix is gathered in the forward pass, and again in the backward pass: over n
-    devices a device sends (n - 1) / n of it both times, in the type of the arithmetic. A part of
-    the batch does so each time.
+    Under remat each matrix is gathered in the forward pass and again in the backward pass: over n
+    devices a device sends (n - 1) / n of the matrix each time, in the type of the arithmetic, for
+    each part of the batch.
     """
     count = ways(settings, ("embed",))
     return 2 * (count - 1) / count * _spread_bytes(settings) * settings.training.accumulate
 
 
 def scatter_bytes(settings: Settings, looped: bool = False) -> float:
-    """Bytes that a device sends in one step to sum the gradients of what is spread by `embed`.
+    """Return the bytes that a device sends per step to reduce-scatter gradients over `embed`.
 
     Args:
-        settings: A whole run, with remat.
-        looped: Whether the compiler does it in steps beside the product that makes the gradient
-            (Wang et al. 2023, doi:10.1145/3567955.3567959). A device then sends a piece to both
-            sides in each step, and two more to align them: (n + 1) / n of each matrix, not
-            (n - 1) / n.
+        settings: Settings of a run with remat.
+        looped: Windowed einsum: the compiler overlaps the reduce-scatter with the product (Wang et
+            al. 2023, doi:10.1145/3567955.3567959). A device then sends a shard in both directions
+            per step, and two more for alignment: (n + 1) / n of each matrix, not (n - 1) / n.
     """
     count = ways(settings, ("embed",))
     part = (count + 1) / count if looped and count > 1 else (count - 1) / count
@@ -194,10 +192,10 @@ def scatter_bytes(settings: Settings, looped: bool = False) -> float:
 
 
 def lookup_bytes(settings: Settings) -> float:
-    """Bytes that a device sends in one step for the embedding: features in both directions.
+    """Return the bytes that a device sends per step for the embedding, forward and backward.
 
-    Each device looks the tokens of all n up in its part of the width, for which they are gathered
-    (int32, once more for the gradient), and (n - 1) / n of what it found goes to the others.
+    Each device looks up the tokens of all n devices in its slice of the width; the tokens are
+    gathered (int32, once more for the gradient), and (n - 1) / n of the features are sent on.
     """
     count = ways(settings, ("embed",))
     model = settings.model
@@ -207,33 +205,32 @@ def lookup_bytes(settings: Settings) -> float:
 
 
 def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
-    """Bytes that a device sends in one step, by the axes of the mesh along which they go.
+    """Return the bytes that a device sends per step, by mesh axes of the collectives.
 
-    For data parallelism (axes of the `batch` rule), fully sharded data parallelism (those of them
-    that the `embed` rule names too), tensor parallelism (one set of axes for `heads` and
-    `kv_heads`, one for `mlp`, one for `vocab`), and all together. Of runs that spread `length`,
-    `experts` or `layers` it leaves out what those exchange. n devices send (n - 1) / n of what they
-    gather or scatter, and twice that of what all of them get the sum of.
+    Covers data parallelism (axes of the `batch` rule), fully sharded data parallelism (those also
+    in the `embed` rule), tensor parallelism (one set of axes for `heads` and `kv_heads`, one for
+    `mlp`, one for `vocab`), and their combinations; not the traffic of sharded `length`, `experts`
+    or `layers`. n devices send (n - 1) / n of the bytes that they gather or reduce-scatter, and
+    twice that for an all-reduce.
 
-    - Each matrix is gathered over `embed` for the forward pass, and again for the backward pass,
-      and its gradient is scattered back, and summed over the rest of `batch`. The head is gathered
-      once if the vocabulary is in one part. Its gradient is then summed in float32, as the product
-      gives it, and that of the router always.
-    - The stream [B, L, W] is summed after attention and after the feed-forward part, and its
+    - Each matrix is gathered over `embed` for the forward pass and again for the backward pass; its
+      gradient is reduce-scattered, and all-reduced over the rest of `batch`. The head is gathered
+      once if the vocabulary has one part. Its gradient is then reduced in float32, the type of the
+      product; the gradient of the router always is.
+    - The stream [B, L, W] is all-reduced after attention and after the feed-forward layer, and its
       gradient before each of them; under remat once more after attention, unless `stream` is kept.
-      Of experts, their places are summed instead, also those that stay empty, and the gradient of
-      each one's share.
-    - With `vocab`: the sums of the features that were looked up; of the gradient that leaves the
-      head, in float32; of a maximum and a sum of each part for each token, and the score of its
-      next one. Several parts of the vocabulary have a piece of each device's own part of the head,
-      of which nothing goes over the links for that. (Parts that don't divide among the devices of
-      `vocab` are cut another way than the head lies; what that sends is left out.)
+      For experts, their slots are reduced instead, including empty ones, and the gradient of each
+      slot's weight.
+    - Over `vocab`: the looked-up features; the gradient that leaves the head, in float32; per token
+      and part a maximum and a sum; the score of the next token. Parts of the vocabulary take an
+      equal slice of each device's shard of the head, so they cause no traffic. (If the number of
+      parts does not divide the shards, the head is resharded; that traffic is not counted.)
 
     Args:
-        settings: A whole run.
+        settings: Settings of a run.
 
     Returns:
-        For each set of axes, the bytes of all collectives along exactly these.
+        Bytes of all collectives along exactly these axes, by set of axes.
 
     Example:
         >>> from xlashard.train.config.settings import load_settings
@@ -250,12 +247,12 @@ type _Sent = Iterator[tuple[tuple[str, ...], float]]
 
 
 def _part_of(settings: Settings, axes: Iterable[str]) -> float:
-    """(n - 1) / n for the n devices along these axes."""
+    """Return (n - 1) / n for the n devices along these axes."""
     return 1 - 1 / math.prod(settings.mesh[name] for name in axes)
 
 
 def _weight_traffic(settings: Settings) -> _Sent:
-    """What parameters and their gradients take."""
+    """Yield the traffic of parameters and their gradients."""
     rules, model = settings.sharding.rules, settings.model
     one, times = _BYTES[model.compute], settings.training.accumulate
     for matrix in matrices(model):
@@ -273,7 +270,7 @@ def _weight_traffic(settings: Settings) -> _Sent:
 
 
 def _activation_traffic(settings: Settings) -> _Sent:
-    """What activations and their gradients take, those of all layers together."""
+    """Yield the traffic of activations and their gradients, over all layers."""
     rules, model = settings.sharding.rules, settings.model
     one, layers = _BYTES[model.compute], model.layers
     sequences = settings.training.batch / ways(settings, ("batch",))
@@ -290,14 +287,14 @@ def _activation_traffic(settings: Settings) -> _Sent:
     else:
         yield rules.mlp, 2 * mlp * layers * stream * one * 2
     yield rules.vocab, 2 * vocab * (stream * (one + 4) + tokens * 4 * (2 * model.vocab_parts + 1))
-    # The looked up features go to where their tokens belong, their gradients back; the tokens
-    # (int32) are gathered for it.
+    # Looked-up features are sent to the devices of their tokens, and gradients back; the tokens
+    # (int32) are gathered for the lookup.
     yield rules.embed, 2 * embed * stream * one
     yield rules.embed, embed * 4 * tokens * ways(settings, ("embed",))
 
 
 def _spread_bytes(settings: Settings) -> float:
-    """Bytes of the gathered matrices on one device, each once, in the type of the arithmetic."""
+    """Return the bytes of the gathered matrices on one device, in the type of the arithmetic."""
     one = _BYTES[settings.model.compute]
     total = 0.0
     for matrix in matrices(settings.model):
@@ -309,7 +306,7 @@ def _spread_bytes(settings: Settings) -> float:
 
 
 def workload(settings: Settings) -> Workload:
-    """What one step does, for a preflight's report."""
+    """Return the work of one step, for a preflight's report."""
     return Workload(
         tokens=settings.training.batch * settings.model.length,
         model_flops=model_flops(settings),
@@ -323,7 +320,7 @@ def _in_blocks(model: ModelSettings) -> bool:
 
 
 def _pairs(model: ModelSettings) -> int:
-    """Pairs of positions of one sequence whose scores are computed."""
+    """Return the number of scores that are computed per sequence."""
     if not _in_blocks(model):
         return model.length**2
     count = model.length // model.attention_block
@@ -331,7 +328,7 @@ def _pairs(model: ModelSettings) -> int:
 
 
 def _products(settings: Settings) -> dict[str, float]:
-    """FLOP of each product of the forward pass, in all layers."""
+    """Return the FLOP of each product of the forward pass, over all layers."""
     model, sequences = settings.model, settings.training.batch
     tokens, width = sequences * model.length, model.width
     heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
@@ -356,7 +353,7 @@ def _products(settings: Settings) -> dict[str, float]:
 
 
 def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
-    """Of the forward pass again: what remat has not kept, and scores of the vocabulary in parts."""
+    """Return the FLOP of recomputation: values that remat drops, and scores of vocabulary parts."""
     head = parts["head"] if model.vocab_parts > 1 else 0.0
     if not model.remat:
         return head

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from xlashard import Mesh, NamedSharding, P, device_put
-from xlashard.train.checkpoint import About, Checkpoints
+from xlashard.train.checkpoint import Checkpoints, RunMetadata
 
 FOLDER = Path(sys.argv[1])
 KEEP = 2
@@ -50,7 +50,7 @@ class Saver:
             restored = checkpoints.restore(like, step)
             for name, x in values(step).items():
                 np.testing.assert_array_equal(np.asarray(restored.state[name]), x)
-            assert restored.about.data == {"next": step}
+            assert restored.metadata.data == {"next": step}
         last = checkpoints.latest() or 0
         self._say(f"found {last}")
         return last
@@ -60,8 +60,8 @@ class Saver:
             name: device_put(x, self._place if name == "w" else self._whole)
             for name, x in values(step).items()
         }
-        about = About(step, {"next": step}, "", {"x": len(jax.devices())})
-        checkpoints.save(state, about)
+        metadata = RunMetadata(step, {"next": step}, "", {"x": len(jax.devices())})
+        checkpoints.save(state, metadata)
         checkpoints.wait()
         self._say(f"committed {step}")
 
@@ -102,10 +102,10 @@ class Child:
         end = time.monotonic() + seconds
         while until not in self._text.decode() and (left := end - time.monotonic()) > 0:
             ready, _, _ = select.select([self._reader], [], [], left)
-            said = os.read(self._reader, 4096) if ready else None
-            if said == b"":
+            values = os.read(self._reader, 4096) if ready else None
+            if values == b"":
                 break
-            self._text += said or b""
+            self._text += values or b""
 
     def kill(self) -> None:
         if self._process is not None:
@@ -114,7 +114,7 @@ class Child:
             self._process = None
             self.listen("no such word")
 
-    def said(self, word: str) -> list[int]:
+    def values(self, word: str) -> list[int]:
         """The numbers that followed a word."""
         lines = self._text.decode().splitlines()
         assert not [line for line in lines if line.startswith("failed")], lines
@@ -161,10 +161,10 @@ class Ledger:
         self.found: list[int] = []
 
     def enter(self, child: Child) -> None:
-        (found,) = child.said("found")
+        (found,) = child.values("found")
         assert self.committed <= found <= self.committed + 1, (self.committed, found)
         self.found.append(found)
-        self.committed = max([found, *child.said("committed")])
+        self.committed = max([found, *child.values("committed")])
 
 
 def kill_at_random(kills: int, rng: random.Random) -> str:
@@ -192,7 +192,7 @@ def kill_at_each() -> str:
     for number in range(1000):
         with forked(save_until_event(number)) as child:
             child.listen("unharmed")
-            unharmed = child.said("unharmed")
+            unharmed = child.values("unharmed")
             ledger.enter(child)
         if unharmed:
             return f"killed before each of {number} changes, {ledger.committed} steps"

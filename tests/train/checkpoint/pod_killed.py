@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from tests.train.checkpoint.pod_states import about, state
+from tests.train.checkpoint.pod_states import metadata, state
 from xlashard.train.checkpoint import Checkpoints
 
 jax.distributed.initialize()
@@ -22,11 +22,11 @@ def at_its_digests(event: str, args: tuple[Any, ...]) -> None:
 
 with Checkpoints(FOLDER, timeout=60) as checkpoints:
     for step in (1, 2):
-        checkpoints.save(state(step), about(step))
+        checkpoints.save(state(step), metadata(step))
     checkpoints.wait()
     print("committed", checkpoints.steps(), flush=True)
     if jax.process_index() == 1:
         sys.addaudithook(at_its_digests)
-    checkpoints.save(state(3), about(3))
+    checkpoints.save(state(3), metadata(3))
     checkpoints.wait()
 print("never comes here")

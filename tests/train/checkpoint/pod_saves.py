@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from tests.processes import expect
-from tests.train.checkpoint.pod_states import COLUMNS, ROWS, about, check, state, wanted
+from tests.train.checkpoint.pod_states import COLUMNS, ROWS, check, metadata, state, wanted
 from xlashard import P
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.errors import CheckpointError
@@ -19,13 +19,13 @@ FOLDER = Path(sys.argv[1])
 
 with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     for step in (1, 2, 3):
-        checkpoints.save(state(step), about(step))
+        checkpoints.save(state(step), metadata(step))
     checkpoints.wait()
     assert checkpoints.steps() == [2, 3]
     for spec in (ROWS, COLUMNS, P()):
         restored = checkpoints.restore(wanted(spec))
         check(restored.state, 3, spec)
-        assert restored.about == about(3) and restored.about.processes == 2
+        assert restored.metadata == metadata(3) and restored.metadata.processes == 2
     print("saved and restored")
 
     # One process has no more room; the other hears of it at once.
@@ -33,7 +33,7 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if ME == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limit[1]))
-    checkpoints.save(state(4), about(4))
+    checkpoints.save(state(4), metadata(4))
     failed = expect(CheckpointError, "process 1: .*File too large", checkpoints.wait)
     assert failed.step == 4 and "the last one is of step 3" in str(failed)
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -43,9 +43,9 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     expect(
         CheckpointError,
         "not in step: process 0: save step 8; process 1: save step 9",
-        lambda: checkpoints.save(state(8), about(8 + ME)),
+        lambda: checkpoints.save(state(8), metadata(8 + ME)),
     )
-    checkpoints.save(state(5), about(5))
+    checkpoints.save(state(5), metadata(5))
     checkpoints.wait()
     check(checkpoints.restore(wanted()).state, 5, ROWS)
     print("went on")
@@ -62,19 +62,19 @@ with Checkpoints(FOLDER / "damaged") as checkpoints:
 with Checkpoints(FOLDER / f"disk {ME}", timeout=60) as checkpoints:
     expect(
         CheckpointError,
-        r"process 1: .*disk 1/\.saving.*, which process 0 made, is not there.* all processes share",
-        lambda: checkpoints.save(state(6), about(6)),
+        r"process 1: .*disk 1/\.saving.*, created by process 0, is not visible.*processes share",
+        lambda: checkpoints.save(state(6), metadata(6)),
     )
 with Checkpoints(FOLDER / ("nothing" if ME else "given"), timeout=60) as checkpoints:
-    text = "^process 1: there is no checkpoint in .*nothing: there is no such folder$"
+    text = "^process 1: .*nothing has no checkpoint: it does not exist$"
     expect(CheckpointError, text, lambda: checkpoints.restore(wanted()))
 with Checkpoints(FOLDER / "nothing", timeout=60) as checkpoints:
-    text = "^there is no checkpoint in .*nothing: there is no such folder$"
+    text = "^.*nothing has no checkpoint: it does not exist$"
     expect(CheckpointError, text, lambda: checkpoints.restore(wanted()))
 print("saw that a folder is not shared")
 
 with Checkpoints(FOLDER / "late", timeout=2) as checkpoints:
     if ME == 0:
         text = "save step 1.*process 1 "
-        expect(CheckpointError, text, lambda: checkpoints.save({}, about(1)))
+        expect(CheckpointError, text, lambda: checkpoints.save({}, metadata(1)))
 print("all well")

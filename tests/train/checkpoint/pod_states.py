@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback
-from xlashard.train.checkpoint import About
+from xlashard.train.checkpoint import RunMetadata
 
 
 @functools.cache
@@ -53,5 +53,5 @@ def check(got: dict[str, Array], step: int, spec: Any = ROWS) -> None:
             assert np.asarray(shard.data).tobytes() == x[shard.index].tobytes(), name
 
 
-def about(step: int) -> About:
-    return About(step, {"next": step}, "", {"process": 2, "device": 2})
+def metadata(step: int) -> RunMetadata:
+    return RunMetadata(step, {"next": step}, "", {"process": 2, "device": 2})

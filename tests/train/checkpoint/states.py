@@ -9,7 +9,7 @@ import optax
 
 from tests.array.cases import DEVICES
 from xlashard import Mesh, NamedSharding, P, device_put
-from xlashard.train.checkpoint import About, Checkpoints
+from xlashard.train.checkpoint import Checkpoints, RunMetadata
 
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("x", "y"))
 TALL = Mesh(np.array(DEVICES), ("x",))
@@ -20,9 +20,9 @@ SETTINGS = '[run]\nname = "small"\n[model]\nwidth = 16\nmlp = 8\n[optimizer]\nb1
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
 
 
-def about(step: int, **others: Any) -> About:
+def metadata(step: int, **others: Any) -> RunMetadata:
     fields = {"data": {"seed": 7, "next": step}, "settings": SETTINGS, "mesh": {"x": 4, "y": 2}}
-    return About(step=step, **fields | others)
+    return RunMetadata(step=step, **fields | others)
 
 
 def values(step: int, width: int = 16) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def check_same(got: Any, step: int) -> None:
 def save(folder: Path, *steps: int, keep: int | None = None) -> None:
     with Checkpoints(folder, keep=keep) as checkpoints:
         for step in steps:
-            checkpoints.save(state(step), about(step))
+            checkpoints.save(state(step), metadata(step))
 
 
 def restore(folder: Path, *args: Any, **options: Any) -> Any:

@@ -117,9 +117,9 @@ def sign_manifest(change: Callable[[dict], Any]) -> Callable[[Path], Path]:
 def change_manifest(change: Callable[[dict], None]) -> Callable[[Path], Path]:
     def damage(folder: Path) -> Path:
         file = folder / "checkpoint.json"
-        said = json.loads(file.read_text())
-        change(said)
-        file.write_text(json.dumps(said))
+        values = json.loads(file.read_text())
+        change(values)
+        file.write_text(json.dumps(values))
         return file
 
     return damage
@@ -164,11 +164,11 @@ DAMAGES = {
         "",
     ),
     "manifest altered": (
-        change_manifest(lambda said: said["about"].update(step=21)),
+        change_manifest(lambda values: values["about"].update(step=21)),
         "SHA-256",
     ),
     "later format": (
-        change_manifest(lambda said: said.update(format=2)),
+        change_manifest(lambda values: values.update(format=2)),
         "format 2.* format 1",
     ),
 }

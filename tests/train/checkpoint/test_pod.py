@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.processes import run_many, run_pod
-from tests.train.checkpoint.pod_states import COLUMNS, about, check, state, values, wanted
+from tests.train.checkpoint.pod_states import COLUMNS, check, metadata, state, values, wanted
 from xlashard.testing.launch.launcher import PodSize
 from xlashard.testing.launch.supervision import EndingRules
 from xlashard.train.checkpoint import Checkpoints
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def test_two_processes_and_one(tmp_path: Path) -> None:
     with Checkpoints(tmp_path / "given") as checkpoints:
-        checkpoints.save(state(7, COLUMNS), about(7))
+        checkpoints.save(state(7, COLUMNS), metadata(7))
     shutil.copytree(tmp_path / "given", tmp_path / "damaged")
     files = (tmp_path / "damaged" / "00000007" / "arrays").rglob("*")
     biggest = max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
@@ -37,13 +37,13 @@ def test_two_processes_and_one(tmp_path: Path) -> None:
     check(restored.state, 5, COLUMNS)
     for name, x in values(5).items():
         assert np.asarray(restored.state[name]).tobytes() == x.tobytes()
-    assert restored.about.processes == 2
+    assert restored.metadata.processes == 2
     # Each process has written, and so digested, its part.
     names = files_in(tmp_path / "run" / "00000005")
     for process in range(2):
         its = sum(names[name] for name in names if writer_of(name) == process)
         assert its > 0.4 * values(5)["w"].nbytes
-    assert restored.about.changes(about(5)) == ["the number of processes, 2, is 1 now"]
+    assert restored.metadata.changes(metadata(5)) == ["the number of processes, 2, is 1 now"]
 
 
 def test_one_of_two_is_killed_in_its_part(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_one_of_two_is_killed_in_its_part(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [1, 2]
         check(checkpoints.restore(wanted()).state, 2)
-        checkpoints.save(state(3), about(3))
+        checkpoints.save(state(3), metadata(3))
         checkpoints.wait()
         check(checkpoints.restore(wanted()).state, 3)
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import tests.conftest  # noqa: F401  (eight devices)
-from tests.train.checkpoint.states import about, state
+from tests.train.checkpoint.states import metadata, state
 from xlashard.train.checkpoint import Checkpoints
 
 GOLDENS = Path(__file__).with_name("goldens")
@@ -15,4 +15,4 @@ GOLDENS = Path(__file__).with_name("goldens")
 if __name__ == "__main__":
     shutil.rmtree(GOLDENS, ignore_errors=True)
     with Checkpoints(GOLDENS) as checkpoints:
-        checkpoints.save(state(7), about(7))
+        checkpoints.save(state(7), metadata(7))

@@ -104,7 +104,7 @@ def test_a_wrong_table_is_answered_with_what_to_write(
     [
         ("shape.layers=four", ['not the string "four"', "--set shape.layers=4"]),
         ("shape.layer=3", ["Did you mean shape.layers?", "--set shape.layers=3"]),
-        ("shape.layers", ["there is no value", "--set shape.layers=4"]),
+        ("shape.layers", ["the value is missing", "--set shape.layers=4"]),
         ("shape=3", ["shape is a table", "layers, rate, kind, wide"]),
         ("shape.wide=True", ["--set shape.wide=true"]),
         ("shape.kind=rund", ["--set shape.kind=round"]),

@@ -46,7 +46,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
 
 def test_a_missing_file_names_its_neighbours() -> None:
     text = refusal(ROOT / "configs" / "tinny.toml")
-    assert "there is no settings file" in text
+    assert "does not exist" in text
     assert "tiny_dp.toml" in text
 
 

@@ -124,10 +124,10 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
     folder = tmp_path / "runs" / "nano"
     step = steps_saved(folder)[-1]
     assert steps_saved(folder) == sorted({*range(5, step, 5), step})
-    said = f"Stopped by SIGTERM after step {step}"
-    assert said in pod.texts[0]
+    stopped = f"Stopped by SIGTERM after step {step}"
+    assert stopped in pod.texts[0]
     for number in (1, 2, 3):
-        assert said in (folder / f"log-{number}.txt").read_text()
+        assert stopped in (folder / f"log-{number}.txt").read_text()
     assert "xlashard train --resume runs/nano" in pod.texts[0]
     expected = losses(undisturbed)
     for key, loss in losses(folder).items():
@@ -189,10 +189,10 @@ def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> 
     (tmp_path / "1" / "text.txt").unlink()
     pod = train(*words, apart=True)
     assert pod.codes == {0: 1, 1: 2}, pod.report()
-    assert "error: process 1 failed: there is no file or folder text.txt" in pod.texts[0]
+    assert "error: process 1 failed: text.txt does not exist" in pod.texts[0]
     pod = train(*words, "--set", "run.seed={process}", apart=True)
     for text in pod.texts.values():
-        assert "process 1 was started otherwise than process 0: run.seed = 0 is 1 there" in text
+        assert "process 1 has other settings than process 0: run.seed = 0 is 1 there" in text
 
 
 @pytest.mark.slow

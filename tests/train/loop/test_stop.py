@@ -15,53 +15,53 @@ class Watched:
 
     def __init__(self) -> None:
         self.calls = OwnCalls()
-        self.said: list[str] = []
+        self.reason: list[str] = []
         self.agreed = threading.Event()
         self.left: list[tuple[int, str]] = []
-        self.stop = Stop(Group(), self.calls, self._say, lambda *how: self.left.append(how))
+        self.stop = Stop(Group(), self.calls, self._show, lambda *how: self.left.append(how))
 
-    def _say(self, line: str) -> None:
-        self.said.append(line)
+    def _show(self, line: str) -> None:
+        self.reason.append(line)
         self.agreed.set()
 
 
 def test_a_run_passes_places_until_it_is_asked_to_stop() -> None:
     watched = Watched()
-    with watched.stop.hearing():
+    with watched.stop.listening():
         assert [watched.stop.reached() for _ in range(3)] == [False] * 3
         os.kill(os.getpid(), signal.SIGTERM)
         assert watched.agreed.wait(10)
         # It stops at the next place, and goes by all that come on the way out.
         assert [watched.stop.reached() for _ in range(3)] == [True] * 3
-    assert watched.said == ["SIGTERM: stopping ..."]
+    assert watched.reason == ["SIGTERM: stopping ..."]
     assert watched.stop.call == Call("stop", 0, "SIGTERM")
 
 
 def test_the_first_who_asks_counts() -> None:
     watched = Watched()
-    with watched.stop.hearing():
-        watched.stop.ask("SIGTERM")
+    with watched.stop.listening():
+        watched.stop.request("SIGTERM")
         assert watched.agreed.wait(10)
-        watched.stop.ask("SIGINT")
+        watched.stop.request("SIGINT")
     assert watched.stop.call == Call("stop", 0, "SIGTERM")
-    assert len(watched.said) == 1
+    assert len(watched.reason) == 1
 
 
 def test_what_another_thread_does_is_waited_for_unless_the_run_stops() -> None:
     watched = Watched()
-    with watched.stop.hearing():
+    with watched.stop.listening():
         work: Future[int] = Future()
         threading.Timer(0.1, work.set_result, [7]).start()
         assert watched.stop.unless_stopped(work) == 7
         never: Future[int] = Future()
-        threading.Timer(0.1, watched.stop.ask, ["SIGTERM"]).start()
+        threading.Timer(0.1, watched.stop.request, ["SIGTERM"]).start()
         assert watched.stop.unless_stopped(never) is None
         assert watched.stop.reached()
 
 
 def test_an_error_of_the_other_thread_is_raised() -> None:
     watched = Watched()
-    with pytest.raises(ZeroDivisionError), watched.stop.hearing():
+    with pytest.raises(ZeroDivisionError), watched.stop.listening():
         work: Future[int] = Future()
         work.set_exception(ZeroDivisionError())
         watched.stop.unless_stopped(work)
@@ -69,9 +69,9 @@ def test_an_error_of_the_other_thread_is_raised() -> None:
 
 def test_a_stop_at_the_end_changes_nothing() -> None:
     watched = Watched()
-    with watched.stop.hearing():
+    with watched.stop.listening():
         assert not watched.stop.reached()
-        watched.stop.ask("SIGTERM")
+        watched.stop.request("SIGTERM")
     # The end is heard after it, and nobody is left who waits.
     assert watched.stop.call is not None
     assert not [x for x in threading.enumerate() if x.name.endswith(("calls", "signals"))]
@@ -80,13 +80,13 @@ def test_a_stop_at_the_end_changes_nothing() -> None:
 def test_a_failure_of_another_process_ends_this_one() -> None:
     watched = Watched()
     group = Group("run", 1, 2)
-    stop = Stop(group, watched.calls, watched._say, lambda *how: watched.left.append(how))
-    watched.calls.say(Call("fail", 0, "no more data"))
-    with pytest.raises(PeerError, match="process 0 failed: no more data"), stop.hearing():
+    stop = Stop(group, watched.calls, watched._show, lambda *how: watched.left.append(how))
+    watched.calls.send(Call("fail", 0, "no more data"))
+    with pytest.raises(PeerError, match="process 0 failed: no more data"), stop.listening():
         stop.unless_stopped(Future())
     with pytest.raises(PeerError):
         stop.reached()
-    watched.calls.say(Call("end", 0))
+    watched.calls.send(Call("end", 0))
     assert watched.left == []
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints of a run: written while it goes on, whole or not at all, and checked when read."""
+"""Checkpoints of a run: written in the background, committed atomically, verified when read."""
 
 from xlashard.train.checkpoint.checkpoints import Checkpoints, Restored
-from xlashard.train.checkpoint.manifest import About
+from xlashard.train.checkpoint.manifest import RunMetadata
 
-__all__ = ["About", "Checkpoints", "Restored"]
+__all__ = ["Checkpoints", "Restored", "RunMetadata"]

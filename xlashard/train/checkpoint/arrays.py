@@ -1,4 +1,4 @@
-"""The arrays of a checkpoint, written and read by orbax."""
+"""Arrays of a checkpoint, written and read with orbax."""
 
 import asyncio.base_events
 import errno
@@ -19,29 +19,29 @@ from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
 from xlashard.train.checkpoint.files import SAVING
-from xlashard.train.checkpoint.sync import AbsentError, Together
+from xlashard.train.checkpoint.sync import MissingProcessError, ProcessSync
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = Path(ocp.__file__).parent
-# The system's numbers for a disk, a quota or a file that can't grow, whichever file it was.
+# Error numbers of a full disk, an exceeded quota, or a file at its maximum size.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BASE_EVENTS = asyncio.base_events.__file__
-# Where orbax writes its log, and where its writes that went on beside a failed one end up.
+# Loggers of orbax, and of its concurrent writes that continue after a failed one.
 _LOGGERS = (get_absl_logger(), logging.getLogger("asyncio"))
 
 
 class ArrayFiles:
-    """Writes and reads the arrays of a state; a context manager.
+    """Reader and writer of the arrays of a state; a context manager.
 
-    Nothing here is atomic, digested or kept apart by steps: that is the caller's.
+    The caller provides atomicity, digests and one folder per step.
 
     Args:
-        timeout: How long processes wait for each other, in seconds.
+        timeout: Timeout of barriers in seconds.
     """
 
     def __init__(self, timeout: float) -> None:
-        self._together = Together("arrays", timeout)
-        # The processes said by number: else orbax meets by a collective of all devices.
+        self._sync = ProcessSync("arrays", timeout)
+        # With explicit processes orbax uses barriers instead of a collective of all devices.
         self._processes = ocp.options.MultiprocessingOptions(
             active_processes=set(range(jax.process_count()))
         )
@@ -65,35 +65,35 @@ class ArrayFiles:
         trace: TracebackType | None,
     ) -> None:
         if self._failed:
-            gc.collect()  # asyncio logs what became of tasks when they are collected.
+            gc.collect()  # asyncio logs failed tasks when they are collected.
         else:
             _LATE.uninstall()
         for logger in _LOGGERS:
             logger.removeFilter(self._quiet)
 
     def save(self, folder: Path, state: Any) -> None:
-        """Begins to write a state; when it returns, the state's buffers may be overwritten.
+        """Begin to write a state; afterwards its buffers may be donated.
 
         Args:
-            folder: Is made.
-            state: A tree of arrays.
+            folder: Folder to create.
+            state: Tree of arrays.
         """
-        # One for each save: after a failure it keeps errors, and raises them at later saves.
+        # One per save: after a failure a checkpointer raises the same error at later saves.
         self._saving = self._checkpointer()
         args = ocp.args.StandardSave(_with_elements(state))
         try:
             self._saving.save(folder.absolute(), args=args)
         except Exception as error:
             self._saving = None
-            self._tell(error)
+            self._report_failure(error)
             raise
 
     def wait(self) -> None:
-        """Waits until all processes have written their parts.
+        """Wait until all processes have written their shards.
 
         Raises:
-            OthersFailedError: Another process could not.
-            Exception: Of any kind; this one could not.
+            OthersFailedError: Another process failed.
+            Exception: This process failed.
         """
         saving, self._saving = self._saving, None
         if saving is None:
@@ -101,15 +101,15 @@ class ArrayFiles:
         try:
             saving.close()
         except Exception as error:
-            self._tell(error)
+            self._report_failure(error)
             raise
 
     def restore(self, folder: Path, like: Any) -> Any:
-        """Reads a state.
+        """Read a state.
 
         Args:
-            folder: Where it was saved.
-            like: A tree of shapes, dtypes and shardings.
+            folder: Folder of the saved state.
+            like: Tree of shapes, dtypes and shardings.
 
         Returns:
             The same tree of Arrays.
@@ -118,7 +118,7 @@ class ArrayFiles:
         with self._checkpointer() as checkpointer:
             read = checkpointer.restore(folder.absolute(), args=args)
         leaves, tree = jax.tree.flatten(like)
-        return tree.unflatten(map(_as_asked, leaves, tree.flatten_up_to(read)))
+        return tree.unflatten(map(_as_requested, leaves, tree.flatten_up_to(read)))
 
     def _checkpointer(self) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
@@ -127,48 +127,48 @@ class ArrayFiles:
             multiprocessing_options=self._processes,
         )
 
-    def _tell(self, error: Exception) -> None:
-        """Tells of a failure those who wait for this process at orbax's next barrier."""
+    def _report_failure(self, error: Exception) -> None:
+        """Report a failure to the processes that wait at orbax's next barrier."""
         self._failed = True
-        if not isinstance(error, OthersFailedError | AbsentError):
-            self._together.hear("writing", reason(error))
+        if not isinstance(error, OthersFailedError | MissingProcessError):
+            self._sync.exchange("writing", reason(error))
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
-        heard = self._together.hear("writing")
-        if heard.problems:
-            raise OthersFailedError(str(heard))
+        result = self._sync.exchange("writing")
+        if result.problems:
+            raise OthersFailedError(str(result))
 
 
 def _with_elements(tree: Any) -> Any:
-    """A tree with None for what orbax refuses: an array of size zero, of which nothing is kept."""
+    """Replace arrays of size zero, which orbax rejects, by None."""
     return jax.tree.map(lambda x: x if x.size else None, tree)
 
 
-def _as_asked(wanted: jax.ShapeDtypeStruct, read: Any) -> Array:
+def _as_requested(wanted: jax.ShapeDtypeStruct, read: Any) -> Array:
     if read is None:
         read = np.zeros(wanted.shape, wanted.dtype)
     return device_put(read, wanted.sharding)
 
 
 class OthersFailedError(CheckpointError):
-    """Another process could not write its part."""
+    """Another process failed to write its shards."""
 
 
 class _Quiet(logging.Filter):
-    """Keeps orbax's log from the terminal: what matters of it is raised."""
+    """Filter that drops orbax's log records; errors are raised."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is somebody else's."""
+        """Return True for a record of other loggers."""
         if _ORBAX in Path(record.pathname).parents:
             return False
         return record.name != "asyncio" or SAVING not in record.getMessage()
 
 
 class _LateWrites(logging.Filter):
-    """Drops reports of writes that go on beside a failed one, when their event loop is closed.
+    """Filter of errors of writes that continue after a failed one, when their event loop is closed.
 
-    TensorStore prints a traceback for each, thousands, before the one error that is raised. After a
-    failure the hook stays, since the threads of TensorStore and orbax may outlive the save.
+    TensorStore prints thousands of tracebacks before the one error that is raised. After a failure
+    the hook stays, since the threads of TensorStore and orbax may outlive the save.
     """
 
     def __init__(self) -> None:
@@ -176,21 +176,21 @@ class _LateWrites(logging.Filter):
         self._before: Callable[[Any], Any] = sys.__unraisablehook__
 
     def install(self) -> None:
-        """Filter the reports of errors that nothing can raise, and the logs of failed saves."""
+        """Install the hook for unraisable errors, and the filter of logs of failed saves."""
         if sys.unraisablehook != self.report:
             self._before, sys.unraisablehook = sys.unraisablehook, self.report
             for logger in _LOGGERS:
                 logger.addFilter(self)
 
     def uninstall(self) -> None:
-        """Put the hook back that was there, unless another one came since."""
+        """Restore the previous hook, unless another one was installed since."""
         if sys.unraisablehook == self.report:
             sys.unraisablehook = self._before
             for logger in _LOGGERS:
                 logger.removeFilter(self)
 
     def report(self, unraisable: Any) -> None:
-        """Report an error as before, unless it is of a late write."""
+        """Report an unraisable error, unless a late write caused it."""
         error, place = unraisable.exc_value, unraisable.exc_traceback
         while place is not None and place.tb_next is not None:
             place = place.tb_next
@@ -200,7 +200,7 @@ class _LateWrites(logging.Filter):
         self._before(unraisable)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is not of a save."""
+        """Return True for a record that is not about a save."""
         return SAVING not in record.getMessage()
 
 
@@ -208,7 +208,7 @@ _LATE = _LateWrites()
 
 
 def reason(error: BaseException) -> str:
-    """The part of an error's text that is for people: its first line, without specifications."""
+    """Return the first line of an error, without TensorStore specifications."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     kind = type(error).__name__
@@ -219,5 +219,5 @@ def reason(error: BaseException) -> str:
     if code and int(code[1]) in _FULL:
         return os.strerror(int(code[1]))
     text = lines[0].partition(" [tensorstore_spec=")[0]
-    # Those of TensorStore are ValueErrors, and say themselves what kind they are.
+    # ValueErrors of TensorStore include their kind in the text.
     return text if isinstance(error, ValueError | CheckpointError) else f"{kind}: {text}"

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved while it goes on, each whole or not there at all."""
+"""Checkpoints of a run: saved in the background, committed atomically, verified on restore."""
 
 import json
 import threading
@@ -13,58 +13,59 @@ import jax
 from xlashard.train.checkpoint.arrays import ArrayFiles, reason
 from xlashard.train.checkpoint.files import path_of, steps_in
 from xlashard.train.checkpoint.manifest import (
-    About,
     Damage,
     Manifest,
+    RunMetadata,
+    array_types,
     check_contents,
     check_sizes,
-    described,
+    describe_mismatches,
     leaves_of,
-    misfits,
     read_manifest,
 )
-from xlashard.train.checkpoint.sync import Together
+from xlashard.train.checkpoint.sync import ProcessSync
 from xlashard.train.checkpoint.writing import ARRAYS, Writer
 from xlashard.train.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A state that was read.
+    """Restored state.
 
     Attributes:
-        state: A tree of Arrays, bit for bit as they were saved.
-        about: What the run wrote down beside them.
+        state: Tree of Arrays, bitwise equal to the saved ones.
+        metadata: Metadata of the run.
     """
 
     state: Any
-    about: About
+    metadata: RunMetadata
 
 
 class Checkpoints:
-    """A folder of checkpoints; a context manager.
+    """Folder of checkpoints; a context manager.
 
-    With several processes all of them make one, for the same folder, which all must see, and call
-    its methods in the same order; each writes and reads the pieces of arrays that it holds.
+    All processes of a run create one for the same shared folder, and call its methods in the same
+    order; each writes and reads its addressable shards.
 
     Args:
-        folder: Where the checkpoints lie. It is made by the first `save`.
-        keep: How many of the newest are kept; None keeps all. An older one is deleted after a new
-            one is committed.
-        timeout: How long the processes wait for each other, in seconds.
+        folder: Folder of the checkpoints, created by the first `save`.
+        keep: Number of the newest checkpoints to keep; None keeps all. Older ones are deleted
+            after a commit.
+        timeout: Timeout of barriers in seconds.
 
     Example:
         >>> import tempfile, jax, numpy as np
         >>> from xlashard import Mesh, NamedSharding, P, device_put
-        >>> from xlashard.train.checkpoint import About, Checkpoints
-        >>> place = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P())
-        >>> state = {"w": device_put(np.arange(4.0, dtype=np.float32), place)}
+        >>> from xlashard.train.checkpoint import RunMetadata, Checkpoints
+        >>> sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P())
+        >>> state = {"w": device_put(np.arange(4.0, dtype=np.float32), sharding)}
         >>> with Checkpoints(Path(tempfile.mkdtemp()), keep=2) as checkpoints:
-        ...     checkpoints.save(state, About(step=10, data={}, settings="", mesh={"data": 8}))
+        ...     metadata = RunMetadata(step=10, data={}, settings="", mesh={"data": 8})
+        ...     checkpoints.save(state, metadata)
         ...     checkpoints.wait()
-        ...     like = {"w": jax.ShapeDtypeStruct((4,), np.float32, sharding=place)}
+        ...     like = {"w": jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)}
         ...     restored = checkpoints.restore(like)
-        >>> restored.about.step, restored.state["w"].tolist()
+        >>> restored.metadata.step, restored.state["w"].tolist()
         (10, [0.0, 1.0, 2.0, 3.0])
     """
 
@@ -73,9 +74,9 @@ class Checkpoints:
             raise CheckpointError(f"keep = {keep} would delete every checkpoint. Write keep=1")
         self.folder = folder
         self._arrays = ArrayFiles(timeout)
-        together = Together("steps", timeout)
-        self._writer = Writer(folder, keep, self._arrays, together)
-        self._reader = Reader(folder, self._arrays, together)
+        sync = ProcessSync("steps", timeout)
+        self._writer = Writer(folder, keep, self._arrays, sync)
+        self._reader = Reader(folder, self._arrays, sync)
         self._pending: _Pending | None = None
         self._held: int | None = None
 
@@ -99,75 +100,75 @@ class Checkpoints:
             self._arrays.__exit__(kind, error, trace)
 
     def steps(self) -> list[int]:
-        """The steps whose checkpoints are committed, in order. `restore` verifies the files."""
+        """Return the committed steps, in order; `restore` verifies their files."""
         return steps_in(self.folder)
 
     def latest(self) -> int | None:
-        """The last committed step; None where there is none."""
+        """Return the last committed step; None without one."""
         return next(reversed(self.steps()), None)
 
-    def save(self, state: Any, about: About) -> None:
-        """Saves a state: copies it, and writes the copy while the run goes on.
+    def save(self, state: Any, metadata: RunMetadata) -> None:
+        """Copy a state and write the copy in the background.
 
-        When it returns, the state's buffers may be donated. An earlier save that is under way is
-        waited for. The step that this object saved or restored last is not written again.
+        The state's buffers may be donated afterwards. The call first waits for an earlier save. The
+        step that this object saved or restored last is not written again.
 
         Args:
-            state: A tree of arrays.
-            about: What to write down beside it; `about.step` names the checkpoint.
+            state: Tree of arrays.
+            metadata: Metadata of the run; `metadata.step` names the checkpoint.
 
         Raises:
-            CheckpointError: The earlier save failed, or this one can't begin. The state is as it
-                was.
+            CheckpointError: The earlier save failed, or this one cannot begin. The state is
+                unchanged.
         """
         self.wait()
-        if about.step == self._held:
+        if metadata.step == self._held:
             return
-        begun = self._writer.begin(state, about)
-        self._pending = _Pending(about.step, lambda: self._writer.finish(begun))
+        pending = self._writer.begin(state, metadata)
+        self._pending = _Pending(metadata.step, lambda: self._writer.finish(pending))
 
     def wait(self) -> None:
-        """Waits until what was saved is committed.
+        """Wait until the pending save is committed.
 
         Raises:
-            CheckpointError: It could not be written.
+            CheckpointError: The save failed.
         """
         pending = self._pending
         if pending is None:
             return
-        pending.join()  # If that is interrupted, it is still under way.
+        pending.join()  # After an interrupt the save is still pending.
         self._pending = None
         if pending.error is not None:
             raise pending.error
         self._held = pending.step
 
     def restore(self, like: Any, step: int | None = None, *, settings: str = "") -> Restored:
-        """Reads a checkpoint, on any mesh and with any number of processes.
+        """Read a checkpoint, on any mesh and with any number of processes.
 
         Args:
-            like: The state's tree of `jax.ShapeDtypeStruct` with shardings.
-            step: Which one; None reads the last.
-            settings: The settings of the run that goes on, as TOML; errors name the ones that
-                make it another model.
+            like: Tree of `jax.ShapeDtypeStruct` with shardings.
+            step: Step to read; None reads the last.
+            settings: Settings of the resumed run, as TOML; errors name the settings that change
+                the model.
 
         Returns:
-            The state, placed as `like` asks, and what was written down with it.
+            The state with the shardings of `like`, and its metadata.
 
         Raises:
-            CheckpointError: There is none, a file of it is damaged, or it does not fit.
+            CheckpointError: The checkpoint is missing, damaged, or does not fit.
         """
         self.wait()
-        about, state = self._reader.restore(like, step, settings)
-        self._held = about.step
-        return Restored(state, about)
+        metadata, state = self._reader.restore(like, step, settings)
+        self._held = metadata.step
+        return Restored(state, metadata)
 
 
 class _Pending:
-    """A save under way in a thread of its own.
+    """Save in a background thread.
 
     Attributes:
-        step: The step that is saved.
-        error: What went wrong, once it is over.
+        step: Step of the checkpoint.
+        error: Exception of the save, if it failed.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
@@ -184,7 +185,7 @@ class _Pending:
             self.error = error
 
     def join(self) -> None:
-        """Waits for its end."""
+        """Wait for the end of the save."""
         self._thread.join()
 
 
@@ -195,34 +196,34 @@ _LISTED = 8
 
 
 class Reader:
-    """Reads the steps of one folder.
+    """Reader of the steps of a folder.
 
     Args:
-        folder: Of the checkpoints.
-        arrays: Reads arrays.
-        together: The processes that read.
+        folder: Folder of the checkpoints.
+        arrays: Reader of arrays.
+        sync: Barriers of the processes.
     """
 
-    def __init__(self, folder: Path, arrays: ArrayFiles, together: Together) -> None:
+    def __init__(self, folder: Path, arrays: ArrayFiles, sync: ProcessSync) -> None:
         self._folder = folder
         self._arrays = arrays
-        self._together = together
+        self._sync = sync
 
-    def restore(self, like: Any, step: int | None, settings: str) -> tuple[About, Any]:
-        """Reads a step.
+    def restore(self, like: Any, step: int | None, settings: str) -> tuple[RunMetadata, Any]:
+        """Read a step.
 
         Args:
-            like: The tree of shapes, dtypes and shardings that is wanted.
-            step: Which; None for the last.
-            settings: Of the run that goes on; empty where they are not known.
+            like: Tree of shapes, dtypes and shardings.
+            step: Step to read; None for the last.
+            settings: Settings of the resumed run; empty if unknown.
 
         Returns:
-            What was written down, and the tree of Arrays.
+            The metadata and the tree of Arrays.
 
         Raises:
-            CheckpointError: There is none, it is damaged, or it does not fit.
+            CheckpointError: The checkpoint is missing, damaged, or does not fit.
         """
-        wanted = described(like)
+        wanted = array_types(like)
         for path, leaf in leaves_of(like).items():
             if leaf.sharding is None:
                 raise CheckpointError(
@@ -231,81 +232,81 @@ class Reader:
                 )
         step = self._agreed(step)
         manifest = self._verified(step)
-        about = manifest.about
-        problem = misfits(manifest.arrays, wanted, about.settings, settings)
+        metadata = manifest.metadata
+        problem = describe_mismatches(manifest.arrays, wanted, metadata.settings, settings)
         if problem:
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self._folder} is of another state:\n{problem}",
+                f"the checkpoint of step {step} in {self._folder} does not fit:\n{problem}",
                 step=step,
             )
         try:
-            return about, self._arrays.restore(path_of(self._folder, step) / ARRAYS, like)
+            return metadata, self._arrays.restore(path_of(self._folder, step) / ARRAYS, like)
         except Exception as error:
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self._folder} is as it was written, with "
-                f"{_ORBAX} {about.versions.get(_ORBAX)}, but can't be read: {reason(error)}",
+                f"the checkpoint of step {step} in {self._folder} is undamaged, written by "
+                f"{_ORBAX} {metadata.versions.get(_ORBAX)}, but cannot be read: {reason(error)}",
                 step=step,
             ) from error
 
     def _agreed(self, step: int | None) -> int:
-        """The step to read; all processes read the one that the first one finds."""
+        """Return the step to read, chosen by the first process."""
         problem, word = "", ""
         try:
             word = str(self._chosen(step))
         except CheckpointError as error:
             problem = str(error)
-        heard = self._together.hear("restore", problem, word)
-        if heard.problems:
-            raise CheckpointError(str(heard))
-        return int(heard.first)
+        result = self._sync.exchange("restore", problem, word)
+        if result.problems:
+            raise CheckpointError(str(result))
+        return int(result.first)
 
     def _chosen(self, step: int | None) -> int:
         steps = steps_in(self._folder)
         chosen = step if step is not None else next(reversed(steps), None)
         if chosen is None or chosen not in steps:
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"there is {which} in {self._folder}: {self._there_is()}")
+            raise CheckpointError(f"{self._folder} has {which}: {self._explain_missing()}")
         return chosen
 
-    def _there_is(self) -> str:
+    def _explain_missing(self) -> str:
         steps = steps_in(self._folder)
         if steps:
-            return f"there are those of steps {', '.join(map(str, steps))}"
+            return f"it has those of steps {', '.join(map(str, steps))}"
         if not self._folder.is_dir():
-            return "there is no such folder"
+            return "it does not exist"
         names = sorted(path.name for path in self._folder.iterdir())
         return f"it holds {', '.join(names[:_LISTED])}" if names else "it is empty"
 
     def _verified(self, step: int) -> Manifest:
-        """The manifest of a step all of whose files are as they were written.
+        """Return the manifest of a step after verifying all its files.
 
-        Several processes share the reading.
+        The processes divide the files among them.
         """
         folder = path_of(self._folder, step)
         manifest = _manifest_of(folder, step)
         damage = manifest if isinstance(manifest, Damage) else self._share(folder, manifest)
         word = json.dumps([damage.file, damage.what]) if damage else ""
-        heard = self._together.hear(f"restore step {step}", word)
-        if isinstance(manifest, Manifest) and not heard.problems:
+        result = self._sync.exchange(f"restore step {step}", word)
+        if isinstance(manifest, Manifest) and not result.problems:
             return manifest
-        # Who read it does not matter: it is one folder.
-        raise self._damaged(step, Damage(*json.loads(next(iter(heard.problems.values())))))
+        # All processes read the same folder, so any of the problems will do.
+        raise self._damaged(step, Damage(*json.loads(next(iter(result.problems.values())))))
 
     def _share(self, folder: Path, manifest: Manifest) -> Damage | None:
         by_size = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
         return check_contents(folder, manifest, by_size[jax.process_index() :: jax.process_count()])
 
     def _damaged(self, step: int, damage: Damage) -> CheckpointError:
-        text = f"the checkpoint of step {step} in {self._folder} can't be used: {damage}."
+        text = f"the checkpoint of step {step} in {self._folder} is damaged: {damage}."
         earlier = (number for number in reversed(steps_in(self._folder)) if number < step)
         whole = next((number for number in earlier if self._is_whole(number)), None)
         if whole is None:
-            text += " There is no earlier one that is whole."
+            text += " No earlier checkpoint is intact."
         else:
             path = path_of(self._folder, step)
             text += (
-                f" The one of step {whole} is whole. To go on from there, move this one away and "
-                f"resume again:\n  mv {path} {self._folder.parent / f'damaged-{path.name}'}"
+                f" The checkpoint of step {whole} is intact. To resume from it, move this one away "
+                f"and resume again:\n  mv {path} {self._folder.parent / f'damaged-{path.name}'}"
             )
         return CheckpointError(text, step=step, file=damage.file)
 
@@ -318,11 +319,11 @@ class Reader:
 
 
 def _manifest_of(folder: Path, step: int) -> Manifest | Damage:
-    """The manifest, or why a folder is not what was committed as far as can be told by names."""
+    """Return the manifest after checks of names and sizes, or the damage."""
     manifest = read_manifest(folder)
     if isinstance(manifest, Damage):
         return manifest
-    was = manifest.about.step
+    was = manifest.metadata.step
     if was != step:
         return Damage(folder.name, f"was renamed: its files are of step {was}")
     return check_sizes(folder, manifest) or manifest

@@ -1,4 +1,4 @@
-"""``checkpoint.json``: what a checkpoint is, and by which digests its files are known."""
+"""``checkpoint.json``: metadata of a checkpoint, types of its arrays, digests of its files."""
 
 import hashlib
 import json
@@ -23,29 +23,29 @@ _PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy")
 
 
 def _installed() -> dict[str, str]:
-    """The versions of Python and of what a checkpoint depends on."""
+    """Return the versions of Python and of the packages that a checkpoint depends on."""
     own = {"python": platform.python_version(), "xlashard": __version__}
     return own | {name: version(name) for name in _PACKAGES}
 
 
 @dataclass(frozen=True)
-class About:
-    """What a run needs besides its arrays to go on, and what they were made with.
+class RunMetadata:
+    """Metadata of a run, saved beside its arrays.
 
     Attributes:
-        step: Steps that are done.
-        data: Where in the data the run is: what it needs to read the next batch, as JSON has it.
-        settings: The settings of the run, a TOML document.
-        mesh: The axes of the mesh and their sizes.
-        processes: How many processes there were.
-        versions: By package its version, and Python's own.
+        step: Number of complete steps.
+        data: Position in the data, from which the next batch follows; JSON values.
+        settings: Settings of the run, a TOML document.
+        mesh: Sizes of the mesh axes.
+        processes: Number of processes.
+        versions: Versions of Python and of packages.
 
     Raises:
-        CheckpointError: The data are not what JSON can say.
+        CheckpointError: `data` is not JSON, or `step` is negative.
 
     Example:
-        >>> about = About(step=200, data={"seed": 0}, settings="", mesh={"data": 8})
-        >>> About.from_json(about.to_json()) == about
+        >>> metadata = RunMetadata(step=200, data={"seed": 0}, settings="", mesh={"data": 8})
+        >>> RunMetadata.from_json(metadata.to_json()) == metadata
         True
     """
 
@@ -58,29 +58,29 @@ class About:
 
     def __post_init__(self) -> None:
         if self.step < 0:
-            raise CheckpointError(f"step = {self.step}: steps are counted from 0")
+            raise CheckpointError(f"step = {self.step} is negative. Write 0 or more")
         try:
             json.dumps(self.to_json())
         except TypeError as error:
             raise CheckpointError(
-                f"data = {self.data!r} is written down as JSON, and an {error}. Write numbers as "
+                f"data = {self.data!r} is not JSON: an {error}. Write numbers as "
                 f"int(x) or float(x), arrays as x.tolist()"
             ) from None
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
+        """Build the metadata from the result of `to_json`."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def changes(self, now: Self) -> list[str]:
-        """What is not as it was, each as a line for a person.
+        """Describe the differences to the metadata of a resumed run.
 
         Args:
-            now: Of the run that goes on.
+            now: Metadata of the resumed run.
 
         Returns:
             Lines such as `jax 0.11.2 is 0.12.0 now` and `model.width = 64 is 128 now`, first of
@@ -107,23 +107,23 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in the file.
+    """Contents of ``checkpoint.json``.
 
     Attributes:
-        about: What the run wrote down.
-        arrays: The type of each array by its path in the state.
-        files: The digest of each other file by its path.
+        metadata: Metadata of the run.
+        arrays: Types of the arrays by path in the state.
+        files: Digests of the other files by path.
     """
 
-    about: About
+    metadata: RunMetadata
     arrays: Mapping[str, str]
     files: Mapping[str, Digest]
 
     def write(self, folder: Path) -> None:
-        """Writes it into a step's folder."""
+        """Write the manifest into a step's folder."""
         values = {
             "format": FORMAT,
-            "about": self.about.to_json(),
+            "about": self.metadata.to_json(),
             "arrays": dict(self.arrays),
             "files": {name: asdict(digest) for name, digest in self.files.items()},
         }
@@ -134,11 +134,11 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not as it was written.
+    """Damaged file of a checkpoint.
 
     Attributes:
-        file: Its path in the step's folder.
-        what: What is wrong with it.
+        file: Path in the step's folder.
+        what: Description of the damage.
     """
 
     file: str
@@ -149,7 +149,7 @@ class Damage:
 
 
 def read_manifest(folder: Path) -> Manifest | Damage:
-    """Reads it from a step's folder; or says why that can't be done."""
+    """Read the manifest of a step's folder, or return its damage."""
     try:
         leads_out = link_out_of(folder, NAME)
         if leads_out:
@@ -161,11 +161,11 @@ def read_manifest(folder: Path) -> Manifest | Damage:
     except OSError as error:
         return Damage(NAME, f"can't be read: {error.strerror}")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Damage(NAME, "is cut off, altered, or foreign")
+        return Damage(NAME, "is truncated, altered, or foreign")
     if form != FORMAT:
         return Damage(
             NAME,
-            f"has the format {form}, and this release of xlashard reads the format {FORMAT}: "
+            f"has format {form}, but this release of xlashard reads format {FORMAT}: "
             f"resume with the release that wrote it",
         )
     if _digest(values) != digest:
@@ -177,30 +177,33 @@ def read_manifest(folder: Path) -> Manifest | Damage:
 
 
 def _manifest(values: dict[str, Any]) -> Manifest:
-    """Return the manifest that parsed JSON describes; any exception if it describes none."""
-    about = About.from_json(values["about"])
+    """Build a manifest from parsed JSON; invalid values raise any exception."""
+    metadata = RunMetadata.from_json(values["about"])
     files = {name: Digest(**digest) for name, digest in values["files"].items()}
     expected = [
-        *((number, int) for number in (about.step, about.processes)),
-        *((table, dict) for table in (about.data, about.mesh, about.versions, values["arrays"])),
-        *((text, str) for text in (about.settings, *about.versions.values())),
+        *((number, int) for number in (metadata.step, metadata.processes)),
+        *(
+            (table, dict)
+            for table in (metadata.data, metadata.mesh, metadata.versions, values["arrays"])
+        ),
+        *((text, str) for text in (metadata.settings, *metadata.versions.values())),
         *((text, str) for text in values["arrays"].values()),
         *((digest.bytes, int) for digest in files.values()),
     ]
     if not all(isinstance(value, kind) for value, kind in expected):
         raise TypeError("a value of another type")
-    return Manifest(about, values["arrays"], files)
+    return Manifest(metadata, values["arrays"], files)
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
-    """Compares what files there are, without reading them.
+    """Compare names and sizes of files with a manifest.
 
     Args:
         folder: The step's folder.
-        manifest: What it should hold.
+        manifest: Manifest of the step.
 
     Returns:
-        The first that is missing, cut off, too long or foreign; None if all are right.
+        The first file that is missing, truncated, too long or foreign; None if all match.
     """
     found = files_in(folder)
     for name in found:
@@ -213,7 +216,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
         if size is None:
             return Damage(name, "is missing")
         if size < digest.bytes:
-            return Damage(name, f"is cut off: {size:,} of its {digest.bytes:,} bytes are there")
+            return Damage(name, f"is truncated: it has {size:,} of {digest.bytes:,} bytes")
         if size > digest.bytes:
             return Damage(name, f"was altered: it has {size:,} bytes, and had {digest.bytes:,}")
     foreign = next((name for name in found if name not in manifest.files), None)
@@ -221,15 +224,15 @@ def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
 
 
 def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> Damage | None:
-    """Reads files and compares them with their digests.
+    """Compare the contents of files with their digests.
 
     Args:
         folder: The step's folder.
-        manifest: What it should hold.
-        names: The files to read.
+        manifest: Manifest of the step.
+        names: Files to read.
 
     Returns:
-        The first that is not as it was written; None if all are.
+        The first file that differs; None if all match.
     """
     try:
         found = digests(folder, names)
@@ -248,52 +251,60 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 _LISTED = 4
-"""Arrays and settings that an error shows at most, of each kind."""
+"""Maximum number of arrays that an error lists, of each kind."""
 
 
 def leaves_of(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as `parameters.layers.mlp.up`."""
+    """Return the leaves of a tree by path, such as `parameters.layers.mlp.up`."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def described(state: Any) -> dict[str, str]:
-    """The type of each array of a state by its path: `float32[8,16]`.
+def array_types(state: Any) -> dict[str, str]:
+    """Return the type of each array of a state by path: `float32[8,16]`.
 
     Raises:
-        CheckpointError: A leaf is no array.
+        CheckpointError: A leaf is not an array.
     """
     types = {}
     for path, leaf in leaves_of(state).items():
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             raise CheckpointError(
-                f"{path} of the state is {leaf!r}, a {type(leaf).__name__}, and no array with a "
-                f"place. Write, before the first step:\n"
+                f"{path} of the state is {leaf!r}, a {type(leaf).__name__}, not an array with a "
+                f"sharding. Write, before the first step:\n"
                 f"  xlashard.device_put({path.rpartition('.')[2]}, NamedSharding(mesh, P()))"
             )
         types[path] = typed(leaf.dtype, leaf.shape)
     return types
 
 
-def misfits(saved: Mapping[str, str], wanted: Mapping[str, str], was: str, now: str) -> str:
-    """Compares the arrays of a checkpoint with those that a run wants.
+def describe_mismatches(
+    saved: Mapping[str, str], wanted: Mapping[str, str], was: str, now: str
+) -> str:
+    """Compare the arrays of a checkpoint with those of a run.
 
     Args:
-        saved: Types by paths, of the checkpoint.
-        wanted: Types by paths, of the run.
-        was: The settings that the checkpoint was made with, as TOML.
-        now: The settings of the run; empty where they are not known.
+        saved: Types by path in the checkpoint.
+        wanted: Types by path in the run.
+        was: Settings of the checkpoint, as TOML.
+        now: Settings of the run; empty if unknown.
 
     Returns:
-        What does not fit and what to write instead; empty if all fits.
+        Mismatches and remedies; empty if all arrays match.
     """
     different = [
-        f"{path} is {saved[path]} there and {wanted[path]} here"
+        f"{path} is {saved[path]} in the checkpoint, but {wanted[path]} in the run"
         for path in wanted
         if path in saved and saved[path] != wanted[path]
     ]
-    lacking = [f"{path}, {wanted[path]}, is not there" for path in wanted if path not in saved]
-    left = [f"{path}, {saved[path]}, is there only" for path in saved if path not in wanted]
+    lacking = [
+        f"{path}, {wanted[path]}, is missing in the checkpoint"
+        for path in wanted
+        if path not in saved
+    ]
+    left = [
+        f"{path}, {saved[path]}, is in the checkpoint only" for path in saved if path not in wanted
+    ]
     if not (different or lacking or left):
         return ""
     found = [line for kind in (different, lacking, left) for line in _first(kind)]
@@ -302,17 +313,17 @@ def misfits(saved: Mapping[str, str], wanted: Mapping[str, str], was: str, now: 
 
 def _first(lines: list[str]) -> list[str]:
     more = len(lines) - _LISTED
-    return lines if more <= 0 else [*lines[:_LISTED], f"and so {counted(more, 'other array')}"]
+    return lines if more <= 0 else [*lines[:_LISTED], f"and {counted(more, 'more array')}"]
 
 
 def _advice(was: str, now: str) -> list[str]:
     changed = setting_changes(was, now) if now else {}
-    # What a parameter's shape depends on stands in the model's table; should it not, all is shown.
+    # Shapes depend on settings of the model; without such a change, all changes are listed.
     shaping = {k: v for k, v in changed.items() if k.partition(".")[0] == "model"} or changed
     if not shaping:
         return []
     words = [f"{key}={value}" for key in shaping if (value := setting(was, key)) is not None]
     return [
-        f"The settings were others: {'; '.join(shaping.values())} now. Write:",
+        f"The settings changed: {'; '.join(shaping.values())} now. Write:",
         "  --set " + " ".join(f"'{word}'" if '"' in word else word for word in words),
     ]

@@ -1,4 +1,4 @@
-"""Telling the other processes how it went, so that all go on or all stop."""
+"""Barriers of the processes that save or restore, with an exchange of errors."""
 
 import json
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from xlashard.processes import (
 from xlashard.train.errors import CheckpointError
 
 
-class AbsentError(CheckpointError):
-    """Processes that are waited for in vain: what is left to do with them is not worth trying."""
+class MissingProcessError(CheckpointError):
+    """Some processes missed a barrier, so the operation is abandoned."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What the processes told each other, the same in each.
+class SyncResult:
+    """Result of an exchange, identical in all processes.
 
     Attributes:
-        problems: By process why it failed; empty if all is well.
-        first: The word of the first process.
+        problems: Error texts by process; empty if all succeeded.
+        first: Value of the first process.
     """
 
     problems: Mapping[int, str]
@@ -40,12 +40,12 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Together:
-    """All processes of the run, which do everything with checkpoints in the same order.
+class ProcessSync:
+    """Barriers of all processes of the run, in the same order everywhere.
 
     Attributes:
-        series: Tells these meetings from others.
-        timeout: How long processes wait for each other, in seconds.
+        series: Name of the sequence of barriers.
+        timeout: Timeout of a barrier in seconds.
     """
 
     series: str
@@ -53,38 +53,38 @@ class Together:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that does what is done once."""
+        """Return True in the process that performs the shared writes."""
         return jax.process_index() == 0
 
-    def hear(self, what: str, problem: str = "", word: str = "") -> Heard:
-        """Waits until all processes are as far as this one.
+    def exchange(self, what: str, problem: str = "", word: str = "") -> SyncResult:
+        """Wait for all processes, and exchange errors.
 
         Args:
-            what: What has been done, or was to be done.
-            problem: Why it failed here; empty if it did not.
-            word: What the first process has to say to all; others need not say it.
+            what: Name of the operation.
+            problem: Error of this process; empty on success.
+            word: Value to broadcast; that of the first process counts.
 
         Raises:
-            AbsentError: Processes did not come, or can't.
-            CheckpointError: They came for something else.
+            MissingProcessError: Processes missed the barrier, or wait elsewhere.
+            CheckpointError: Processes are in different operations.
         """
-        everybody = tuple(range(jax.process_count()))
+        processes = tuple(range(jax.process_count()))
         series = f"checkpoints/{self.series}"
-        invitation = Barrier(everybody, series, self.timeout, what=f"{what} (checkpoints)")
+        barrier = Barrier(processes, series, self.timeout, what=f"{what} (checkpoints)")
         try:
-            came = RENDEZVOUS.exchange(invitation, json.dumps([what, problem, word]))
+            received = RENDEZVOUS.exchange(barrier, json.dumps([what, problem, word]))
         except BarrierTimeoutError as missed:
             doing = f": {missed.doing}" if missed.doing else ""
-            raise AbsentError(
-                f"{what}: {format_processes(missed.processes)} did not come to it within "
+            raise MissingProcessError(
+                f"{what}: {format_processes(missed.processes)} did not arrive within "
                 f"{self.timeout:g} s{doing}"
             ) from None
         except DeadlockError as error:
-            raise AbsentError(str(error)) from None
-        said = {process: json.loads(word) for process, word in came.items()}
-        _check_same({process: its for process, (its, _, _) in said.items()})
-        problems = {process: problem for process, (_, problem, _) in said.items() if problem}
-        return Heard(problems, said[min(said)][2])
+            raise MissingProcessError(str(error)) from None
+        values = {process: json.loads(word) for process, word in received.items()}
+        _check_same({process: its for process, (its, _, _) in values.items()})
+        problems = {process: problem for process, (_, problem, _) in values.items() if problem}
+        return SyncResult(problems, values[min(values)][2])
 
 
 def _check_same(what: Mapping[int, str]) -> None:

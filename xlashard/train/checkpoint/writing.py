@@ -1,4 +1,4 @@
-"""Writing a checkpoint: what the run waits for, and what is done beside it."""
+"""Writer of checkpoints, in a blocking and a background part."""
 
 import secrets
 import warnings
@@ -11,137 +11,139 @@ import jax
 
 from xlashard.train.checkpoint import files
 from xlashard.train.checkpoint.arrays import ArrayFiles, OthersFailedError, reason
-from xlashard.train.checkpoint.manifest import About, Manifest, described
-from xlashard.train.checkpoint.sync import AbsentError, Together
+from xlashard.train.checkpoint.manifest import Manifest, RunMetadata, array_types
+from xlashard.train.checkpoint.sync import MissingProcessError, ProcessSync
 from xlashard.train.errors import CheckpointError
 
 ARRAYS = "arrays"
-"""The part of a step's folder that orbax writes."""
+"""Subfolder of a step that orbax writes."""
 
 _PARTS = "parts"
 _SHARE = "Choose a folder on a file system that all processes share"
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A save under way.
+class PendingSave:
+    """Save in progress.
 
     Attributes:
-        room: The folder in which it is written.
-        types: The types of the arrays by their paths.
-        about: What to write down.
+        staging: Staging folder.
+        types: Types of the arrays by path.
+        metadata: Metadata of the run.
     """
 
-    room: Path
+    staging: Path
     types: Mapping[str, str]
-    about: About
+    metadata: RunMetadata
 
 
 class Writer:
-    """Writes the steps of one folder, one at a time.
+    """Writer of the steps of a folder, one at a time.
 
     Args:
-        folder: Of the checkpoints.
-        keep: How many are kept; None keeps all.
-        arrays: Writes arrays.
-        together: The processes that write.
+        folder: Folder of the checkpoints.
+        keep: Number of checkpoints to keep; None keeps all.
+        arrays: Writer of arrays.
+        sync: Barriers of the processes.
     """
 
     def __init__(
-        self, folder: Path, keep: int | None, arrays: ArrayFiles, together: Together
+        self, folder: Path, keep: int | None, arrays: ArrayFiles, sync: ProcessSync
     ) -> None:
         self._folder = folder
         self._keep = keep
         self._arrays = arrays
-        self._together = together
+        self._sync = sync
         self._is_shared = False
 
-    def begin(self, state: Any, about: About) -> Begun:
-        """What a run waits for: the folder is made, and the state copied.
+    def begin(self, state: Any, metadata: RunMetadata) -> PendingSave:
+        """Create the staging folder and copy the state.
 
         Args:
-            state: A tree of arrays.
-            about: What to write down.
+            state: Tree of arrays.
+            metadata: Metadata of the run.
 
         Returns:
-            What `finish` needs.
+            The argument of `finish`.
 
         Raises:
-            CheckpointError: It can't be written.
+            CheckpointError: The folder or the arrays cannot be written.
         """
-        types = described(state)
-        begun = Begun(self._make_room(about.step), types, about)
-        problem = _attempt(lambda: self._arrays.save(begun.room / ARRAYS, state))
+        types = array_types(state)
+        pending = PendingSave(self._make_staging(metadata.step), types, metadata)
+        problem = _attempt(lambda: self._arrays.save(pending.staging / ARRAYS, state))
         if problem:
-            self._hear(begun, "write", problem)
-        return begun
+            self._exchange(pending, "write", problem)
+        return pending
 
-    def finish(self, begun: Begun) -> None:
-        """What a run need not wait for: files, digests, and the one step that makes it count.
+    def finish(self, pending: PendingSave) -> None:
+        """Write files and digests, and commit the step.
 
         Args:
-            begun: From `begin`.
+            pending: From `begin`.
 
         Raises:
-            CheckpointError: Some process could not write; then nothing is committed.
+            CheckpointError: A process failed to write, and nothing is committed.
         """
-        self._hear(begun, "write", _attempt(lambda: self._write_part(begun.room)))
+        self._exchange(pending, "write", _attempt(lambda: self._write_part(pending.staging)))
         problem = ""
-        if self._together.first:
-            problem = _attempt(lambda: self._write_rest(begun))
+        if self._sync.first:
+            problem = _attempt(lambda: self._write_rest(pending))
             if not problem:
                 self._delete_old()
-        self._hear(begun, "commit", problem)
+        self._exchange(pending, "commit", problem)
 
-    def _make_room(self, step: int) -> Path:
-        """The folder to write in, which the first process makes and all see."""
+    def _make_staging(self, step: int) -> Path:
+        """Return the staging folder, created by the first process and visible to all."""
         problem, token = "", secrets.token_hex(4)
-        if self._together.first:
-            room = files.room_of(self._folder, step, token)
-            problem = _attempt(lambda: self._make(room, step))
-        heard = self._together.hear(f"save step {step}", problem, token)
-        if heard.problems:
-            raise self._failed(step, str(heard))
-        room = files.room_of(self._folder, step, heard.first)
+        if self._sync.first:
+            staging = files.staging_path(self._folder, step, token)
+            problem = _attempt(lambda: self._make(staging, step))
+        result = self._sync.exchange(f"save step {step}", problem, token)
+        if result.problems:
+            raise self._failed(step, str(result))
+        staging = files.staging_path(self._folder, step, result.first)
         if not self._is_shared and jax.process_count() > 1:
-            unseen = f"{room}, which process 0 made, is not there. {_SHARE}"
-            heard = self._together.hear(f"see step {step}", "" if room.is_dir() else unseen)
-            if heard.problems:
-                files.discard(room)
-                raise self._failed(step, str(heard))
+            unseen = f"{staging}, created by process 0, is not visible. {_SHARE}"
+            result = self._sync.exchange(f"see step {step}", "" if staging.is_dir() else unseen)
+            if result.problems:
+                files.discard(staging)
+                raise self._failed(step, str(result))
             self._is_shared = True
-        return room
+        return staging
 
-    def _make(self, room: Path, step: int) -> None:
+    def _make(self, staging: Path, step: int) -> None:
         later = [number for number in files.steps_in(self._folder) if number >= step]
         if later:
             paths = (str(files.path_of(self._folder, number)) for number in later)
             raise CheckpointError(
-                f"there are checkpoints of the same or later steps already: {later}. A run that "
-                f"resumed would go on from them. Choose another folder, or move them away:\n"
+                f"the folder has checkpoints of the same or later steps: {later}. A run would "
+                f"resume from them. Choose another folder, or move them away:\n"
                 f"  mv {' '.join(paths)} ELSEWHERE"
             )
-        files.make(room)
+        files.make(staging)
 
-    def _write_part(self, room: Path) -> None:
-        """Waits for the arrays; of several processes each reads what it wrote for the digests."""
+    def _write_part(self, staging: Path) -> None:
+        """Wait for the arrays, and compute the digests of this process's files in a pod."""
         try:
             self._arrays.wait()
         except OthersFailedError:
-            return  # They say why.
+            return  # The other processes report the error.
         if jax.process_count() > 1:
             me = jax.process_index()
-            own = [name for name in files.files_in(room) if files.writer_of(name) == me]
-            files.write_digests(room / _PARTS, str(me), files.digests(room, own, durable=True))
+            own = [name for name in files.files_in(staging) if files.writer_of(name) == me]
+            files.write_digests(
+                staging / _PARTS, str(me), files.digests(staging, own, durable=True)
+            )
 
-    def _write_rest(self, begun: Begun) -> None:
-        """Gathers all digests, writes the manifest, and commits."""
-        room, about = begun.room, begun.about
-        known = files.take_digests(room / _PARTS, jax.process_count())
-        names = files.files_in(room)
-        known |= files.digests(room, [name for name in names if name not in known], durable=True)
-        Manifest(about, begun.types, {name: known[name] for name in names}).write(room)
-        files.commit(room, about.step)
+    def _write_rest(self, pending: PendingSave) -> None:
+        """Collect all digests, write the manifest, and commit."""
+        staging, metadata = pending.staging, pending.metadata
+        known = files.take_digests(staging / _PARTS, jax.process_count())
+        names = files.files_in(staging)
+        known |= files.digests(staging, [name for name in names if name not in known], durable=True)
+        Manifest(metadata, pending.types, {name: known[name] for name in names}).write(staging)
+        files.commit(staging, metadata.step)
 
     def _delete_old(self) -> None:
         for step in files.steps_in(self._folder)[: -self._keep] if self._keep else ():
@@ -149,21 +151,21 @@ class Writer:
                 files.remove(self._folder, step)
             except OSError as error:
                 warnings.warn(
-                    f"the checkpoint of step {step} is not needed any more and can't be deleted: "
+                    f"the checkpoint of step {step} is obsolete but cannot be deleted: "
                     f"{reason(error)}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
 
-    def _hear(self, begun: Begun, what: str, problem: str) -> None:
-        heard = self._together.hear(f"{what} step {begun.about.step}", problem)
-        if heard.problems:
-            files.discard(begun.room)
-            raise self._failed(begun.about.step, str(heard))
+    def _exchange(self, pending: PendingSave, what: str, problem: str) -> None:
+        result = self._sync.exchange(f"{what} step {pending.metadata.step}", problem)
+        if result.problems:
+            files.discard(pending.staging)
+            raise self._failed(pending.metadata.step, str(result))
 
     def _failed(self, step: int, problem: str) -> CheckpointError:
         steps = files.steps_in(self._folder)
-        left = f"the last one is of step {steps[-1]}" if steps else "there is no earlier one"
+        left = f"the last one is of step {steps[-1]}" if steps else "no earlier one exists"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written to {self._folder} ({left}): "
             f"{problem}",
@@ -172,10 +174,10 @@ class Writer:
 
 
 def _attempt(work: Callable[[], Any]) -> str:
-    """Does something; returns why it failed, or nothing."""
+    """Return the error text of a function, or an empty string."""
     try:
         work()
-    except AbsentError:
+    except MissingProcessError:
         raise
     except CheckpointError as error:
         return str(error)

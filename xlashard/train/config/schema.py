@@ -1,8 +1,8 @@
-"""Typed settings: from TOML tables and ``--set`` words to frozen dataclasses, and back.
+"""Typed settings: frozen dataclasses read from TOML tables and ``--set`` arguments.
 
-A settings class is a frozen dataclass whose fields are made by `setting` (a value) or `section`
-(another settings class). Everything a reader needs, its type, its default, its bounds and a line
-that explains it, stands at the field; checks, error texts and the reference table follow from it.
+A settings class is a frozen dataclass whose fields come from `setting` (a value) or `section`
+(another settings class). Type, default, bounds and description of a value are declared at its
+field; checks, error texts and the reference table derive from them.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from xlashard.train.errors import SettingsError
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range of a number; ``None`` leaves a side open."""
+    """Range of a number; ``None`` is unbounded."""
 
     at_least: float | None = None
     above: float | None = None
@@ -29,7 +29,7 @@ class Bounds:
     at_most: float | None = None
 
     def refusal(self, value: float) -> str | None:
-        """What a value outside the range should have been, or ``None`` for one inside."""
+        """Return the violated bound as text, or ``None`` for a value inside the range."""
         if not math.isfinite(value):
             return "finite"
         if self.at_least is not None and value < self.at_least:
@@ -44,12 +44,12 @@ class Bounds:
 
 
 def setting(default: Any, note: str, bounds: Bounds | None = None) -> Any:
-    """Declares one value of a settings class.
+    """Declare a value of a settings class.
 
     Args:
-        default: The value where nothing is said; a list or a dict is copied per instance.
+        default: Default value; a list or a dict is copied per instance.
         note: One line for the reference table.
-        bounds: The range of a number (of every number, in a table).
+        bounds: Range of a number, or of every number in a table.
     """
     metadata = {"note": note, "bounds": bounds or Bounds()}
     if isinstance(default, list | dict):
@@ -58,13 +58,13 @@ def setting(default: Any, note: str, bounds: Bounds | None = None) -> Any:
 
 
 def section(cls: type, note: str) -> Any:
-    """Declares a nested table, filled by another settings class."""
+    """Declare a nested table with another settings class."""
     return field(default_factory=cls, metadata={"note": note})
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of a settings tree: where it stands and what it may be."""
+    """Value of a settings tree: path, type, default and bounds."""
 
     path: str
     kind: Any
@@ -74,7 +74,7 @@ class Leaf:
 
 
 def leaves(cls: type, prefix: str = "") -> Iterator[Leaf]:
-    """All values of a settings class, nested tables included, in the order of declaration."""
+    """Yield all values of a settings class, including nested tables, in declaration order."""
     for spec, kind in _fields(cls):
         path = prefix + spec.name
         if is_dataclass(kind):
@@ -84,19 +84,19 @@ def leaves(cls: type, prefix: str = "") -> Iterator[Leaf]:
 
 
 def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -> T:
-    """Builds settings from a parsed TOML document and from ``key=value`` words.
+    """Build settings from a parsed TOML document and ``key=value`` overrides.
 
     Args:
         cls: The settings class.
-        table: The document as `parse_toml` gives it.
-        words: Overrides such as ``"model.layers=4"``; they win over the document.
+        table: Document as `parse_toml` returns it.
+        words: Overrides such as ``"model.layers=4"``; they take precedence over the document.
 
     Returns:
-        The settings, every value of its declared type and inside its range.
+        The settings, every value with its declared type and inside its range.
 
     Raises:
-        SettingsError: With every problem found, each with the key's full path and a line to
-            write instead.
+        SettingsError: Lists every problem with the key's full path and a line to write
+            instead.
 
     Example:
         >>> from xlashard.train.config.settings import Settings
@@ -115,12 +115,12 @@ def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -
 
 
 def reference(cls: type) -> list[tuple[str, str, str, str]]:
-    """Rows of (key, type, default, note) for every value of a settings class."""
+    """Return rows of (key, type, default, note) for every value of a settings class."""
     return [(x.path, describe(x.kind), toml_value(x.default), x.note) for x in leaves(cls)]
 
 
 def describe(kind: Any) -> str:
-    """A declared type in the words of the error texts."""
+    """Describe a declared type for error texts."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(toml_value(x) for x in get_args(kind))
     if get_origin(kind) is dict:
@@ -177,7 +177,7 @@ def _read_word(
     if not equals:
         leaf = _nearest(path, known) or next(iter(known.values()))
         line = _line(leaf.path, leaf.default, word=True)
-        problems.append(f"--set {word}: there is no value. Write:\n{line}")
+        problems.append(f"--set {word}: the value is missing. Write:\n{line}")
         return
     table, _, name = path.rpartition(".")
     if table in known and get_origin(known[table].kind) is dict:
@@ -192,7 +192,7 @@ def _read_word(
 
 
 def _word_value(kind: Any, text: str) -> Any:
-    """A value from the command line: TOML, or the bare text where no TOML value stands there."""
+    """Parse a value of the command line as TOML, or return the bare text if it is not TOML."""
     text = text.strip()
     bare_string = kind is str or get_origin(kind) is Literal
     if bare_string and not text.startswith(('"', "'")):
@@ -204,7 +204,7 @@ def _word_value(kind: Any, text: str) -> Any:
 
 
 class _Mismatch(Exception):
-    """The raw value is not of the declared type."""
+    """The raw value does not have the declared type."""
 
 
 def _read_value(
@@ -228,7 +228,7 @@ def _read_value(
 
 
 def _coerce(kind: Any, raw: Any) -> Any:
-    """The raw value as its declared type; an integer serves as a number, a string as a list."""
+    """Convert the raw value to its type; an integer is a number, a string a list of one."""
     origin = get_origin(kind)
     if origin is Literal:
         accepted = raw in get_args(kind)
@@ -289,7 +289,7 @@ def _unknown(
         return f"[{path}] is not a table of settings. Did you mean {meant}? Write:\n  {meant}"
     leaf = _nearest(path, known)
     if leaf is None:
-        return f"{path} is not a setting. The keys at this place are: {', '.join(siblings)}."
+        return f"{path} is not a setting. The keys of this table are: {', '.join(siblings)}."
     try:
         value = _coerce(leaf.kind, raw)
     except _Mismatch:
@@ -299,7 +299,7 @@ def _unknown(
 
 
 def _tables(known: Iterable[str]) -> dict[str, list[str]]:
-    """The tables that the paths run through, each with its keys."""
+    """Return the tables of all paths, each with its keys."""
     tables: dict[str, list[str]] = {}
     for path in known:
         parts = path.split(".")
@@ -311,7 +311,7 @@ def _tables(known: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _nearest(path: str, known: dict[str, Leaf]) -> Leaf | None:
-    """The setting that was probably meant: a similar path, or the same key in another table."""
+    """Return the closest setting: a similar path, or the same key in another table."""
     key = path.rpartition(".")[2]
     same_key = [p for p in known if p.rpartition(".")[2] == key]
     similar = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
@@ -320,7 +320,7 @@ def _nearest(path: str, known: dict[str, Leaf]) -> Leaf | None:
 
 
 def _repaired(leaf: Leaf, raw: Any) -> Any:
-    """The given value in the declared type where that is plain (``"4"`` is 4), or the default."""
+    """Return the value in the declared type if unambiguous (``"4"`` is 4), or the default."""
     candidates: list[Any] = []
     if isinstance(raw, str):
         candidates = [_word_value(None, raw.lower()), raw]

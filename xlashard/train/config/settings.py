@@ -1,4 +1,4 @@
-"""Every setting of a training run, with its type, default and range."""
+"""Settings of a training run, with types, defaults and ranges."""
 
 import os
 from collections.abc import Iterable
@@ -16,104 +16,99 @@ _FRACTION = Bounds(at_least=0, at_most=1)
 _MOMENT = Bounds(at_least=0, below=1)
 
 KEEPABLE = ("query", "key", "value", "attention", "stream", "gate", "up")
-"""What the backward pass may find kept of a layer: queries, keys and values as attention takes
-them, what attention gives, the stream between both parts, the two products of the feed-forward
-part."""
+"""Residuals of a layer that remat can keep: the inputs and the output of attention, the residual
+stream between both sublayers, and the two products of the feed-forward layer."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where the results go, and the seed of everything random."""
+    """Name of the run folder, and random seed."""
 
-    name: str = setting("", "folder below runs/; empty: the settings file's own name")
+    name: str = setting("", "folder below runs/; empty: stem of the settings file")
     seed: int = setting(0, "seed of parameters, batches and generated text", _NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What the program runs on."""
+    """Devices of the run."""
 
-    emulate: int = setting(
-        0, "emulated CPU devices; 0: all real devices that are found", _NOT_NEGATIVE
-    )
+    emulate: int = setting(0, "emulated CPU devices; 0: all real devices", _NOT_NEGATIVE)
     topology: str = setting(
-        "", "TPU topology that the run is meant for, `v5p-64`; preflight takes it by default"
+        "", "TPU topology of the run, such as `v5p-64`; the default of preflight"
     )
     slices: int = setting(1, "slices of that topology", _POSITIVE)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which mesh axes each named axis of the model is spread over; empty: over none."""
+    """Mesh axes over which each logical axis is sharded; empty: replicated."""
 
-    batch: tuple[str, ...] = setting((), "the sequences of a batch")
-    length: tuple[str, ...] = setting((), "the positions of a sequence, between the layers' parts")
-    vocab: tuple[str, ...] = setting((), "the vocabulary: embedding and output head")
-    embed: tuple[str, ...] = setting((), "the width of the model, in the parameters")
-    heads: tuple[str, ...] = setting((), "the query heads, in parameters and activations")
-    kv_heads: tuple[str, ...] = setting((), "the key and value heads, in the parameters")
-    mlp: tuple[str, ...] = setting((), "the hidden width of the feed-forward part")
-    experts: tuple[str, ...] = setting((), "the experts of the feed-forward part")
-    layers: tuple[str, ...] = setting((), "the layers, which are stacked in one array")
+    batch: tuple[str, ...] = setting((), "sequences of a batch")
+    length: tuple[str, ...] = setting((), "positions of a sequence, in the residual stream")
+    vocab: tuple[str, ...] = setting((), "vocabulary: embedding and output head")
+    embed: tuple[str, ...] = setting((), "width of the model, in the parameters")
+    heads: tuple[str, ...] = setting((), "query heads, in parameters and activations")
+    kv_heads: tuple[str, ...] = setting((), "key and value heads, in the parameters")
+    mlp: tuple[str, ...] = setting((), "hidden width of the feed-forward layer")
+    experts: tuple[str, ...] = setting((), "experts of the feed-forward layer")
+    layers: tuple[str, ...] = setting((), "layers, stacked in one array")
 
 
 @dataclass(frozen=True)
 class ShardingSettings:
-    """How the model lies on the mesh."""
+    """Sharding of the model."""
 
     rules: Rules = section(Rules, "logical axis → mesh axes")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The transformer's shape and arithmetic."""
+    """Shape and arithmetic of the transformer."""
 
     layers: int = setting(4, "transformer layers", _POSITIVE)
     width: int = setting(128, "features per position", _POSITIVE)
     heads: int = setting(4, "query heads; width / heads is the size of a head", _POSITIVE)
     kv_heads: int = setting(2, "key and value heads, each shared by heads / kv_heads", _POSITIVE)
-    mlp: int = setting(384, "hidden features of the feed-forward part", _POSITIVE)
-    vocab: int = setting(256, "tokens that there are; of text as bytes 256", Bounds(at_least=2))
+    mlp: int = setting(384, "hidden features of the feed-forward layer", _POSITIVE)
+    vocab: int = setting(256, "size of the vocabulary; 256 for bytes", Bounds(at_least=2))
     length: int = setting(128, "tokens of context", Bounds(at_least=2))
     rope_base: float = setting(10000.0, "longest rotary wavelength / 2π", Bounds(above=1))
     compute: Literal["float32", "bfloat16"] = setting(
-        "float32", "type of the layers' arithmetic; parameters and loss keep theirs"
+        "float32", "type of the layers' arithmetic; not of parameters and loss"
     )
     parameters: Literal["float32", "bfloat16"] = setting(
-        "float32", "type in which the parameters are kept; bfloat16 loses updates below 1/256"
+        "float32", "type of the parameters; bfloat16 loses updates below 1/256"
     )
     remat: bool = setting(False, "recompute each layer in the backward pass to save memory")
     kept: tuple[str, ...] = setting(
-        (), f"what remat keeps of a layer besides its input: {', '.join(KEEPABLE)}"
+        (), f"residuals that remat keeps besides the input of a layer: {', '.join(KEEPABLE)}"
     )
     attention_block: int = setting(
         0,
-        "positions whose attention is computed at once; 0: all, which takes length² scores",
+        "positions per block of attention; 0: one block with length² scores",
         _NOT_NEGATIVE,
     )
     vocab_parts: int = setting(
-        1, "parts of the vocabulary whose scores are computed one after the other", _POSITIVE
+        1, "parts of the vocabulary, computed one after the other", _POSITIVE
     )
-    experts: int = setting(0, "experts of each feed-forward part; 0: it is one", _NOT_NEGATIVE)
-    active_experts: int = setting(2, "experts that each token goes to", _POSITIVE)
+    experts: int = setting(0, "experts of each feed-forward layer; 0: dense", _NOT_NEGATIVE)
+    active_experts: int = setting(2, "experts per token", _POSITIVE)
     capacity: float = setting(
         1.25,
-        "room of an expert, by its share of a sequence's tokens; others pass by it",
+        "capacity factor: slots of an expert per equal share of the tokens",
         Bounds(above=0),
     )
-    balance: float = setting(
-        0.01, "weight of the loss that keeps the experts equally busy", _NOT_NEGATIVE
-    )
+    balance: float = setting(0.01, "weight of the load-balancing loss", _NOT_NEGATIVE)
 
     @property
     def head_size(self) -> int:
-        """Features of one head."""
+        """Return the number of features of a head."""
         return self.width // self.heads
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW, its warm-up and its cosine decay."""
+    """AdamW with warm-up and cosine decay."""
 
     learning_rate: float = setting(3e-3, "peak learning rate", Bounds(above=0))
     warmup: int = setting(20, "steps of linear rise from 0", _NOT_NEGATIVE)
@@ -123,72 +118,68 @@ class OptimizerSettings:
     eps: float = setting(1e-8, "added to the root of the second mean", Bounds(above=0))
     weight_decay: float = setting(0.1, "decoupled decay of the matrices", _NOT_NEGATIVE)
     clip: float = setting(1.0, "largest global norm of the gradient", Bounds(above=0))
-    moments: Literal["float32", "bfloat16"] = setting(
-        "float32", "type in which both means are kept"
-    )
+    moments: Literal["float32", "bfloat16"] = setting("float32", "type of both moments")
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long, how much at once, and how often it is reported."""
+    """Duration, batch size, evaluation and logging."""
 
     steps: int = setting(300, "optimiser steps", _POSITIVE)
     batch: int = setting(32, "sequences per step, over all devices", _POSITIVE)
-    accumulate: int = setting(1, "parts a batch is computed in, one after the other", _POSITIVE)
+    accumulate: int = setting(1, "gradient accumulation: parts of a batch", _POSITIVE)
     eval_every: int = setting(100, "steps between evaluations; 0: at the end only", _NOT_NEGATIVE)
     eval_batches: int = setting(4, "batches of one evaluation", _POSITIVE)
-    log_every: int = setting(10, "steps between lines where output is not a terminal", _POSITIVE)
+    log_every: int = setting(10, "steps between log lines, without a terminal", _POSITIVE)
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """What a run leaves behind so that another one can go on from there."""
+    """Checkpoints of a run."""
 
     every: int = setting(
-        100, "steps between checkpoints; 0: only at a stop and at the end", _NOT_NEGATIVE
+        100, "steps between checkpoints; 0: at a stop and at the end only", _NOT_NEGATIVE
     )
-    keep: int = setting(3, "newest checkpoints that are kept; 0: none is made", _NOT_NEGATIVE)
+    keep: int = setting(3, "newest checkpoints to keep; 0: no checkpoints", _NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What concerns runs of several processes."""
+    """Settings of runs with several processes."""
 
     heartbeat: float = setting(
-        100.0, "seconds of silence after which a process is taken for dead", Bounds(at_least=1)
+        100.0, "heartbeat timeout of a process in seconds", Bounds(at_least=1)
     )
     watchdog: float = setting(
-        300.0, "seconds without a step after which all stacks are shown; 0: never", _NOT_NEGATIVE
+        300.0, "seconds without a step after which all stacks are printed; 0: never", _NOT_NEGATIVE
     )
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """The text."""
+    """Training text."""
 
-    paths: tuple[str, ...] = setting(
-        (), "text files or folders; empty: the prose that ships with Python"
-    )
+    paths: tuple[str, ...] = setting((), "text files or folders; empty: Python's own documentation")
     eval_fraction: float = setting(
-        0.05, "part at the end of the text kept for evaluation", Bounds(above=0, below=1)
+        0.05, "fraction at the end of the text held out for evaluation", Bounds(above=0, below=1)
     )
     tokens: Literal["bytes", "uint16", "uint32"] = setting(
-        "bytes", "what the files hold: text as bytes, or tokens: .bin of this type, or .npy"
+        "bytes", "contents of the files: bytes of text, or tokens (.bin of this type, or .npy)"
     )
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """The text written at the end of a run."""
+    """Text generated at the end of a run."""
 
-    prompt: str = setting("The ", "how the generated text begins")
+    prompt: str = setting("The ", "beginning of the generated text")
     bytes: int = setting(200, "bytes to generate; 0: none", _NOT_NEGATIVE)
-    temperature: float = setting(0.8, "0: always the likeliest byte", _NOT_NEGATIVE)
+    temperature: float = setting(0.8, "0: always the most likely byte", _NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole run. The mesh is a table of axis names and sizes."""
+    """Settings of a run. The mesh is a table of axis names and sizes."""
 
     run: RunSettings = section(RunSettings, "the run")
     devices: DeviceSettings = section(DeviceSettings, "devices")
@@ -204,18 +195,18 @@ class Settings:
 
 
 def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Settings:
-    """Reads a settings file and applies ``key=value`` words to it.
+    """Read a settings file and apply ``key=value`` overrides.
 
     Args:
         path: A TOML file.
         words: Overrides such as ``"model.layers=4"``.
 
     Returns:
-        The settings; ``run.name`` is the file's own name where none is given.
+        The settings; ``run.name`` defaults to the stem of the file.
 
     Raises:
-        SettingsError: The file is missing or no TOML, or a key or value is wrong; the text names
-            the file, the key's full path and what to write.
+        SettingsError: The file is missing or invalid TOML, or a key or value is invalid; the
+            message has the file, the key's full path and the remedy.
 
     Example:
         >>> settings = load_settings("configs/tiny.toml", ["model.layers=2"])
@@ -242,5 +233,5 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
 
 def _missing(path: Path) -> str:
     others = sorted(str(x) for x in path.parent.glob("*.toml"))[:8]
-    there = f"; in {path.parent} there are: {', '.join(others)}" if others else ""
-    return f"there is no settings file {path}{there}. Write the path of an existing file."
+    there = f"; {path.parent} has: {', '.join(others)}" if others else ""
+    return f"the settings file {path} does not exist{there}. Write the path of an existing file."

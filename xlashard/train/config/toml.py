@@ -1,4 +1,4 @@
-"""Settings and single values in TOML's notation."""
+"""TOML notation of settings and values, and comparison of documents."""
 
 import json
 import tomllib
@@ -8,21 +8,21 @@ from typing import Any
 
 
 def to_toml(settings: Any) -> str:
-    """Writes settings as a TOML document that `schema.read` turns into equal settings."""
+    """Write settings as a TOML document that `schema.read` reads back."""
     lines: list[str] = []
     _write_table(settings, "", lines)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def toml_value(value: Any) -> str:
-    """One value in TOML's notation."""
+    """Return a value in TOML notation."""
     match value:
         case bool():
             return "true" if value else "false"
         case int() | float():
             return repr(value)
         case str():
-            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
+            # JSON and TOML escapes differ only for DEL, which TOML requires escaped.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
         case list() | tuple():
             return "[" + ", ".join(map(toml_value, value)) + "]"
@@ -34,7 +34,7 @@ def toml_value(value: Any) -> str:
 
 
 def toml_key(name: str) -> str:
-    """A key, bare where TOML allows it."""
+    """Return a key, bare if TOML allows it."""
     bare = name.replace("-", "").replace("_", "")
     return name if bare.isalnum() and bare.isascii() else toml_value(name)
 
@@ -56,14 +56,14 @@ def _write_table(settings: Any, path: str, lines: list[str]) -> None:
 
 
 def setting_changes(was: str, now: str) -> dict[str, str]:
-    r"""Settings that two TOML documents have differently.
+    r"""Return the settings that differ between two TOML documents.
 
     Args:
-        was: The one.
-        now: The other.
+        was: Old document.
+        now: New document.
 
     Returns:
-        By key what stood and what stands there: `model.width = 64 is 128`.
+        Text by key, with old and new value: `model.width = 64 is 128`.
 
     Example:
         >>> setting_changes("[model]\nwidth = 64", "[model]\nwidth = 128")
@@ -77,7 +77,7 @@ def setting_changes(was: str, now: str) -> dict[str, str]:
 
 
 def setting(text: str, key: str) -> str | None:
-    """The value of one setting as a TOML document has it."""
+    """Return a setting of a TOML document in TOML notation."""
     return {k: toml_value(x) for k, x in _flat(text)}.get(key)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines everywhere else."""
+"""Console output of a run: a progress bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections import deque
@@ -16,33 +16,33 @@ _PLAIN_WIDTH = 100
 
 
 class Screen(Protocol):
-    """Where a run shows itself."""
+    """Output of a run."""
 
     def show(self, thing: Any) -> None:
-        """Shows a line of text, or anything that rich can print."""
+        """Print a line of text, or a rich renderable."""
         ...
 
     def begin(self, steps: int, done: int = 0) -> None:
-        """Training begins, or goes on where some steps are done."""
+        """Begin training after `done` steps."""
         ...
 
     def step(self, done: int, loss: float, pace: "Pace") -> None:
-        """A step was measured."""
+        """Report the metrics of a step."""
         ...
 
     def end(self) -> None:
-        """Training is over, by whatever way."""
+        """End training, also after an error."""
         ...
 
 
 @dataclass
 class Pace:
-    """How fast steps go, from the last of them.
+    """Speed of the latest steps.
 
     Attributes:
-        tokens: Bytes of one step.
+        tokens: Tokens per step.
         steps: Steps of the whole run.
-        clock: Seconds since some fixed moment.
+        clock: Returns the time in seconds.
     """
 
     tokens: int
@@ -51,12 +51,12 @@ class Pace:
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=50))
 
     def mark(self, done: int) -> None:
-        """Notes that `done` steps are over now."""
+        """Record the time at which `done` steps are complete."""
         self._marks.append((done, self.clock()))
 
     @property
     def seconds(self) -> float | None:
-        """Seconds per step; ``None`` before the second mark."""
+        """Return the seconds per step; ``None`` before the second mark."""
         if len(self._marks) < 2:
             return None
         (first, began), (last, ended) = self._marks[0], self._marks[-1]
@@ -64,12 +64,12 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second."""
+        """Return the tokens per second."""
         return self.tokens / self.seconds if self.seconds else None
 
     @property
     def left(self) -> float | None:
-        """Seconds to the end of the run."""
+        """Return the seconds to the end of the run."""
         if self.seconds is None:
             return None
         return (self.steps - self._marks[-1][0]) * self.seconds
@@ -82,7 +82,7 @@ class Pace:
 
 
 class PlainScreen:
-    """Lines without control codes: a log file, a pipe, CI."""
+    """Output as lines without control codes, for log files, pipes and CI."""
 
     def __init__(self, console: Console, every: int):
         self._console = console
@@ -90,78 +90,78 @@ class PlainScreen:
         self._steps = 0
 
     def show(self, thing: Any) -> None:
-        """Prints it."""
+        """Print a line or a renderable."""
         _print(self._console, thing)
 
     def begin(self, steps: int, done: int = 0) -> None:
-        """Remembers the number of steps."""
+        """Store the number of steps."""
         self._steps = steps
 
     def step(self, done: int, loss: float, pace: Pace) -> None:
-        """Prints a line at the first, the last, and every so many steps."""
+        """Print a line for the first, the last, and every n-th step."""
         if done == 1 or done == self._steps or done % self._every == 0:
             width = len(str(self._steps))
             self.show(f"step {done:>{width}}/{self._steps} · loss {loss:.4f} · {pace}")
 
     def end(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no line is open."""
 
 
 class LiveScreen:
-    """A progress bar that stays at the bottom of a terminal."""
+    """Output with a progress bar at the bottom of a terminal."""
 
     def __init__(self, console: Console):
         self._console = console
         self._bar: Progress | None = None
 
     def show(self, thing: Any) -> None:
-        """Prints it, above the bar."""
+        """Print a line or a renderable above the bar."""
         _print(self._bar.console if self._bar else self._console, thing)
 
     def begin(self, steps: int, done: int = 0) -> None:
-        """Opens the bar."""
+        """Open the bar."""
         self._bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[status]}"),
             console=self._console,
         )
-        self._bar.add_task("training", total=steps, completed=done, said="")
+        self._bar.add_task("training", total=steps, completed=done, status="")
         self._bar.start()
 
     def step(self, done: int, loss: float, pace: Pace) -> None:
-        """Moves the bar."""
+        """Advance the bar."""
         if self._bar:
-            said = f"loss [bold]{loss:.4f}[/] · {pace}"
-            self._bar.update(self._bar.task_ids[0], completed=done, said=said)
+            status = f"loss [bold]{loss:.4f}[/] · {pace}"
+            self._bar.update(self._bar.task_ids[0], completed=done, status=status)
 
     def end(self) -> None:
-        """Closes the bar, and leaves it as it is."""
+        """Close the bar and leave it on the screen."""
         if self._bar:
             self._bar.stop()
             self._bar = None
 
 
 def make_screen(console: Console, every: int) -> Screen:
-    """The screen that fits where the output goes."""
+    """Return a live screen for a terminal, otherwise a plain one."""
     return LiveScreen(console) if console.is_terminal else PlainScreen(console, every)
 
 
 def log_screen(file: IO[str], every: int) -> Screen:
-    """A screen that is a file."""
+    """Return a screen that writes to a file."""
     return PlainScreen(Console(file=file, highlight=False, width=_PLAIN_WIDTH), every)
 
 
 def make_console() -> Console:
-    """A console on standard output; wide enough for the tables where there is no terminal."""
+    """Return a console on standard output; without a terminal wide enough for the tables."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
 def _print(console: Console, thing: Any) -> None:
     if isinstance(thing, str):
-        # Paths may hold brackets, which rich would read as its markup; a log's lines stay whole.
+        # Brackets in paths are not rich markup; lines of a log are not wrapped.
         console.print(Text(printable(thing)), soft_wrap=not console.is_terminal)
     else:
         console.print(thing)

@@ -1,4 +1,4 @@
-"""The processes of a run: they see that they do the same, and the first one decides for all."""
+"""Processes of a run: consistency of their settings, and messages between them."""
 
 import json
 import queue
@@ -16,12 +16,12 @@ from xlashard.train.errors import PeerError, SettingsError
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a run.
+    """Processes of a run.
 
     Attributes:
-        run: Tells this run from others of the same processes.
-        index: Which one this is.
-        count: How many there are.
+        run: Unique identifier of the run.
+        index: Index of this process.
+        count: Number of processes.
     """
 
     run: str = ""
@@ -34,115 +34,118 @@ type Kind = Literal["stop", "fail", "end"]
 
 @dataclass(frozen=True)
 class Call:
-    """One call.
+    """Message of one process to all processes.
 
     Attributes:
-        kind: ``stop`` at a place that all agree on, ``fail``: the caller can't go on, ``end``: all
-            is done.
-        process: Who calls.
-        said: The name of the signal, or what went wrong.
+        kind: ``stop``: stop at an agreed point; ``fail``: the sender failed; ``end``: the run is
+            complete.
+        process: Sender.
+        reason: Name of the signal, or the error.
     """
 
     kind: Kind
     process: int
-    said: str = ""
+    reason: str = ""
 
 
 class Calls(Protocol):
-    """Calls of all processes in one order."""
+    """Messages of all processes, in the same order everywhere."""
 
-    def say(self, call: Call) -> None:
-        """Calls out to all, this process too."""
+    def send(self, call: Call) -> None:
+        """Send a message to all processes, including this one."""
         ...
 
-    def hear(self, seconds: float) -> Call | None:
-        """The next call, waited for up to some seconds; None if there is none by then."""
+    def receive(self, seconds: float) -> Call | None:
+        """Return the next message; None after a timeout in seconds."""
         ...
 
 
 class SharedCalls:
-    """Calls through the store of a pod.
+    """Messages through the key-value store of a pod.
+
+    Messages are numbered, and a number is written once, so all processes receive the same messages
+    in the same order.
 
     Args:
-        folder: Of the run, in the store.
+        folder: Prefix of the run's keys.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._heard = 0
-        self._said = 0
+        self._received = 0
+        self._sent = 0
 
-    def say(self, call: Call) -> None:
-        """Calls out to all, this process too."""
+    def send(self, call: Call) -> None:
+        """Send a message to all processes, including this one."""
         value = json.dumps(asdict(call)).encode()
-        while not store.write(f"{self._folder}/{self._said}", value):
-            self._said += 1  # Another call has that number.
+        while not store.write(f"{self._folder}/{self._sent}", value):
+            self._sent += 1  # Taken by another message.
 
-    def hear(self, seconds: float) -> Call | None:
-        """The next call, waited for up to some seconds; None if there is none by then."""
-        value = store.read(f"{self._folder}/{self._heard}", seconds)
+    def receive(self, seconds: float) -> Call | None:
+        """Return the next message; None after a timeout in seconds."""
+        value = store.read(f"{self._folder}/{self._received}", seconds)
         if value is None:
             return None
-        self._heard += 1
+        self._received += 1
         return Call(**json.loads(value))
 
 
 class OwnCalls:
-    """Calls of the only process."""
+    """Messages of a single process."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
 
-    def say(self, call: Call) -> None:
-        """Calls out."""
+    def send(self, call: Call) -> None:
+        """Send a message."""
         self._calls.put(call)
 
-    def hear(self, seconds: float) -> Call | None:
-        """The next call, waited for up to some seconds; None if there is none by then."""
+    def receive(self, seconds: float) -> Call | None:
+        """Return the next message; None after a timeout in seconds."""
         try:
             return self._calls.get(timeout=seconds)
         except queue.Empty:
             return None
 
 
-_COMING = 300.0
-"""Seconds in which all processes must have started."""
+_START_TIMEOUT = 300.0
+"""Timeout in seconds for the start of all processes."""
 
 
 def form_group(settings: Settings, task: str) -> Group:
-    """Meets the other processes of the run.
+    """Wait for all processes of the run and compare their settings.
 
     Args:
-        settings: The settings that this process was started with.
-        task: What it was started for: a new run, or the folder of one that goes on.
+        settings: Settings of this process.
+        task: Task of this process: a new run, or the folder to resume.
 
     Returns:
         The group of all processes.
 
     Raises:
-        SettingsError: Others were started with other settings.
-        PeerError: Some did not come.
+        SettingsError: The processes have different settings.
+        PeerError: Some processes did not start in time.
     """
     count = jax.process_count()
     if count == 1:
         return Group()
-    mine = {"token": uuid.uuid4().hex, "task": task, "settings": to_toml(settings)}
-    invitation = Barrier(tuple(range(count)), "train", _COMING)
+    own = {"token": uuid.uuid4().hex, "task": task, "settings": to_toml(settings)}
+    barrier = Barrier(tuple(range(count)), "train", _START_TIMEOUT)
     try:
-        came = RENDEZVOUS.exchange(invitation, json.dumps(mine))
+        received = RENDEZVOUS.exchange(barrier, json.dumps(own))
     except BarrierTimeoutError as error:
         raise PeerError(
             f"{format_processes(error.processes)} of {count} did not start training in "
-            f"{_COMING:g} s"
+            f"{_START_TIMEOUT:g} s"
         ) from None
-    first, *others = [json.loads(came[number]) for number in range(count)]
+    first, *others = [json.loads(received[number]) for number in range(count)]
     for number, other in enumerate(others, 1):
         changes = list(setting_changes(first["settings"], other["settings"]).values())
         if other["task"] != first["task"]:
             changes.insert(0, f"{first['task']} is {other['task']}")
         if changes:
             raise SettingsError(
-                f"process {number} was started otherwise than process 0: {'; '.join(changes)} "
+                f"process {number} has other settings than process 0: {'; '.join(changes)} "
                 f"there. Start all with the same command line and the same settings file."
             )
     return Group(first["token"], jax.process_index(), count)

@@ -1,4 +1,4 @@
-"""The main job: a transformer learns a text over a mesh of devices, and a person can watch it."""
+"""Training job: set up a run, train, and report the outcome."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,7 +30,7 @@ from xlashard.train.loop.run_folder import (
     new_folder,
 )
 from xlashard.train.loop.steps import Progress, Run, is_due, train
-from xlashard.train.loop.stop import Stop, check_same_text, from_the_first, make_stop
+from xlashard.train.loop.stop import Stop, broadcast_from_first, check_same_corpus, make_stop
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.programs import batch_sharding, initial_state, parameter_count
@@ -38,21 +38,21 @@ from xlashard.train.model.step import State, make_recipe, state_shardings
 from xlashard.wording import in_bytes
 
 _DRAWN = 4
-"""Parameters whose place on the mesh is drawn before training, the biggest ones."""
+"""Number of the largest parameters whose sharding is drawn before training."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """Outcome of a run.
 
     Attributes:
-        folder: Where its results are.
-        steps: Steps that are done and measured.
-        loss: Training loss of the last of them, nats per byte; ``None`` where there is none.
-        held_out: Loss on the held-out text at the end; ``None`` where the run was stopped.
-        text: The text generated at the end.
-        stopped: The name of the signal that stopped the run; empty where it came to its end.
-        checkpoint: The step of the last checkpoint; ``None`` where there is none.
+        folder: Folder of the results.
+        steps: Number of complete steps.
+        loss: Training loss of the last step, nats per byte; ``None`` without a step.
+        held_out: Final loss on the held-out text; ``None`` for a stopped run.
+        text: Text generated at the end.
+        stopped: Name of the signal that stopped the run; empty for a complete run.
+        checkpoint: Step of the last checkpoint; ``None`` without one.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody stopped the run."""
+        """Return True for a stopped run."""
         return bool(self.stopped)
 
 
@@ -76,33 +76,33 @@ def run_job(
     runs: Path = Path("runs"),
     resumed: Resumed | None = None,
 ) -> Outcome:
-    """Trains as the settings say. With several processes all call it, for the same run.
+    """Run a training job; all processes of a run call it.
 
     Args:
-        settings: The whole run.
-        devices: The devices of the mesh, of all processes.
-        screen: Where a person watches. Only the first process shows itself there; the others write
-            ``log-NUMBER.txt`` in the run's folder.
-        runs: The folder in which the folder of a new run is made.
-        resumed: The run that goes on, instead of a new one; `settings` are its settings.
+        settings: Settings of the run.
+        devices: Devices of the mesh, of all processes.
+        screen: Output of the first process; the others write ``log-NUMBER.txt`` in the run's
+            folder.
+        runs: Folder in which the folder of a new run is created.
+        resumed: Run to resume instead of a new one; `settings` are its settings.
 
     Returns:
-        What it came to; also after a Ctrl-C.
+        The outcome, also after a Ctrl-C.
 
     Raises:
-        RunError: The settings, the data or the checkpoint do not fit, the loss is no longer finite,
-            a checkpoint can't be written, or another process failed.
+        RunError: The settings, the data or the checkpoint do not fit, the loss is not finite,
+            a checkpoint cannot be written, or another process failed.
     """
     check_settings(settings)
     layout = Layout(build_mesh(settings.mesh, devices), settings.sharding.rules)
     task = f"--resume {resumed.folder}" if resumed else "a new run"
     group = form_group(settings, task)
-    stop = make_stop(group, screen.show if group.index == 0 else _say_nothing)
-    with stop.hearing():
+    stop = make_stop(group, screen.show if group.index == 0 else _ignore)
+    with stop.listening():
         if resumed and _is_finished(group, stop, resumed):
             screen.show(
                 f"The run in {resumed.folder} is finished: {settings.training.steps} steps. For "
-                f"more of them write:\n  xlashard train --resume {resumed.folder} --steps N"
+                f"more steps write:\n  xlashard train --resume {resumed.folder} --steps N"
             )
             return _outcome(resumed.folder, Progress(steps=settings.training.steps), "")
         return _run(settings, layout, _Place(group, stop, screen, runs, resumed))
@@ -110,7 +110,7 @@ def run_job(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a run is, among processes and among folders."""
+    """Processes, output and folders of a run."""
 
     group: Group
     stop: Stop
@@ -120,10 +120,10 @@ class _Place:
 
 
 def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
-    """A run, once its processes are together."""
+    """Run the job in a group of processes."""
     group, stop, resumed = place.group, place.stop, place.resumed
     corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
-    check_same_text(group, stop, corpus.mark)
+    check_same_corpus(group, stop, corpus.mark)
     recipe = make_recipe(settings)
     path = resumed.folder if resumed else _new_folder(settings, place)
     watchdog = _watchdog(settings, path)
@@ -135,24 +135,24 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
         kept = checkpoints if settings.checkpoint.keep else None
         run = Run(settings, layout, corpus, recipe, screen, path, NoRecords(), stop, watchdog, kept)
         _introduce(run, group)
-        with run.busy("starting"):
+        with run.paused("starting"):
             state, progress = _first_state(run, checkpoints, resumed)
         with _records(place, path, settings, progress.steps) as records:
             finished = _train(replace(run, records=records), state, progress, group)
-        call = stop.call.said if stop.call else "SIGINT"
+        call = stop.call.reason if stop.call else "SIGINT"
         outcome = _outcome(path, progress, "" if finished else call)
         _conclude(outcome, screen)
         return outcome
 
 
 def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
-    """Trains; returns whether the run has come to its end."""
+    """Train; return True if the run finished all its steps."""
     finished = False
     try:
         train(run, state, progress)
         finished = not progress.stopped
     except KeyboardInterrupt:
-        # The others wait for this process, and are told of it further out.
+        # Peers wait for this process; the caller sends them the failure.
         if group.count > 1:
             raise
     finally:
@@ -180,28 +180,30 @@ def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:
 
 def _is_finished(group: Group, stop: Stop, resumed: Resumed) -> bool:
     steps = resumed.settings.training.steps
-    found = from_the_first(group, stop, "finished", lambda: str(is_finished(resumed.folder, steps)))
+    found = broadcast_from_first(
+        group, stop, "finished", lambda: str(is_finished(resumed.folder, steps))
+    )
     return found == "True"
 
 
 def _new_folder(settings: Settings, place: _Place) -> Path:
     name = settings.run.name
-    made = from_the_first(
+    made = broadcast_from_first(
         place.group, place.stop, "folder", lambda: str(new_folder(place.runs, name))
     )
     return Path(made)
 
 
 def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Resumed) -> None:
-    """Checks that there is a checkpoint from which the run can go on.
+    """Check that the run has a checkpoint to resume from.
 
     Raises:
-        SettingsError: There is none, or it is of a later step than the last one.
+        SettingsError: No checkpoint, or one after the last step of the settings.
     """
     step, steps = checkpoints.latest(), settings.training.steps
     if step is None:
         raise SettingsError(
-            f"there is no checkpoint in {checkpoints.folder}: the run ended before its first one. "
+            f"{checkpoints.folder} has no checkpoint: the run ended before its first one. "
             f"Start it again from the beginning:\n"
             f"  xlashard train --config {resumed.folder / 'config.toml'}"
         )
@@ -214,7 +216,7 @@ def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Res
 
 @contextmanager
 def _records(place: _Place, path: Path, settings: Settings, done: int) -> Iterator[Records]:
-    """Where the measurements go: of the first process, into the run's folder."""
+    """Open the records: the run's folder in the first process, none in the others."""
     if place.group.index:
         yield NoRecords()
         return
@@ -234,7 +236,7 @@ def _records(place: _Place, path: Path, settings: Settings, done: int) -> Iterat
 
 @contextmanager
 def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
-    """Where this process shows itself: the first one to the person, the others in a file."""
+    """Open the output: the console in the first process, a log file in the others."""
     if place.group.index == 0:
         yield place.screen
         return
@@ -246,7 +248,7 @@ def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
 def _first_state(
     run: Run, checkpoints: Checkpoints, resumed: Resumed | None
 ) -> tuple[State, Progress]:
-    """The state to train from, drawn from the seed or of a checkpoint, and how far that is."""
+    """Return the state to start from, initialised or restored, and its progress."""
     if resumed is None:
         drawn = initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
         return drawn, Progress()
@@ -257,19 +259,19 @@ def _first_state(
         state_shardings(run.recipe, run.layout),
     )
     restored = checkpoints.restore(like, settings=to_toml(run.settings))
-    about = restored.about
-    if about.data["text"] != run.corpus.mark and resumed.before.data == run.settings.data:
+    metadata = restored.metadata
+    if metadata.data["text"] != run.corpus.mark and resumed.before.data == run.settings.data:
         raise DataError(
-            f"the text is not the one that the run has learned from: it was {about.data['text']}, "
-            f"and is {run.corpus.mark}. Bring it back, or say that it is to go on with this one: "
-            f"write --data PATH [PATH ...]"
+            f"the text differs from that of the run so far: it was {metadata.data['text']}, and "
+            f"is {run.corpus.mark}. Restore the text, or write --data PATH [PATH ...] to continue "
+            f"with this one"
         )
-    run.screen.show(f"Going on after step {about.step} of {run.folder}")
-    return restored.state, Progress(steps=about.step, saved=about.step)
+    run.screen.show(f"Resuming after step {metadata.step} of {run.folder}")
+    return restored.state, Progress(steps=metadata.step, saved=metadata.step)
 
 
 def _introduce(run: Run, group: Group) -> None:
-    """Shows the mesh, the text, and how the parameters lie on the devices."""
+    """Show the mesh, the text, and the sharding of the parameters."""
     mesh, show = run.layout.mesh, run.screen.show
     axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
     device = mesh.devices.flat[0]
@@ -279,7 +281,7 @@ def _introduce(run: Run, group: Group) -> None:
         show(f"Processes   {group.count}, {_part(run)}")
     text = run.corpus
     show(
-        f"Text        {len(text.train):,} {text.unit} to learn from, {len(text.held_out):,} held "
+        f"Text        {len(text.train):,} {text.unit} for training, {len(text.held_out):,} held "
         f"out: {text.source}"
     )
     shapes = jax.eval_shape(run.recipe.initial_state, 0)
@@ -288,11 +290,11 @@ def _introduce(run: Run, group: Group) -> None:
     count = parameter_count(run.recipe)
     show(f"Parameters  {count:,}: {_held(parameters)}")
     show(f"With AdamW  {_held(read_tree(shapes, shardings))}")
-    show(parameters.biggest(_DRAWN, "The biggest parameters"))
+    show(parameters.biggest(_DRAWN, "The largest parameters"))
 
 
 def _part(run: Run) -> str:
-    """What of the devices and of a batch this process has."""
+    """Describe the devices and the part of a batch of this process."""
     training = run.settings.training
     plan = plan_batch(
         batch_sharding(run.layout), training.batch, training.accumulate, run.settings.model.length
@@ -309,7 +311,7 @@ def _conclude(outcome: Outcome, screen: Screen) -> None:
     if outcome.interrupted:
         screen.show(f"Stopped by {outcome.stopped} after step {outcome.steps}.")
         if outcome.checkpoint is not None:
-            screen.show(f"Go on with:\n  xlashard train --resume {outcome.folder}")
+            screen.show(f"Resume with:\n  xlashard train --resume {outcome.folder}")
     if outcome.loss is not None:
         screen.show(f"Final training loss {outcome.loss:.4f} nats per byte")
     if outcome.held_out is not None:
@@ -317,5 +319,5 @@ def _conclude(outcome: Outcome, screen: Screen) -> None:
     screen.show(f"Results in {outcome.folder}")
 
 
-def _say_nothing(line: str) -> None:
-    """The first process says it for all."""
+def _ignore(line: str) -> None:
+    """Drop a line that the first process prints."""

@@ -1,4 +1,4 @@
-"""The folder of a run: its settings, its measurements line by line, its loss curve."""
+"""Folder of a run: settings, metrics, loss curve; and selection of a run to resume."""
 
 import json
 import os
@@ -23,45 +23,45 @@ from xlashard.train.config.toml import to_toml, toml_value
 from xlashard.train.errors import SettingsError
 
 SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
-"""What a run's folder holds."""
+"""Names in a run's folder."""
 
 
-# The kinds of measurements that are points of a curve.
+# Kinds of records that are points of a curve.
 _DRAWN = ("train", "eval")
 
 
 class Records(Protocol):
-    """Where measurements go."""
+    """Sink of metrics."""
 
     def record(self, kind: str, **values: Any) -> None:
-        """Notes a measurement."""
+        """Record a measurement."""
         ...
 
     def close(self) -> None:
-        """No more will come."""
+        """Close the sink."""
         ...
 
 
 class NoRecords:
-    """The measurements of a process that is not the first: the first one has the same."""
+    """Sink of the processes that do not record, since the first process does."""
 
     def record(self, kind: str, **values: Any) -> None:
-        """Notes nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class RunFolder:
-    """The open folder of a run.
+    """Open folder of a run.
 
     Args:
-        path: The folder; `new_folder` makes one.
-        settings: Are written into it.
-        kept: Of a run that goes on, what was measured until now and stays.
+        path: Existing folder, from `new_folder`.
+        settings: Settings to write.
+        kept: Records of a resumed run to keep.
 
     Attributes:
-        path: The folder. It holds ``config.toml``, ``metrics.jsonl`` and, in the end, ``loss.png``.
+        path: Folder with ``config.toml``, ``metrics.jsonl`` and, after `close`, ``loss.png``.
     """
 
     def __init__(self, path: Path, settings: Settings, kept: Sequence[dict[str, Any]] = ()):
@@ -85,13 +85,13 @@ class RunFolder:
         self.close()
 
     def record(self, kind: str, **values: Any) -> None:
-        """Writes one line of measurements; with ``step`` and ``loss`` it is a point of a curve."""
+        """Write a record; one with ``step`` and ``loss`` is a point of a curve."""
         self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
         self._metrics.flush()
         self._draw(kind, **values)
 
     def close(self) -> None:
-        """Closes the measurements and draws the curve, if there is a point to draw."""
+        """Close the records and draw the curve if it has a point."""
         if self._metrics.closed:
             return
         self._metrics.close()
@@ -106,10 +106,10 @@ class RunFolder:
 
 
 def new_folder(runs: Path, name: str) -> Path:
-    """Makes the folder ``RUNS/NAME``; ``NAME-2``, ``NAME-3`` and so on where that exists already.
+    """Create the folder ``RUNS/NAME``, or ``NAME-2``, ``NAME-3``, ... if it exists.
 
     Raises:
-        SettingsError: The name is not that of one folder, or it can't be made.
+        SettingsError: The name is not the name of one folder, or creation fails.
     """
     if Path(name).name != name or name in ("", "..") or not name.isprintable():
         letters = "".join(filter(str.isprintable, Path(name).name))
@@ -127,26 +127,26 @@ def new_folder(runs: Path, name: str) -> Path:
             number += 1
         except OSError as error:
             raise SettingsError(
-                f"the folder {path} for the results cannot be made: {error.strerror}. "
-                f"Write --runs FOLDER with one that can be written to."
+                f"the folder {path} for the results cannot be created: {error.strerror}. "
+                f"Write --runs FOLDER with a writable folder."
             ) from None
         else:
             return path
 
 
 def is_finished(path: Path, steps: int) -> bool:
-    """Whether the run of a folder has come to its end, which is so many steps."""
+    """Return True if the run of a folder has finished all its steps."""
     last = next(reversed([*_lines(path / METRICS)]), {})
     return last.get("kind") == "end" and not last.get("interrupted") and last.get("steps") == steps
 
 
 def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[str, Any]]:
-    """What was measured in a run up to a step, to go on from there with one line of measurements.
+    """Return the records of a run up to a step, to resume from there.
 
     Args:
-        path: The folder of the run.
-        step: Steps that are done. What was measured of later ones will be measured again.
-        evaluated_again: So will be the evaluation after that very step.
+        path: Folder of the run.
+        step: Number of complete steps; records of later steps are dropped.
+        evaluated_again: Drop the evaluation after that step, too.
     """
 
     def again(line: dict[str, Any]) -> bool:
@@ -157,7 +157,7 @@ def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[st
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """The folders of runs below a folder, the one last written to at the end."""
+    """Return the run folders below a folder, the most recently written one last."""
     found = [path.parent for path in runs.glob(f"*/{SETTINGS}")]
     return sorted(found, key=lambda path: _written(path / METRICS))
 
@@ -167,7 +167,7 @@ def _written(path: Path) -> float:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the measurements in a file; a process that is killed may leave half a line."""
+    """Yield the records of a file; a killed process may leave a truncated line."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -188,22 +188,22 @@ def _is_measurement(found: Any) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file that others see as it was or as it is, never half."""
+    """Replace a file atomically."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 
 
 type Points = tuple[list[int], list[float]]
-"""Steps and losses of a curve, equally many."""
+"""Steps and losses of a curve."""
 
 
 def draw_curve(path: Path, train: Points, held_out: Points) -> None:
-    """Writes a PNG of the loss against the step.
+    """Write a PNG of the loss against the step.
 
     Args:
-        path: The file to write.
-        train: Loss of every step; its running mean is drawn over it.
+        path: File to write.
+        train: Loss of every step, drawn with its running mean.
         held_out: Loss of every evaluation; may be empty.
     """
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -223,7 +223,7 @@ def draw_curve(path: Path, train: Points, held_out: Points) -> None:
 
 
 def running_mean(values: list[float], decay: float = 0.9) -> np.ndarray:
-    """Exponential running mean, corrected for its start, so that it begins at the first value."""
+    """Return the bias-corrected exponential running mean."""
     mean = weight = 0.0
     means = []
     for value in values:
@@ -237,21 +237,21 @@ _SHAPING = ("layers", "width", "heads", "kv_heads", "mlp", "rope_base")
 
 
 _FIXED = {
-    **{f"model.{name}": "the parameters are those of the other model" for name in _SHAPING},
-    "run.seed": "the order of the text follows from it",
-    "run.name": "the folder is there already",
+    **{f"model.{name}": "the parameters depend on it" for name in _SHAPING},
+    "run.seed": "the order of the text depends on it",
+    "run.name": "it is the name of the existing folder",
 }
-"""Settings that a run keeps, and why."""
+"""Settings that a resumed run cannot change, and the reason."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run that goes on.
+    """Run to resume.
 
     Attributes:
-        folder: Its folder.
-        settings: Its settings now.
-        before: Its settings until now.
+        folder: Folder of the run.
+        settings: New settings.
+        before: Settings of the earlier process.
     """
 
     folder: Path
@@ -260,21 +260,21 @@ class Resumed:
 
 
 def read_run(folder: Path, words: Iterable[str]) -> Resumed:
-    """Reads what a run was, and what it shall be.
+    """Read the settings of a run to resume, and apply overrides.
 
     Args:
-        folder: Of the run.
-        words: Changes of settings, such as ``"training.steps=600"``.
+        folder: Folder of the run.
+        words: Overrides such as ``"training.steps=600"``.
 
     Raises:
-        SettingsError: It is no run's folder, or a change would make it another run.
+        SettingsError: The folder is not a run folder, or a resumed run cannot change a setting.
     """
     path = folder / SETTINGS
     if not path.exists():
-        raise SettingsError(f"{folder} is not the folder of a run: {_what_is_there(folder)}")
+        raise SettingsError(f"{folder} is not a run folder: {_explain_missing(folder)}")
     before, settings = load_settings(path), load_settings(path, words)
     problems = [
-        f"{key} = {toml_value(was)} can't become {toml_value(now)} in a run that goes on: "
+        f"{key} = {toml_value(was)} cannot become {toml_value(now)} in a resumed run: "
         f"{_FIXED[key]}. Leave it as it is, or start a new run:\n"
         f"  xlashard train --config {path} --set {key}={toml_value(now)}"
         for key, (was, now) in changes(before, settings).items()
@@ -286,16 +286,15 @@ def read_run(folder: Path, words: Iterable[str]) -> Resumed:
 
 
 def last_run(runs: Path) -> Path:
-    """The folder of the run that was written to last.
+    """Return the most recently written run folder.
 
     Raises:
-        SettingsError: There is no run.
+        SettingsError: The folder has no runs.
     """
     found = run_folders(runs)
     if not found:
         raise SettingsError(
-            f"there is no run in {runs} that could go on. Start one:\n"
-            f"  xlashard train --config configs/tiny.toml"
+            f"{runs} has no run to resume. Start one:\n  xlashard train --config configs/tiny.toml"
         )
     return found[-1]
 
@@ -320,7 +319,7 @@ def newest_resumable(runs: Path, name: str) -> Path | None:
 
 
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ: by key what they were and what they are."""
+    """Return the settings that differ, by key, with old and new value."""
     return {
         leaf.path: (was, is_)
         for leaf in leaves(Settings)
@@ -334,9 +333,9 @@ def _value(settings: Any, path: str) -> Any:
     return settings
 
 
-def _what_is_there(folder: Path) -> str:
+def _explain_missing(folder: Path) -> str:
     if not folder.is_dir():
         near = [str(path) for path in run_folders(folder.parent)]
         there = f" The runs in {folder.parent}: {', '.join(near)}." if near else ""
-        return f"there is no such folder.{there}"
-    return f"it holds no {SETTINGS}."
+        return f"it does not exist.{there}"
+    return f"it has no {SETTINGS}."

@@ -1,4 +1,4 @@
-"""The steps of a run, its evaluations and its checkpoints, up to its end or a stop."""
+"""Training steps, evaluations and checkpoints of a run, up to its end or a stop."""
 
 import math
 import threading
@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from xlashard.multihost import Watchdog
-from xlashard.train.checkpoint import About, Checkpoints
+from xlashard.train.checkpoint import Checkpoints, RunMetadata
 from xlashard.train.config.settings import Settings
 from xlashard.train.config.toml import to_toml
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
@@ -29,7 +29,7 @@ from xlashard.train.model.step import Recipe, State
 
 @dataclass(frozen=True)
 class Run:
-    """What is fixed while a run is under way."""
+    """Constants of a run."""
 
     settings: Settings
     layout: Layout
@@ -42,27 +42,28 @@ class Run:
     watchdog: Watchdog | None
     checkpoints: Checkpoints | None
 
-    def gets_on(self) -> None:
-        """Tells the watchdog that a step, or a batch of an evaluation, is done."""
+    def mark_progress(self) -> None:
+        """Report progress to the watchdog."""
         if self.watchdog:
             self.watchdog.step()
 
-    def busy(self, reason: str) -> AbstractContextManager[object]:
-        """A stretch in which the watchdog expects no steps."""
+    def paused(self, reason: str) -> AbstractContextManager[object]:
+        """Pause the watchdog inside a block."""
         return self.watchdog.paused(reason) if self.watchdog else nullcontext()
 
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        steps: Steps that were done and measured.
-        loss: Training loss of the last of them.
-        held_out: Loss on the held-out text at the end.
-        text: The text written at the end.
-        saved: The step of the last checkpoint; None where there is none.
-        stopped: The run ends before its end.
+        steps: Number of complete steps.
+        loss: Training loss of the last step.
+        held_out: Final loss on the held-out text.
+        text: Text generated at the end.
+        saved: Step of the last checkpoint; None without one.
+        stopped: True for a run that stops early.
+        pace: Speed of the latest steps.
     """
 
     steps: int = 0
@@ -75,12 +76,12 @@ class Progress:
 
 
 def train(run: Run, state: State, progress: Progress) -> None:
-    """Trains from a state on to the end, or to where the run is stopped.
+    """Train from a state to the end of the run or to a stop.
 
     Args:
-        run: What is fixed.
-        state: After `progress.steps` steps. Its buffers are given up.
-        progress: How far the run is; kept up to date.
+        run: Constants of the run.
+        state: State after `progress.steps` steps; donated.
+        progress: Progress of the run; updated.
     """
     run.screen.show("Compiling the training step ...")
     programs = _in_thread(run, lambda: build_programs(run.recipe, run.layout, run.settings))
@@ -100,13 +101,13 @@ def train(run: Run, state: State, progress: Progress) -> None:
         _stop(run, loop.state, progress)
         return
     if run.settings.generation.bytes:
-        with run.busy("writing text"):
+        with run.paused("writing text"):
             _write(run, loop.state["parameters"], progress)
     _finish_saving(run)
 
 
 class _Loop:
-    """The steps and what comes between them."""
+    """Loop over steps, with evaluations and checkpoints between them."""
 
     def __init__(self, run: Run, programs: Programs, progress: Progress, step: Any) -> None:
         self._run, self._programs, self._progress, self._step = run, programs, progress, step
@@ -119,11 +120,11 @@ class _Loop:
 
     @property
     def state(self) -> State:
-        """After the last step that was begun."""
+        """Return the state after the last dispatched step."""
         return self._step.state
 
     def steps(self) -> None:
-        """All steps. Each is measured while the next one runs, so that the devices never wait."""
+        """Run all steps; metrics of a step are read while the next one runs."""
         run, progress, training = self._run, self._progress, self._run.settings.training
         waiting = None
         run.screen.begin(training.steps, progress.steps)
@@ -152,11 +153,11 @@ class _Loop:
         run.screen.end()
 
     def save(self) -> None:
-        """Begins to save the state; what was measured of its steps is written already."""
+        """Begin to save the state, after the records of its steps."""
         _save(self._run, self.state, self._progress)
 
     def evaluate(self) -> float | None:
-        """Mean loss over evenly chosen windows of the held-out text; None where it was stopped."""
+        """Return the mean loss over windows of the held-out text; None if stopped."""
         run, training = self._run, self._run.settings.training
         parameters = self.state["parameters"]
         text, length = run.corpus.held_out, run.settings.model.length
@@ -173,7 +174,7 @@ class _Loop:
                 self._progress.stopped = True
                 return None
             losses.append(self._evaluation(parameters, batch))
-            run.gets_on()
+            run.mark_progress()
         loss = float(np.mean([float(x) for x in losses]))
         step = self._progress.steps
         run.records.record("eval", step=step, loss=loss)
@@ -185,7 +186,7 @@ class _Loop:
             self.evaluate()
 
     def _is_due(self, every: int, done: int) -> bool:
-        """Whether something between steps is to be done; the end has its own."""
+        """Return True if an action is due between steps; the end of the run has its own."""
         return is_due(every, done) and done < self._run.settings.training.steps
 
     def _batch(self, step: int) -> Any:
@@ -196,7 +197,7 @@ class _Loop:
         )
 
     def _measure(self, values: dict[str, Any]) -> None:
-        """Waits for a step's measurements, records and shows them."""
+        """Wait for the metrics of a step, record and show them."""
         run, progress = self._run, self._progress
         numbers = {name: float(value) for name, value in values.items()}
         done, loss = progress.steps + 1, numbers["loss"]
@@ -204,17 +205,17 @@ class _Loop:
             raise Diverged(
                 f"the loss of step {done} is {loss}. Lower optimizer.learning_rate (it is "
                 f"{run.settings.optimizer.learning_rate:g}), or raise optimizer.warmup. "
-                f"What was measured is in {run.folder}."
+                f"The metrics are in {run.folder}."
             )
         progress.steps, progress.loss = done, loss
         progress.pace.mark(done)
-        run.gets_on()
+        run.mark_progress()
         run.records.record("train", step=done, **numbers, tokens_per_second=progress.pace.rate)
         run.screen.step(done, loss, progress.pace)
 
 
 def is_due(every: int, done: int) -> bool:
-    """Whether what comes every so many steps comes now; 0 is never."""
+    """Return True if an action of period `every` is due; a period of 0 is never due."""
     return every > 0 and done % every == 0
 
 
@@ -222,19 +223,19 @@ def _save(run: Run, state: State, progress: Progress) -> None:
     if run.checkpoints is None or progress.saved == progress.steps:
         return
     seed, mark = run.settings.run.seed, run.corpus.mark
-    about = About(
+    metadata = RunMetadata(
         step=progress.steps,
         data={"step": progress.steps, "seed": seed, "text": mark},
         settings=to_toml(run.settings),
         mesh=dict(run.layout.mesh.shape),
     )
-    with run.busy(f"saving step {about.step}"):
-        run.checkpoints.save(state, about)
+    with run.paused(f"saving step {metadata.step}"):
+        run.checkpoints.save(state, metadata)
     progress.saved = progress.steps
 
 
 def _stop(run: Run, state: State, progress: Progress) -> None:
-    """Leaves a checkpoint of the step at which the run was stopped."""
+    """Save a checkpoint of the step at which the run stopped."""
     progress.stopped = True
     _save(run, state, progress)
     _finish_saving(run)
@@ -242,7 +243,7 @@ def _stop(run: Run, state: State, progress: Progress) -> None:
 
 def _finish_saving(run: Run) -> None:
     if run.checkpoints:
-        with run.busy("saving"):
+        with run.paused("saving"):
             run.checkpoints.wait()
 
 
@@ -252,7 +253,7 @@ def _write(run: Run, parameters: Any, progress: Progress) -> None:
     run.records.record("text", prompt=prompt, text=progress.text)
     shown = Text(prompt, style="bold")
     shown.append(progress.text, style="not bold")
-    run.screen.show(Panel(shown, title="Written by the model", title_align="left"))
+    run.screen.show(Panel(shown, title="Generated text", title_align="left"))
 
 
 _COMPILING = "compiling"
@@ -276,5 +277,5 @@ def _in_thread[T](run: Run, work: Callable[[], T]) -> T | None:
 
     # XLA cannot be interrupted: a process that ends before it is done must leave (`is_compiling`).
     threading.Thread(target=do, name=_COMPILING, daemon=True).start()
-    with run.busy("compiling"):
+    with run.paused("compiling"):
         return run.stop.unless_stopped(result)

@@ -1,10 +1,13 @@
-"""Stopping at one place of the run that all processes agree on.
+"""Stop of a run at a point that all processes agree on.
 
-A run comes by places where it may stop: before each step, each batch of an evaluation, and so on.
-Each process counts them; all processes come by the same ones. When somebody asks to stop, a thread
-of every process tells how many places its main thread has passed, which waits meanwhile where it
-should come to another one. They stop at the first place that nobody has passed. The main threads
-need not answer anything, so it is agreed in milliseconds, also while they compile.
+A run passes stop points: before each step, each batch of an evaluation, and so on. Every process
+passes the same points and counts them. On a request to stop, a background thread of every process
+reports its count, and the main thread waits if it reaches another point meanwhile. All stop at
+the first point that no process has passed. Background threads answer, so the agreement takes
+milliseconds, also during compilation.
+
+Signals are received at once, even while the main thread is in C: Python runs handlers in the main
+thread only, but writes the signal to a socket that another thread reads.
 """
 
 import os
@@ -27,48 +30,48 @@ from xlashard.train.errors import DataError, PeerError, RunError
 from xlashard.train.loop.group import Call, Calls, Group, OwnCalls, SharedCalls
 from xlashard.wording import print_error
 
-_LOOK = 30.0
-"""Seconds of one look for calls; a call ends it at once."""
+_POLL_TIMEOUT = 30.0
+"""Timeout in seconds of one wait for messages."""
 
 
-_AGREEING = 120.0
-"""Seconds in which every process must tell where it is; its thread needs milliseconds."""
+_AGREEMENT_TIMEOUT = 120.0
+"""Timeout in seconds for every process to report its count, which takes milliseconds."""
 
 
-_COMING = 600.0
-"""Seconds in which every process must come to a place where all wait for each other."""
+_BARRIER_TIMEOUT = 600.0
+"""Timeout in seconds of a barrier of the main threads."""
 
 
-_AT_FAULT = 2.0
-"""Seconds for which a process whose collective failed waits for the one that is at fault."""
+_CAUSE_TIMEOUT = 2.0
+"""Seconds for which a process with a failed collective waits for the cause from a peer."""
 
 
-_PATIENCE = 10.0
-"""Seconds in which the main thread may end by itself after another process failed."""
+_EXIT_TIMEOUT = 10.0
+"""Seconds in which the main thread may end by itself after a peer failed."""
 
 
 class Stop:
-    """Whether and where a run stops.
+    """Stop state of a run.
 
     Args:
-        group: The processes of the run.
-        calls: How they call each other.
-        say: Shows a line to a person.
-        leave: Ends this process with an exit code, while its main thread hangs.
+        group: Processes of the run.
+        calls: Messages between them.
+        show: Prints a line.
+        leave: Exits this process with an exit code while its main thread hangs.
 
     Attributes:
-        call: Who asked for the stop that is agreed on.
-        failure: Which process failed, and how.
+        call: Request of the agreed stop.
+        failure: Message of the process that failed.
     """
 
     def __init__(
         self,
         group: Group,
         calls: Calls,
-        say: Callable[[str], None],
+        show: Callable[[str], None],
         leave: Callable[[int, str], object],
     ) -> None:
-        self._group, self._calls, self._say, self._leave = group, calls, say, leave
+        self._group, self._calls, self._show, self._leave = group, calls, show, leave
         self._passed = 0
         self._at: int | None = None
         self._changed = threading.Condition()
@@ -78,7 +81,7 @@ class Stop:
         self.failure: Call | None = None
 
     def reached(self) -> bool:
-        """Passes a place; returns whether it is the one to stop at, or lies behind it.
+        """Pass a stop point; return True at or after the agreed one.
 
         Raises:
             PeerError: Another process failed.
@@ -92,7 +95,7 @@ class Stop:
             return self._at is not None and self._passed >= self._at
 
     def unless_stopped[T](self, work: Future[T]) -> T | None:
-        """Waits for what another thread does; None if the run is to stop at the next place.
+        """Wait for a future; return None if the run stops at the next point.
 
         Raises:
             PeerError: Another process failed.
@@ -105,40 +108,43 @@ class Stop:
                 return None
         return work.result()
 
-    def ask(self, reason: str) -> None:
-        """Asks all processes to stop; for any thread of any of them."""
-        self._calls.say(Call("stop", self._group.index, reason))
+    def request(self, reason: str) -> None:
+        """Request a stop of all processes; any thread may call it."""
+        self._calls.send(Call("stop", self._group.index, reason))
 
-    def meet(self, what: str, subject: str = "") -> dict[int, str]:
-        """Waits until all processes have come here; returns what each came with.
+    def exchange(self, what: str, subject: str = "") -> dict[int, str]:
+        """Wait for all processes at a barrier; return the value of each.
 
         Raises:
-            PeerError: Another process failed, or did not come.
+            PeerError: Another process failed, or missed the barrier.
         """
         try:
-            return RENDEZVOUS.exchange(self._invitation(what, _COMING), subject)
+            return RENDEZVOUS.exchange(self._barrier(what, _BARRIER_TIMEOUT), subject)
         except BarrierTimeoutError as error:
             raise PeerError(
-                f"{format_processes(error.processes)} did not come to {what!r} in {_COMING:g} s"
+                f"{format_processes(error.processes)} did not reach {what!r} "
+                f"within {_BARRIER_TIMEOUT:g} s"
             ) from None
 
     def check(self, cause: BaseException | None = None) -> None:
-        """Raises PeerError if another process failed."""
+        """Raise PeerError if another process failed."""
         if self.failure is not None:
-            raise PeerError(_told(self.failure)) from cause
+            raise PeerError(_describe_failure(self.failure)) from cause
 
     @contextmanager
-    def hearing(self) -> Iterator[None]:
-        """Hears signals and calls inside the block, which all processes leave together.
+    def listening(self) -> Iterator[None]:
+        """Listen for signals and messages inside the block, which all processes leave together.
 
         Raises:
             PeerError: The block failed because another process had failed.
         """
-        watcher = start_background(self._watch, self._exiting.set, f"{OWN_THREADS}calls")
+        listener_of_calls = start_background(
+            self._listen_to_calls, self._exiting.set, f"{OWN_THREADS}calls"
+        )
         try:
-            with on_signal(self.ask):
+            with on_signal(self.request):
                 yield
-                self.meet("the end")
+                self.exchange("the end")
         except PeerError:
             raise
         except BaseException as error:
@@ -146,36 +152,36 @@ class Stop:
             raise
         finally:
             self._closed.set()
-            # The others of a group may need this one's watcher after it has failed.
+            # Peers may need this process's listener after its failure.
             if self._group.count == 1:
-                self._end(watcher)
+                self._end(listener_of_calls)
         if self._group.count > 1:
-            self._end(watcher)
+            self._end(listener_of_calls)
 
-    def _end(self, watcher: threading.Thread) -> None:
-        """Waits until the watcher has heard that all is done, as the first process says."""
+    def _end(self, listener_of_calls: threading.Thread) -> None:
+        """Wait for the listener to receive the end of the run from the first process."""
         if self._group.index == 0:
-            self._calls.say(Call("end", 0))
-        watcher.join()
+            self._calls.send(Call("end", 0))
+        listener_of_calls.join()
 
     def _fail(self, error: BaseException) -> None:
-        """Tells the others; raises the failure of another one if that was first."""
+        """Send the failure to all processes; raise that of a peer if it came first."""
         if self._group.count == 1:
             return
         with self._changed:
-            # A collective fails in all processes if one fails or is killed. So the one at fault
-            # goes first, and a killed one has ended this process in the meantime.
+            # A collective fails in all processes if one fails or is killed. The cause is reported
+            # first; a killed peer ends this process in the meantime.
             if isinstance(error, jax.errors.JaxRuntimeError):
-                self._changed.wait_for(lambda: self.failure, _AT_FAULT)
-            # What all find out themselves, each says in its own words.
+                self._changed.wait_for(lambda: self.failure, _CAUSE_TIMEOUT)
+            # Each process reports errors that every process finds itself.
             if not isinstance(error, RunError):
                 self.check(error)
-        self._calls.say(Call("fail", self._group.index, first_line(error)))
+        self._calls.send(Call("fail", self._group.index, first_line(error)))
 
-    def _invitation(self, what: str, timeout: float) -> Barrier:
-        everybody = tuple(range(self._group.count))
+    def _barrier(self, what: str, timeout: float) -> Barrier:
+        processes = tuple(range(self._group.count))
         series = f"train/{self._group.run}/{what}"
-        return Barrier(everybody, series, timeout, lambda *_: self.check(), what)
+        return Barrier(processes, series, timeout, lambda *_: self.check(), what)
 
     def _is_next(self) -> bool:
         return self._at is not None and self._passed + 1 >= self._at
@@ -184,12 +190,12 @@ class Stop:
         with self._changed:
             self._changed.notify_all()
 
-    def _watch(self) -> None:
+    def _listen_to_calls(self) -> None:
         while not self._exiting.is_set():
             try:
-                call = self._calls.hear(_LOOK)
+                call = self._calls.receive(_POLL_TIMEOUT)
             except Exception:
-                return  # The store is gone, and JAX ends this process if that is not the end.
+                return  # The store is closed; JAX ends this process unless the run is complete.
             if call is None:
                 continue
             if call.kind == "end":
@@ -204,65 +210,65 @@ class Stop:
             return
         with self._changed:
             try:
-                invitation = self._invitation("stop", _AGREEING)
-                places = RENDEZVOUS.exchange(invitation, str(self._passed + 1))
+                barrier = self._barrier("stop", _AGREEMENT_TIMEOUT)
+                counts = RENDEZVOUS.exchange(barrier, str(self._passed + 1))
             except PeerError:
                 return
             except BarrierTimeoutError as error:
-                self.failure = Call("fail", error.processes[0], "it does not answer")
+                self.failure = Call("fail", error.processes[0], "no answer")
                 return
-            self._at = max(map(int, places.values()))
+            self._at = max(map(int, counts.values()))
             self.call = call
             self._changed.notify_all()
-        self._say(f"{call.said}: stopping ...")
+        self._show(f"{call.reason}: stopping ...")
 
     def _end_with(self, call: Call) -> None:
-        """Another process can't go on, so this one can't either: it would wait for ever."""
+        """End this process after a peer failed, since its collectives would hang."""
         with self._changed:
             self.failure = self.failure or call
             self._changed.notify_all()
-        if not self._closed.wait(_PATIENCE):
-            print_error(_told(self.failure))
-            self._leave(1, _told(self.failure))
+        if not self._closed.wait(_EXIT_TIMEOUT):
+            print_error(_describe_failure(self.failure))
+            self._leave(1, _describe_failure(self.failure))
 
 
-def _preempted(place: int) -> bool:
-    """Whether JAX says that all processes are to stop at this place, as a cluster told one of them.
+def _preempted(point: int) -> bool:
+    """Return True if JAX's preemption service stops the run at this point.
 
-    Where clusters send SIGTERM, which most do, it comes to us.
+    Most clusters send SIGTERM instead, which `on_signal` handles.
     """
     try:
-        return multihost_utils.reached_preemption_sync_point(place)
+        return multihost_utils.reached_preemption_sync_point(point)
     except RuntimeError:
-        return False  # Its service is switched off.
+        return False  # The service is disabled.
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, with its kind where it is not one of ours."""
+    """Return the first line of an error, with its type unless it is a RunError."""
     if isinstance(error, KeyboardInterrupt):
         return "a second signal ended it at once"
     text = (str(error).strip().splitlines() or [""])[0]
     return text if isinstance(error, RunError) else f"{type(error).__name__}: {text}"
 
 
-def _told(call: Call) -> str:
-    return f"process {call.process} failed: {call.said}"
+def _describe_failure(call: Call) -> str:
+    return f"process {call.process} failed: {call.reason}"
 
 
-def make_stop(group: Group, say: Callable[[str], None]) -> Stop:
-    """How the processes of a group stop."""
+def make_stop(group: Group, show: Callable[[str], None]) -> Stop:
+    """Return the stop state of a group."""
     calls = OwnCalls() if group.count == 1 else SharedCalls(f"train/{group.run}/calls")
-    return Stop(group, calls, say, multihost.leave)
+    return Stop(group, calls, show, multihost.leave)
 
 
-def from_the_first(group: Group, stop: Stop, name: str, make: Callable[[], str]) -> str:
-    """What the first process makes, in every process.
+def broadcast_from_first(group: Group, stop: Stop, name: str, make: Callable[[], str]) -> str:
+    """Return a value of the first process in every process.
 
     Args:
-        group: The processes.
-        stop: How they hear of failures.
-        name: Of what is made.
-        make: Is called in the first process.
+        group: Processes of the run.
+        stop: Stop state, which reports failures of peers.
+        name: Name of the value.
+        make: Returns the value; called in the first process.
 
     Raises:
         PeerError: Another process failed.
@@ -279,19 +285,19 @@ def from_the_first(group: Group, stop: Stop, name: str, make: Callable[[], str])
     return value.decode()
 
 
-def check_same_text(group: Group, stop: Stop, mark: str) -> None:
-    """Checks that all processes learn from the same text.
+def check_same_corpus(group: Group, stop: Stop, mark: str) -> None:
+    """Check that all processes read the same text.
 
     Args:
-        group: The processes.
-        stop: How they hear of failures.
-        mark: Of this process's text.
+        group: Processes of the run.
+        stop: Stop state, which reports failures of peers.
+        mark: Fingerprint of this process's text.
 
     Raises:
-        DataError: Some have another one.
+        DataError: The fingerprints differ.
         PeerError: Another process failed.
     """
-    marks = stop.meet("the text", mark)
+    marks = stop.exchange("the text", mark)
     other = next((number for number in marks if marks[number] != marks[0]), None)
     if other is not None:
         raise DataError(
@@ -301,28 +307,28 @@ def check_same_text(group: Group, stop: Stop, mark: str) -> None:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what clusters send before they take a machine away."""
+"""Ctrl-C, and the signal of clusters before preemption."""
 
 
-_SECOND_SIGNAL = 10.0
-"""Seconds after a second signal in which the main thread may still write what it has."""
+_SIGNAL_TIMEOUT = 10.0
+"""Seconds after a second signal in which the main thread may still write results."""
 
 
 def exit_code(name: str) -> int:
-    """The exit code of a program that a signal ended: 130 of SIGINT, 143 of SIGTERM."""
+    """Return the exit code for a signal: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + signal.Signals[name]
 
 
 @contextmanager
-def on_signal(ask: Callable[[str], None]) -> Iterator[None]:
-    """Calls a function with the name of the first signal that comes inside the block.
+def on_signal(request: Callable[[str], None]) -> Iterator[None]:
+    """Call a function with the name of the first signal inside the block.
 
-    A second one raises KeyboardInterrupt in the main thread; if that does not leave the block in
-    10 s, the process ends. Python gives signals to the main thread only; elsewhere nothing is
-    changed.
+    A second signal raises KeyboardInterrupt in the main thread; if the block is not left within
+    10 s, the process exits. Outside of the main thread nothing changes, since Python delivers
+    signals to the main thread only.
 
     Args:
-        ask: Is called in another thread.
+        request: Called in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -339,7 +345,7 @@ def on_signal(ask: Callable[[str], None]) -> Iterator[None]:
     kernels.setblocking(False)
     left = threading.Event()
     name = f"{OWN_THREADS}signals"
-    listener = threading.Thread(target=_listen, args=(ours, ask, left), name=name, daemon=True)
+    listener = threading.Thread(target=_listen, args=(ours, request, left), name=name, daemon=True)
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     woken = signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
     listener.start()
@@ -348,7 +354,7 @@ def on_signal(ask: Callable[[str], None]) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
-            # None: it was not set by Python, and can't be set again by it.
+            # None: a handler that Python did not set cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         left.set()
         kernels.close()
@@ -356,7 +362,7 @@ def on_signal(ask: Callable[[str], None]) -> Iterator[None]:
         ours.close()
 
 
-def _listen(ours: socket.socket, ask: Callable[[str], None], left: threading.Event) -> None:
+def _listen(ours: socket.socket, request: Callable[[str], None], left: threading.Event) -> None:
     came = 0
     while numbers := ours.recv(64):
         for number in numbers:
@@ -364,6 +370,6 @@ def _listen(ours: socket.socket, ask: Callable[[str], None], left: threading.Eve
                 continue
             came += 1
             if came == 1:
-                ask(signal.Signals(number).name)
-            elif not left.wait(_SECOND_SIGNAL):
+                request(signal.Signals(number).name)
+            elif not left.wait(_SIGNAL_TIMEOUT):
                 os._exit(128 + number)

@@ -1,9 +1,8 @@
-"""Causal attention that holds no score of every position with every other one.
+"""Blockwise causal attention without the full matrix of scores.
 
-The positions are cut into blocks, and the pairs of blocks that see each other are done one after
-the other, with a running maximum and sum in place of a softmax over all of them. The backward pass
-computes the scores again. That is the algorithm of FlashAttention-2 (Dao 2023, arXiv:2307.08691) in
-plain JAX: XLA decides what stays in fast memory.
+Pairs of a query block and a visible key block are processed one after the other with a running
+maximum and sum, and the backward pass recomputes the scores: the algorithm of FlashAttention-2
+(Dao 2023, arXiv:2307.08691) in plain JAX. XLA decides which values stay in fast memory.
 
 Letters in shapes: B batch, L length, H query heads, K key and value heads, G = H / K, D features of
 a head, n blocks of b positions, R = G · b rows of a block of queries.
@@ -22,13 +21,13 @@ _HIDDEN = -1e30
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def blockwise_attention(q: jax.Array, k: jax.Array, v: jax.Array, block: int) -> jax.Array:
-    """What each position takes from itself and those before it.
+    """Return causal attention, computed block by block.
 
     Args:
         q: Queries [B, L, H, D].
         k: Keys [B, L, K, D].
         v: Values [B, L, K, D].
-        block: Positions of a block, which divides L.
+        block: Positions per block; divides L.
 
     Returns:
         Mixed values [B, L, H, D].
@@ -81,7 +80,7 @@ def _backward(
     heads = k.shape[2]
     queries, keys, values = _queries(q, heads, block), _keys(k, block), _keys(v, block)
     gradients = _queries(gradient, heads, block)
-    # What the softmax takes off each row of its gradient.
+    # Row-wise correction of the gradient of the softmax.
     overlap = _queries(mixed, heads, block).astype(jnp.float32) * gradients.astype(jnp.float32)
     overlap = overlap.sum(-1)
 
@@ -111,16 +110,16 @@ blockwise_attention.defvjp(_forward, _backward)
 
 
 def _pairs(count: int) -> jax.Array:
-    """The blocks of queries with those of keys that they see [count · (count + 1) / 2, 2]."""
+    """Return the pairs of query block and visible key block [count · (count + 1) / 2, 2]."""
     return jnp.asarray(np.stack(np.tril_indices(count), 1).astype(np.int32))
 
 
 def _scores(q: jax.Array, k: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Scores [B, K, R, b] of one block of queries with one of keys, given their numbers.
+    """Return the masked scores [B, K, R, b] of one query block and one key block.
 
-    These must come through a barrier with a value that depends on the input. Else JAX, which takes
-    out of a loop over layers what is the same in all of them, makes the masks of all pairs
-    beforehand: length² values, which the blocks are there to avoid.
+    `numbers` must pass through an optimization barrier together with a value that depends on the
+    input. Otherwise JAX hoists the masks of all pairs out of the loop over layers: length² values,
+    which blockwise attention avoids.
     """
     i, j = numbers
     rows, block = q.shape[-2], k.shape[-2]
@@ -142,7 +141,7 @@ def _put(blocks: jax.Array, one: jax.Array, number: jax.Array) -> jax.Array:
 
 
 def _queries(x: jax.Array, heads: int, block: int) -> jax.Array:
-    """From [B, L, H, D] to [n, B, K, R, D]: the queries of a group lie in one block."""
+    """Reshape [B, L, H, D] to [n, B, K, R, D]; the queries of a group share a block."""
     batch, length, all_heads, size = x.shape
     group, count = all_heads // heads, length // block
     x = x.reshape(batch, count, block, heads, group, size)
@@ -150,7 +149,7 @@ def _queries(x: jax.Array, heads: int, block: int) -> jax.Array:
 
 
 def _from_queries(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The reverse of `_queries`."""
+    """Invert `_queries`."""
     count, batch, heads, rows, size = x.shape
     block = shape[1] // count
     x = x.reshape(count, batch, heads, rows // block, block, size)
@@ -158,12 +157,12 @@ def _from_queries(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _keys(x: jax.Array, block: int) -> jax.Array:
-    """From [B, L, K, D] to [n, B, K, b, D]."""
+    """Reshape [B, L, K, D] to [n, B, K, b, D]."""
     batch, length, heads, size = x.shape
     return x.reshape(batch, length // block, block, heads, size).transpose(1, 0, 3, 2, 4)
 
 
 def _from_keys(x: jax.Array) -> jax.Array:
-    """The reverse of `_keys`."""
+    """Invert `_keys`."""
     count, batch, heads, block, size = x.shape
     return x.transpose(1, 0, 3, 2, 4).reshape(batch, count * block, heads, size)

@@ -1,4 +1,4 @@
-"""Do the shapes of the model and the batch fit each other and the mesh? Asked before compiling."""
+"""Checks of model, batch and rules against each other and the mesh, before compilation."""
 
 import difflib
 import math
@@ -24,18 +24,18 @@ _KEYS = {
 """The setting behind each logical axis of a parameter."""
 
 _ACTIVATIONS = (("batch", "heads"), ("batch", "mlp"), ("batch", "vocab"), ("batch", "length"))
-"""Logical axes that stand together in an activation, and can't share a mesh axis. The experts can
-take theirs from the batch, and the vocabulary from the length."""
+"""Logical axes of one activation, which cannot share a mesh axis. Experts may share one with the
+batch, and the vocabulary with the length."""
 
 
 def check_settings(settings: Settings) -> None:
-    """Checks what no single setting shows.
+    """Check settings against each other.
 
     Args:
         settings: Any settings.
 
     Raises:
-        SettingsError: With every misfit, each with the keys of the settings and sizes that fit.
+        SettingsError: Lists every misfit with the keys and values that fit.
     """
     check_mesh(settings)
     problems = [*_model(settings), *_pieces(settings), *_rules(settings)]
@@ -68,7 +68,7 @@ def _model(settings: Settings) -> Iterator[str]:
 
 
 def _pieces(settings: Settings) -> Iterator[str]:
-    """What is cut into pieces, or chosen from some."""
+    """Check the blocks, the vocabulary, the experts and the residuals of the model."""
     model = settings.model
     if model.attention_block and model.length % model.attention_block:
         near = math.gcd(model.length, model.attention_block)
@@ -81,7 +81,7 @@ def _pieces(settings: Settings) -> Iterator[str]:
     if 0 < model.experts < model.active_experts:
         yield (
             f"model.active_experts = {model.active_experts} of model.experts = {model.experts} "
-            f"are more than there are. Write:\n  [model]\n  active_experts = {model.experts}"
+            f"exceeds the number of experts. Write:\n  [model]\n  active_experts = {model.experts}"
         )
     unknown = [name for name in model.kept if name not in KEEPABLE]
     if unknown:
@@ -92,24 +92,24 @@ def _pieces(settings: Settings) -> Iterator[str]:
         )
     elif model.kept and not model.remat:
         yield (
-            "model.kept says what is not computed again, and model.remat = false computes nothing "
-            "again. Write:\n  [model]\n  remat = true"
+            "model.kept lists values that rematerialisation keeps, but model.remat = false. "
+            "Write:\n  [model]\n  remat = true"
         )
     yield from _tokens(settings)
 
 
 def _tokens(settings: Settings) -> Iterator[str]:
-    """Whether text as bytes, and bytes of text, are what the model knows."""
+    """Check the vocabulary against the data and the generated text."""
     vocab = settings.model.vocab
     if settings.data.tokens == "bytes" and vocab < 256:
         yield (
-            f"model.vocab = {vocab} has fewer tokens than there are bytes, which "
+            f"model.vocab = {vocab} is less than 256, the number of bytes that "
             f'data.tokens = "bytes" reads. Write:\n  [model]\n  vocab = 256'
         )
     if settings.generation.bytes and (settings.data.tokens != "bytes" or vocab != 256):
         yield (
-            f"generation.bytes = {settings.generation.bytes} asks for text, and only a model of "
-            f'bytes (model.vocab = 256, data.tokens = "bytes") writes text. Write:\n'
+            f"generation.bytes = {settings.generation.bytes} requires a model of bytes "
+            f'(model.vocab = 256, data.tokens = "bytes"). Write:\n'
             f"  [generation]\n  bytes = 0"
         )
 
@@ -123,12 +123,12 @@ def _misfit(key: str, size: int, by: str, count: int, near: int | None = None) -
 
 
 def _near(size: int, count: int) -> int:
-    """The multiple of `count` next to `size`."""
+    """Return the multiple of `count` next to `size`."""
     return max(round(size / count), 1) * count
 
 
 def _rules(settings: Settings) -> Iterator[str]:
-    """Rules that name an axis the mesh lacks, or one axis twice in one array."""
+    """Check that rules name axes of the mesh, each once per array."""
     mesh, rules = settings.mesh, settings.sharding.rules
     for name, axes in vars(rules).items():
         unknown = [axis for axis in axes if axis not in mesh]
@@ -151,7 +151,7 @@ def _rules(settings: Settings) -> Iterator[str]:
 def _collisions(
     named: tuple[str, ...], rules: Rules, reported: set[frozenset[str]]
 ) -> Iterator[str]:
-    """Two dimensions of one array that go over the same mesh axis; each pair is told once."""
+    """Report dimensions of one array that share a mesh axis, each pair once."""
     taken: dict[str, str] = {}
     for name in named:
         for axis in getattr(rules, name):

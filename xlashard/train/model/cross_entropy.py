@@ -1,9 +1,9 @@
-"""Cross-entropy over a large vocabulary, of whose scores only a part is there at a time.
+"""Cross-entropy over a large vocabulary without the full matrix of scores.
 
-The parts of the vocabulary are done one after the other, with a running maximum and sum; the
-backward pass computes the scores again. So the scores [B, L, V] are never held, and what the
-gradient of the head takes on the wire does not grow with the number of parts: each has its own
-piece of it.
+Parts of the vocabulary are processed one after the other with a running maximum and sum, and the
+backward pass recomputes the scores, so the scores [B, L, V] never exist at once. The traffic for
+the gradient of the head does not grow with the number of parts, because each part has its own
+slice of the gradient.
 
 Letters in shapes: B batch, L length, W width, V vocabulary, P parts.
 """
@@ -23,14 +23,14 @@ _STREAM = ("batch", "length", None)
 def cross_entropy(
     x: jax.Array, head: jax.Array, wanted: jax.Array, parts: int, place: Place = unplaced
 ) -> jax.Array:
-    """Mean cross-entropy in nats per token.
+    """Return the mean cross-entropy in nats per token.
 
     Args:
         x: Features of every position [B, L, W].
         head: The output matrix [W, V].
-        wanted: The token that follows each position [B, L].
-        parts: Into how many parts the vocabulary is cut; divides V.
-        place: Lays activations out on a mesh.
+        wanted: Next token of each position [B, L].
+        parts: Number of parts of the vocabulary; divides V.
+        place: Constrains activations on a mesh.
 
     Returns:
         A float32 scalar.
@@ -55,7 +55,7 @@ def cross_entropy(
 def _measure(
     x: jax.Array, head: jax.Array, wanted: jax.Array, parts: int, place: Place
 ) -> tuple[jax.Array, jax.Array]:
-    """The mean, and the logarithm of each position's sum of exponentials [B, L]."""
+    """Return the mean loss, and the log-sum-exp of each position [B, L]."""
 
     def add(
         carry: tuple[jax.Array, ...], part: tuple[jax.Array, jax.Array]
@@ -80,7 +80,7 @@ def _gradients(
     logs_and_weight: tuple[jax.Array, jax.Array],
     how: tuple[int, Place],
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of features and head."""
+    """Return the gradients of features and head."""
     (logs, weight), (parts, place) = logs_and_weight, how
 
     def add(dx: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +88,7 @@ def _gradients(
         change = (jnp.exp(scores - logs[..., None]) - hits) * weight
         change = place(change.astype(x.dtype), _SCORES)
         dx = dx + _product("blv,wv->blw", change, own)
-        # Of the head's type, in which its sum over the devices is taken.
+        # Of the head's type, so that devices sum the gradient in that type.
         down = place(jnp.einsum("blw,blv->wv", x, change), ("embed", "vocab"))
         return place(dx, _STREAM), down.astype(head.dtype)
 
@@ -98,10 +98,10 @@ def _gradients(
 
 
 def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Array]:
-    """The parts of the head [P, W, V / P], and the first token of each."""
+    """Return the parts of the head [P, W, V / P], and the first token of each."""
     columns = head.shape[1] // parts
-    # Each device that shares the vocabulary gives every part an equal piece of its own columns:
-    # none of the head changes places, and all devices have as much to do for each part.
+    # Each device over which the vocabulary is sharded contributes an equal slice of its columns to
+    # every part: the head is not resharded, and the work of each part is balanced.
     cut = place(_parted(head, parts, place), (None, "embed", "vocab"))
     return cut, jnp.arange(parts) * (columns // _pieces(columns, place))
 
@@ -109,7 +109,7 @@ def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Arra
 def _part(
     x: jax.Array, part: tuple[jax.Array, jax.Array], wanted: jax.Array, how: tuple[int, Place]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A part of the head, gathered; its scores [B, L, V / P]; where the wanted token is."""
+    """Return a part of the head, gathered; its scores [B, L, V / P]; the mask of the next token."""
     (own, first), (parts, place) = part, how
     own = place(own, (None, "vocab"))
     scores = place(_product("blw,wv->blv", x, own), _SCORES)
@@ -120,13 +120,13 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _pieces(columns: int, place: Place) -> int:
-    """How many pieces of the vocabulary, far from each other, a part with so many columns has."""
+    """Return the number of separate slices of the vocabulary in a part with so many columns."""
     devices = place.ways("vocab")
     return devices if columns % devices == 0 else 1
 
 
 def _offsets(columns: int, parts: int, place: Place) -> jax.Array:
-    """How far the token of each column of a part comes after that of its first [V / P]."""
+    """Return the offset of each column's token from the first token of the part [V / P]."""
     pieces = _pieces(columns, place)
     inside = jnp.arange(columns // pieces)
     if pieces == 1:
@@ -135,7 +135,7 @@ def _offsets(columns: int, parts: int, place: Place) -> jax.Array:
 
 
 def _parted(head: jax.Array, parts: int, place: Place) -> jax.Array:
-    """The columns of each part of the head [P, W, V / P]."""
+    """Split the head into parts [P, W, V / P]."""
     width, vocab = head.shape
     pieces = _pieces(vocab // parts, place)
     if pieces == 1:
@@ -144,7 +144,7 @@ def _parted(head: jax.Array, parts: int, place: Place) -> jax.Array:
 
 
 def _joined(down: jax.Array, place: Place) -> jax.Array:
-    """What `_parted` has cut, with its columns in the order of the tokens again [W, V]."""
+    """Invert `_parted`: restore the order of the tokens [W, V]."""
     parts, width, columns = down.shape
     pieces = _pieces(columns, place)
     if pieces == 1:

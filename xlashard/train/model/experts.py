@@ -1,13 +1,12 @@
-"""A feed-forward part of several experts, of which each token takes a few.
+"""Mixture-of-experts feed-forward layer with top-k routing.
 
-A router gives each token the experts that it scores highest (top-k, their shares normalised, as
-Mixtral does: Jiang et al. 2024, arXiv:2401.04088). An expert has room for `capacity` times its
-equal share of a sequence's tokens; those that find it full pass by, on the residual stream. All
-shapes are fixed, and nothing but the tokens themselves goes over the links: tokens are put into
-their places and taken out again by index, in both directions of differentiation.
+A router assigns each token to its k best experts, with normalised weights, as Mixtral does (Jiang
+et al. 2024, arXiv:2401.04088). The capacity of an expert is `capacity` times its equal share of a
+sequence's tokens; tokens beyond it skip the expert on the residual stream. All shapes are static.
+Tokens are dispatched and collected by index, forward and backward, so the only traffic is tokens.
 
 Letters in shapes: B batch, S tokens of a sequence, W width, M hidden features, E experts, k of them
-for each token, C places of an expert.
+per token, C slots of an expert.
 """
 
 import math
@@ -25,7 +24,7 @@ _OUTSIDE = ("batch", None, None, None)
 
 
 def places(model: ModelSettings, tokens: int) -> int:
-    """Places that an expert has for the tokens of one sequence: C."""
+    """Return the capacity C of an expert for the tokens of one sequence."""
     share = model.active_experts * tokens / model.experts
     return min(max(math.ceil(model.capacity * share), 1), tokens)
 
@@ -33,32 +32,31 @@ def places(model: ModelSettings, tokens: int) -> int:
 def mix_experts(
     x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What the experts give for normed features.
+    """Return the output of the experts for normed features.
 
     Args:
         x: Features [B, S, W].
         weights: ``router`` [W, E], ``gate`` and ``up`` [E, W, M], ``down`` [E, M, W].
-        model: How many experts, and how many for each token.
-        place: Lays activations out on a mesh.
+        model: Number of experts, in all and per token.
+        place: Constrains activations on a mesh.
 
     Returns:
-        The mixture [B, S, W], and what was measured: ``balance``, E · Σ (share of the tokens ·
-        mean probability), which is 1 where all experts are equally busy (Fedus et al. 2021,
-        arXiv:2101.03961, equation 4), and ``dropped``, the part of the choices that found an
-        expert full.
+        The mixture [B, S, W], and two metrics: ``balance``, E · Σ (share of the tokens · mean
+        probability), which is 1 for a uniform load (Fedus et al. 2021, arXiv:2101.03961,
+        equation 4), and ``dropped``, the fraction of assignments beyond the capacity.
     """
     batch, tokens, width = x.shape
     count, room = model.experts, places(model, tokens)
     shares, chosen, probabilities = _route(x, weights["router"], model.active_experts)
     slots, sources = _assign(place(chosen, ("batch", None, None)), count, room)
-    # Else the partitioner looks rows up in those of all sequences, which it gathers for that.
+    # Otherwise the partitioner gathers all sequences before the lookup.
     slots, sources = place(slots, ("batch", None, None)), place(sources, ("batch", None))
     inside = place(_dispatch(x, sources, slots).reshape(batch, count, room, width), _OUTSIDE)
-    # Its gradient is summed where the expert is, and then goes back.
+    # The gradient is summed on the expert's devices before it is sent back.
     inside = place(placed(inside, place, _INSIDE, _OUTSIDE), _INSIDE)
     gate = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["gate"]), "gate")
     up = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["up"]), "up")
-    # The shares stand before the last product, so that their gradient doesn't ask for its result.
+    # Applied before the last product, so that their gradient does not need its result.
     flat, slots_of_choices = shares.reshape(batch, -1, 1), slots.reshape(batch, -1)
     share = _permute(flat, sources, slots_of_choices).reshape(batch, count, room, 1)
     hidden = jax.nn.silu(gate) * up * placed(share, place, _INSIDE, _OUTSIDE).astype(x.dtype)
@@ -74,7 +72,7 @@ def mix_experts(
 
 
 def _route(x: jax.Array, router: jax.Array, active: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Shares [B, k, S] and numbers [B, k, S] of each token's experts, and all chances [B, S, E]."""
+    """Return weights and indices [B, k, S] of each token's experts, and probabilities [B, S, E]."""
     scores = jnp.einsum("bsw,we->bse", x, router, preferred_element_type=jnp.float32)
     chances = jax.nn.softmax(scores, axis=-1)
     best, chosen = jax.lax.top_k(chances, active)
@@ -83,11 +81,11 @@ def _route(x: jax.Array, router: jax.Array, active: int) -> tuple[jax.Array, jax
 
 
 def _assign(chosen: jax.Array, count: int, room: int) -> tuple[jax.Array, jax.Array]:
-    """Which place each choice gets, first choices first.
+    """Assign a slot to each choice, first choices first.
 
     Returns:
-        The place of each choice [B, k, S], E · C for one that finds its expert full; and the
-        choice in each place [B, E · C], k · S for one that stays empty.
+        The slot of each choice [B, k, S], E · C if the expert is full; and the choice in each slot
+        [B, E · C], k · S for an empty slot.
     """
     batch, active, tokens = chosen.shape
     flat = chosen.reshape(batch, active * tokens)
@@ -101,25 +99,25 @@ def _assign(chosen: jax.Array, count: int, room: int) -> tuple[jax.Array, jax.Ar
 
 
 def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Rows of each x[b], zeros for a number that is none."""
+    """Gather rows of each x[b], zeros for an index out of range."""
     take = jax.vmap(lambda rows, at: jnp.take(rows, at, axis=0, mode="fill", fill_value=0))
     return take(x, numbers)
 
 
 def _from_tokens(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
-    """Rows of tokens [B, S, W] in their places [B, E · C, W]."""
+    """Gather the rows of tokens [B, S, W] into their slots [B, E · C, W]."""
     choices, tokens = slots.shape[1] * slots.shape[2], x.shape[1]
     return _rows(x, jnp.where(sources == choices, tokens, sources % tokens))
 
 
 def _to_tokens(x: jax.Array, slots: jax.Array) -> jax.Array:
-    """The sum [B, S, W] of what lies in the places [B, E · C, W] of each token."""
+    """Sum the slots [B, E · C, W] of each token to [B, S, W]."""
     batch, choices, tokens = slots.shape
     found = _rows(x, slots.reshape(batch, -1)).reshape(batch, choices, tokens, x.shape[-1])
     return found.astype(jnp.float32).sum(1).astype(x.dtype)
 
 
-# Each is the other's transpose. As JAX has it, the transpose of a lookup adds row by row.
+# Each is the other's transpose. JAX's own transpose of a gather scatters row by row.
 
 
 @jax.custom_vjp
@@ -135,7 +133,7 @@ def _collect(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _permute(x: jax.Array, numbers: jax.Array, back: jax.Array) -> jax.Array:
-    """Rows by number; `back` has for each row of x the place that it goes to."""
+    """Gather rows by index; `back` has the destination of each row of x."""
     del back
     return _rows(x, numbers)
 

@@ -1,8 +1,8 @@
-"""Declared parameters, and the rules that lay them over a mesh.
+"""Declared parameters, and the rules that shard them over a mesh.
 
-A model declares each of its arrays once: shape, one logical axis name per dimension, first values.
-`Layout` holds the mesh and the rules of the settings, and turns names into shardings. The model
-itself never mentions a mesh axis.
+A model declares each array once: shape, one logical axis name per dimension, initialisation.
+`Layout` maps logical axes to shardings by the rules of the settings. The model itself never names
+a mesh axis.
 """
 
 import math
@@ -22,17 +22,17 @@ from xlashard.train.errors import SettingsError
 
 type Axes = tuple[str | None, ...]
 type Place = Layout | Unplaced
-"""Fixes how an activation lies on the mesh, given its logical axes, and tells what it takes."""
+"""Constrains the sharding of an activation by its logical axes."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """One array of the model.
+    """Array of the model.
 
     Attributes:
-        shape: Its dimensions.
-        axes: One logical axis name per dimension; ``None`` is never spread.
-        spread: Standard deviation of the first values around 0; ``None``: all ones.
+        shape: Dimensions.
+        axes: One logical axis name per dimension; ``None`` is never sharded.
+        spread: Standard deviation of the initial values around 0; ``None``: all ones.
     """
 
     shape: tuple[int, ...]
@@ -41,11 +41,11 @@ class Declaration:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     def initial(self, key: jax.Array) -> jax.Array:
-        """The first values, float32, drawn with `key`."""
+        """Return the initial values, float32, drawn with `key`."""
         if self.spread is None:
             return jnp.ones(self.shape, jnp.float32)
         return self.spread * jax.random.normal(key, self.shape, jnp.float32)
@@ -53,16 +53,16 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh and the rules that map logical axes to its axes."""
+    """Mesh and the rules that map logical axes to mesh axes."""
 
     mesh: Any
     rules: Rules
 
     def spec(self, axes: Axes) -> Any:
-        """The partition spec of an array with these logical axes.
+        """Return the partition spec of an array with these logical axes.
 
-        A mesh axis that several of them name goes to the last one: sequences that are spread over
-        the axis of the experts leave it to the experts where an array has both.
+        A mesh axis of several logical axes shards the last one: a batch that is sharded over the
+        axis of the experts leaves the axis to the experts in arrays that have both.
         """
         asked = [() if axis is None else getattr(self.rules, axis) for axis in axes]
         taken = [{name for later in asked[i + 1 :] for name in later} for i in range(len(asked))]
@@ -73,38 +73,38 @@ class Layout:
         return xlashard.PartitionSpec(*(x[0] if len(x) == 1 else (x or None) for x in names))
 
     def sharding(self, axes: Axes = ()) -> Any:
-        """The sharding of an array with these logical axes; with none: one copy per device."""
+        """Return the sharding of an array with these logical axes; without any it is replicated."""
         return xlashard.NamedSharding(self.mesh, self.spec(axes))
 
     def shardings(self, declarations: Any) -> Any:
-        """The shardings of a tree of declarations."""
+        """Return the shardings of a tree of declarations."""
         return jax.tree.map(lambda x: self.sharding(x.axes), declarations)
 
     def place(self, x: jax.Array, axes: Axes) -> jax.Array:
-        """Lays an activation out by the rules (a `Place`).
+        """Constrain the sharding of an activation by the rules (a `Place`).
 
-        Axes beyond those of `x` are left out, but what they take of the mesh they keep: tokens can
-        lie as the features do that are looked up for them.
+        Axes beyond the rank of `x` are dropped, but still occupy their mesh axes: tokens can get
+        the sharding of the features that are looked up for them.
         """
         spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
         return xlashard.with_sharding_constraint(x, xlashard.NamedSharding(self.mesh, spec))
 
     def ways(self, axis: str) -> int:
-        """Over how many devices the rules spread a logical axis."""
+        """Return the number of shards of a logical axis."""
         return math.prod(self.mesh.shape[name] for name in getattr(self.rules, axis))
 
     __call__ = place
 
 
 def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
-    """Lays an array out, and its gradient in another way.
+    """Constrain the sharding of an array, and separately that of its gradient.
 
-    A constraint alone would lay the gradient out as the array itself: a gathered weight would have
-    a gradient that is summed on every device, of which each then needs only its own part.
+    A constraint alone gives the gradient the sharding of the array: the gradient of a gathered
+    weight would be all-reduced, though each device needs its own shard only.
 
     Args:
         x: Any array.
-        place: Lays it out.
+        place: Applies the constraint.
         axes: Logical axes for the array.
         back: Logical axes for its gradient.
     """
@@ -120,15 +120,15 @@ def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
 
 
 class Unplaced:
-    """The `Place` of a program without a mesh."""
+    """`Place` of a program without a mesh."""
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
-        """Leaves an activation as it is."""
+        """Return the activation unchanged."""
         del axes
         return x
 
     def ways(self, axis: str) -> int:
-        """One device has all of each axis."""
+        """Return 1: no axis is sharded."""
         del axis
         return 1
 
@@ -137,10 +137,10 @@ unplaced = Unplaced()
 
 
 def initial_parameters(declarations: Any, key: jax.Array) -> Any:
-    """First values for a tree of declarations.
+    """Return the initial values of a tree of declarations.
 
-    Each array draws with a key of its own path, so an array that is added or taken away leaves
-    all others as they were.
+    The key of an array derives from its path, so adding or removing an array does not change the
+    others.
     """
 
     def draw(path: tuple[Any, ...], declared: Declaration) -> jax.Array:
@@ -151,12 +151,12 @@ def initial_parameters(declarations: Any, key: jax.Array) -> Any:
 
 
 def path_name(path: Any) -> str:
-    """A path in a tree of dicts as ``layers.mlp.up``."""
+    """Format a path in a tree of dicts as ``layers.mlp.up``."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def build_mesh(axes: Mapping[str, int], devices: Sequence[Any]) -> Any:
-    """A mesh with these axis sizes over these devices, neighbours close together.
+    """Return a mesh with these axis sizes, neighbours close together in the topology.
 
     Raises:
         SettingsError: The product of the sizes is not the number of devices.
@@ -173,14 +173,14 @@ def build_mesh(axes: Mapping[str, int], devices: Sequence[Any]) -> Any:
 
 
 def check_mesh(settings: Settings) -> None:
-    """Checks mesh and emulated devices against each other, before JAX starts.
+    """Check mesh and emulated devices against each other, before JAX starts.
 
     Raises:
-        SettingsError: There is no axis, or the sizes do not multiply to the emulated devices.
+        SettingsError: The mesh has no axis, or another size than the number of emulated devices.
     """
     axes, emulated = settings.mesh, settings.devices.emulate
     if not axes:
-        raise SettingsError("[mesh] names no axis. Write:\n  [mesh]\n  data = 8")
+        raise SettingsError("[mesh] has no axes. Write:\n  [mesh]\n  data = 8")
     needed = math.prod(axes.values())
     if emulated and needed != emulated:
         shown = " × ".join(f"{name}={size}" for name, size in axes.items())
@@ -191,7 +191,7 @@ def check_mesh(settings: Settings) -> None:
 
 
 def _fitting(axes: Mapping[str, int], count: int) -> str:
-    """A mesh table with the same axes for `count` devices, near to the asked sizes."""
+    """Return a mesh table with the same axes for `count` devices, near the requested sizes."""
     sizes, left = dict.fromkeys(axes, 1), count
     for name in reversed(list(axes)):
         sizes[name] = math.gcd(axes[name], left)

@@ -1,7 +1,7 @@
-"""The training step: state in, state and measurements out, in one program.
+"""Training step: one program from state and batch to state and metrics.
 
-The functions here are plain JAX functions of plain trees. `xlashard.pjit` compiles them over a
-mesh; `jax.jit` compiles the very same functions on one device.
+The functions are plain JAX functions of plain trees. `xlashard.pjit` compiles them over a mesh,
+`jax.jit` the same functions on one device.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ type State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step does, as plain functions: the model, the optimiser, the learning rate."""
+    """Plain functions of a training step: model, optimiser, learning rate."""
 
     model: ModelSettings
     declarations: dict[str, Any]
@@ -30,7 +30,7 @@ class Recipe:
     schedule: Callable[[Any], Any]
 
     def initial_state(self, seed: Any) -> State:
-        """The state before the first step; equal seeds give equal values on every mesh."""
+        """Return the initial state; equal seeds give equal values on every mesh."""
         parameters = initial_parameters(self.declarations, jax.random.key(seed))
         dtype = jnp.dtype(self.model.parameters)
         parameters = jax.tree.map(lambda x: x.astype(dtype), parameters)
@@ -43,13 +43,12 @@ class Recipe:
     def train_step(
         self, state: State, batch: jax.Array, place: Place = unplaced
     ) -> tuple[State, dict[str, jax.Array]]:
-        """One optimiser step.
+        """Run one optimiser step.
 
         Args:
-            state: From `initial_state` or the step before.
-            batch: Tokens [parts, sequences, L + 1]; gradients are averaged over the parts, which
-                are computed one after the other.
-            place: Lays activations out on a mesh.
+            state: From `initial_state` or the previous step.
+            batch: Tokens [parts, sequences, L + 1]; gradients are accumulated over the parts.
+            place: Constrains activations on a mesh.
 
         Returns:
             The new state, and float32 scalars: ``loss`` in nats per token, ``gradient_norm`` before
@@ -72,13 +71,13 @@ class Recipe:
         return new, measured
 
     def evaluate(self, parameters: Any, batch: jax.Array, place: Place = unplaced) -> jax.Array:
-        """Mean loss over a batch [parts, sequences, L + 1], in nats per token."""
+        """Return the mean loss of a batch [parts, sequences, L + 1], in nats per token."""
         return jnp.mean(jax.lax.map(lambda part: loss(parameters, part, self.model, place), batch))
 
     def _gradients(
         self, parameters: Any, batch: jax.Array, place: Place
     ) -> tuple[dict[str, jax.Array], Any]:
-        """What was measured, and the gradients, both averaged over the parts of the batch."""
+        """Return metrics and gradients, averaged over the parts of the batch."""
         differentiate = jax.value_and_grad(
             lambda p, part: measure(p, part, self.model, place), has_aux=True
         )
@@ -99,13 +98,13 @@ class Recipe:
 
 
 def global_norm(tree: Any) -> jax.Array:
-    """The Euclidean norm of all arrays of a tree, taken as one vector."""
-    # Squares and sums, not dot products: those would flatten the arrays, and so gather them.
+    """Return the Euclidean norm of all arrays of a tree."""
+    # Squares and sums: dot products would flatten the arrays, which gathers them.
     return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def make_recipe(settings: Settings) -> Recipe:
-    """The step that the settings describe."""
+    """Return the training step of the settings."""
     declarations = declare(settings.model)
     schedule = learning_rate(settings.optimizer, settings.training.steps)
     return Recipe(
@@ -117,7 +116,7 @@ def make_recipe(settings: Settings) -> Recipe:
 
 
 def learning_rate(optimizer: OptimizerSettings, steps: int) -> Callable[[Any], Any]:
-    """Linear rise over the warm-up, then half a cosine down to the last step.
+    """Return the schedule: linear warm-up, then cosine decay to the last step.
 
     Args:
         optimizer: Peak, warm-up steps and final fraction.
@@ -139,7 +138,7 @@ def learning_rate(optimizer: OptimizerSettings, steps: int) -> Callable[[Any], A
 def make_optimizer(
     optimizer: OptimizerSettings, schedule: Callable[[Any], Any], declarations: Any
 ) -> optax.GradientTransformation:
-    """Clipped AdamW; arrays that begin as ones (the norms) are not decayed."""
+    """Return clipped AdamW; arrays initialised to ones (the norms) are not decayed."""
     decayed = jax.tree.map(lambda declared: declared.spread is not None, declarations)
     means = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
     return optax.chain(
@@ -153,11 +152,11 @@ def make_optimizer(
 
 
 def stored(means: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
-    """Adam's means, computed in float32 and kept as another type.
+    """Compute Adam's moments in float32 and store them in another type.
 
     Args:
-        means: `optax.scale_by_adam`, or another one with arrays like those of the parameters.
-        dtype: The type that they are kept in.
+        means: `optax.scale_by_adam`, or another transformation with arrays like the parameters.
+        dtype: Storage type.
     """
 
     def cast(tree: Any, dtype: Any) -> Any:
@@ -176,7 +175,7 @@ def stored(means: optax.GradientTransformation, dtype: Any) -> optax.GradientTra
 
 
 def state_shardings(recipe: Recipe, layout: Layout) -> State:
-    """A sharding for every array of the state: the moments lie as their parameters do."""
+    """Return the shardings of the state; moments have the shardings of their parameters."""
     parameters = layout.shardings(recipe.declarations)
     whole = layout.sharding()
     shapes = jax.eval_shape(recipe.initial_state, 0)

@@ -1,8 +1,7 @@
-"""A decoder-only transformer in plain JAX functions, of bytes or of any other tokens.
+"""Decoder-only transformer in plain JAX functions, over bytes or any other tokens.
 
-Root-mean-square norms, rotary positions, grouped-query attention, and a SwiGLU feed-forward part or
-several of them as experts.
-Parameters are a dict of arrays; `declare` describes each of them, `forward` and `decode` use them.
+RMSNorm, rotary positions, grouped-query attention, and a SwiGLU feed-forward layer or experts.
+Parameters are a dict of arrays; `declare` describes each array, `forward` and `decode` use them.
 Letters in shapes: B batch, L length, W width, H query heads, K key and value heads, D features of
 one head, M hidden features of the feed-forward part, N layers, V tokens of the vocabulary.
 """
@@ -27,7 +26,7 @@ _WHOLE = ("batch", None, None)
 
 
 def declare(model: ModelSettings) -> dict[str, Any]:
-    """The model's arrays: a tree of `Declaration` in the structure of the parameters.
+    """Return the tree of `Declaration` in the structure of the parameters.
 
     Args:
         model: The shape of the model.
@@ -63,7 +62,7 @@ def declare(model: ModelSettings) -> dict[str, Any]:
 
 
 def _quiet(model: ModelSettings) -> float:
-    """What the layers add to the stream grows with their number; the last matrices make up."""
+    """Return the factor that compensates the growth of the residual stream with the depth."""
     return (2 * model.layers) ** -0.5
 
 
@@ -82,7 +81,7 @@ def _declare_mlp(model: ModelSettings) -> dict[str, Declaration]:
 
 
 def _declare_experts(model: ModelSettings) -> dict[str, Declaration]:
-    """The router, and what `_declare_mlp` has, for each expert."""
+    """Declare the router, and the arrays of `_declare_mlp` for each expert."""
 
     def repeated(one: Declaration) -> Declaration:
         shape, axes = one.shape, one.axes
@@ -106,13 +105,13 @@ def forward(
     model: ModelSettings,
     place: Place = unplaced,
 ) -> jax.Array:
-    """Scores of the next token at every position.
+    """Return the logits of the next token at every position.
 
     Args:
         parameters: Arrays in the structure of `declare`.
         tokens: Integers [B, L].
         model: The shape of the model.
-        place: Lays activations out on a mesh.
+        place: Constrains activations on a mesh.
 
     Returns:
         Unnormalised log-probabilities [B, L, V], float32.
@@ -127,13 +126,13 @@ def loss(
     model: ModelSettings,
     place: Place = unplaced,
 ) -> jax.Array:
-    """Mean cross-entropy of each next token, in nats per token.
+    """Return the mean cross-entropy of the next token, in nats per token.
 
     Args:
         parameters: Arrays in the structure of `declare`.
         tokens: Integers [B, L + 1]; every token but the first is predicted.
         model: The shape of the model.
-        place: Lays activations out on a mesh.
+        place: Constrains activations on a mesh.
 
     Returns:
         A float32 scalar.
@@ -147,17 +146,17 @@ def measure(
     model: ModelSettings,
     place: Place = unplaced,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What training makes small, and what it consists of.
+    """Return the training objective and its components.
 
     Args:
         parameters: Arrays in the structure of `declare`.
         tokens: Integers [B, L + 1]; every token but the first is predicted.
         model: The shape of the model.
-        place: Lays activations out on a mesh.
+        place: Constrains activations on a mesh.
 
     Returns:
-        A float32 scalar, and float32 scalars: ``loss``, the cross-entropy in nats per token, and
-        for a model of experts ``balance`` and ``dropped``, means over the layers.
+        The objective, a float32 scalar, and float32 scalars: ``loss``, the cross-entropy in nats
+        per token, and for a model of experts ``balance`` and ``dropped``, means over the layers.
     """
     tokens = tokens.astype(jnp.int32)
     x, measured = _features(parameters, tokens[:, :-1], model, place)
@@ -166,7 +165,7 @@ def measure(
         value = cross_entropy(x, head, tokens[:, 1:], model.vocab_parts, place)
     else:
         scores = _scores(x, _head(parameters, x.dtype, model, place), place)
-        # A sum over a mask, not a lookup: the vocabulary may be spread over devices.
+        # A sum over a mask, not a gather: the vocabulary may be sharded.
         wanted = tokens[:, 1:, None] == jnp.arange(model.vocab)
         chosen = jnp.sum(jnp.where(wanted, scores, 0.0), axis=-1)
         value = jnp.mean(jax.nn.logsumexp(scores, axis=-1) - chosen)
@@ -175,7 +174,7 @@ def measure(
 
 
 def empty_cache(batch: int, length: int, model: ModelSettings) -> dict[str, jax.Array]:
-    """Keys and values of no position yet: two arrays [N, B, length, K, D]."""
+    """Return an empty cache: keys and values [N, B, length, K, D]."""
     shape = (model.layers, batch, length, model.kv_heads, model.head_size)
     return {name: jnp.zeros(shape, jnp.dtype(model.compute)) for name in ("key", "value")}
 
@@ -187,20 +186,19 @@ def decode(
     position: jax.Array,
     model: ModelSettings,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Scores of the byte after one more byte, with the keys and values of those before it.
+    """Return the logits after one more token, from the cached keys and values.
 
-    The cache is a ring: once it is full, each byte replaces the oldest one, so a text may grow
-    longer than the cache and every byte sees the last ones that fit.
+    The cache is a ring buffer: once full, each token replaces the oldest one.
 
     Args:
         parameters: Arrays in the structure of `declare`.
-        cache: From `empty_cache` or from the step before.
-        token: Bytes as integers [B].
-        position: Place of `token` in the text, a scalar from 0.
+        cache: From `empty_cache` or the previous call.
+        token: Integers [B].
+        position: Position of `token` in the text, a scalar from 0.
         model: The shape of the model.
 
     Returns:
-        Scores [B, 256] as `forward` gives them at this position, and the grown cache.
+        Logits [B, V], equal to those of `forward` at this position, and the updated cache.
     """
     dtype = jnp.dtype(model.compute)
     angles = rotary_angles(position[None], model)
@@ -226,7 +224,7 @@ def decode(
 
 
 def rotary_angles(positions: jax.Array, model: ModelSettings) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [L, 1, D / 2] by which the pairs of a head are turned at each position."""
+    """Return the cosines and sines [L, 1, D / 2] of the rotary embedding."""
     half = model.head_size // 2
     speeds = model.rope_base ** -(np.arange(half, dtype=np.float32) / half)
     angles = (positions.astype(jnp.float32)[:, None] * speeds)[:, None, :]
@@ -234,7 +232,7 @@ def rotary_angles(positions: jax.Array, model: ModelSettings) -> tuple[jax.Array
 
 
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turns the pairs (first half, second half) of each head [B, L, H, D] by `rotary_angles`."""
+    """Rotate the pairs (first half, second half) of each head [B, L, H, D] by `rotary_angles`."""
     cos, sin = (part.astype(x.dtype) for part in angles)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -243,7 +241,7 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 def _features(
     parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Place
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What the head reads [B, L, W], and what the layers measured, on average."""
+    """Return the input of the head [B, L, W], and the metrics averaged over the layers."""
     dtype = jnp.dtype(model.compute)
     angles = rotary_angles(jnp.arange(tokens.shape[1]), model)
     axes = jax.tree.map(lambda x: x.axes[1:], declare(model)["layers"])
@@ -262,7 +260,7 @@ def _features(
 
 
 def _kept(model: ModelSettings) -> Any:
-    """What the backward pass finds besides the input of each layer."""
+    """Return the rematerialisation policy for residuals besides the input of each layer."""
     policies = jax.checkpoint_policies
     return policies.save_only_these_names(*model.kept) if model.kept else None
 
@@ -272,15 +270,15 @@ def _cast(weights: dict[str, Any], dtype: Any) -> dict[str, Any]:
 
 
 def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) -> jax.Array:
-    """A weight gathered over the devices that share its width, its gradient summed back to them.
+    """Gather a weight over the `embed` axes, and reduce-scatter its gradient.
 
-    Said where the layer begins, it is computed again in the backward pass under remat: no device
-    ever has the gathered weights of two layers. Without remat the pass would keep those of all
-    layers, so there the partitioner chooses where to gather them.
+    Under remat the gather at the start of a layer is recomputed in the backward pass, so a device
+    never holds the gathered weights of two layers. Without remat the residuals would include the
+    gathered weights of all layers; there the partitioner chooses the point of the gather.
     """
     if "embed" not in axes:
         return weight
-    # First of all sides but the experts', for TPUs scatter sums over that one alone.
+    # First of all dimensions but the experts': TPUs reduce-scatter the major dimension only.
     side, first = axes.index("embed"), int("experts" in axes)
     others = [axis for axis in axes if axis != "embed"]
     spread = (*others[:first], "embed", *others[first:])
@@ -291,8 +289,8 @@ def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) ->
 
 
 def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Place) -> jax.Array:
-    # Each device looks all tokens up in its part of the width, and hands them to where they belong:
-    # that moves features of some tokens, and never the table.
+    # Each device looks up all tokens in its slice of the width and sends the features to the
+    # devices of the tokens: an all-to-all of features, never a gather of the table.
     spread = ("batch", "length", "embed")
     table = parameters["embedding"].astype(dtype)
     x = place(jnp.take(table, place(tokens, spread), axis=0, mode="clip"), spread)
@@ -310,7 +308,7 @@ def _scores(x: jax.Array, head: jax.Array, place: Place) -> jax.Array:
 
 
 def _norm(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Divides by the root mean square over the features, computed in float32."""
+    """Divide by the root mean square over the features, in float32."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _EPSILON)
     return (wide * scale).astype(x.dtype) * weight
@@ -323,7 +321,7 @@ def _attention(
     model: ModelSettings,
     place: Place,
 ) -> jax.Array:
-    """What the attention part adds to the stream [B, L, W]."""
+    """Return the attention layer's addition to the residual stream [B, L, W]."""
     q, k, v = _project(x, weights, angles, place)
     if model.attention_block and model.attention_block < x.shape[1]:
         mixed = blockwise_attention(q, k, v, model.attention_block)
@@ -336,7 +334,7 @@ def _attention(
 def _project(
     x: jax.Array, weights: dict[str, Any], angles: tuple[jax.Array, jax.Array], place: Place
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries [B, L, H, D], keys and values [B, L, K, D]; queries and keys turned."""
+    """Return rotated queries [B, L, H, D], rotated keys and values [B, L, K, D]."""
     x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
     q = jnp.einsum("blw,whd->blhd", x, weights["query"])
     k = jnp.einsum("blw,wkd->blkd", x, weights["key"])
@@ -347,9 +345,9 @@ def _project(
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """What each position [B, L, H, D] takes from those that `visible` [L, all] lets it see."""
+    """Return attention [B, L, H, D] under the mask `visible` [L, all]."""
     group = q.shape[2] // k.shape[2]
-    # Repeated, the keys and values of a group lie where its queries lie.
+    # Repeated, the keys and values of a group are on the devices of its queries.
     k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
     scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, _HIDDEN)
@@ -364,7 +362,7 @@ def _out(mixed: jax.Array, weights: dict[str, Any], place: Place) -> jax.Array:
 def _feed_forward(
     x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What the feed-forward part adds to the stream [B, L, W], and what its experts measured."""
+    """Return the feed-forward layer's addition to the stream [B, L, W], and expert metrics."""
     x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
     if model.experts:
         mixed, measured = mix_experts(x, weights, model, place)

@@ -7,16 +7,20 @@ import pytest
 
 from xlashard.processes import RENDEZVOUS, BarrierTimeoutError
 from xlashard.train.checkpoint.arrays import ArrayFiles, reason
-from xlashard.train.checkpoint.sync import AbsentError, Together
+from xlashard.train.checkpoint.sync import MissingProcessError, ProcessSync
 from xlashard.train.errors import CheckpointError
 
 
 def test_one_process_hears_itself() -> None:
-    together = Together("test", 1.0)
-    assert together.first
-    heard = together.hear("save step 1", "no room", "token")
-    assert (str(heard), dict(heard.problems), heard.first) == ("no room", {0: "no room"}, "token")
-    assert str(together.hear("save step 1")) == ""
+    sync = ProcessSync("test", 1.0)
+    assert sync.first
+    result = sync.exchange("save step 1", "no room", "token")
+    assert (str(result), dict(result.problems), result.first) == (
+        "no room",
+        {0: "no room"},
+        "token",
+    )
+    assert str(sync.exchange("save step 1")) == ""
 
 
 def in_vain(calls: list[str]) -> Callable[..., dict[int, str]]:
@@ -32,14 +36,14 @@ def test_those_who_are_absent_are_waited_for_once(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(RENDEZVOUS, "exchange", in_vain(calls))
-    text = r"save step 1: processes 1, 2 did not come to it within 5 s: process 1 waits at barrier"
-    with pytest.raises(AbsentError, match=text):
-        Together("test", 5.0).hear("save step 1")
+    text = r"save step 1: processes 1, 2 did not arrive within 5 s: process 1 waits at barrier"
+    with pytest.raises(MissingProcessError, match=text):
+        ProcessSync("test", 5.0).exchange("save step 1")
     arrays = ArrayFiles(5.0)
-    arrays._tell(AbsentError("gone"))
+    arrays._report_failure(MissingProcessError("gone"))
     assert len(calls) == 1
-    with pytest.raises(AbsentError):
-        arrays._tell(ValueError("full"))
+    with pytest.raises(MissingProcessError):
+        arrays._report_failure(ValueError("full"))
     assert len(calls) == 2 and "full" in calls[1]
 
 
