@@ -4,7 +4,7 @@ The names that are used here, some of them private, have existed since 2022.
 """
 
 try:
-    import tensorstore
+    import tensorstore as tensorstore
 except ModuleNotFoundError as error:
     if error.name != "tensorstore":
         raise
@@ -40,17 +40,3 @@ get_tensorstore_spec = serialization.get_tensorstore_spec
 def metadata_of_driver(x: Any, driver: str) -> Mapping[str, Any]:
     """Return the metadata that JAX makes for an array and a driver other than zarr."""
     return tensorstore_impl._get_tensorstore_metadata(x, driver=driver)
-
-
-__all__ = [
-    "CHUNK_LAYOUT",
-    "TS_CONTEXT",
-    "LimitInFlightBytes",
-    "ManagerBase",
-    "estimate_read_memory_footprint",
-    "get_tensorstore_spec",
-    "is_remote_storage",
-    "metadata_of_driver",
-    "spec_has_metadata",
-    "tensorstore",
-]

@@ -1,5 +1,7 @@
 """Supported releases of JAX, checked before any internal module is imported."""
 
+import re
+
 import jax
 
 MINIMUM = (0, 11, 2)
@@ -8,17 +10,8 @@ BELOW = (0, 13)
 
 def parse_version(text: str) -> tuple[int, ...]:
     """Parse the leading numbers of a version: `"0.12.0.1"` is `(0, 12, 0, 1)`."""
-    numbers: list[int] = []
-    for part in text.split("."):
-        digits = ""
-        for char in part:
-            if not char.isdigit():
-                break
-            digits += char
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match is not None else ()
 
 
 def check_supported(version: str = jax.__version__) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core
-from jax._src.layout import AutoLayout, Format, Layout
+from jax._src.layout import AutoLayout
+from jax._src.layout import Format as Format
+from jax._src.layout import Layout as Layout
 from jax._src.lib import xla_client as xc
 from jax._src.mesh import AbstractMesh, Mesh
-from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
+from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
+from jax._src.named_sharding import UnspecifiedValue as UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding
 
 type Device = Any
@@ -22,37 +25,6 @@ JaxSingleDeviceSharding = jax.sharding.SingleDeviceSharding
 JaxGSPMDSharding = GSPMDSharding
 HloSharding = xc.HloSharding
 OpSharding = xc.OpSharding
-__all__ = [
-    "UNSPECIFIED",
-    "AbstractMesh",
-    "AutoLayout",
-    "Device",
-    "Format",
-    "HloSharding",
-    "JaxGSPMDSharding",
-    "JaxNamedSharding",
-    "JaxSharding",
-    "JaxSingleDeviceSharding",
-    "Layout",
-    "Mesh",
-    "OpSharding",
-    "UnspecifiedValue",
-    "default_memory_kind",
-    "device_assignment",
-    "device_list",
-    "hlo_from_text",
-    "hlo_text",
-    "is_auto_layout",
-    "is_symbolic_size",
-    "jax_hlo_sharding",
-    "layout_text",
-    "listed_device_ids",
-    "listed_sharding",
-    "memory_kinds",
-    "op_sharding",
-    "sdy_array",
-    "with_interface",
-]
 
 
 def with_interface[T](interface: type[T], jax_class: type) -> type[T]:

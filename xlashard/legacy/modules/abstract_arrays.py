@@ -7,8 +7,6 @@ from xlashard.legacy.modules.entry import Entry, members
 ShapedArray = core.ShapedArray
 array_types = jaxprs.array_types
 
-__all__ = ["ShapedArray", "array_types", "raise_to_shaped"]
-
 ENTRIES: tuple[Entry, ...] = (
     Entry("jax.abstract_arrays", "0.4.20", "works", __name__, "jax.core"),
     *members(

@@ -9,16 +9,6 @@ from xlashard.legacy.modules.entry import Entry, members
 
 Buffer = DeviceArray
 
-__all__ = [
-    "Buffer",
-    "Device",
-    "DeviceArray",
-    "_DeviceArray",
-    "device_array_types",
-    "make_device_array",
-]
-
-
 device_array_types: list[Any] = [DeviceArray]
 
 _DEVICE_ARRAY = "jax._src.device_array"

@@ -17,21 +17,6 @@ from xlashard.legacy.shardings.sharding_classes import (
     XLACompatibleSharding,
 )
 
-__all__ = [
-    "GSPMDSharding",
-    "Mesh",
-    "MeshPspecSharding",
-    "NamedSharding",
-    "OpShardingSharding",
-    "PartitionSpec",
-    "PmapSharding",
-    "PositionalSharding",
-    "Sharding",
-    "SingleDeviceSharding",
-    "XLACompatibleSharding",
-]
-
-
 _SPECS = "xlashard.legacy.shardings.partition_spec:PartitionSpec"
 
 _SPEC_NOTE = (

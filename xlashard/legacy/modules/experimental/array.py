@@ -14,17 +14,6 @@ Shard = jax.Shard
 make_array_from_callback = jax.make_array_from_callback
 make_array_from_single_device_arrays = jax.make_array_from_single_device_arrays
 
-__all__ = [
-    "Array",
-    "Device",
-    "Index",
-    "Shape",
-    "Shard",
-    "Sharding",
-    "make_array_from_callback",
-    "make_array_from_single_device_arrays",
-]
-
 
 class _ArrayType(type):
     """Metaclass that counts concrete arrays of JAX and of this package as instances."""

@@ -23,25 +23,6 @@ from xlashard.legacy.arrays.shards import (
 from xlashard.legacy.modules.entry import Entry
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 
-__all__ = [
-    "ArrayLike",
-    "Device",
-    "DeviceArray",
-    "GlobalDeviceArray",
-    "Index",
-    "MeshAxes",
-    "PartitionSpec",
-    "Shape",
-    "Shard",
-    "_GdaFastPathArgs",
-    "_get_shard_indices_replica_ids_uncached",
-    "_hashed_index",
-    "get_shard_indices",
-    "get_shard_indices_replica_ids",
-    "get_shard_shape",
-]
-
-
 ArrayLike = np.ndarray | DeviceArray
 
 

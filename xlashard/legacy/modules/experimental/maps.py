@@ -27,26 +27,6 @@ serial_loop = RemovedApi("jax.experimental.maps.serial_loop")
 xmap = RemovedApi("jax.experimental.maps.xmap")
 xmap_p = RemovedApi("jax.experimental.maps.xmap_p")
 
-__all__ = [
-    "EMPTY_ENV",
-    "AxisName",
-    "FrozenDict",
-    "Loop",
-    "Mesh",
-    "MeshAxisName",
-    "ResourceAxisName",
-    "ResourceEnv",
-    "SerialLoop",
-    "_PositionalSemantics",
-    "_positional_semantics",
-    "make_xmap_callable",
-    "mesh",
-    "serial_loop",
-    "thread_resources",
-    "xmap",
-    "xmap_p",
-]
-
 
 class FrozenDict(Mapping[Any, Any]):
     """Immutable, hashable dict.

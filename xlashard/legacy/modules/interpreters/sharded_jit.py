@@ -6,12 +6,6 @@ from xlashard.legacy.shardings.partition_spec import PartitionSpec
 sharded_jit = RemovedApi("jax.interpreters.sharded_jit.sharded_jit")
 with_sharding_constraint = RemovedApi("jax.interpreters.sharded_jit.with_sharding_constraint")
 
-__all__ = [
-    "PartitionSpec",
-    "sharded_jit",
-    "with_sharding_constraint",
-]
-
 _NO_SHARDED_JIT = "jax.jit takes its arguments today"
 
 ENTRIES: tuple[Entry, ...] = (

@@ -36,24 +36,6 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
     return (as_jax_arrays(xlashard.device_put(x, device)),)
 
 
-__all__ = [
-    "Device",
-    "DeviceArray",
-    "ShapedArray",
-    "_DeviceArray",
-    "abstractify",
-    "backend_specific_translations",
-    "core",
-    "device_put",
-    "make_device_array",
-    "pytype_aval_mappings",
-    "register_translation",
-    "translations",
-    "xc",
-    "xla_call_p",
-]
-
-
 _HOME = "jax.interpreters.xla"
 
 _NOTE = "`isinstance` is True for every fully addressable array, including today's."
