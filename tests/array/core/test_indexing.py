@@ -15,6 +15,8 @@ from tests.array.cases import DEVICES, SHARDINGS, named, same, value
 from tests.facts import naming
 from xlashard import (
     Array,
+    NamedSharding,
+    P,
     PmapSharding,
     SingleDeviceSharding,
     device_put,
@@ -282,3 +284,23 @@ def test_programs_with_indices_too_short_for_a_dimension() -> None:
             pjit(fun).lower(*args)
     pjit(lambda x: x[2**31 + 3] + x[-1]).lower(x)
     pjit(lambda x, i: x[i]).lower(wide, i)
+
+
+@pytest.mark.slow
+def test_short_slices_of_long_arrays_are_cut_from_their_shards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mesh = jax.sharding.Mesh(np.array(DEVICES[:8]).reshape(4, 2), ("x", "y"))
+    monkeypatch.setattr(indexing, "_LARGEST", 30)
+    value = np.arange(64 * 4, dtype=np.float32).reshape(64, 4)
+    indices = [np.s_[3:9], np.s_[14:34, 1:2], np.s_[15:17, 1:3], np.s_[60:64, ..., -1:]]
+    for spec in (P("x", "y"), P(None, "y")):
+        x = device_put(value, NamedSharding(mesh, spec))
+        with monkeypatch.context() as patch:
+            patch.setattr(indexing, "_get_item", None)
+            for index in indices:
+                part = x[index]
+                np.testing.assert_array_equal(part, value[index])
+                assert len(part.devices()) == 1 and not part.committed
+        np.testing.assert_array_equal(x[1:62], value[1:62])  # longer than a shard
+        np.testing.assert_array_equal(x[5:5], value[5:5])

@@ -1,5 +1,6 @@
 """Indexing and iteration on the devices, without a program where a shard is the result."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
@@ -163,6 +164,51 @@ def _tile_at(tiling: Tiling, shape: tuple[int, ...], bounds: Bounds) -> int | No
     return tile
 
 
+def _joined_slices(handle: Handle, index: Any) -> Handle | None:
+    """Return a short static slice on one device, cut from the shards that hold it, or None.
+
+    XLA would gather the whole array on every device first.
+    """
+    part = _static_part(index, handle.shape)
+    if part is None or part.dropped or not handle.is_fully_addressable or has_explicit_axes(handle):
+        return None
+    tiling = from_jax(handle.sharding).tiling(handle.shape)
+    extents = tiling.shard_shape(handle.shape)
+    lengths = [stop - start for start, stop in part.bounds]
+    if min(lengths) <= 0 or math.prod(lengths) > math.prod(extents):
+        return None
+    shards = split(handle)
+
+    def joined(tile: tuple[int, ...]) -> Any:
+        """Join the slices of all tiles whose numbers begin with the given ones."""
+        dim = len(tile)
+        if dim < handle.ndim:
+            (start, stop), extent = part.bounds[dim], extents[dim]
+            numbers = range(start // extent, (stop - 1) // extent + 1)
+            pieces = [joined((*tile, number)) for number in numbers]
+            return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, dim)
+        offsets = [n * extent for n, extent in zip(tile, extents, strict=True)]
+        starts = [max(b[0] - o, 0) for b, o in zip(part.bounds, offsets, strict=True)]
+        stops = [min(b[1] - o, e) for b, o, e in zip(part.bounds, offsets, extents, strict=True)]
+        number = 0
+        for position, count in zip(tile, tiling.counts, strict=True):
+            number = number * count + position
+        sizes = tuple(b - a for a, b in zip(starts, stops, strict=True))
+        cut = _cut(shards[tiling.replicas(number)[0]], tuple(map(np.int64, starts)), sizes)
+        return jax.device_put(cut, first)
+
+    with allow_transfers(), wide_integers(handle):
+        first = shards[0].sharding
+        whole = joined(())
+        aval = make_aval(whole.shape, handle.dtype, first, handle.weak_type)
+        return assemble(aval, first, [whole], committed=False)
+
+
+@partial(jax.jit, static_argnums=2)
+def _cut(x: Any, starts: Any, sizes: tuple[int, ...]) -> Any:
+    return jax.lax.dynamic_slice(x, starts, sizes)
+
+
 # Rows per program: one program per row would pay its launch for each, one for all rows of a long
 # array would take minutes to compile.
 _ROWS_AT_ONCE = 64
@@ -199,6 +245,8 @@ class Indexing(ArrayBase):
             if not handle.is_fully_replicated:
                 check_reduced(handle)
                 shard = whole_shard(handle, index)
+                if shard is None and is_long(handle):
+                    shard = _joined_slices(handle, index)
                 if shard is not None:
                     return wrap_results(type(self), shard, ())
             if is_long(handle):
