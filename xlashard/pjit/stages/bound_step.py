@@ -193,8 +193,8 @@ class BoundStep:
         if plan.takes_leaves and len(rest) == len(plan.inputs):
             # Arrays that fit are leaves, so the structure need not be compared.
             placed = []
-            for value, wanted in zip(rest, plan.inputs, strict=False):
-                handle = _fitting(value, wanted)
+            for value, expected in zip(rest, plan.inputs, strict=False):
+                handle = _fitting(value, expected)
                 if handle is None:
                     break
                 placed.append(handle)
@@ -212,12 +212,12 @@ class BoundStep:
             if i.position is not None
         ]
 
-    def _placed(self, value: Any, wanted: Input) -> Any:
+    def _placed(self, value: Any, expected: Input) -> Any:
         """Return the handle of an input, moved to where the program takes it."""
-        handle = _fitting(value, wanted)
+        handle = _fitting(value, expected)
         if handle is not None:
             return handle
-        aval, path, name = wanted.aval, wanted.path, self._plan.name
+        aval, path, name = expected.aval, expected.path, self._plan.name
         if isinstance(value, Tracer):
             raise ArgumentError(
                 f"{path} is a tracer: a bound step can't be part of a program; call the pjit-ed "
@@ -228,11 +228,11 @@ class BoundStep:
         text = f"{name} was bound for {{}}, but was called with {{}}"
         check_type(value, path, aval, text, "lower, compile and bind it for such arguments")
         check_alive(value, path, aval)
-        position, handle = wanted.position or 0, bare(value)
+        position, handle = expected.position or 0, bare(value)
         guards = active_guards()
         if guards is None:
             return self._program.place_one(position, handle)
-        with arguments_may_move(guards, [value], [path], [wanted.twin]):
+        with arguments_may_move(guards, [value], [path], [expected.twin]):
             return self._program.place_one(position, handle)
 
     def _check_unshared(self, handles: Sequence[Any], rest: tuple[Any, ...]) -> None:
@@ -279,17 +279,17 @@ class BoundStep:
         self._given.clear()
 
 
-def _fitting(value: Any, wanted: Input) -> Any:
+def _fitting(value: Any, expected: Input) -> Any:
     """Return the handle of an input that the program takes as it is; None for any other."""
-    handle, aval = value._buffers if type(value) is Array else value, wanted.aval
+    handle, aval = value._buffers if type(value) is Array else value, expected.aval
     if (
         type(handle) is HandleType
-        and wanted.position is not None
+        and expected.position is not None
         and (handle.aval == aval or (handle.shape, handle.dtype) == (aval.shape, aval.dtype))
         # An Array that lacks a shard is deleted.
         and not (lacks_buffer(handle) if handle is value else handle.is_deleted())
-        and handle.sharding == wanted.twin
-        and handle._pjrt_layout == wanted.layout
+        and handle.sharding == expected.twin
+        and handle._pjrt_layout == expected.layout
     ):
         return handle
     return None

@@ -57,37 +57,37 @@ def tree_to_json(tree: TreeDef) -> Json:
     return {"unknown": f"{kind.__module__}.{kind.__qualname__}", "children": children}
 
 
-def tree_from_json(said: Json) -> TreeDef:
+def tree_from_json(saved: Json) -> TreeDef:
     """Return the tree of JSON that `tree_to_json` wrote.
 
     Raises:
         SavedProgramError: If a class is not found, or is no node.
         ValueError: Or another error of reading, if the JSON is invalid.
     """
-    if said == "*":
+    if saved == "*":
         return _LEAF
-    if said is None:
+    if saved is None:
         return _NONE
     for name, kind in _SEQUENCES.items():
-        if name in said:
-            return make_node(kind, None, [tree_from_json(child) for child in said[name]])
+        if name in saved:
+            return make_node(kind, None, [tree_from_json(child) for child in saved[name]])
     for name, kind in _KEYED.items():
-        if name in said:
-            keys = [_read(key) for key in said["keys"]]
-            children = [tree_from_json(child) for child in said[name]]
+        if name in saved:
+            keys = [_read(key) for key in saved["keys"]]
+            children = [tree_from_json(child) for child in saved[name]]
             if len(keys) != len(children) or len(set(keys)) != len(keys):
                 # no-catalogue: needs an invalid header with a valid checksum
                 raise ValueError(f"{len(children)} entries for the keys {keys}")
             return make_node(kind, tuple(keys) if kind is not dict else keys, children)
-    kind = _find(said["class"])
-    children = [tree_from_json(child) for child in said["children"]]
+    kind = _find(saved["class"])
+    children = [tree_from_json(child) for child in saved["children"]]
     fields = getattr(kind, "_fields", None)
     if not isinstance(kind, type) or (fields is not None and len(fields) != len(children)):
-        raise SavedProgramError(_changed_text(said["class"], len(children)))
+        raise SavedProgramError(_changed_text(saved["class"], len(children)))
     try:
-        return make_node(kind, _read(said["data"]), children)
+        return make_node(kind, _read(saved["data"]), children)
     except RuntimeError:
-        raise SavedProgramError(_changed_text(said["class"], len(children))) from None
+        raise SavedProgramError(_changed_text(saved["class"], len(children))) from None
 
 
 def _changed_text(place: str, count: int) -> str:
@@ -98,37 +98,37 @@ def _changed_text(place: str, count: int) -> str:
     )
 
 
-def unknown_nodes(said: Json) -> list[str]:
+def unknown_nodes(saved: Json) -> list[str]:
     """Return the classes of nodes that were written as unknown."""
-    if not isinstance(said, dict):
+    if not isinstance(saved, dict):
         return []
-    found = [said["unknown"]] if "unknown" in said else []
+    found = [saved["unknown"]] if "unknown" in saved else []
     for name in (*_SEQUENCES, *_KEYED, "children"):
-        for child in said.get(name, ()):
+        for child in saved.get(name, ()):
             found += unknown_nodes(child)
     return list(dict.fromkeys(found))
 
 
-def fits(said: Json, tree: Json) -> bool:
+def fits(saved: Json, tree: Json) -> bool:
     """Return True if a tree, as JSON, is the saved one."""
-    if not isinstance(said, dict) or not isinstance(tree, dict):
-        return said == tree
-    if "unknown" in said:
-        if said["unknown"] != tree.get("unknown", str(tree.get("class")).replace(":", ".")):
+    if not isinstance(saved, dict) or not isinstance(tree, dict):
+        return saved == tree
+    if "unknown" in saved:
+        if saved["unknown"] != tree.get("unknown", str(tree.get("class")).replace(":", ".")):
             return False
-        return _all_fit(said["children"], tree["children"])
-    if said.keys() != tree.keys():
+        return _all_fit(saved["children"], tree["children"])
+    if saved.keys() != tree.keys():
         return False
     return all(
         _all_fit(value, tree[name])
         if name in (*_SEQUENCES, *_KEYED, "children")
         else value == tree[name]
-        for name, value in said.items()
+        for name, value in saved.items()
     )
 
 
-def _all_fit(said: Sequence[Json], trees: Sequence[Json]) -> bool:
-    return len(said) == len(trees) and all(map(fits, said, trees))
+def _all_fit(saved: Sequence[Json], trees: Sequence[Json]) -> bool:
+    return len(saved) == len(trees) and all(map(fits, saved, trees))
 
 
 def _write_place(value: Any) -> str:
@@ -196,16 +196,16 @@ def _write(value: Any) -> Json:
     return {"place": _write_place(value)}
 
 
-def _read(said: Json) -> Any:
-    if not isinstance(said, Mapping):
-        return said
-    (kind, content), *_ = said.items()
+def _read(saved: Json) -> Any:
+    if not isinstance(saved, Mapping):
+        return saved
+    (kind, content), *_ = saved.items()
     if kind == "enum":
         found = _find(content)
         if not (isinstance(found, type) and issubclass(found, enum.Enum)):
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError(f"{content} is no enumeration")
-        return found[said["name"]]
+        return found[saved["name"]]
     return _READERS[kind](content)
 
 
