@@ -83,7 +83,7 @@ ONE_CONCEPT = {
 }
 """Names of modules that several rooms have, for the same concept on different levels."""
 
-TO_RENAME = {"Call", "Group", "Restored", "Run", "Target", "group"}
+TO_RENAME = {"Call", "Run"}
 """Names that stand for different concepts still; the set only shrinks."""
 
 MIRRORS = (

@@ -148,7 +148,7 @@ array.buffer_makers array.makers array.movement array.pieces array.process_local
 array.rounds array.singles array.to_host array.unstacked geometry.groups geometry.reshard
 geometry.rounds legacy multihost numpy pictures pjit.recompile.explanation
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
-program.consistency.fingerprint program.consistency.group program.hlo.analysis
+program.consistency.fingerprint program.consistency.exchange program.hlo.analysis
 program.hlo.collectives program.hlo.module program.ir.donation_report program.runtime.oom
 program.runtime.shared_binary program.saved.program tpu train
 """

@@ -198,8 +198,8 @@ def test_the_executable_of_an_equal_module_is_reused(mesh):
     f(x)
     by_set_mesh(mesh, lambda: f(x))
     made = last(f)
-    assert (made.kind, made.executable) == ("lowering", "a program that says the same")
-    assert "executable from a program that says the same" in made.costs
+    assert (made.kind, made.executable) == ("lowering", "an equal program")
+    assert "executable from an equal program" in made.costs
     assert [str(d) for d in made.differences] == ["mesh in force: none → Mesh(x=4, y=2)"]
     assert len(explain_recompile(f).compilations) == 1
 

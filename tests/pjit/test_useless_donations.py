@@ -149,7 +149,7 @@ def test_why_a_donation_is_of_no_use(mesh, name):
     f = pjit(function, **keywords)
     said = one_warning(lambda: f.lower(*args).compile())
     assert reason in said
-    assert f"{function.__name__} was given a donated argument whose buffers" in said
+    assert f"{function.__name__} got a donated argument whose buffers" in said
     strict = pjit(function, donation="strict", **keywords)
     for _ in range(2):
         with pytest.raises(DonationError) as caught:

@@ -69,7 +69,7 @@ def test_programs_that_differ(cases, name):
     assert all(said["difference"] == kind for said in outcomes), text
     assert all(said["processes"] == [ODD] for said in outcomes)
     assert not [fact for fact in facts if fact not in text], text
-    assert "To mend it, " in text
+    assert "To fix this, " in text
     assert "XLASHARD_CHECK_PROGRAMS=0" in text
 
 
@@ -85,7 +85,7 @@ def test_an_operation_is_shown_with_its_line_in_both_processes(cases):
 
 
 @pytest.mark.slow
-def test_flags_that_may_differ_are_not_told(cases):
+def test_flags_that_may_differ_are_ignored(cases):
     assert "xla_dump_to" not in cases["flags"][0]["text"]
 
 
@@ -108,7 +108,7 @@ SAME = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAME)
-def test_nobody_is_refused_or_waited_for_without_a_reason(cases, name):
+def test_no_process_is_refused_or_awaited_without_a_reason(cases, name):
     assert [said.get("result", said) for said in cases[name]] == [SAME[name]] * 2
 
 

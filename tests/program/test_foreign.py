@@ -139,7 +139,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_said_replaces_what_the_module_says_and_no_more(case, update_goldens):
+def test_overrides_replace_only_their_own_attributes(case, update_goldens):
     source, said = CASES[case]
     foreign = read_foreign(source)
     wanted = planned(foreign, {i: make() for i, make in said.items()})
@@ -151,7 +151,7 @@ def test_each_golden_has_its_case(update_goldens):
     check_no_others(GOLDENS, {"errors.txt", *(f"{c}.mlir" for c in CASES)}, update=update_goldens)
 
 
-def test_what_a_module_says_of_itself():
+def test_properties_of_a_module():
     foreign = read_foreign(GSPMD)
     assert (foreign.name, foreign.num_partitions) == ("net", 8)
     assert foreign.partitioner is Partitioner.GSPMD

@@ -138,7 +138,7 @@ def test_only_the_data_of_a_ragged_all_to_all_counts():
     assert (found.kind, found.operand_bytes, found.result_bytes) == ("ragged-all-to-all", 128, 256)
 
 
-def test_an_operation_without_lines_is_told_by_the_next_that_has_some():
+def test_an_operation_without_lines_has_those_of_its_nearest_user():
     where = 'metadata={op_name="f/dot" source_file="model.py" source_line=3}'
     lines = [
         "%g = f32[4]{0} all-gather(%p0), replica_groups=[2,4]<=[8]",

@@ -71,7 +71,7 @@ def test_open_dimensions_are_the_partitioners_the_others_ours(partitioner):
     assert chosen(compiled(ADD, open_args)) == (((2, 1), (2, 1)), ((2, 1),))
 
 
-def test_what_nobody_asked_for_is_read_back_as_a_spec_on_the_mesh(partitioner):
+def test_open_shardings_are_read_back_as_specs_on_the_mesh(partitioner):
     on = mesh((2, 2, 2), ("a", "b", "c"))
     wanted = plan(
         [value((8, 8), named(("c", "a"), on=on)), value((8, 8))],
@@ -294,7 +294,7 @@ def unusable(partitioner):
     return lower(source, wanted)
 
 
-def test_an_unusable_donation_is_told_once(partitioner):
+def test_an_unusable_donation_is_reported_once(partitioner):
     lowered = unusable(partitioner)
     text = naming("step ", "state['w']: float32[8] as P('x')", "32 bytes", "float32[4], 16 bytes")
     with pytest.warns(DonationWarning, match=text):

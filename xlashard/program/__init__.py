@@ -1,4 +1,4 @@
-"""Programs: an annotated StableHLO module, compiled, that takes and gives buffer handles."""
+"""Programs: annotated StableHLO modules, compiled, that map buffer handles to buffer handles."""
 
 import typing as _typing
 

@@ -19,7 +19,7 @@ from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.shared_buffers import may_share
 from xlashard.pjit.stages.bound_step import BoundStep, bind_step
 from xlashard.pjit.stages.info import Stage, StageInfo, check_place, struct
-from xlashard.program.runtime.environment import Target
+from xlashard.program.runtime.environment import LoadTarget
 from xlashard.sharding import Mesh
 
 
@@ -264,7 +264,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         from xlashard.pjit.stages.serialization import load  # takes long to import, and few need it
 
         with short_tracebacks:
-            target = Target(devices, allow_other_flags)
+            target = LoadTarget(devices, allow_other_flags)
             return cls(*load(cls.__name__, data, target, (in_tree, out_tree)))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:

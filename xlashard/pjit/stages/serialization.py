@@ -16,7 +16,7 @@ from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.stages.tree_json import fits, tree_from_json, tree_to_json, unknown_nodes
-from xlashard.program.runtime.environment import Target
+from xlashard.program.runtime.environment import LoadTarget
 from xlashard.program.saved.container import Contents, pack, reading, unpack
 from xlashard.program.saved.program import load_program, save_program
 from xlashard.program.saved.values import type_from_json, type_to_json
@@ -59,7 +59,9 @@ def save(kind: str, info: StageInfo, compiled: CompiledProgram) -> bytes:
     return pack(header, sections)
 
 
-def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[StageInfo, CompiledProgram]:
+def load(
+    kind: str, data: bytes, target: LoadTarget, trees: Trees
+) -> tuple[StageInfo, CompiledProgram]:
     """Return the compiled function of serialized bytes.
 
     Args:
@@ -87,7 +89,7 @@ def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[StageInf
 
 
 def _loaded(
-    header: Any, contents: Contents, target: Target, trees: Trees
+    header: Any, contents: Contents, target: LoadTarget, trees: Trees
 ) -> tuple[StageInfo, CompiledProgram]:
     with reading():
         program, name = contents.header["program"], str(header["name"])

@@ -20,7 +20,7 @@ from xlashard.pjit.stages.info import StageInfo, struct
 from xlashard.pjit.stages.serialization import load
 from xlashard.pjit.stages.stablehlo_plan import UserOverrides, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
-from xlashard.program.runtime.environment import Target
+from xlashard.program.runtime.environment import LoadTarget
 from xlashard.sharding import Mesh, XLACompatibleSharding
 
 
@@ -144,7 +144,9 @@ class StableHLOProgram(Executable):
             SavedProgramError: If the bytes are damaged or no saved program, or were made by another
                 version, with other flags or for other devices.
         """
-        info, compiled = load(cls.__name__, data, Target(devices, allow_other_flags), (None, None))
+        info, compiled = load(
+            cls.__name__, data, LoadTarget(devices, allow_other_flags), (None, None)
+        )
         return cls(compiled, info.donated)
 
     def __repr__(self) -> str:

@@ -1,12 +1,11 @@
-"""Programs that agree: the processes of one compare it before they run it for the first time.
+"""Comparison of a program between its processes, before its first run.
 
-| modules | what is in them |
+| module | contents |
 |---|---|
-| `fingerprint` | what they must have in common, as a digest and, for errors, in words |
-| `subject` | what a process says when it comes |
-| `group` | coming together, and what follows |
-| `agreements` | all groups of this process, and whether and how long it looks for them |
-| `difference`, `listing`, `message` | in what two programs differ, down to the line of Python |
+| `fingerprint` | digest and description of a program, and the proposals of a process |
+| `exchange` | exchange of proposals between the processes of a program |
+| `checker` | all groups of this process, and the policy of comparison |
+| `difference`, `listing` | differences of two programs, down to the line of Python |
 """
 
 import typing as _typing

@@ -1,4 +1,4 @@
-"""The agreements of this process with others, and whether and how long it looks for them."""
+"""Consistency checks of this process, and the policy of comparison."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -8,21 +8,21 @@ from xlashard.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.processes import store
-    from xlashard.program.consistency import group as meeting
+    from xlashard.program.consistency import exchange as groups
     from xlashard.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
 else:
     store = deferred("xlashard.processes.store")
-    meeting = deferred("xlashard.program.consistency.group")
+    groups = deferred("xlashard.program.consistency.exchange")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How programs of several processes are compared.
+    """Policy for the comparison of programs of several processes.
 
     Attributes:
-        enabled: Whether they are.
-        timeout: How long a process waits for the others, in seconds. Compiling elsewhere may take
-            long, and so this is long.
+        enabled: Whether programs are compared.
+        timeout: Timeout of a process for its peers, in seconds; long, since a peer may compile
+            for a long time.
     """
 
     enabled: bool = True
@@ -30,76 +30,76 @@ class Policy:
 
 
 class ConsistencyChecker:
-    """What this process has agreed on with others.
+    """Programs that this process has compared with its peers.
 
-    A digest that a group has agreed on stays so, whoever forgets the program: nobody waits for
-    others that have no reason to come again.
+    A digest that matched in a group is never compared again, even if a process drops the program:
+    its peers have no reason to repeat the exchange.
     """
 
     def __init__(self) -> None:
         self.policy = Policy()
-        self._groups: dict[tuple[int, ...], meeting.Group] = {}
+        self._groups: dict[tuple[int, ...], groups.ConsistencyGroup] = {}
         self._lock = threading.Lock()
-        self._is_said = False
+        self._is_announced = False
 
     def use(self, policy: Policy) -> Policy:
-        """Compare programs by a policy from now on; gives the one before."""
+        """Set the policy, and return the previous one."""
         before, self.policy = self.policy, policy
         return before
 
     def admit(self, fingerprint: "ProgramFingerprint", naming: "ValueNamer | None" = None) -> bool:
-        """Return once all processes of a program have come to run it for the first time.
+        """Return once all processes of a program have arrived at its first run.
 
         Args:
             fingerprint: The program.
-            naming: Names the values that its function closes over.
+            naming: Returns the name of a closed-over value.
 
         Returns:
-            Whether that is settled for good; not where comparing is turned off.
+            Whether the result is final; False where comparison is turned off.
 
         Raises:
-            ProgramsDifferError: They have another one.
-            ProcessesError: Some did not come.
+            ProgramsDifferError: A process has another program.
+            ProcessesError: A process did not arrive.
         """
         policy = self.policy
         if not is_shared(fingerprint):
             return True
-        if self._is_said == policy.enabled:
-            self._say(policy.enabled)
+        if self._is_announced == policy.enabled:
+            self._announce(policy.enabled)
         if policy.enabled:
             self.group(fingerprint.group).admit(fingerprint, naming, policy.timeout)
         return policy.enabled
 
     def compare(self, fingerprint: "ProgramFingerprint") -> None:
-        """Return the same for those who need it before they run a program, and in any case.
+        """Compare a program now, whatever the policy.
 
         Args:
             fingerprint: The program.
 
         Raises:
-            ProgramsDifferError: They have another one.
-            ProcessesError: Some did not come.
+            ProgramsDifferError: A process has another program.
+            ProcessesError: A process did not arrive.
         """
         self.group(fingerprint.group).admit(fingerprint, None, self.policy.timeout)
 
-    def group(self, processes: tuple[int, ...]) -> "meeting.Group":
+    def group(self, processes: tuple[int, ...]) -> "groups.ConsistencyGroup":
         """Return the group of these processes."""
         with self._lock:
-            return self._groups.setdefault(processes, meeting.Group(processes))
+            return self._groups.setdefault(processes, groups.ConsistencyGroup(processes))
 
-    def _say(self, enabled: bool) -> None:
+    def _announce(self, enabled: bool) -> None:
         """Announce to the peers whether this process takes part in comparisons."""
-        key = f"{meeting.UNCHECKED}/{coordination.process_index()}"
+        key = f"{groups.UNCHECKED}/{coordination.process_index()}"
         with self._lock:
             if enabled:
                 store.drop(key)
             else:
                 store.write(key, b"", overwrite=True)
-            self._is_said = not enabled
+            self._is_announced = not enabled
 
 
 def is_shared(fingerprint: "ProgramFingerprint") -> bool:
-    """Return whether a program runs on devices of this process and of others that it can ask."""
+    """Return whether a program runs on devices of this process and of reachable peers."""
     group = fingerprint.group
     if len(group) < 2 or coordination.client() is None:
         return False
@@ -107,4 +107,4 @@ def is_shared(fingerprint: "ProgramFingerprint") -> bool:
 
 
 CONSISTENCY = ConsistencyChecker()
-"""The agreements of this process."""
+"""Consistency checks of this process."""

@@ -1,4 +1,4 @@
-"""In what two programs differ: the first thing that says most to whoever looks for the reason."""
+"""Differences between two programs, the most informative first."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -17,15 +17,15 @@ from xlashard.program.consistency.listing import (
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs, and what to do.
+    """A difference, and advice.
 
     Attributes:
-        kind: What it is, in a word.
-        title: What it is, in a sentence.
-        one: What the first process has.
-        other: What the other process has.
-        fix: What to do.
-        lines: A diff of the two modules.
+        kind: Kind of the difference.
+        title: The difference, as a sentence.
+        one: Value of the first process.
+        other: Value of the other process.
+        fix: Advice.
+        lines: Diff of the two modules.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Difference:
 
 
 def find_difference(one: ProgramDescription, other: ProgramDescription) -> Difference:
-    """Return the most telling difference of two programs."""
+    """Return the most informative difference of two programs."""
     found = (look(one, other) for look in _LOOKS)
     return next(difference for difference in found if difference is not None)
 
@@ -45,7 +45,7 @@ def find_difference(one: ProgramDescription, other: ProgramDescription) -> Diffe
 def environment_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Difference | None:
     """Return the first version or variable that differs between two processes."""
     for name in dict.fromkeys((*one, *other)):
-        texts = [said.get(name, "") for said in (one, other)]
+        texts = [variables.get(name, "") for variables in (one, other)]
         if texts[0] == texts[1]:
             continue
         if name.isupper():
@@ -99,18 +99,18 @@ def _types(one: ProgramDescription, other: ProgramDescription) -> Difference | N
     return Difference("argument", title, texts[0], texts[1], fix)
 
 
-def _path(told: ValueDescription, number: int) -> str:
-    return told.path or f"{number} (an array that the function closes over)"
+def _path(value: ValueDescription, number: int) -> str:
+    return value.path or f"{number} (an array that the function closes over)"
 
 
 def _shardings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for path, mine, theirs in _values(one, other):
-        if mine.sharding != theirs.sharding:
+    for path, mine, peer in _values(one, other):
+        if mine.sharding != peer.sharding:
             return Difference(
                 "sharding",
                 f"The sharding of {path} is not the same:",
                 mine.sharding,
-                theirs.sharding,
+                peer.sharding,
                 "give the same in_shardings and out_shardings, on the same mesh, in every process, "
                 "and place the arguments alike",
             )
@@ -120,10 +120,10 @@ def _shardings(one: ProgramDescription, other: ProgramDescription) -> Difference
 def _values(
     one: ProgramDescription, other: ProgramDescription
 ) -> Iterator[tuple[str, ValueDescription, ValueDescription]]:
-    for number, (mine, theirs) in enumerate(zip(one.arguments, other.arguments, strict=True)):
-        yield f"the argument {_path(mine, number)}", mine, theirs
-    for number, (mine, theirs) in enumerate(zip(one.results, other.results, strict=False)):
-        yield mine.path or f"the result {number}", mine, theirs
+    for number, (mine, peer) in enumerate(zip(one.arguments, other.arguments, strict=True)):
+        yield f"the argument {_path(mine, number)}", mine, peer
+    for number, (mine, peer) in enumerate(zip(one.results, other.results, strict=False)):
+        yield mine.path or f"the result {number}", mine, peer
 
 
 def _devices(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
@@ -154,25 +154,25 @@ def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference 
 
 
 def _rest(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for path, mine, theirs in _values(one, other):
-        if mine.rest != theirs.rest:
+    for path, mine, peer in _values(one, other):
+        if mine.rest != peer.rest:
             return Difference(
                 "donation",
-                f"What is asked of {path} is not the same:",
+                f"Donation, layout or memory of {path} is not the same:",
                 mine.rest or "nothing",
-                theirs.rest or "nothing",
+                peer.rest or "nothing",
                 "donate the same arguments, and ask for the same layouts, in every process",
             )
     return None
 
 
 def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for mine, theirs in zip(one.closed, other.closed, strict=False):
-        if mine != theirs:
+    for mine, peer in zip(one.closed, other.closed, strict=False):
+        if mine != peer:
             return Difference(
                 "closed over",
                 f"Its values are not the same: {mine[0]}",
-                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (mine, theirs)),
+                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (mine, peer)),
                 fix="compute or read it alike in every process (the same seed, the same file), or "
                 "send one process's by xlashard.multihost.broadcast_one_to_all",
             )
@@ -190,19 +190,19 @@ def _callbacks(one: ProgramDescription, other: ProgramDescription) -> Difference
 def _operations(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if not one.text or not other.text:
         return None
-    mine, theirs = Listing(one.text), Listing(other.text)
-    number = first_difference(mine.lines, theirs.lines)
+    mine, peer = Listing(one.text), Listing(other.text)
+    number = first_difference(mine.lines, peer.lines)
     if number is None:
         return None
     return Difference(
         "operation",
         f"The first operation that differs, in line {number + 1} of the module:",
         place_text(mine.place(number), one.code),
-        place_text(theirs.place(number), other.code),
+        place_text(peer.place(number), other.code),
         "let nothing that differs between processes (jax.process_index(), the time, a random "
         "number of Python or NumPy, the order of a set) reach the traced function; what must "
         "differ goes in as data",
-        tuple(small_diff(mine.lines, theirs.lines, number)),
+        tuple(small_diff(mine.lines, peer.lines, number)),
     )
 
 
@@ -241,26 +241,26 @@ _LOOKS: Sequence[Callable[[ProgramDescription, ProgramDescription], Difference |
 
 
 def error_text(
-    came: Mapping[int, Proposal],
+    proposals: Mapping[int, Proposal],
     pair: tuple[int, int],
     found: Difference,
     before: tuple[str, ...],
 ) -> str:
-    """Return the text of the error.
+    """Return the text of a `ProgramsDifferError`.
 
     Args:
-        came: What each process came with.
-        pair: Of which two the difference is told.
+        proposals: Proposal of each process.
+        pair: The two processes that are compared.
         found: The difference.
-        before: The programs that all of them ran before.
+        before: Programs that all processes ran before.
     """
-    names = dict.fromkeys(came[p].first[1].partition("(")[0] for p in pair)
+    names = dict.fromkeys(proposals[p].first[1].partition("(")[0] for p in pair)
     alike = found.kind in ("version", "flags")
     what = "are not set up alike" if alike else "are not about to run the same program"
     lines = [f"{' and '.join(names)}: the processes {what}, so none of them runs it"]
     sides: dict[tuple[str, str], list[int]] = {}
-    for process, said in came.items():
-        sides.setdefault(said.first, []).append(process)
+    for process, proposal in proposals.items():
+        sides.setdefault(proposal.first, []).append(process)
     for (_, brief), processes in sides.items():
         lines.append(f"  {format_processes(processes)}: {brief}")
     lines.append(found.title)
@@ -272,7 +272,7 @@ def error_text(
         lines.append(f"  (- is of process {pair[0]}, + of process {pair[1]})")
         lines += [f"    {line}" for line in found.lines]
     if before:
-        count = counted(came[pair[0]].number - 1, "program")
+        count = counted(proposals[pair[0]].number - 1, "program")
         lines.append(f"They agreed on {count} before, the last one last: {', '.join(before)}")
-    lines.append(f"To mend it, {found.fix}. ({CHECK_PROGRAMS}=0 turns the comparison off.)")
+    lines.append(f"To fix this, {found.fix}. ({CHECK_PROGRAMS}=0 turns the comparison off.)")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What the processes of a program must have in common before they run it."""
+"""Fingerprints of programs, which must be equal in all of their processes."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from xlashard.program.runtime.flags import NOT_COMPILED_IN
 from xlashard.sharding import NamedSharding, XLACompatibleSharding
 from xlashard.wording import typed
 
-# How many arguments are written out where a program is only named.
+# Number of arguments in a short description.
 _TYPES_SHOWN = 4
 _DEVICES_SHOWN = 8
 
 type ValueNamer = Callable[[Any], str]
-"""What a person calls a value that a function closes over."""
+"""Returns the name of a closed-over value."""
 
 
 class ClosedOver(Protocol):
@@ -41,13 +41,13 @@ class ClosedOver(Protocol):
 
 @dataclass(frozen=True)
 class ValueDescription:
-    """An argument or result as it is told to another process.
+    """An argument or result in the description of a program.
 
     Attributes:
         path: Its path.
         type: Dtype and shape.
-        sharding: Where it goes.
-        rest: What else was said of it.
+        sharding: Its sharding.
+        rest: Donation, layout and memory.
     """
 
     path: str
@@ -58,19 +58,19 @@ class ValueDescription:
 
 @dataclass(frozen=True)
 class ProgramDescription:
-    """All of a program that another process may want to see.
+    """Description of a program for other processes.
 
     Attributes:
         name: The function's name.
         arguments: Its arguments.
         results: Its results.
-        devices: The devices it runs on.
-        settings: How it is compiled.
-        closed: What it closes over: name, type, digest.
+        devices: Its devices.
+        settings: Settings of the compiler.
+        closed: Name, type and digest of every closed-over value.
         callbacks: The Python functions that it calls.
-        before: The programs that ran before it, the last one last.
-        text: The module, with its locations; empty where there is none.
-        code: The lines of Python that the module names, by file and number.
+        before: Programs that ran before it, in order.
+        text: The module, with its locations; empty for a program from a file.
+        code: Lines of Python that the module refers to, by file and number.
     """
 
     name: str
@@ -91,25 +91,25 @@ class ProgramDescription:
     @classmethod
     def from_bytes(cls, data: bytes) -> "ProgramDescription":
         """Parse the JSON of `to_bytes`."""
-        said = json.loads(data)
+        record = json.loads(data)
         for side in ("arguments", "results"):
-            said[side] = tuple(ValueDescription(**value) for value in said[side])
-        said["closed"] = tuple((name, kind, digest) for name, kind, digest in said["closed"])
-        said["callbacks"], said["before"] = tuple(said["callbacks"]), tuple(said["before"])
-        return cls(**said)
+            record[side] = tuple(ValueDescription(**value) for value in record[side])
+        record["closed"] = tuple((name, kind, digest) for name, kind, digest in record["closed"])
+        record["callbacks"], record["before"] = tuple(record["callbacks"]), tuple(record["before"])
+        return cls(**record)
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramFingerprint:
-    """A program as its processes compare it.
+    """Fingerprint of a program.
 
     Attributes:
-        plan: What it was made by.
-        module: Its module; None for a program that was loaded from a file.
-        request: How it is compiled; None likewise.
-        callbacks: The names of the Python functions that it calls.
-        closed: What it closes over; None for nothing.
-        saved: For a program from a file, the digest of the module that it was made of.
+        plan: Its plan.
+        module: Its module; None for a program from a file.
+        request: Its compile request; None for a program from a file.
+        callbacks: Names of the Python functions that it calls.
+        closed: Its closed-over values, if any.
+        saved: Digest of the module of a program from a file.
     """
 
     plan: ProgramPlan
@@ -138,7 +138,7 @@ class ProgramFingerprint:
     def digest(self) -> str:
         """Return a digest of everything that must be equal in every process.
 
-        It is the same whatever a process has traced before, and in every run.
+        It does not depend on earlier traces, nor on the run.
         """
         closed = () if self.closed is None else tuple(self.closed.digests())
         parts = (
@@ -162,15 +162,15 @@ class ProgramFingerprint:
         """Return the description of the program for other processes.
 
         Args:
-            naming: Names the values that its function closes over.
-            before: The programs that ran before it.
+            naming: Returns the name of a closed-over value.
+            before: Programs that ran before it.
         """
         plan = self.plan
         text = "" if self.module is None else modules.to_text(self.module, debug_info=True)
         return ProgramDescription(
             name=self.name,
-            arguments=tuple(map(_told, plan.args, plan.donated)),
-            results=tuple(_told(value, False) for value in plan.results),
+            arguments=tuple(map(_describe_value, plan.args, plan.donated)),
+            results=tuple(_describe_value(value, False) for value in plan.results),
             devices=_devices_text(plan),
             settings=self._settings(),
             closed=() if self.closed is None else tuple(self.closed.describe(naming)),
@@ -187,7 +187,7 @@ class ProgramFingerprint:
         return settings | compiler.settings(self.request)
 
 
-def _told(value: ValuePlan, donated: bool) -> ValueDescription:
+def _describe_value(value: ValuePlan, donated: bool) -> ValueDescription:
     rest = [
         "donated" if donated else "",
         f"the layout {value.layout}" if value.layout else "",
@@ -208,7 +208,7 @@ def _sharding_text(sharding: XLACompatibleSharding | None) -> str:
         mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         entries = list(sharding.spec.partitions)
         while entries and entries[-1] is None:
-            # One may write it or leave it out.
+            # Trailing None entries are optional.
             entries.pop()
         return f"{sharding.spec.update(partitions=entries)} on the mesh ({mesh})"
     return repr(sharding)
@@ -230,7 +230,7 @@ def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
     """Return the versions and compiler flags that all processes must share."""
     mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
     found = Environment.of(mine[:1])
-    said = {
+    values = {
         "xlashard": __version__,
         "jax": found.jax,
         "jaxlib": found.jaxlib,
@@ -240,20 +240,19 @@ def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
     for variable, value in found.flags:
         kept = sorted({flag for flag in value.split() if not flag.startswith(NOT_COMPILED_IN)})
         if kept:
-            said[variable] = " ".join(kept)
-    return said
+            values[variable] = " ".join(kept)
+    return values
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one process is about to run for the first time.
+    """Programs that a process is about to run for the first time.
 
     Attributes:
-        programs: Digest and short text of each program that a thread of it waits with; the first
-            one came first.
-        number: Which of its programs the first one is.
-        is_threaded: Whether other threads may come with other programs.
-        environment: Its versions and flags, as long as the group has not compared them.
+        programs: Digest and short description of each waiting program, the oldest first.
+        number: Number of the oldest program among all programs of the process.
+        is_threaded: Whether other threads may propose other programs.
+        environment: Its versions and flags, until the group has compared them.
     """
 
     programs: tuple[tuple[str, str], ...]
@@ -268,9 +267,9 @@ class Proposal:
     @classmethod
     def from_text(cls, text: str) -> "Proposal":
         """Parse the JSON of `to_text`."""
-        said = json.loads(text)
-        programs = tuple((digest, brief) for digest, brief in said.pop("programs"))
-        return cls(programs, **said)
+        record = json.loads(text)
+        programs = tuple((digest, brief) for digest, brief in record.pop("programs"))
+        return cls(programs, **record)
 
     @property
     def digests(self) -> frozenset[str]:

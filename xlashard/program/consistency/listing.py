@@ -1,4 +1,4 @@
-"""The text of a module, line by line, and where in Python each line comes from."""
+"""Lines of a module, with their source locations in Python."""
 
 import linecache
 import re
@@ -15,17 +15,17 @@ _WITH_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"\((#loc\d*)\)')
 _CONSTANT = re.compile(r"\s*(%\w+) = stablehlo\.constant\b")
 _REFERENCE = re.compile(r"#loc\d*")
 
-# Lines of a module that are shown before the first that differs, and from it on.
+# Lines of a diff before the first difference, and from it on.
 _BEFORE, _FROM = 2, 6
-# Lines in which a constant should have been used.
+# Lines to search for the use of a constant.
 _SEARCHED = 1000
-# Characters of a line that are shown.
+# Characters of a line in a diff.
 _WIDTH = 150
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in Python an operation comes from.
+class SourcePlace:
+    """Source location of an operation.
 
     Attributes:
         file: The file.
@@ -63,7 +63,7 @@ class Listing:
             self.lines.append(_LOCATION.sub("", line) if found else line)
             self._locations.append(found[-1] if found else "")
 
-    def place(self, number: int) -> Place | None:
+    def place(self, number: int) -> SourcePlace | None:
         """Return the source location of a line, or of the next line with a location."""
         number = self._use_of_constant(number)
         for location in self._locations[number : number + _FROM]:
@@ -81,19 +81,20 @@ class Listing:
         following = range(number + 1, min(number + _SEARCHED, len(self.lines)))
         return next((n for n in following if use.search(self.lines[n])), number)
 
-    def _place(self, location: str, function: str) -> Place | None:
+    def _place(self, location: str, function: str) -> SourcePlace | None:
         """Return the innermost place of a location, and the function that it is in."""
         for _ in range(len(self._named) + 1):
-            said = self._named.get(location, location)
-            in_file = _IN_FILE.match(said)
+            text = self._named.get(location, location)
+            in_file = _IN_FILE.match(text)
             if in_file is not None:
-                # A text that came from no file is called so.
-                return None if in_file[1] == "-" else Place(in_file[1], int(in_file[2]), function)
-            with_name = _WITH_NAME.fullmatch(said)
+                # The file name of a text without a file.
+                found = SourcePlace(in_file[1], int(in_file[2]), function)
+                return None if in_file[1] == "-" else found
+            with_name = _WITH_NAME.fullmatch(text)
             if with_name is not None:
                 function = with_name[1]
-            # Of a call, the place inside of what is called comes first.
-            inner = _REFERENCE.search(said) if said != location else None
+            # The location of a call begins with that of the callee.
+            inner = _REFERENCE.search(text) if text != location else None
             if inner is None:
                 return None
             location = inner[0]
@@ -164,10 +165,10 @@ def _cut(line: str, column: int) -> str:
     return ("…" if first else "") + part + ("…" if first + _WIDTH < len(line) else "")
 
 
-def place_text(place: Place | None, code: Mapping[str, str]) -> str:
+def place_text(place: SourcePlace | None, code: Mapping[str, str]) -> str:
     """Return the text of a source location: `train.py:12 in step: y = x * 2`."""
     if place is None:
-        return "no line of Python is known for it"
+        return "unknown source line"
     function = f" in {place.function}" if place.function else ""
     line = code.get(place.key, "")
     return f"{place.key}{function}" + (f": {line}" if line else "")

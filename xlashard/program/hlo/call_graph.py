@@ -1,4 +1,4 @@
-"""How often each computation of a module runs, from HLO text."""
+"""Call graph of a module, with the number of runs of each computation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,19 +7,19 @@ from xlashard.program.hlo.module import Computation, HloText, Instruction
 from xlashard.program.hlo.while_loops import trip_count
 
 BRANCH_ATTRIBUTES = ("branch_computations", "true_computation", "false_computation")
-"""The attributes by which a `conditional` names what it may call."""
+"""Attributes of a `conditional` with the names of its branches."""
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """How often a computation runs in one execution of the program, and what makes it run.
+    """Number of runs of a computation in one execution of the program, and its caller.
 
     Attributes:
-        times: How often, if every branch on the way is taken, and with 1 for each loop on the way
-            whose trip count is not known.
-        known: Whether all those trip counts are known.
+        times: Number of runs, with every branch taken, and one run per loop of unknown trip
+            count.
+        known: Whether the trip counts of all loops around it are known.
         conditional: Whether it may be skipped by a branch.
-        asynchronous: Whether it runs beside other work, from a start to a done.
+        asynchronous: Whether it overlaps with other work, from a start to a done.
         caller: An instruction that calls it; None for the entry.
         site: The computation of that instruction.
     """
@@ -34,10 +34,10 @@ class CallSite:
     def operand_for(self, computation: Computation, parameter: Instruction) -> str:
         """Return the caller's operand that a parameter holds; empty if unknown.
 
-        The state of a loop is that before its first run.
+        The state of a loop is its initial one.
 
         Args:
-            computation: What runs.
+            computation: The called computation.
             parameter: One of its parameters.
         """
         if self.caller is None:
@@ -60,20 +60,20 @@ def find_call_sites(module: HloText) -> dict[str, CallSite]:
     """
     if module.entry not in module.computations:
         return {}
-    runs = {module.entry: CallSite()}
+    sites = {module.entry: CallSite()}
     calls = {name: list(_calls(module, c)) for name, c in module.computations.items()}
     for name in _callers_first(module.entry, calls):
-        run = runs[name]
+        site = sites[name]
         for callee, call in calls[name]:
             added = replace(
                 call,
-                times=run.times * call.times,
-                known=run.known and call.known,
-                conditional=run.conditional or call.conditional,
-                asynchronous=run.asynchronous or call.asynchronous,
+                times=site.times * call.times,
+                known=site.known and call.known,
+                conditional=site.conditional or call.conditional,
+                asynchronous=site.asynchronous or call.asynchronous,
             )
-            runs[callee] = _together(runs[callee], added) if callee in runs else added
-    return runs
+            sites[callee] = _together(sites[callee], added) if callee in sites else added
+    return sites
 
 
 def _together(one: CallSite, other: CallSite) -> CallSite:
@@ -106,7 +106,7 @@ def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Cal
     """Yield the computations that a computation calls, with their call sites."""
     for instruction in computation.instructions.values():
         if instruction.opcode.endswith(("-update", "-done")):
-            # The start of an asynchronous call has named what it calls.
+            # The start of the asynchronous call names the computation.
             continue
         for attribute, callee in instruction.called():
             if callee in module.computations:
@@ -122,5 +122,5 @@ def _run(module: HloText, site: Computation, caller: Instruction, attribute: str
     trips = trip_count(module, site, caller)
     if trips is None:
         return replace(run, known=False)
-    # The condition runs once more, to say no.
+    # The condition runs once more than the body.
     return replace(run, times=trips + (attribute == "condition"))

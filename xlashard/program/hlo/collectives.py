@@ -1,4 +1,4 @@
-"""What a compiled program sends between its devices, from its optimised HLO."""
+"""Collectives of a compiled program, from its optimised HLO."""
 
 import re
 from collections import deque
@@ -43,24 +43,23 @@ class Collective:
     """One collective of a compiled program. All bytes are those of one device and one run of it.
 
     Attributes:
-        kind: What it does.
+        kind: Kind of collective.
         name: The instruction's name; that of its start, where it is asynchronous.
         computation: The computation that it stands in.
-        operands: The types of what each device puts in.
-        results: The types of what each device gets out. Of a ragged-all-to-all, whose sizes are
-            data, both are the most that there is room for.
-        groups: The groups of devices that talk to each other, or for a permutation the pairs.
-        times: How often it runs in one execution of the program: the product of the trip counts
-            of the loops around it, with 1 for a loop of which the text tells none.
-        times_known: Whether all those trip counts are known.
-        conditional: Whether it stands in a branch that may not be taken; `times` counts as if it
-            were.
+        operands: Operand types per device.
+        results: Result types per device. For a ragged-all-to-all, whose sizes are data, both are
+            the capacity.
+        groups: Replica groups, or the source-target pairs of a permutation.
+        times: Number of runs in one execution of the program: the product of the trip counts of
+            the loops around it, with 1 for a loop of unknown trip count.
+        times_known: Whether the trip counts of all loops around it are known.
+        conditional: Whether it is in a branch; `times` assumes that the branch is taken.
         asynchronous: Whether its start and its end are apart, with other work between them.
-        op_name: What JAX called the operation whose value it gathers, reduces or exchanges, or the
-            path of the argument that it does so with; empty if unknown.
+        op_name: JAX's name of the operation whose value it gathers, reduces or exchanges, or the
+            path of the argument; empty if unknown.
         frames: The source lines that the operation comes from, the innermost first.
-        needed_by: What JAX called the nearest operation of known lines that uses the result, maybe
-            after others have passed it on.
+        needed_by: JAX's name of the nearest operation with known lines that uses the result,
+            directly or through other operations.
         needed_by_frames: The lines of that operation.
     """
 
@@ -127,15 +126,15 @@ class CollectiveTotal:
     counts once for each of its runs.
 
     Attributes:
-        kind: What they do.
+        kind: Kind of collective.
         along: The axes as text, `data, model`; their groups, where they match no axes of the mesh
             or no mesh was given.
-        count: How many there are in the program's text.
-        times: How often one of them runs.
-        operand_bytes: Bytes that a device puts in.
-        result_bytes: Bytes that a device gets out.
+        count: Number of them in the program's text.
+        times: Number of their runs.
+        operand_bytes: Operand bytes of a device.
+        result_bytes: Result bytes of a device.
         payload_bytes: Bytes of the larger of the two, collective by collective.
-        sent_bytes: Bytes that a device sends under an algorithm that wastes none.
+        sent_bytes: Bytes that a device sends under an optimal algorithm.
     """
 
     kind: CollectiveKind
@@ -166,8 +165,8 @@ def summarize(
     """Add collectives up by kind and by the axes that they run along.
 
     Args:
-        collectives: What `read_collectives` found.
-        grid: The mesh whose axes give names to the groups.
+        collectives: Collectives of a program.
+        grid: The mesh whose axes name the groups.
         order: The mesh position of each device of the program; None if they are the same.
 
     Returns:
@@ -223,7 +222,7 @@ _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 def _is_later_part(computation: Computation, run: CallSite) -> bool:
-    """Return whether a collective there is but a part of one that started elsewhere.
+    """Return whether a collective in this computation continues one that started elsewhere.
 
     TPU's compiler spreads an asynchronous collective over the operations that hide it: a fusion
     that starts it, fusions that push it on beside their own work, and one that ends it, each with
@@ -255,19 +254,19 @@ def _collective(
 ) -> Collective:
     operands = _operand_types(computation, instruction)
     if kind == "ragged-all-to-all":
-        # The others are the buffer of the result, and offsets and sizes.
+        # The other operands are the result buffer, offsets and sizes.
         operands = operands[:1]
     results = _result_types(computation, instruction, operands)
     caller = run.caller if run.caller is not None and run.caller.opcode == "fusion" else None
     if caller is not None and kind == "all-reduce" and _is_scatter(caller):
         kind, results = "reduce-scatter", array_types(caller.type)
-    told_by = [instruction, *([caller] if caller is not None else [])]
-    frames = next(filter(None, map(module.frames, told_by)), ())
-    op_name = next(filter(None, map(module.op_name, told_by)), "")
+    named = [instruction, *([caller] if caller is not None else [])]
+    frames = next(filter(None, map(module.frames, named)), ())
+    op_name = next(filter(None, map(module.op_name, named)), "")
     site = module.computations[run.site] if caller is not None else computation
-    user = told_user(module, site, caller or instruction)
+    user = nearest_user(module, site, caller or instruction)
     if not (frames or op_name or user):
-        # XLA names no line where it reshards a value for the program's results.
+        # XLA omits source lines where it reshards a value for the program's results.
         maker = _named_maker(module, site, caller or instruction)
         if maker is not None:
             op_name, frames = module.op_name(maker), module.frames(maker)
@@ -291,7 +290,7 @@ def _collective(
     )
 
 
-def told_user(
+def nearest_user(
     module: HloText, computation: Computation, instruction: Instruction
 ) -> Instruction | None:
     """Return the nearest instruction that uses a value, over others if need be, and that has lines.
@@ -350,7 +349,7 @@ def _result_types(
     for user in computation.users.get(instruction.name, ()):
         if user.opcode.endswith("-done"):
             return array_types(user.type)
-    # Its own type begins with the operands and may end with numbers for the runtime's own use.
+    # The type of a start begins with the operands and may end with values of the runtime.
     types = array_types(instruction.type)
     return types[len(operands) : 2 * len(operands)] or types
 
@@ -364,7 +363,7 @@ def _groups(
     text = instruction.attribute("replica_groups") or "{}"
     groups = read_groups(text, devices)
     if _counts_replicas(module, instruction, kind) and module.num_replicas == 1:
-        # The groups say which replicas talk, each with all of its partitions.
+        # The groups number replicas, each with all of its partitions.
         return ReplicaGroups.everyone(devices)
     return groups
 

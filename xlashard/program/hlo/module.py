@@ -1,8 +1,8 @@
-"""HLO text, read as far as it is needed to find what a program does between its devices.
+"""Parser of HLO text.
 
-XLA's own objects say less through jaxlib than their text does (no called computations, no
-replica groups, no source lines), and the text is what every PJRT plugin gives. It is read line by
-line; of an instruction only its type, its opcode, its operands and its attributes are taken apart.
+Through jaxlib, XLA's own objects lack called computations, replica groups and source lines; every
+PJRT plugin returns the text. It is parsed line by line, and an instruction is split into its type,
+its opcode, its operands and its attributes.
 """
 
 import math
@@ -41,9 +41,9 @@ class Instruction:
     Attributes:
         name: Its name, without the percent sign.
         type: The text of its type, with layouts.
-        opcode: What it does.
+        opcode: Its opcode.
         operands: The text between its parentheses.
-        attributes: What follows them.
+        attributes: The text after the parentheses.
         is_root: Whether its value is that of the computation.
     """
 
@@ -364,7 +364,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](\{[^}]*\})?")
 
 
 def array_types(text: str) -> list[ArrayType]:
-    """Return the arrays of a type, those of tuples in order; tokens are none.
+    """Return the arrays of a type, those of tuples in order, without tokens.
 
     Example:
         >>> [(str(t), t.nbytes) for t in array_types("(bf16[8,4]{1,0:T(8,128)}, s32[])")]

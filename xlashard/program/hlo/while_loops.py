@@ -1,4 +1,4 @@
-"""How often the body of a loop runs, from HLO text."""
+"""Trip counts of loops, from HLO text."""
 
 import re
 
@@ -11,9 +11,9 @@ _PASSED_ON = ("copy", "bitcast", "convert", "reshape")
 def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int | None:
     """Return the trip count of a `while`, or None where the text doesn't determine it.
 
-    The compiler's own annotation counts. Where it left none, as TPU's does, a counter is looked
-    for: one element of the loop's state that starts at a constant, grows by a constant and is
-    compared with a constant.
+    The compiler's own annotation is used if there is one. TPU's compiler writes none; the loop is
+    then searched for a counter: an element of the loop's state that starts at a constant, grows by
+    a constant and is compared with a constant.
 
     Args:
         module: The module.

@@ -1,1 +1,1 @@
-"""Module plans and their annotations: from what is asked of a program to StableHLO text."""
+"""Plans of programs, and the annotations that they add to a StableHLO module."""

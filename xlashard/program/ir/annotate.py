@@ -28,12 +28,12 @@ def sharding_text(
     """Return the text of a sharding annotation for a value of rank `ndim + trailing`.
 
     Raises:
-        GeometryError: If the sharding has no tiles, or not for this rank.
+        GeometryError: The sharding has no tiles for this rank.
     """
     if isinstance(sharding, NamedSharding) and partitioner is Partitioner.SHARDY:
         return _spec_text(sharding, ndim + trailing)
     tiling = sharding.rank_tiling(ndim)
-    # Counts of a tiling include those of the dimensions that a PRNG key's buffer has more.
+    # Counts of a tiling include the trailing dimensions of a PRNG key's buffer.
     tiling = replace(tiling, counts=tiling.counts + (1,) * trailing)
     if partitioner is Partitioner.SHARDY:
         return _tiling_text(tiling)
@@ -41,7 +41,7 @@ def sharding_text(
 
 
 def is_open(sharding: XLACompatibleSharding | None) -> bool:
-    """Return True if the partitioner has a say in any dimension."""
+    """Return True if the partitioner chooses any dimension."""
     return sharding is None or bool(open_dims(sharding))
 
 
@@ -49,7 +49,7 @@ def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> At
     """Return the attributes of one argument or result, without donation.
 
     Raises:
-        PlanError: If its sharding can't be said for its rank.
+        PlanError: Its sharding does not fit its rank.
     """
     attributes: Attributes = {}
     if _is_annotated(value, plan):
@@ -69,8 +69,8 @@ def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> At
 def body_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
     """Return the sharding operation of a value whose attribute can't express its sharding.
 
-    An HLO sharding on an argument or result binds all its dimensions. One that leaves some to the
-    partitioner is an operation on the value.
+    An HLO sharding in an attribute fixes all dimensions. A sharding with open dimensions is an
+    operation on the value.
     """
     if plan.partitioner is Partitioner.SHARDY or not _is_annotated(value, plan):
         return None
@@ -91,7 +91,7 @@ def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
         return []
     pinned = [Constraint(_shardy_text(value, plan), shardy=True)]
     if value.is_whole and isinstance(value.sharding, NamedSharding):
-        # Of a constant that nothing pins XLA would make every partial result the whole.
+        # XLA would use the full value of an unpinned constant as every partial result.
         whole = _checked_text(value, value.sharding.reduced_sharding, Partitioner.SHARDY)
         pinned.insert(0, Constraint(whole, shardy=True))
     return pinned
@@ -100,7 +100,7 @@ def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
 def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
     """Return True if the value has a sharding to annotate, or is a key of any sharding.
 
-    There is where nobody said anything of keys: the dimensions of their buffers are not cut.
+    Keys are annotated in any case: the trailing dimensions of their buffers are never sharded.
     """
     if value.annotated or len(plan.devices) == 1:
         return False
@@ -138,14 +138,14 @@ def _checked_text(
         return sharding_text(sharding, len(value.shape), partitioner, value.trailing)
     except GeometryError as error:
         raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-            f"{value.name or 'a value'} of shape {value.shape} can't be dealt out as {sharding}: "
+            f"{value.name or 'a value'} of shape {value.shape} can't be sharded as {sharding}: "
             f"{error}"
         ) from None
 
 
 @lru_cache(maxsize=4096)
 def _spec_text(sharding: NamedSharding, ndim: int) -> str:
-    """Return the attribute that gives a value of a rank this sharding, its mesh written inside.
+    """Return the attribute of a sharding for a value of a rank, with its mesh inside.
 
     Args:
         sharding: The sharding; dimensions past its spec are closed and replicated.
@@ -155,23 +155,23 @@ def _spec_text(sharding: NamedSharding, ndim: int) -> str:
 
 
 def _tiling_text(tiling: Tiling) -> str:
-    """Return the attribute of a tiling, on a mesh whose axes are made up from its tiles.
+    """Return the attribute of a tiling, on a mesh with generated axes.
 
     Raises:
-        GeometryError: If no mesh has these tiles.
+        GeometryError: No mesh has these tiles.
     """
     axes = axes_of(tiling)
     return _text(axes.grid, axes.spec, tiling.ndim, axes.device_ids)
 
 
 def _open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:
-    """Return the attribute that leaves a value to the partitioner but for its trailing dimensions.
+    """Return the attribute of an open sharding whose trailing dimensions are replicated.
 
     Args:
-        ndim: How many dimensions are open.
-        trailing: How many are closed and uncut.
-        mesh: The mesh whose axes may cut the open ones; None for one made up.
-        num_devices: How many devices there are.
+        ndim: Number of open dimensions.
+        trailing: Number of replicated trailing dimensions.
+        mesh: The mesh of the open dimensions; None for a generated one.
+        num_devices: Number of devices.
     """
     grid = made_up_grid([num_devices]) if mesh is None else grid_of(mesh)
     return _text(grid, Spec((None,) * ndim), ndim + trailing)

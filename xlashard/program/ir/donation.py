@@ -1,4 +1,4 @@
-"""Which result may take over the buffers of which donated argument."""
+"""Pairs of donated arguments and the results that may take over their buffers."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from xlashard.program.ir.plan import ProgramPlan, ValuePlan
 
 @dataclass(frozen=True)
 class Donation:
-    """What becomes of a program's donated arguments.
+    """Plan for a program's donated arguments.
 
     Attributes:
-        alias: For each argument the result that certainly takes over its buffers, or None.
-        donor: For each argument whether the compiler may reuse its buffers for any result.
+        alias: The result that certainly takes over the buffers of each argument, or None.
+        donor: Whether the compiler may reuse the buffers of each argument for any result.
         unusable: Positions of donated arguments that no result can reuse.
-        partner: For each argument the result that it is meant for, or None.
+        partner: The result that each argument is paired with, or None.
     """
 
     alias: tuple[int | None, ...]
@@ -51,7 +51,7 @@ def plan_donation(plan: ProgramPlan) -> Donation:
 
 
 type _Key = Callable[[ProgramPlan, ValuePlan, bool], object]
-"""What must be equal for an argument (False) and a result (True) to be paired."""
+"""Returns the key by which an argument (False) and a result (True) are paired."""
 
 
 class _Pairs:
@@ -137,7 +137,7 @@ def _bytes(value: ValuePlan, shape: tuple[int, ...]) -> object:
     try:
         return prod(shape) * np.dtype(value.dtype).itemsize
     except TypeError:
-        # PRNG keys, which are like other keys of their kind only.
+        # PRNG keys compare with keys of their own kind only.
         return prod(shape), value.dtype
 
 

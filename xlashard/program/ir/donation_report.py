@@ -1,4 +1,4 @@
-"""Why donated buffers can't be reused, in words: the nearest result, and what would help."""
+"""Messages about donated buffers that can't be reused, with the nearest result and advice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,43 +12,43 @@ from xlashard.wording import typed
 
 
 @dataclass(frozen=True)
-class Refusal:
+class UnusedDonation:
     """A donated argument whose buffers stay as they are.
 
     Attributes:
         value: The argument.
-        reason: Why, and what would help.
+        reason: The reason, and advice.
     """
 
     value: ValuePlan
     reason: str
 
 
-def report_text(refusals: Sequence[Refusal], function: str) -> str:
+def report_text(refusals: Sequence[UnusedDonation], function: str) -> str:
     """Return the message about donated arguments that can't be reused, each by its path."""
     one = len(refusals) == 1
     what = "a donated argument" if one else f"{len(refusals)} donated arguments"
     lines = [f"{_described(refused.value)}: {refused.reason}" for refused in refusals]
     return (
-        f"{function} was given {what} whose buffers no result can take over; leave "
-        f"{'it' if one else 'them'} out of donate_argnums, or change what is said here:\n  "
+        f"{function} got {what} whose buffers no result can take over: leave "
+        f"{'it' if one else 'them'} out of donate_argnums, or follow the advice:\n  "
         + "\n  ".join(lines)
     )
 
 
-def unused_refusal(value: ValuePlan) -> Refusal:
+def unused_refusal(value: ValuePlan) -> UnusedDonation:
     """Return the refusal of an argument that the function does not use."""
-    return Refusal(value, "the function makes no use of it, so its buffers stay as they are")
+    return UnusedDonation(value, "the function makes no use of it, so its buffers stay as they are")
 
 
-def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> Refusal:
+def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> UnusedDonation:
     """Return the reason why no result takes over the buffers of an argument.
 
     Args:
-        plan: The program's plan; with what the compiler chose, where that is known.
+        plan: The program's plan, with the compiler's choices if known.
         position: The argument.
-        takers: For each result that takes over an argument's buffers, which argument; None where
-            the module itself says so.
+        takers: The argument whose buffers each result takes over; None for pairs of the module
+            itself.
     """
     value = plan.args[position]
     alike = [j for j, r in enumerate(plan.results) if (r.shape, r.dtype) == _type(value)]
@@ -56,12 +56,12 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
         for j in candidates:
             result = plan.results[j]
             if j in takers and has_room(result, value):
-                return Refusal(value, _taken(plan, result, takers[j]))
+                return UnusedDonation(value, _taken(plan, result, takers[j]))
         for j in candidates:
             reason = _difference(plan, value, plan.results[j])
             if reason is not None:
-                return Refusal(value, reason)
-    return Refusal(value, _nothing_near(plan, value))
+                return UnusedDonation(value, reason)
+    return UnusedDonation(value, _nothing_near(plan, value))
 
 
 def _type(value: ValuePlan) -> tuple[tuple[int, ...], str]:
@@ -69,8 +69,10 @@ def _type(value: ValuePlan) -> tuple[tuple[int, ...], str]:
 
 
 def _taken(plan: ProgramPlan, result: ValuePlan, taker: int | None) -> str:
-    who = "another argument" if taker is None else _name(plan.args[taker])
-    return f"{_described(result)} has room for it, but takes over the buffers of {who} already"
+    taker_name = "another argument" if taker is None else _name(plan.args[taker])
+    return (
+        f"{_described(result)} has room for it, but takes over the buffers of {taker_name} already"
+    )
 
 
 def _difference(plan: ProgramPlan, value: ValuePlan, result: ValuePlan) -> str | None:
@@ -83,18 +85,18 @@ def _difference(plan: ProgramPlan, value: ValuePlan, result: ValuePlan) -> str |
     if value.memory_kind != result.memory_kind:
         here, there = (_memory(v) for v in (value, result))
         return (
-            f"{name} is of its type, but in the memory {there}, and the argument in {here}: give "
+            f"{name} has its type, but is in the memory {there}, and the argument in {here}: give "
             f"out_shardings with memory_kind={here!r}"
         )
     if bytes_of(result) != bytes_of(value):
         return (
-            f"{name} is of its type, but dealt out as {_place(result.sharding)}, "
+            f"{name} has its type, but is sharded as {_place(result.sharding)}, "
             f"{_size_text(result)}, and the argument as {_place(value.sharding)}, "
             f"{_size_text(value)}: give out_shardings={_place(value.sharding)} for {name}"
         )
     if value.layout != result.layout:
         return (
-            f"{name} is of its type, but laid out as {_layout(result)}, and the argument as "
+            f"{name} has its type, but the layout {_layout(result)}, and the argument as "
             f"{_layout(value)}: give both the same Format"
         )
     return None

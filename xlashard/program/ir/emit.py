@@ -1,4 +1,4 @@
-"""Writes `@main`: shardings, donation, layouts, memory kinds, names and the partition count."""
+"""Annotation of `@main`: shardings, donation, layouts, memory kinds, names, partition count."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def main_attributes(plan: ProgramPlan, tokens: int) -> tuple[list[Attributes], l
     """Return the attributes of every argument and result, the leading tokens included.
 
     Raises:
-        PlanError: If a sharding can't be said of its value.
+        PlanError: A sharding does not fit its value.
     """
     args: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
     results: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
@@ -42,19 +42,19 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     Args:
         module: A module whose `@main` (or only public function) takes the plan's arguments.
         plan: The plan.
-        tokens: How many ordering tokens come before the arguments and the results.
+        tokens: Number of ordering tokens before the arguments and the results.
 
     Returns:
-        What became of the donated arguments.
+        The plan for donated arguments.
 
     Raises:
-        ModuleError: If the module has no entry function, or does not verify.
-        PlanError: If the plan and the entry function disagree.
+        ModuleError: The module has no entry function, or does not verify.
+        PlanError: The plan and the entry function disagree.
     """
     main = modules.main_function(module)
     if main is None:
         # no-catalogue: pjit and compile_stablehlo never make such a plan
-        raise ModuleError("the module has no function @main, and not just one public function")
+        raise ModuleError("the module has no function @main, and not exactly one public function")
     _check_signature(main, plan, tokens)
     args, results = main_attributes(plan, tokens)
     donation = plan_donation(plan)
@@ -81,7 +81,7 @@ def _module_attributes(plan: ProgramPlan) -> Attributes:
 
 
 def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
-    """Write what stands at the ends of the body: open shardings and other memories."""
+    """Write operations at the ends of the body: open shardings and memory kinds."""
     none = [None] * tokens
     args = [*none, *[body_constraint(v, plan) for v in plan.args]]
     nothing: list[list[annotations.Constraint]] = [[]] * tokens
@@ -91,26 +91,28 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
 
 
 def _check_signature(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
-    taken, given = modules.function_types(main)
-    _check_values("argument", taken[tokens:], plan.args)
-    _check_values("result", given[tokens:], plan.results)
+    arguments, results = modules.function_types(main)
+    _check_values("argument", arguments[tokens:], plan.args)
+    _check_values("result", results[tokens:], plan.results)
 
 
 def _check_values(
-    what: str, there: Sequence[modules.TensorType | str], values: Sequence[ValuePlan]
+    what: str, types: Sequence[modules.TensorType | str], values: Sequence[ValuePlan]
 ) -> None:
-    if len(there) != len(values):
+    if len(types) != len(values):
         # no-catalogue: pjit and compile_stablehlo never make such a plan
-        raise PlanError(f"@main has {len(there)} {what}s, the plan has {len(values)}")
-    for i, (kind, value) in enumerate(zip(there, values, strict=True)):
+        raise PlanError(f"@main has {len(types)} {what}s, the plan has {len(values)}")
+    for i, (kind, value) in enumerate(zip(types, values, strict=True)):
         if value.is_token and isinstance(kind, str):
             continue
         if isinstance(kind, str):
             # no-catalogue: pjit and compile_stablehlo never make such a plan
-            raise PlanError(f"{what} {i} of @main is a {kind}, the plan says {value.shape}")
+            raise PlanError(
+                f"{what} {i} of @main is a {kind}, and the plan has the shape {value.shape}"
+            )
         ndim = len(value.shape)
         if kind.shape[:ndim] != value.shape or len(kind.shape) != value.physical_ndim:
             raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-                f"{what} {i} of @main has the shape {kind.shape}, the plan says {value.shape}"
+                f"{what} {i} of @main has the shape {kind.shape}, and the plan has {value.shape}"
                 + (f" and {value.trailing} trailing" if value.trailing else "")
             )

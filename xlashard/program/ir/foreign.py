@@ -1,4 +1,4 @@
-"""StableHLO modules that no function of JAX made: what they say, and a program from one."""
+"""StableHLO modules from outside of JAX: their attributes, and programs made of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
 @dataclass(frozen=True)
 class ForeignValue:
-    """An argument or result of a module, as the module describes it.
+    """An argument or result of a module, with the attributes of the module.
 
     Attributes:
         path: `args[0]`, `results[2]`.
         shape: Its shape.
         dtype: Its dtype's name.
         aval: Its abstract value.
-        annotated: Whether the module says how it is dealt out.
-        tiles: How, in the HLO syntax; None where it says nothing, or says it in Shardy's.
-        memory_kind: The memory that the module puts it in; None for the default one.
+        annotated: Whether the module has a sharding for it.
+        tiles: Its sharding in HLO syntax; None without one, or for one of Shardy.
+        memory_kind: Its memory in the module; None for the default one.
         layout: The order of its dimensions in memory; None for the default one.
         donated: Whether the module lets its buffers be reused.
-        name: What the module calls it, else the path.
+        name: Its name in the module, else the path.
     """
 
     path: str
@@ -43,7 +43,7 @@ class ForeignValue:
     donated: bool
     name: str
 
-    def plan(self, **said: Any) -> ValuePlan:
+    def plan(self, **overrides: Any) -> ValuePlan:
         """Return a plan of the value, with overrides of the module's attributes."""
         value = ValuePlan(
             shape=self.shape,
@@ -51,24 +51,24 @@ class ForeignValue:
             layout=self.layout,
             memory_kind=self.memory_kind,
             name=self.name,
-            annotated=self.annotated and said.get("sharding") is None,
+            annotated=self.annotated and overrides.get("sharding") is None,
         )
-        return replace(value, **{k: v for k, v in said.items() if v is not None})
+        return replace(value, **{k: v for k, v in overrides.items() if v is not None})
 
 
 @dataclass(frozen=True, eq=False)
 class ForeignModule:
-    """A module, read and understood, not annotated yet.
+    """A parsed module, before its annotation.
 
     Attributes:
         module: The module.
         name: Its name, or an empty text.
         args: Its arguments.
         results: Its results.
-        aliased: Positions of results that it gives an argument's buffers.
-        num_partitions: For how many devices it says that it is; None if it doesn't.
-        partitioner: Whose annotations it holds; None for nobody's.
-        meshes: The meshes that it names axes of.
+        aliased: Positions of results that take over an argument's buffers.
+        num_partitions: Its number of devices; None if unspecified.
+        partitioner: Partitioner of its annotations; None without annotations.
+        meshes: Meshes of its annotations.
     """
 
     module: modules.Module
@@ -81,7 +81,7 @@ class ForeignModule:
     meshes: tuple[stablehlo_parse.NamedMesh, ...]
 
     def mesh_for(self, num_devices: int) -> stablehlo_parse.NamedMesh | None:
-        """Return the one mesh over so many devices in their order, by which to name axes."""
+        """Return the only mesh, if it has this number of devices in their order."""
         (first, *others) = self.meshes or (None,)
         if first is None or others or first.device_ids or first.size != num_devices:
             return None
@@ -89,13 +89,13 @@ class ForeignModule:
 
 
 def read_foreign(source: str | bytes) -> ForeignModule:
-    """Read a module and checks that a program can be made of it.
+    """Parse a module, and check that a program can be made of it.
 
     Args:
         source: MLIR text, MLIR bytecode or a portable StableHLO artifact.
 
     Raises:
-        ModuleError: With the line where it can't be read, or what in it no program can have.
+        ModuleError: The text is invalid, or no program can be made of the module.
     """
     try:
         module = stablehlo_parse.read_module(source)
@@ -113,8 +113,8 @@ def read_foreign(source: str | bytes) -> ForeignModule:
     replicas = _count(module, "mhlo.num_replicas") or 1
     if replicas != 1:
         raise ModuleError(
-            f"the module is for {replicas} replicas (mhlo.num_replicas); a program has one, dealt "
-            "out over several devices by shardings"
+            f"the module is for {replicas} replicas (mhlo.num_replicas): a program has one, "
+            "sharded over its devices"
         )
     kinds, result_kinds = modules.function_types(main)
     rows = modules.function_attributes(main, "arg_attrs")
@@ -135,16 +135,16 @@ def _count(module: modules.Module, name: str) -> int | None:
     count = modules.module_attribute(module, name)
     if count is not None and (type(count) is not int or count < 1):
         # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
-        raise ModuleError(f"the module has {name} = {count!r}, which is no number from 1 on")
+        raise ModuleError(f"the module has {name} = {count!r}, expected a number from 1 on")
     return count
 
 
 def _no_entry_text(module: modules.Module) -> str:
     names = modules.function_names(module)
-    said = "the module has no function @main, and not just one public function"
+    start = "the module has no function @main, and not exactly one public function"
     if not names:
-        return f"{said}; it has no function"
-    return f"{said}; it has {', '.join('@' + n for n in names)}: name the one to start in @main"
+        return f"{start}; it has no function"
+    return f"{start}; it has {', '.join('@' + n for n in names)}: name the one to start in @main"
 
 
 def _values(
@@ -198,29 +198,33 @@ def _partitioner(module: modules.Module) -> Partitioner | None:
 
 
 def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
-    """Annotate a module by a plan; what the plan leaves unsaid stays as the module says it.
+    """Annotate a module by a plan; other attributes of the module stay.
 
     Args:
-        foreign: The module; it becomes the program's and can't be used again.
+        foreign: The module; the program takes it over.
         plan: The plan, made of the values' own plans.
 
     Raises:
-        ModuleError: If the module's own annotations are for other devices.
-        PlanError: If the plan and the module disagree.
+        ModuleError: The module's own annotations are for other devices.
+        PlanError: The plan and the module disagree.
     """
     _check_partitions(foreign, len(plan.devices))
     body = stablehlo_parse.foreign_body(foreign.module)
-    for side, theirs, values in (
+    for side, described, values in (
         ("arg_attrs", foreign.args, plan.args),
         ("res_attrs", foreign.results, plan.results),
     ):
-        # Where these differ in number, that is told when the plan meets the module.
-        said_anew = [t.annotated and not v.annotated for t, v in zip(theirs, values, strict=False)]
-        said_anew += [False] * (len(theirs) - len(said_anew))
-        annotations.drop_attributes(body.main, side, said_anew, (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE))
-        for there, value in zip(theirs, values, strict=False):
-            if value.annotated and there.tiles is not None:
-                _check_tiles(there, there.tiles, len(plan.devices))
+        # `lower_program` checks that the numbers are equal.
+        overridden = [
+            t.annotated and not v.annotated for t, v in zip(described, values, strict=False)
+        ]
+        overridden += [False] * (len(described) - len(overridden))
+        annotations.drop_attributes(
+            body.main, side, overridden, (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE)
+        )
+        for found, value in zip(described, values, strict=False):
+            if value.annotated and found.tiles is not None:
+                _check_tiles(found, found.tiles, len(plan.devices))
     return lower_program(plan, body)
 
 
@@ -233,11 +237,12 @@ def partitioner_for(foreign: ForeignModule) -> Partitioner:
 
 def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
     """Check the number of devices; XLA aborts the process for tiles of other devices."""
-    there = foreign.num_partitions or 1
-    if there not in (1, num_devices):
+    count = foreign.num_partitions or 1
+    if count not in (1, num_devices):
         raise ModuleError(
-            f"the module is for {there} partitions (mhlo.num_partitions), but {num_devices} "
-            f"device(s) were chosen: give devices=jax.devices()[:{there}], or a mesh of so many"
+            f"the module is for {count} partitions (mhlo.num_partitions), but {num_devices} "
+            f"device(s) were chosen: write devices=jax.devices()[:{count}], or a mesh of {count} "
+            "devices"
         )
     for mesh in foreign.meshes:
         if mesh.size != num_devices:
@@ -259,8 +264,8 @@ def _check_tiles(value: ForeignValue, text: str, num_devices: int) -> None:
     except GeometryError as error:
         side = "in_shardings" if value.path.startswith("args") else "out_shardings"
         raise ModuleError(
-            f"{value.path} of the module has mhlo.sharding = {text!r}, which it can't have: "
-            f"{error}; say another one by {side}"
+            f"{value.path} of the module has mhlo.sharding = {text!r}, which is invalid: "
+            f"{error}; write another one in {side}"
         ) from None
 
 

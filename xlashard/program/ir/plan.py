@@ -1,4 +1,4 @@
-"""What a program is asked to be, as frozen values: the way in to this room."""
+"""Plans of programs: frozen values, and the entry to this room."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -12,7 +12,7 @@ from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 
 class Partitioner(Enum):
-    """Who deals the operations of a program out over the devices."""
+    """Partitioner of a program."""
 
     SHARDY = "shardy"
     GSPMD = "gspmd"
@@ -23,17 +23,17 @@ class ValuePlan:
     """One argument or result of `@main`.
 
     Attributes:
-        shape: Its shape as the user sees it.
+        shape: Its logical shape.
         dtype: Its dtype's name.
-        sharding: How it is dealt out; None leaves that to the partitioner.
-        layout: The order of its dimensions in memory, in the module's writing; None for default.
-        memory_kind: The memory it lives in; None for the device's default one.
-        trailing: Dimensions that its buffers have past those of `shape` (PRNG keys), never cut.
-        name: What a person would call it: `state['params']['w']`, `result[0]`.
-        annotated: True if the module has a sharding for it already, which then stands.
+        sharding: Its sharding; None leaves it to the partitioner.
+        layout: The order of its dimensions in memory, in the module's notation; None for default.
+        memory_kind: Its memory; None for the device's default one.
+        trailing: Number of trailing dimensions of its buffers (PRNG keys), which are replicated.
+        name: Its path: `state['params']['w']`, `result[0]`.
+        annotated: True if the module has a sharding for it already, which stays.
         is_token: True for a token, whose type in the module has no shape.
-        is_whole: True for a result that the body gives whole, whatever its sharding: where that is
-            unreduced, partial results are to be made of it.
+        is_whole: True for a result whose value in the body is reduced; partial results are made of
+            it if its sharding is unreduced.
     """
 
     shape: tuple[int, ...]
@@ -49,14 +49,14 @@ class ValuePlan:
 
     @property
     def is_free(self) -> bool:
-        """Return True if the partitioner has a say in how it is dealt out."""
+        """Return True if the partitioner chooses any part of its sharding."""
         if self.annotated:
             return False
         return self.sharding is None or bool(open_dims(self.sharding))
 
     @property
     def is_settled(self) -> bool:
-        """Return True if it is known before compilation how it is dealt out."""
+        """Return True if its sharding is known before compilation."""
         return self.sharding is not None and not self.is_free
 
     @property
@@ -67,21 +67,21 @@ class ValuePlan:
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """Everything that decides what is compiled, but the body.
+    """Everything but the body that decides the compiled program.
 
-    Two plans that are equal, for one body, are one program: this is the cache's explicit key.
+    Equal plans of one body are one program: the plan is the explicit cache key.
 
     Attributes:
         name: The module's name.
         devices: The device assignment.
         args: The arguments, tokens not counted.
         results: The results, tokens not counted.
-        donated: For each argument, whether its buffers may be reused.
-        aliased: Positions of results that the module itself gives an argument's buffers already.
-        partitioner: Who partitions.
+        donated: Whether the buffers of each argument may be reused.
+        aliased: Positions of results that are aliased to an argument in the module already.
+        partitioner: The partitioner.
         options: Options of the compiler, sorted by name.
-        mesh: The mesh on which shardings that the partitioner chose get their names.
-        context: Settings of JAX that change what its rules write.
+        mesh: The mesh that names the axes of propagated shardings.
+        context: Settings of JAX that change its lowering rules.
     """
 
     name: str
@@ -123,7 +123,7 @@ def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
         return
     ids, program_ids = ([d.id for d in ds[:8]] for ds in (its, devices))
     raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-        f"{value.name or 'a value'} is dealt out over {len(its)} devices {ids}, the program runs "
+        f"{value.name or 'a value'} is sharded over {len(its)} devices {ids}, and the program runs "
         f"on {len(devices)}: {program_ids}"
     )
 

@@ -1,4 +1,4 @@
-"""From an annotated module to a program that runs."""
+"""Compilation of annotated modules."""
 
 import threading
 import warnings
@@ -39,7 +39,7 @@ else:
     shared_binary = deferred("xlashard.program.runtime.shared_binary")
     oom = deferred("xlashard.program.runtime.oom")
 
-# A warning is about the line of whoever called this package.
+# A warning names the line of the caller of this package.
 _OWN_FILES = str(Path(__file__).parents[2])
 
 
@@ -48,12 +48,12 @@ class LoweredProgram:
     """An annotated module, ready for the compiler.
 
     Attributes:
-        plan: What it was made by.
-        body: The module and what it keeps alive.
-        donation: What became of the donated arguments.
-        source: Where the function it is of stands in its file. Programs of one function whose
-            modules say the same share an executable; None shares with no other.
-        unused: Donated arguments that the function makes no use of, and the program lacks.
+        plan: Its plan.
+        body: The module, and objects that it keeps alive.
+        donation: Plan for the donated arguments.
+        source: Source location of its function. Programs of one function with equal modules share
+            an executable; None for a program that shares none.
+        unused: Donated arguments that the function does not use, and that the program lacks.
     """
 
     plan: ProgramPlan
@@ -61,7 +61,7 @@ class LoweredProgram:
     donation: Donation
     source: str | None = None
     unused: tuple[ValuePlan, ...] = ()
-    _told: set[str] = field(default_factory=set, repr=False)
+    _reported: set[str] = field(default_factory=set, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def as_text(self, *, debug_info: bool = False) -> str:
@@ -74,8 +74,8 @@ class LoweredProgram:
         Args:
             mode: `"warn"` or `"strict"`.
             function: The function's name.
-            program: The compiled program, to say what the compiler made no use of; None to say
-                what it can't use.
+            program: The compiled program, to report donations that the compiler left unused; None
+                to report those that it can't use.
 
         Raises:
             DonationError: Under `"strict"`, every time.
@@ -87,9 +87,9 @@ class LoweredProgram:
         if mode == "strict":
             raise DonationError(text)
         with self._lock:
-            if text in self._told:
+            if text in self._reported:
                 return
-            self._told.add(text)
+            self._reported.add(text)
         warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
     def refusals(self, program: Program) -> dict[str, str]:
@@ -105,22 +105,21 @@ class LoweredProgram:
         """Return the reasons why donated arguments keep their buffers, from the program's parts.
 
         Args:
-            parts: What is known of it.
-            aliases: For each result that takes over an argument's buffers, that argument; with
-                tokens counted.
+            parts: Its parts.
+            aliases: The argument whose buffers each result takes over, with tokens counted.
         """
         plan, tokens = parts.plan, len(self.body.ordered_effects)
         layouts = ([v.layout for v in plan.args], [v.layout for v in plan.results])
         found = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
         return {refused.value.name: refused.reason for refused in found}
 
-    def _refused(self) -> "list[donation_report.Refusal]":
+    def _refused(self) -> "list[donation_report.UnusedDonation]":
         """Return the refusals that are known before compilation."""
         takers = self.donation.takers(self.plan)
         found = [donation_report.refusal(self.plan, i, takers) for i in self.donation.unusable]
         return found + [donation_report.unused_refusal(value) for value in self.unused]
 
-    def _left(self, program: Program) -> "list[donation_report.Refusal]":
+    def _left(self, program: Program) -> "list[donation_report.UnusedDonation]":
         """Return the refusals of donated arguments that the compiler left unused."""
         offered = [i for i, j in enumerate(self.donation.partner) if j is not None]
         if not any(self.donation.donor):
@@ -133,7 +132,7 @@ class LoweredProgram:
 
     def _untaken(
         self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
-    ) -> "list[donation_report.Refusal]":
+    ) -> "list[donation_report.UnusedDonation]":
         offered = {i for i, j in enumerate(self.donation.partner) if j is not None}
         taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
         left = offered - set(taken.values())
@@ -145,7 +144,7 @@ def _sum(sizes: Sequence[object]) -> int:
 
 
 def _settled_plan(program: Program) -> ProgramPlan:
-    """Return the plan with what the compiler chose."""
+    """Return the plan with the compiler's choices."""
     parts = program.parts
     ins, outs = (
         [layout_text(layout, aval.dtype) for layout, aval in zip(layouts, avals, strict=True)]
@@ -184,11 +183,11 @@ def lower_program(
     """Annotate a lowered body; the body's module becomes the program's.
 
     Args:
-        plan: What the program is asked to be.
+        plan: The plan.
         body: The lowered body.
-        source: Where its function stands in its file, to share the executable with programs of the
-            same function.
-        unused: Donated arguments that the function makes no use of.
+        source: Source location of its function, to share the executable with programs of the same
+            function.
+        unused: Donated arguments that the function does not use.
 
     Raises:
         ModuleError: If the module has no entry function, or does not verify.
@@ -232,20 +231,20 @@ def compile_program(
     closed: "ClosedOver | None" = None,
     share: bool = False,
 ) -> Program:
-    """Compile an annotated module and reads back what the partitioner chose.
+    """Compile an annotated module and read the propagated shardings.
 
     Args:
         lowered: The annotated module.
         avals: The abstract values of arguments and results.
         committed: Whether the results are bound to their devices.
         options: Options of the compiler, past those of the plan.
-        closed: The values that its function closes over.
-        share: Let one of the program's processes compile it, and the others load what it made.
+        closed: Its closed-over values.
+        share: Compile in one process, and load its executable in the others.
 
     Raises:
-        CompileError: If XLA refuses the module or an option.
-        ProgramTooLargeError: If it needs more memory than a device has.
-        ProcessesError: If it is to be shared, and other processes don't come, or with another one.
+        CompileError: XLA rejects the module or an option.
+        ProgramTooLargeError: It needs more memory than a device has.
+        ProcessesError: It is shared, and a process does not arrive, or has another program.
     """
     plan, body = lowered.plan, lowered.body
     request = _request(lowered, options)
@@ -288,17 +287,17 @@ def _loaded(
         return loaded, shared_binary.SHARED_BINARIES.load(
             shared, lowered.body, loaded, compile_here
         )
-    if lowered.source is not None and _is_told_by_text(lowered):
+    if lowered.source is not None and _is_defined_by_text(lowered):
         key = (lowered.source, compiler.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)
     return loaded, loaded.compile(module, request)
 
 
-def _is_told_by_text(lowered: LoweredProgram) -> bool:
+def _is_defined_by_text(lowered: LoweredProgram) -> bool:
     """Return whether equal modules are equal programs.
 
-    A module names the Python objects that it calls by number only. And processes that compile one
-    program together must not find out, each by itself, that they have it.
+    A module refers to Python objects by number only. Processes that compile one program together
+    must all compile it, even if one of them has the executable.
     """
     body = lowered.body
     if body.has_effects or body.keepalives or body.host_callbacks:
@@ -307,10 +306,10 @@ def _is_told_by_text(lowered: LoweredProgram) -> bool:
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:
-    said = compiler.error_text(error)
-    named = [option for option, _ in options if option in said]
-    hint = f"; take {named[0]!r} out of compiler_options" if named else ""
-    return f"XLA can't compile {name}: {said}{hint}"
+    text = compiler.error_text(error)
+    named = [option for option, _ in options if option in text]
+    hint = f"; remove {named[0]!r} from compiler_options" if named else ""
+    return f"XLA can't compile {name}: {text}{hint}"
 
 
 def _request(

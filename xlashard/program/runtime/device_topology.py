@@ -1,4 +1,4 @@
-"""Devices as a program depends on them: what they are, where they are, and in which order."""
+"""Kind, position and order of the devices that a compiled program depends on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from xlashard.lazily import dataclass
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a program depends on of one of its devices.
+    """Facts of a device that a compiled program depends on.
 
     Attributes:
         id: Its number.
-        process: The process that it belongs to.
-        kind: What it is, such as `"TPU v4"`.
-        coords: Where in its torus it is; empty for devices without such places.
-        core: Which core of its chip it is.
-        slice: Which slice it is in, where slices are joined by a network.
+        process: Its process.
+        kind: Its kind, such as `"TPU v4"`.
+        coords: Its coordinates in the torus; empty for other devices.
+        core: Its core on the chip.
+        slice: Its slice, for slices that are joined by a network.
     """
 
     id: int
@@ -37,23 +37,23 @@ class DeviceFacts:
             id=device.id,
             process=device.process_index,
             kind=device.device_kind,
-            # Only devices in a torus have them.
+            # Only devices in a torus have coordinates.
             coords=tuple(getattr(device, "coords", None) or ()),
             core=getattr(device, "core_on_chip", None) or 0,
             slice=getattr(device, "slice_index", None) or 0,
         )
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "DeviceFacts":
+    def from_json(cls, record: Mapping[str, Any]) -> "DeviceFacts":
         """Parse the facts of a device."""
         return cls(
-            kind=str(said["kind"]),
-            coords=tuple(map(int, said["coords"])),
-            **{name: int(said[name]) for name in ("id", "process", "core", "slice")},
+            kind=str(record["kind"]),
+            coords=tuple(map(int, record["coords"])),
+            **{name: int(record[name]) for name in ("id", "process", "core", "slice")},
         )
 
     @property
-    def place(self) -> tuple[int, ...]:
+    def position(self) -> tuple[int, ...]:
         """Return its position among all devices of its torus."""
         return self.slice, *self.coords, self.core
 
@@ -65,14 +65,14 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class TorusFacts:
-    """What a program depends on of the whole torus that its devices are part of.
+    """Facts of the whole torus of a program's devices.
 
     Attributes:
         shape: Chips along each dimension, in each slice.
-        slices: How many slices.
-        devices: How many devices, in all slices.
-        wraps: For each dimension, whether its links close to a ring; empty where that was not
-            said, and follows from the shape.
+        slices: Number of slices.
+        devices: Number of devices, in all slices.
+        wraps: Whether the links of each dimension close to a ring; empty where the shape
+            determines it.
     """
 
     shape: tuple[int, ...]
@@ -94,15 +94,15 @@ class TorusFacts:
         )
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any] | None) -> "TorusFacts | None":
+    def from_json(cls, record: Mapping[str, Any] | None) -> "TorusFacts | None":
         """Parse the facts of a torus."""
-        if said is None:
+        if record is None:
             return None
         return cls(
-            shape=tuple(map(int, said["shape"])),
-            slices=int(said["slices"]),
-            devices=int(said["devices"]),
-            wraps=tuple(map(bool, said["wraps"])),
+            shape=tuple(map(int, record["shape"])),
+            slices=int(record["slices"]),
+            devices=int(record["devices"]),
+            wraps=tuple(map(bool, record["wraps"])),
         )
 
     def __str__(self) -> str:
@@ -140,18 +140,18 @@ def _dimensions(wraps: Sequence[bool]) -> str:
 def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
     """Return the differences of two device lists, as texts; the first example of each kind.
 
-    A program may move in the torus, and not be bent.
+    A program may move within the torus, if its devices keep their relative positions.
     """
     pairs = list(enumerate(zip(saved, here, strict=True)))
-    for i, (theirs, ours) in pairs:
-        if theirs.kind != ours.kind:
-            return [f"its device {i} was made for a {theirs.kind}, this is a {ours.kind}"]
+    for i, (old, new) in pairs:
+        if old.kind != new.kind:
+            return [f"its device {i} was made for a {old.kind}, this is a {new.kind}"]
     found = _order_difference(saved, here) or _place_difference(saved, here)
-    for i, (theirs, ours) in pairs:
-        if theirs.process != ours.process and not found:
+    for i, (old, new) in pairs:
+        if old.process != new.process and not found:
             found.append(
-                f"its device {i} belonged to process {theirs.process}, this one to process "
-                f"{ours.process}"
+                f"its device {i} belonged to process {old.process}, this one to process "
+                f"{new.process}"
             )
     return found
 
@@ -160,23 +160,23 @@ def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts])
     """Return the first position at which equal devices are in another order."""
     if not saved[0].coords:
         return []
-    theirs, ours = [f.place for f in saved], [f.place for f in here]
-    if theirs == ours or sorted(theirs) != sorted(ours):
+    old, new = [f.position for f in saved], [f.position for f in here]
+    if old == new or sorted(old) != sorted(new):
         return []
-    i = next(i for i, pair in enumerate(zip(theirs, ours, strict=True)) if pair[0] != pair[1])
+    i = next(i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
     return [
         f"its devices are here in another order: device {i} was the one at {saved[i]}, and is the "
-        f"one at {here[i]}, which was device {theirs.index(ours[i])}: give devices=mesh, the mesh "
-        "that it was compiled on"
+        f"one at {here[i]}, which was device {old.index(new[i])}: pass devices=mesh, the mesh "
+        "of its compilation"
     ]
 
 
 def _place_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
-    for i, (theirs, ours) in enumerate(zip(saved, here, strict=True)):
-        if _offset(theirs, saved[0]) != _offset(ours, here[0]):
+    for i, (old, new) in enumerate(zip(saved, here, strict=True)):
+        if _offset(old, saved[0]) != _offset(new, here[0]):
             return [
-                f"its device {i} was at {theirs} in the torus, its first one at {saved[0]}; here "
-                f"they are at {ours} and {here[0]}"
+                f"its device {i} was at {old} in the torus, its first one at {saved[0]}; here "
+                f"they are at {new} and {here[0]}"
             ]
     return []
 
@@ -184,6 +184,6 @@ def _place_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts])
 def _offset(device: DeviceFacts, first: DeviceFacts) -> tuple[int, ...]:
     """Return the position of a device relative to the first one."""
     if len(device.coords) != len(first.coords):
-        return device.place
+        return device.position
     moved = (a - b for a, b in zip(device.coords, first.coords, strict=True))
     return (device.slice - first.slice, *moved, device.core)

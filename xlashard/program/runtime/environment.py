@@ -1,4 +1,4 @@
-"""What a compiled program depends on besides its source, and how two of those differ."""
+"""Environment of a compiled program: versions, processor, devices and settings."""
 
 import platform
 import re
@@ -28,18 +28,18 @@ from xlashard.sharding import Mesh
 
 @dataclass(frozen=True)
 class Environment:
-    """What a compiled program depends on besides its source.
+    """Versions, processor, devices and settings that a compiled program depends on.
 
     Attributes:
         jax: The version of JAX.
         jaxlib: The version of jaxlib.
-        libtpu: The version of libtpu; empty for other platforms, and where nobody knows it.
+        libtpu: The version of libtpu; empty for other platforms, and where unknown.
         platform: The platform of the devices: `"cpu"`, `"tpu"`, `"cuda"`.
-        runtime: What the platform's runtime says of its version.
-        machine: The architecture of the processor, where that runs the program; else empty.
-        features: What that processor can do, likewise.
-        processes: How many processes there are.
-        torus: The torus that the devices are part of, if they are.
+        runtime: The version text of the platform's runtime.
+        machine: The architecture of the processor that runs the program; empty for others.
+        features: The features of this processor; empty for others.
+        processes: Number of processes.
+        torus: The torus of the devices, if any.
         devices: The devices, in the program's order.
         flags: Flags of the compiler, by the environment variable that sets them.
         settings: Settings of JAX that reach the compiler, by name.
@@ -81,25 +81,25 @@ class Environment:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "Environment":
+    def from_json(cls, record: Mapping[str, Any]) -> "Environment":
         """Parse `to_json`; raises `KeyError`, `TypeError` or `ValueError` for other values."""
-        devices = tuple(map(DeviceFacts.from_json, said["devices"]))
+        devices = tuple(map(DeviceFacts.from_json, record["devices"]))
         if not devices:
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("no devices")
         texts = ("jax", "jaxlib", "libtpu", "platform", "runtime", "machine")
         flags, settings = (
-            tuple((str(name), str(value)) for name, value in said[field])
+            tuple((str(name), str(value)) for name, value in record[field])
             for field in ("flags", "settings")
         )
         return cls(
             devices=devices,
-            torus=TorusFacts.from_json(said["torus"]),
-            processes=int(said["processes"]),
-            features=tuple(map(str, said["features"])),
+            torus=TorusFacts.from_json(record["torus"]),
+            processes=int(record["processes"]),
+            features=tuple(map(str, record["features"])),
             flags=flags,
             settings=settings,
-            **{name: str(said[name]) for name in texts},
+            **{name: str(record[name]) for name in texts},
         )
 
 
@@ -127,35 +127,37 @@ def _processor_features() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where a saved program is to run.
+class LoadTarget:
+    """Devices and flags for the loading of a saved program.
 
     Attributes:
-        devices: Devices in the place of those that it was compiled for; None for those in the same
-            places of the torus, or of the same numbers.
-        allow_other_flags: Whether flags and settings of the compiler may be others than those that
-            it was compiled with, and keeps.
+        devices: Devices to load it on; None for those with the same positions in the torus, or with
+            the same ids.
+        allow_other_flags: Whether the compiler's flags and settings may differ from those of its
+            compilation, which it keeps.
     """
 
     devices: Sequence[Device] | Mesh | None = None
     allow_other_flags: bool = False
 
 
-def find_devices(saved: Environment, target: Target) -> tuple[Device, ...]:
+def find_devices(saved: Environment, target: LoadTarget) -> tuple[Device, ...]:
     """Return the devices for a saved program, checked against its environment.
 
     Args:
-        saved: What it was compiled for.
-        target: Where it is to run.
+        saved: Environment of its compilation.
+        target: Devices and flags of the caller.
 
     Raises:
-        ArgumentError: If the target's devices are none.
-        SavedProgramError: If the program was made for something else, with all differences.
+        ArgumentError: The target's devices are invalid.
+        SavedProgramError: The environments differ; with all differences.
     """
     try:
-        devices = _same_devices(saved) if target.devices is None else _given(saved, target.devices)
+        devices = (
+            _same_devices(saved) if target.devices is None else _requested(saved, target.devices)
+        )
     except SavedProgramError:
-        # Of another version it would not run on the right ones either.
+        # A program of other versions fails on any devices.
         _refuse(version_differences(saved, _versions(saved.platform)))
         raise
     here = Environment.of(devices)
@@ -173,28 +175,28 @@ def _refuse(found: Sequence[str]) -> None:
         )
 
 
-def _given(saved: Environment, asked: Sequence[Device] | Mesh) -> tuple[Device, ...]:
-    devices = asked._flat_devices_tuple if isinstance(asked, Mesh) else tuple(asked)
+def _requested(saved: Environment, requested: Sequence[Device] | Mesh) -> tuple[Device, ...]:
+    devices = requested._flat_devices_tuple if isinstance(requested, Mesh) else tuple(requested)
     if not all(isinstance(d, jax.Device) for d in devices):
         raise ArgumentError("devices must be a Mesh or a sequence of devices such as jax.devices()")
     if len(devices) != len(saved.devices):
         raise SavedProgramError(
-            f"the saved program is for {len(saved.devices)} devices, and {len(devices)} were "
-            "given: give as many, or compile it for these"
+            f"the saved program is for {len(saved.devices)} devices, and devices has "
+            f"{len(devices)}: pass {len(saved.devices)} devices, or compile it for these"
         )
     return devices
 
 
 def _same_devices(saved: Environment) -> tuple[Device, ...]:
-    """Return the devices in the same places of the torus, else those of the same numbers."""
+    """Return the devices at the same positions of the torus, else those with the same ids."""
     try:
         all_here = jax.devices(saved.platform)
     except RuntimeError:
         raise SavedProgramError(_other_platform(saved)) from None
     if saved.devices[0].coords:
-        placed = {DeviceFacts.of(d).place: d for d in all_here}
-        if all(d.place in placed for d in saved.devices):
-            return tuple(placed[d.place] for d in saved.devices)
+        placed = {DeviceFacts.of(d).position: d for d in all_here}
+        if all(d.position in placed for d in saved.devices):
+            return tuple(placed[d.position] for d in saved.devices)
     known = {d.id: d for d in all_here}
     missing = [str(d.id) for d in saved.devices if d.id not in known]
     if not missing:
@@ -202,7 +204,7 @@ def _same_devices(saved: Environment) -> tuple[Device, ...]:
     shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
     advice = "compile and serialize() it again for the devices at hand"
     if len(known) >= len(saved.devices):
-        advice = f"give others in their place, devices=jax.devices()[:{len(saved.devices)}]"
+        advice = f"pass other devices, devices=jax.devices()[:{len(saved.devices)}]"
     raise SavedProgramError(
         f"the saved program was made for {len(saved.devices)} {saved.platform} devices, of which "
         f"this process, having {len(known)}, lacks number {shown}: {advice}"
@@ -215,7 +217,7 @@ def _other_platform(saved: Environment) -> str:
     if saved.torus is not None:
         advice = (
             f"load it where its {len(saved.devices)} {saved.devices[0].kind} devices are, or to "
-            "look at it give those of a topology, devices=xlashard.tpu.topology(...).devices"
+            "inspect it pass those of a topology, devices=xlashard.tpu.topology(...).devices"
         )
     return (
         f"the saved program was made for {saved.platform}, and this process has {here} only: "
@@ -227,9 +229,9 @@ def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str
     """Return the differences of compiler versions, as texts."""
     pairs = ((name, getattr(saved, name), here[name]) for name in ("jaxlib", "jax", "libtpu"))
     return [
-        f"it was made with {name} {theirs}, this is {name} {ours}"
-        for name, theirs, ours in pairs
-        if theirs != ours and theirs and ours
+        f"it was made with {name} {old}, this is {name} {new}"
+        for name, old, new in pairs
+        if old != new and old and new
     ]
 
 
@@ -239,12 +241,12 @@ def differences(saved: Environment, here: Environment) -> list[str]:
     if saved.platform != here.platform:
         return [*found, f"it was made for the platform {saved.platform}, this is {here.platform}"]
     found += [
-        f"it was made for {what} {theirs}, this is {ours}"
-        for what, theirs, ours in (
+        f"it was made for {what} {old}, this is {new}"
+        for what, old, new in (
             ("the runtime", _build(saved.runtime), _build(here.runtime)),
             ("the processor", saved.machine, here.machine),
         )
-        if theirs != ours
+        if old != new
     ]
     lacking = [f for f in saved.features if f not in set(here.features)]
     if lacking and saved.machine == here.machine:
@@ -260,20 +262,20 @@ def differences(saved: Environment, here: Environment) -> list[str]:
 def _build(runtime: str) -> str:
     """Return the build of a runtime, in one line.
 
-    Which interface it is reached by is said by real devices, and not by those of a topology; which
-    generation of TPU it drives is known from the devices.
+    Lines about the interface, which only real devices have, and about the generation of TPU, which
+    the devices have, are left out.
     """
-    said = [line for line in runtime.splitlines() if not re.search("PJRT C API|TFRT TPU", line)]
-    return " ".join(" ".join(said).split()) or runtime
+    lines = [line for line in runtime.splitlines() if not re.search("PJRT C API|TFRT TPU", line)]
+    return " ".join(" ".join(lines).split()) or runtime
 
 
 def _flag_differences(saved: Environment, here: Environment) -> list[str]:
     found = flag_differences(saved.flags, here.flags, saved.platform)
-    theirs, ours = dict(saved.settings), dict(here.settings)
+    old, new = dict(saved.settings), dict(here.settings)
     found += [
-        f"it was compiled under {name}={theirs[name]}, which is {ours[name]} here"
-        for name in theirs
-        if name in ours and theirs[name] != ours[name]
+        f"it was compiled under {name}={old[name]}, which is {new[name]} here"
+        for name in old
+        if name in new and old[name] != new[name]
     ]
     if found:
         found[-1] += " (allow_other_flags=True loads it with the flags that it was compiled with)"

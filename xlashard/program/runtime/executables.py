@@ -1,8 +1,7 @@
-"""Executables by what the compiler was given: programs of equal text share one.
+"""Cache of executables, keyed by the compiler's input: programs of equal text share one.
 
-Tracing is told apart by more than can reach a program. A mesh in force that a function never looks
-at, or a setting that none of its operations reads, makes another jaxpr of it; the module that is
-written for that jaxpr says the same, and then nothing is compiled again.
+The cache key of a trace contains more than reaches the program: a mesh or setting that the function
+never reads causes another trace. Its module is equal, and the executable is shared.
 """
 
 import threading
@@ -17,19 +16,19 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 type Source = Literal[
     "the compiler",
     "the persistent cache",
-    "a program that says the same",
+    "an equal program",
     "a file",
     "another process",
 ]
-"""Where a program got its executable from."""
+"""Source of a program's executable."""
 
 
 class LoadedExecutable:
-    """A loaded executable. It is kept while a program runs on it.
+    """A loaded executable, kept alive by its programs.
 
     Args:
         executable: The executable; None until `load` makes it.
-        code: The bytes that it comes from, where it was not compiled here.
+        code: Its bytes, if it was not compiled by this process.
     """
 
     __slots__ = ("__weakref__", "_again", "_code", "_lock", "executable", "module")
@@ -38,7 +37,7 @@ class LoadedExecutable:
         self, executable: compiler.Executable | None = None, *, code: bytes | None = None
     ) -> None:
         self.executable: Any = executable
-        # What it was compiled of here. A program that shares it says the same in other places.
+        # The module that this process compiled; those of other programs differ in locations.
         self.module: Any = None
         self._code = code
         self._again: Callable[[], compiler.Executable] | None = None
@@ -47,7 +46,7 @@ class LoadedExecutable:
     def load(self, make: Callable[[], compiler.Executable]) -> bool:
         """Load unless this is done, by the first of several threads; return True in this thread.
 
-        What `make` raises leaves it as it was.
+        An error of `make` leaves it unchanged.
         """
         with self._lock:
             if self.executable is not None:
@@ -62,7 +61,7 @@ class LoadedExecutable:
 
     def compile(self, module: Any, request: compiler.CompileRequest) -> Source:
         """Compile a module unless this is done, and return the source of the executable."""
-        source: Source = "a program that says the same"
+        source: Source = "an equal program"
 
         def make() -> compiler.Executable:
             nonlocal source
@@ -81,7 +80,7 @@ class LoadedExecutable:
         """Return the bytes from which PJRT loads it.
 
         Raises:
-            RuntimeError: If the platform's plugin can't give it.
+            RuntimeError: The platform's plugin has no bytes.
         """
         if self._code is not None:
             return self._code
@@ -89,8 +88,8 @@ class LoadedExecutable:
         return executables.to_bytes(executable)
 
 
-class Executables:
-    """The executables that live, by a digest of what they were compiled from."""
+class ExecutableCache:
+    """Cache of live executables, keyed by a digest of the compiler's input."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -123,5 +122,5 @@ class Executables:
             return len(self._by_text)
 
 
-EXECUTABLES = cleared_with_jax(Executables())
+EXECUTABLES = cleared_with_jax(ExecutableCache())
 """The shared executables of this process."""

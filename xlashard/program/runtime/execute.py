@@ -1,4 +1,4 @@
-"""A compiled program: buffer handles in, buffer handles out."""
+"""Execution of compiled programs on buffer handles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -30,17 +30,17 @@ type Handle = compiler.Handle
 
 @dataclass(frozen=True, eq=False)
 class ProgramParts:
-    """What is known of a compiled program.
+    """Plan, shardings and types of a compiled program.
 
     Attributes:
-        plan: What it was made by.
-        in_shardings: The sharding of each argument, chosen ones resolved.
-        out_shardings: The sharding of each result, chosen ones resolved.
+        plan: Its plan.
+        in_shardings: The sharding of each argument, with propagated ones.
+        out_shardings: The sharding of each result, with propagated ones.
         in_avals: The abstract values of the arguments.
         out_avals: The abstract values of the results.
-        committed: Whether the results are bound to their devices.
-        body: The module, and what must live as long as the program.
-        request: How it was compiled; None of one that was loaded from a file.
+        committed: Whether the results are committed to their devices.
+        body: The module, and objects that live as long as the program.
+        request: Its compile request; None for a program from a file.
     """
 
     plan: ProgramPlan
@@ -57,10 +57,10 @@ class Program:
     """A compiled program over a fixed list of devices.
 
     Args:
-        loaded: PJRT's loaded executable, which other programs may run on too.
-        parts: What is known of it.
-        source: Where this program got its executable from.
-        fingerprint: What its processes must have in common; None where it has only one.
+        loaded: PJRT's loaded executable, which equal programs share.
+        parts: Its parts.
+        source: Source of its executable.
+        fingerprint: Its fingerprint; None for a program of one process.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Program:
         self.executable: compiler.Executable = loaded.executable
         self.parts = parts
         self.fingerprint = fingerprint
-        # Of a program from a file, what stands for its module.
+        # Digest of the module of a program from a file.
         self.saved_digest = "" if fingerprint is None else fingerprint.saved
 
     @property
@@ -86,11 +86,11 @@ class Program:
     def text(self, place: "Callable[[Sequence[hlo.Frame]], object]") -> str:
         """Return the optimized HLO, with the source lines of this program's own functions.
 
-        An executable names the lines of the module that it was compiled of, and other programs
-        whose modules say the same share it. One that comes from elsewhere is compiled for its text.
+        A shared executable has the lines of the module that was compiled first. Another program is
+        compiled again for its text.
 
         Args:
-            place: Of a stack of calls, the innermost first, what is looked at.
+            place: Returns the relevant location of a call stack, the innermost frame first.
         """
         own, used, request = self.parts.body.module, self.loaded.module, self.parts.request
         executable = self.executable
@@ -134,8 +134,8 @@ class Program:
     @cached_property
     def in_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each argument in memory; None where it is the default one."""
-        given = self.full_layouts[0]
-        return tuple(compiler.dispatch_layouts(given, self.in_twins, self.parts.in_avals))
+        layouts = self.full_layouts[0]
+        return tuple(compiler.dispatch_layouts(layouts, self.in_twins, self.parts.in_avals))
 
     @cached_property
     def out_layouts(self) -> tuple[Any, ...]:
@@ -173,7 +173,7 @@ class Program:
     def place(self, values: Sequence[Any]) -> list[Handle]:
         """Return handles of the leading arguments, as the program requires them.
 
-        What is so already is not touched.
+        Values with the required placement are unchanged.
         """
         if not values:
             return []
@@ -197,15 +197,15 @@ class Program:
     def _check_unreduced(
         self, sharding: XLACompatibleSharding, plan: ValuePlan, value: Any
     ) -> None:
-        """Check that a value for an unreduced argument or result is unreduced alike.
+        """Check that a value for an unreduced argument or result has the same pending reduction.
 
         Raises:
-            UnreducedError: If it is not.
+            UnreducedError: It has another one.
         """
         if not sharding.is_unreduced:
             return
-        there = getattr(value, "sharding", None)
-        if there is not None and sharding.is_equivalent_to(there, value.ndim):
+        actual = getattr(value, "sharding", None)
+        if actual is not None and sharding.is_equivalent_to(actual, value.ndim):
             return
         name = plan.name or "an argument"
         raise UnreducedError(
@@ -228,12 +228,12 @@ class Program:
         """Return once all processes of the program have arrived at its first run.
 
         Args:
-            naming: Names the values that its function closes over.
+            naming: Returns the name of a closed-over value.
 
         Raises:
             CompileOnlyError: Its devices only compile.
-            ProgramsDifferError: They have another program.
-            ProcessesError: Some did not come.
+            ProgramsDifferError: A process has another program.
+            ProcessesError: A process did not arrive.
         """
         self._must_run()
         if self.fingerprint is not None and CONSISTENCY.admit(self.fingerprint, naming):
@@ -242,7 +242,7 @@ class Program:
     def runner(self, out: list[list[Handle]]) -> execute.Runner:
         """Return a function that runs on placed handles, one call at a time.
 
-        It deletes the handles of donated arguments; the results may still be on their way when
+        It deletes the handles of donated arguments; the results may not be computed yet when
         it returns. Results that were appended survive an interrupt. `results` makes handles of
         them.
 
@@ -280,14 +280,14 @@ class Program:
         return len(self.parts.plan.devices) > 1
 
     def shared_pair(self, handles: Sequence[Handle]) -> tuple[int, int] | None:
-        """Return the positions of two placed handles that share a buffer which a run takes over.
+        """Return the positions of two placed handles that share a donated buffer.
 
-        It is twice the same position for a handle that lacks one of its buffers, and None if there
-        are neither.
+        Both positions are equal for a handle that lacks one of its buffers. Returns None without
+        either.
         """
         if not self._may_take_over or shared_pair(handles, range(len(handles))) is None:
             return None
-        # What the compiler made no use of stays as it is; that is read from its text only here.
+        # Donations that the compiler left unused are read from its text only here.
         return shared_pair(handles, self._taken_over)
 
     @cached_property

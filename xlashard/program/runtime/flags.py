@@ -1,7 +1,7 @@
-"""Flags of the compiler, as a process has them, and how those of two processes differ.
+"""Flags of the compiler, and their differences between two processes.
 
-A program keeps the flags that it was compiled with. Other flags where it is loaded still mean that
-it is not what this process would have compiled, and nobody would see it.
+A program keeps the flags of its compilation. Other flags in the loading process mean that this
+process would have compiled another program, which is reported.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 type Flags = tuple[tuple[str, str], ...]
-"""The text of each environment variable that holds flags."""
+"""Names and texts of the environment variables with flags."""
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _PREFIX = "--xla_"
@@ -18,8 +18,8 @@ NOT_COMPILED_IN = (
     *("--xla_tpu_use_enhanced_launch_barrier", "--xla_gpu_cuda_data_dir", "--xla_cpu_collective_"),
     *("--xla_gpu_per_fusion_autotune_cache_dir", "--xla_gpu_kernel_cache_file"),
 )
-"""Flags with and without which programs are the same: where the compiler writes, how many devices a
-host is taken for, and what JAX sets by itself where it finds a TPU."""
+"""Flags that do not change the program: output folders, the number of host devices, and flags that
+JAX sets on a TPU."""
 _OF_PLATFORMS = {"cpu": "--xla_cpu_", "tpu": "--xla_tpu_", "gpu": "--xla_gpu_"}
 
 
@@ -32,14 +32,14 @@ def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
     """Return the differences of flags that affect the compilation for a platform, as texts.
 
     Args:
-        saved: Those that a program was compiled with.
-        here: Those of another process.
+        saved: Flags of a program's compilation.
+        here: Flags of another process.
         platform: `cpu`, `tpu`, `cuda`, ...
     """
-    theirs, ours = (_compiled_in(flags, platform) for flags in (saved, here))
+    old, new = (_compiled_in(flags, platform) for flags in (saved, here))
     found = []
-    for variable, name in dict.fromkeys([*theirs, *ours]):
-        was, now = theirs.get((variable, name)), ours.get((variable, name))
+    for variable, name in dict.fromkeys([*old, *new]):
+        was, now = old.get((variable, name)), new.get((variable, name))
         if was == now:
             continue
         if now is None:

@@ -1,4 +1,4 @@
-"""What is said of a program that needs more memory than its devices have."""
+"""Errors of programs that need more memory than their devices have."""
 
 import re
 
@@ -13,30 +13,30 @@ _FIGURES = (
 )
 _EXCESS = re.compile(rf"\bExceeded (?:hbm|HBM) capacity by {_SIZE}")
 _STATUS = re.compile(r"^(?:[A-Z_]+:\s+)?(?:[A-Z]\d+:\s+)?(?:\w+:\s+)?")
-"""What begins an error of XLA: its class, the number and the name of what went wrong."""
+"""Prefix of an error of XLA: its class, number and name."""
 
 
-def oom_text(plan: ProgramPlan, said: str) -> str:
+def oom_text(plan: ProgramPlan, message: str) -> str:
     """Return the needed and available memory of a program, and suggestions.
 
     Args:
-        plan: What was to be compiled.
-        said: What the compiler says of it. The figures of a chip's memory are taken from it where
-            it has any; otherwise its first line has to do.
+        plan: Plan of the program.
+        message: The compiler's error. Its memory figures are used if it has any, else its first
+            line.
     """
     name, device = plan.name.removeprefix("pjit_"), plan.devices[0]
-    figures = next((found for p in _FIGURES if (found := p.search(said))), None)
+    figures = next((found for p in _FIGURES if (found := p.search(message))), None)
     if figures is None:
-        line = _STATUS.sub("", said).partition("\n")[0].rstrip(" .-")
+        line = _STATUS.sub("", message).partition("\n")[0].rstrip(" .-")
         return f"{name} needs more memory than a {device.device_kind} has: {line}"
     needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
-    excess = _EXCESS.search(said)
+    excess = _EXCESS.search(message)
     more = f", {_text(*excess.groups())} more than fits" if excess is not None else ""
     return (
         f"{name} does not fit: it needs {needed} of the memory of each {device.device_kind}"
-        f"{_of_arguments(plan)}, and may use {available}{more}. Look at what holds it with "
-        f"xlashard.preflight({name}, ..., topology=...); then cut arguments over more devices, "
-        "donate those that results replace, or keep less for the backward pass with jax.checkpoint"
+        f"{_of_arguments(plan)}, and may use {available}{more}. Inspect it by "
+        f"xlashard.preflight({name}, ..., topology=...); then shard arguments over more devices, "
+        "donate those that results replace, or recompute in the backward pass with jax.checkpoint"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the compiler decided: the sharding of every argument and result of a compiled program."""
+"""Shardings of arguments and results that the compiler propagated."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ type Side = Literal["parameters", "outputs"]
 
 
 class PropagatedShardings(Protocol):
-    """Whoever can say what the partitioner chose."""
+    """Reader of the propagated shardings of a program."""
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
         """Return the propagated shardings in HLO's syntax; None if unknown."""
@@ -43,7 +43,7 @@ class PropagatedShardings(Protocol):
 
 @dataclass(frozen=True)
 class ExecutableShardings:
-    """What an executable says.
+    """Propagated shardings, read from an executable.
 
     Attributes:
         executable: The compiled program.
@@ -66,12 +66,12 @@ def resolve_shardings(
     """Return the sharding of every argument and result: the requested or the propagated one.
 
     Args:
-        chosen: Says what was chosen.
-        plan: What was compiled.
-        tokens: How many ordering tokens come before the arguments and the results.
+        chosen: Reader of the propagated shardings.
+        plan: Plan of the program.
+        tokens: Number of ordering tokens before the arguments and the results.
 
     Raises:
-        CompileError: If the compiler doesn't say what it chose, or chose what no array can have.
+        CompileError: The compiler reports no shardings, or one that no array can have.
     """
     args, results = _known(plan, plan.args), _known(plan, plan.results)
     if args is None:
@@ -100,7 +100,7 @@ def _reported(
     texts = chosen.shardings(of, count + tokens)
     if texts is None:
         raise CompileError(  # no-catalogue: no supported compiler does this
-            f"the compiler does not report how it dealt out the {of} of {plan.name}: give them "
+            f"the compiler does not report the shardings of the {of} of {plan.name}: specify "
             "explicit shardings"
         )
     return texts[tokens:]
@@ -130,14 +130,14 @@ def _chosen(
     found = from_hlo(text, plan.devices, _mesh(plan, value), kind)
     if not isinstance(found, XLACompatibleSharding):
         # no-catalogue: no supported compiler does this
-        raise CompileError(f"the compiler dealt {value.name} of {plan.name} out as {text}")
+        raise CompileError(f"the compiler sharded {value.name} of {plan.name} as {text}")
     return _with_reductions(found, value.sharding)
 
 
 def _with_reductions(
     found: XLACompatibleSharding, requested: XLACompatibleSharding | None
 ) -> XLACompatibleSharding:
-    """Return what the compiler chose with the reductions of the request, which HLO leaves out."""
+    """Return the propagated sharding with the reductions of the request, which HLO leaves out."""
     if not isinstance(found, NamedSharding) or not isinstance(requested, NamedSharding):
         return found
     spec = requested.spec
@@ -157,7 +157,7 @@ def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:
 
 
 def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:
-    """Return the mesh to name axes of: that of the value's own spec, where it has one."""
+    """Return the mesh that names the axes: that of the value's own spec, if any."""
     sharding = value.sharding
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
         return sharding.mesh
@@ -165,25 +165,25 @@ def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:
 
 
 def _logical_text(text: str, plan: ProgramPlan, value: ValuePlan) -> str:
-    """Return the tiles without the dimensions that only the buffers have."""
+    """Return the tiles without trailing dimensions of the buffers."""
     tiling = Tiling.from_tile_assignment(
         TileAssignment.parse_text(text), value.physical_ndim, num_devices=len(plan.devices)
     )
     ndim = len(value.shape)
     if any(count > 1 for count in tiling.counts[ndim:]):
         raise CompileError(  # no-catalogue: no supported compiler does this
-            f"the compiler cut the elements of {value.name} ({value.dtype}) of {plan.name} in "
-            f"pieces, {text}: give it an explicit sharding"
+            f"the compiler sharded the elements of {value.name} ({value.dtype}) of {plan.name}, "
+            f"{text}: specify an explicit sharding"
         )
     return replace(tiling, counts=tiling.counts[:ndim]).to_tile_assignment().to_text()
 
 
 @dataclass(frozen=True)
 class HloShardings:
-    """What the text of a module says, for programs that became no executable.
+    """Propagated shardings, read from the HLO of a program without an executable.
 
     Attributes:
-        module: The module once each argument and result has its sharding; None if unknown.
+        module: The module with the sharding of each argument and result; None if unknown.
         result_type: The type of the compiled program's result, with its layouts.
     """
 
@@ -215,9 +215,9 @@ class HloShardings:
 def _shardings(instruction: "hlo.Instruction") -> list[str]:
     """Return the sharding of an instruction, or those of the elements of a tuple."""
     count = len(hlo.element_types(instruction.type))
-    said = instruction.attribute("sharding")
-    # What bears none is held whole; one is written in place of a tuple of equal ones.
-    texts = ["{replicated}"] if said is None else tile_texts(said[: _end(said)])
+    text = instruction.attribute("sharding")
+    # A value without sharding is replicated; equal shardings of a tuple are written once.
+    texts = ["{replicated}"] if text is None else tile_texts(text[: _end(text)])
     return texts * count if len(texts) == 1 else texts
 
 

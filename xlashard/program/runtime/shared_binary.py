@@ -1,7 +1,7 @@
-"""One process of a program compiles it, and the others load what it made.
+"""Compilation of a program in one process, and loading of its executable in the others.
 
-What they load is machine code, and comes through the store that all processes share: who can write
-there can run code in every process. So it is done only where it was asked for.
+The executable is machine code from the shared key-value store: a process that writes there can run
+code in every process. Sharing is therefore opt-in.
 """
 
 import json
@@ -25,13 +25,13 @@ _OWN_FILES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
-class _Word:
-    """What a process says of its part.
+class _Status:
+    """Status of a process in the exchange.
 
     Attributes:
-        machine: What its machine code is for.
-        refusal: Why the program can't be shared with it or by it; empty if it can.
-        error: What the compiler said, if it refused the program.
+        machine: Digest of the machine of its code.
+        refusal: Reason why the program can't be shared; empty if it can.
+        error: The compiler's error, if any.
     """
 
     machine: str = ""
@@ -42,15 +42,15 @@ class _Word:
         return json.dumps([self.machine, self.refusal, self.error])
 
     @classmethod
-    def from_text(cls, text: str) -> "_Word":
+    def from_text(cls, text: str) -> "_Status":
         return cls(*json.loads(text))
 
 
 class SharedBinaries:
-    """The programs that this process has shared with others.
+    """Programs that this process has shared with its peers.
 
-    Each is shared once: a process that has to compile one again does so by itself, for the others
-    may have no reason to.
+    Each is shared once: a process that compiles a program again does so alone, since its peers may
+    have no reason to.
     """
 
     def __init__(self) -> None:
@@ -67,18 +67,18 @@ class SharedBinaries:
         """Compile in one process and load in the others; all of the program's must take part.
 
         Args:
-            fingerprint: The program, which they compare first.
-            body: Its module, and what must live as long as it.
-            loaded: Where its executable goes.
-            compile_here: Compiles into that.
+            fingerprint: The program; its processes compare it first.
+            body: Its module, and objects that live as long as the program.
+            loaded: Receives the executable.
+            compile_here: Compiles in this process.
 
         Returns:
-            Where this process's executable comes from.
+            Source of this process's executable.
 
         Raises:
-            ProgramsDifferError: They have another program.
-            ProcessesError: Some did not come.
-            RuntimeError: The compiler refuses it; in all processes, with what it said in one.
+            ProgramsDifferError: A process has another program.
+            ProcessesError: A process did not arrive.
+            RuntimeError: The compiler rejects it; raised in all processes.
         """
         if not is_shared(fingerprint):
             return compile_here()
@@ -116,18 +116,18 @@ class _Sharing:
         """Return the source of the executable once it is loaded."""
         source: Source | None = None
         if self._me == self._fingerprint.group[0]:
-            word, source = self._made()
+            status, source = self._made()
         else:
-            word = _Word(_machine(self._fingerprint))
-        words = self._meet("compiling", word)
-        made = words[self._fingerprint.group[0]]
+            status = _Status(_machine(self._fingerprint))
+        statuses = self._meet("compiling", status)
+        made = statuses[self._fingerprint.group[0]]
         if made.error:
             raise RuntimeError(made.error)  # no-catalogue: needs several processes
         refusal = made.refusal
         if not refusal:
-            word = _Word(refusal=self._taken(made.machine) if source is None else "")
-            words = self._meet("loading", word)
-            refused = {p: w.refusal for p, w in words.items() if w.refusal}
+            status = _Status(refusal=self._taken(made.machine) if source is None else "")
+            statuses = self._meet("loading", status)
+            refused = {p: w.refusal for p, w in statuses.items() if w.refusal}
             if refused:
                 refusal = f"{format_processes(tuple(refused))}: {next(iter(refused.values()))}"
         if source is not None:
@@ -137,17 +137,17 @@ class _Sharing:
             return source
         return self._compile_here() if refusal else "another process"
 
-    def _made(self) -> tuple[_Word, Source | None]:
+    def _made(self) -> tuple[_Status, Source | None]:
         """Compile, and write the bytes of the executable into the store."""
         try:
             source = self._compile_here()
         except RuntimeError as error:
-            return _Word(error=compiler.error_text(error)), None
+            return _Status(error=compiler.error_text(error)), None
         try:
             store.write(self._key, self._loaded.to_bytes())
         except RuntimeError as error:
-            return _Word(refusal=f"its bytes can't be had: {error}"), source
-        return _Word(_machine(self._fingerprint)), source
+            return _Status(refusal=f"its bytes are not available: {error}"), source
+        return _Status(_machine(self._fingerprint)), source
 
     def _taken(self, machine: str) -> str:
         """Load the executable of another process; return the reason if this fails."""
@@ -155,7 +155,7 @@ class _Sharing:
             return "another kind of machine"
         code = store.read(self._key)
         if code is None:
-            return "its bytes are not there any more"
+            return "its bytes are no longer in the store"
         plan, request = self._fingerprint.plan, self._fingerprint.request
         arguments = len(plan.args if request is None else request.free_args)
         try:
@@ -165,16 +165,16 @@ class _Sharing:
         self._loaded.take(executable, code)
         return ""
 
-    def _meet(self, what: str, word: _Word) -> dict[int, _Word]:
+    def _meet(self, what: str, status: _Status) -> dict[int, _Status]:
         name, timeout = self._fingerprint.name, CONSISTENCY.policy.timeout
-        invitation = Barrier(
+        barrier = Barrier(
             self._fingerprint.group,
             f"binaries/{what}/{self._fingerprint.digest}",
             timeout,
             what=f"{what} {name}, which share_binary lets one process compile for all,",
         )
         try:
-            came = RENDEZVOUS.exchange(invitation, word.to_text())
+            came = RENDEZVOUS.exchange(barrier, status.to_text())
         except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {name} waited {timeout:g} s for {format_processes(error.processes)}: "
@@ -182,16 +182,16 @@ class _Sharing:
                 "the same order",
                 processes=error.processes,
             ) from None
-        return {process: _Word.from_text(text) for process, text in came.items()}
+        return {process: _Status.from_text(text) for process, text in came.items()}
 
 
 def _machine(fingerprint: ProgramFingerprint) -> str:
     """Return a digest of the machine that the code must fit."""
     mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
     here = Environment.of(mine[:1])
-    said: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
-    said.append(sorted({device.device_kind for device in mine}))
-    return sha256(json.dumps(said).encode()).hexdigest()
+    facts: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
+    facts.append(sorted({device.device_kind for device in mine}))
+    return sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _warn(fingerprint: ProgramFingerprint, why: str) -> None:
@@ -206,4 +206,4 @@ def _warn(fingerprint: ProgramFingerprint, why: str) -> None:
 
 
 SHARED_BINARIES = SharedBinaries()
-"""The programs that this process has shared with others."""
+"""Programs that this process has shared with its peers."""

@@ -2,9 +2,9 @@
 
 All integers are little-endian.
 
-| offset | bytes | what |
+| offset | bytes | contents |
 |---|---|---|
-| 0 | 8 | `89 58 4C 53 48 52 44 0A`, by which a file is known |
+| 0 | 8 | `89 58 4C 53 48 52 44 0A`, the signature of the format |
 | 8 | 4 | the version of the format |
 | 12 | 4 | zero |
 | 16 | 8 | the length of the header |
@@ -13,7 +13,7 @@ All integers are little-endian.
 | 64 | | the header, JSON in UTF-8 |
 | | | the sections, one after the other, as the header's `sections` lists them with their lengths |
 
-The checksum finds damage. It is no signature: whoever can write a file can write a fitting one.
+The checksum detects damage. It does not authenticate a file: it can be computed by any writer.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ _HEADER_AT = _START.size + _CHECKSUM_SIZE
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
-        header: What `pack` was given, and nothing is known of but that it is JSON.
+        header: The header of `pack`; any JSON.
         sections: The sections by name; they share the file's memory.
     """
 
@@ -52,7 +52,7 @@ def pack(header: Mapping[str, Any], sections: Mapping[str, bytes | memoryview]) 
     """Return the bytes of a file with a header and sections.
 
     Args:
-        header: What JSON can say.
+        header: JSON values.
         sections: Their bytes, by name.
     """
     parts = [memoryview(section).cast("B") for section in sections.values()]
@@ -74,12 +74,12 @@ def unpack(data: bytes | bytearray | memoryview) -> Contents:
     """Return header and sections of an undamaged file.
 
     Raises:
-        ArgumentError: If it is no bytes.
-        SavedProgramError: If it is no such file, of another version, cut off or damaged.
+        ArgumentError: The value is not bytes.
+        SavedProgramError: The file has another format or version, is truncated or damaged.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ArgumentError(
-            f"a saved program is bytes, not {type(data).__name__}: for a file write "
+            f"a saved program must be bytes, not {type(data).__name__}: for a file write "
             "deserialize(Path(...).read_bytes())"
         )
     file = memoryview(data).cast("B")
@@ -100,8 +100,9 @@ def _checked_start(file: memoryview) -> int:
     """Return the length of the header of a whole file."""
     if bytes(file[: len(_MAGIC)]) != _MAGIC[: file.nbytes] or not file.nbytes:
         raise SavedProgramError(
-            f"this is no saved program: it begins with {bytes(file[:8])!r}, not with {_MAGIC!r}; "
-            "give deserialize() the bytes that serialize() gave"
+            f"the bytes are not a saved program: they begin with {bytes(file[:8])!r}, not with "
+            f"{_MAGIC!r}; "
+            "pass the result of serialize() to deserialize()"
         )
     if file.nbytes < _HEADER_AT:
         raise SavedProgramError(
@@ -136,12 +137,12 @@ def _read_header(text: memoryview) -> dict[str, Any]:
         return header
 
 
-# What the reader says itself, or what its caller did wrong.
+# Errors of the reader itself, and of its caller.
 _OWN = (SavedProgramError, ArgumentError)
 
 
 class reading:
-    """Turns what a wrong header makes Python raise into one error that says so."""
+    """Context in which Python's errors of an invalid header become a `SavedProgramError`."""
 
     def __enter__(self) -> None:
         return None
@@ -150,6 +151,6 @@ class reading:
         wrong = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
         if isinstance(error, wrong) and not isinstance(error, _OWN):
             raise SavedProgramError(
-                f"the saved program's header does not say what it must ({error!r}): compile and "
+                f"the saved program's header is invalid ({error!r}): compile and "
                 "serialize() it again"
             ) from None

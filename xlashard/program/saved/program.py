@@ -1,4 +1,4 @@
-"""A compiled program as JSON and bytes, and back: executable, plan, and what it closes over."""
+"""Serialization of compiled programs: executable, plan and closed-over values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from xlashard._jax.runtime.topologies import is_compile_only
 from xlashard.errors import SavedProgramError
 from xlashard.program.consistency import ProgramFingerprint
 from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.runtime.environment import Environment, Target, find_devices
+from xlashard.program.runtime.environment import Environment, LoadTarget, find_devices
 from xlashard.program.runtime.executables import LoadedExecutable
 from xlashard.program.runtime.execute import Handle, Program, ProgramParts
 from xlashard.program.saved.container import Contents, reading
@@ -40,11 +40,11 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
 
     Args:
         program: The program.
-        consts: The values that it closes over: its first arguments, placed.
+        consts: Its closed-over values, placed as its first arguments.
 
     Raises:
-        SavedProgramError: If it calls Python functions or holds what only this process has, or its
-            platform gives no bytes of it.
+        SavedProgramError: It calls Python functions or refers to objects of this process, or its
+            platform has no bytes of it.
     """
     parts = program.parts
     _check_self_contained(program)
@@ -54,8 +54,8 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
     for i, const in enumerate(consts):
         if not _is_whole(const):
             raise SavedProgramError(  # no-catalogue: needs several processes
-                f"{program.name} closes over an array of the shape {const.shape} that is spread "
-                "over several processes, of which none can write it: pass it as an argument"
+                f"{program.name} closes over an array of the shape {const.shape} that is sharded "
+                "over several processes, so that no process can write it: pass it as an argument"
             )
         sections[_const_name(i)] = array_to_bytes(const)
     writer = ShardingWriter()
@@ -71,14 +71,14 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
         "environment": Environment.of(parts.plan.devices).to_json(),
     }
     if not parts.plan.is_of_one_process:
-        # Its processes compare it by this, for they no longer have the module.
+        # Its processes compare this digest, since a saved program has no module.
         module = parts.body.module
         header["module"] = modules.digest(module) if module else program.saved_digest
     return header, sections
 
 
 def _is_whole(const: Any) -> bool:
-    # For devices that only compile it was not placed, and may be an array of the host.
+    # For compile-only devices it was not placed, and may be a host array.
     return not isinstance(const, jax.Array) or (
         const.is_fully_addressable or const.is_fully_replicated
     )
@@ -89,12 +89,12 @@ def _check_self_contained(program: Program) -> None:
     if body.callbacks:
         raise SavedProgramError(
             f"{program.name} can't be saved: it calls the Python function"
-            f"{'s' if len(body.callbacks) > 1 else ''} {', '.join(body.callbacks)}, which no other "
-            "process has: take the callback out of the function, or compile it where it runs"
+            f"{'s' if len(body.callbacks) > 1 else ''} {', '.join(body.callbacks)}, which other "
+            "processes lack: remove the callback, or compile it where it runs"
         )
     if body.has_effects or body.keepalives or body.host_callbacks:
         raise SavedProgramError(  # no-catalogue: effects come with callbacks, refused before
-            f"{program.name} can't be saved: it has effects, or points to objects of this process: "
+            f"{program.name} can't be saved: it has effects, or refers to objects of this process: "
             "compile it where it runs"
         )
 
@@ -105,7 +105,7 @@ def _executable_bytes(program: Program) -> bytes:
     except RuntimeError as error:
         platform = program.parts.plan.devices[0].platform
         raise SavedProgramError(  # no-catalogue: no supported compiler does this
-            f"the runtime of {platform} gives no bytes of {program.name}: {error}"
+            f"the runtime of {platform} has no bytes of {program.name}: {error}"
         ) from None
 
 
@@ -132,12 +132,12 @@ def _values(
 
 
 @dataclass(frozen=True, eq=False)
-class Restored:
-    """A program that was loaded.
+class LoadedProgram:
+    """A loaded program.
 
     Attributes:
         program: The program.
-        consts: The values that it closes over, placed.
+        consts: Its closed-over values, placed.
     """
 
     program: Program
@@ -145,21 +145,21 @@ class Restored:
 
 
 def load_program(
-    header: Mapping[str, Any], contents: Contents, target: Target, donated: Sequence[bool]
-) -> Restored:
-    """Return the program of what `save_program` gave.
+    header: Mapping[str, Any], contents: Contents, target: LoadTarget, donated: Sequence[bool]
+) -> LoadedProgram:
+    """Return the program of the JSON and sections of `save_program`.
 
-    Everything that can be checked is, before PJRT is given a byte.
+    All checks precede the use of the bytes by PJRT.
 
     Args:
         header: The JSON.
-        contents: The file that it is of.
-        target: Where it is to run.
-        donated: For each argument of the program whether its buffers may be reused.
+        contents: The file.
+        target: Devices and flags of the caller.
+        donated: Whether the buffers of each argument may be reused.
 
     Raises:
-        ArgumentError: If the target's devices are none.
-        SavedProgramError: If it was made for something else, or does not hold together.
+        ArgumentError: The target's devices are invalid.
+        SavedProgramError: It was compiled for another environment, or is inconsistent.
     """
     with reading():
         environment = Environment.from_json(header["environment"])
@@ -203,10 +203,10 @@ def load_program(
     layouts = compiler.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(
-            f"the saved program's header speaks of {len(ins)} arguments and {len(outs)} results, "
+            f"the saved program's header has {len(ins)} arguments and {len(outs)} results, "
             f"its executable has {len(layouts[0])} and {len(layouts[1])}: serialize() it again"
         )
-    return Restored(program, program.keep(values))
+    return LoadedProgram(program, program.keep(values))
 
 
 def _check_widths(parts: ProgramParts) -> None:
@@ -214,8 +214,8 @@ def _check_widths(parts: ProgramParts) -> None:
     if wide and not is_x64_enabled():
         raise SavedProgramError(
             f"the saved program {parts.plan.name} has {', '.join(sorted(wide))} values, which JAX "
-            "holds only where it is told to: jax.config.update('jax_enable_x64', True) before "
-            "deserialize()"
+            "supports only with jax_enable_x64: write jax.config.update('jax_enable_x64', True) "
+            "before deserialize()"
         )
 
 
@@ -224,10 +224,10 @@ def _settled(values: Sequence[ValuePlan]) -> tuple[XLACompatibleSharding, ...]:
 
 
 def _read_values(
-    said: Sequence[Mapping[str, Any]], shardings: ShardingReader
+    records: Sequence[Mapping[str, Any]], shardings: ShardingReader
 ) -> list[tuple[ValuePlan, Any]]:
     found = []
-    for value in said:
+    for value in records:
         sharding = shardings.read(value["sharding"])
         aval = type_from_json(value, sharding)
         sharding.is_compatible_aval(aval.shape)
@@ -244,14 +244,14 @@ def _read_values(
 
 
 def _looking(contents: Contents, plan: ProgramPlan) -> Callable[[], Any]:
-    """Make what answers for a program on devices that can hold none."""
+    """Return the loader of an offline executable for compile-only devices."""
 
     def look() -> Any:
         if _DESCRIPTION not in contents.sections:
             raise SavedProgramError(
-                f"the saved program {plan.name} was compiled where its devices are, and the "
-                "devices of a topology can't hold it: load it there, or compile it for the "
-                "topology to look at it"
+                f"the saved program {plan.name} was compiled on its devices, and the devices "
+                "of a topology can't load it: load it there, or compile it for the topology to "
+                "inspect it"
             )
         with reading():
             return described(contents.sections[_DESCRIPTION])

@@ -1,4 +1,4 @@
-"""Types and shardings of a program's values as JSON, and back."""
+"""JSON of the types and shardings of a program's values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ def type_to_json(aval: Any) -> dict[str, Json]:
     """Return an abstract value as JSON.
 
     Raises:
-        SavedProgramError: If it is of a dtype that can't be told by its name.
+        SavedProgramError: Its dtype is not determined by its name.
     """
     name = str(aval.dtype)
     try:
@@ -36,8 +36,8 @@ def type_to_json(aval: Any) -> dict[str, Json]:
         known = None
     if known != aval.dtype:
         raise SavedProgramError(  # no-catalogue: needs a user-defined key type
-            f"a program of values of the dtype {name} can't be saved, for nothing says where that "
-            "comes from: pass jax.random.key_data(key) for keys of your own kind"
+            f"a program with values of the dtype {name} can't be saved, since its name does not "
+            "determine it: pass jax.random.key_data(key) for user-defined keys"
         )
     return {
         "shape": list(aval.shape),
@@ -47,19 +47,21 @@ def type_to_json(aval: Any) -> dict[str, Json]:
     }
 
 
-def type_from_json(said: Mapping[str, Json], sharding: XLACompatibleSharding | None = None) -> Any:
-    """Return the abstract value of such JSON, of an array that lies so."""
-    shape = _sizes(said["shape"])
-    dtype = executables.dtype_of(said["dtype"])
-    twin = sharding.twin(shape) if sharding is not None and said["typed"] else None
-    return executables.aval(shape, dtype, weak_type=bool(said["weak"]), sharding=twin)
+def type_from_json(
+    record: Mapping[str, Json], sharding: XLACompatibleSharding | None = None
+) -> Any:
+    """Parse an abstract value, of an array with a sharding."""
+    shape = _sizes(record["shape"])
+    dtype = executables.dtype_of(record["dtype"])
+    twin = sharding.twin(shape) if sharding is not None and record["typed"] else None
+    return executables.aval(shape, dtype, weak_type=bool(record["weak"]), sharding=twin)
 
 
-def _sizes(said: Json) -> tuple[int, ...]:
-    sizes = tuple(said)
+def _sizes(values: Json) -> tuple[int, ...]:
+    sizes = tuple(values)
     if not all(type(size) is int and size >= 0 for size in sizes):
         # no-catalogue: needs an invalid header with a valid checksum
-        raise ValueError(f"the sizes {said}")
+        raise ValueError(f"the sizes {values}")
     return sizes
 
 
@@ -82,7 +84,7 @@ class ShardingWriter:
             return record | _reductions_to_json(sharding.spec)
         if isinstance(sharding, SingleDeviceSharding):
             return {"memory": kind}
-        # A user's own class comes back as the tiles that it says.
+        # A user-defined class is restored as its tiles.
         assignment = (
             sharding.tile_assignment
             if isinstance(sharding, GSPMDSharding)
@@ -91,36 +93,36 @@ class ShardingWriter:
         return {"tiles": assignment.to_text(), "memory": kind}
 
     def _number(self, mesh: Any) -> int:
-        said = {
+        record = {
             "axes": [[str(name), int(size)] for name, size in mesh.shape.items()],
             "types": [kind.name for kind in mesh.axis_types],
         }
-        if said not in self.meshes:
-            self.meshes.append(said)
-        return self.meshes.index(said)
+        if record not in self.meshes:
+            self.meshes.append(record)
+        return self.meshes.index(record)
 
 
 class ShardingReader:
-    """Shardings of such JSON.
+    """Parser of shardings.
 
     Args:
-        meshes: What the writer has gathered.
-        devices: The devices to deal out to.
+        meshes: The meshes of the writer.
+        devices: The devices of the shardings.
     """
 
     def __init__(self, meshes: Sequence[Json], devices: tuple[Device, ...]) -> None:
         self._devices = devices
-        self._meshes = [_mesh(said, devices) for said in meshes]
+        self._meshes = [_mesh(mesh, devices) for mesh in meshes]
 
-    def read(self, said: Mapping[str, Json]) -> XLACompatibleSharding:
-        """Return the sharding of such JSON."""
-        kind = said["memory"]
-        if "spec" in said:
-            spec = [tuple(e) if isinstance(e, list) else e for e in said["spec"]]
-            full_spec = PartitionSpec(*spec, **_reductions_of_json(said))
-            return NamedSharding(self._meshes[said["mesh"]], full_spec, memory_kind=kind)
-        if "tiles" in said:
-            return GSPMDSharding(self._devices, said["tiles"], memory_kind=kind)
+    def read(self, record: Mapping[str, Json]) -> XLACompatibleSharding:
+        """Parse a sharding."""
+        kind = record["memory"]
+        if "spec" in record:
+            spec = [tuple(e) if isinstance(e, list) else e for e in record["spec"]]
+            full_spec = PartitionSpec(*spec, **_reductions_of_json(record))
+            return NamedSharding(self._meshes[record["mesh"]], full_spec, memory_kind=kind)
+        if "tiles" in record:
+            return GSPMDSharding(self._devices, record["tiles"], memory_kind=kind)
         (device,) = self._devices
         return SingleDeviceSharding(device, memory_kind=kind)
 
@@ -141,12 +143,12 @@ def _reductions_of_json(record: Mapping[str, Json]) -> dict[str, Any]:
     }
 
 
-def _mesh(said: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:
+def _mesh(record: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices
-    names = [name for name, _ in said["axes"]]
-    types = tuple(AxisType[kind] for kind in said["types"])
-    return Mesh(grid.reshape(_sizes([size for _, size in said["axes"]])), names, axis_types=types)
+    names = [name for name, _ in record["axes"]]
+    types = tuple(AxisType[kind] for kind in record["types"])
+    return Mesh(grid.reshape(_sizes([size for _, size in record["axes"]])), names, axis_types=types)
 
 
 def array_to_bytes(value: Any) -> memoryview:
@@ -158,9 +160,9 @@ def array_to_bytes(value: Any) -> memoryview:
 
 
 def array_from_bytes(data: memoryview, aval: Any) -> Any:
-    """Return the array of such elements."""
+    """Return the array of these elements."""
     if is_extended(aval):
         inner = physical_aval(aval)
         return executables.keys_of(np.frombuffer(data, np.uint32).reshape(inner.shape), aval.dtype)
-    # A copy: the caller may write over what was read.
+    # A copy, since the caller may overwrite the data.
     return np.frombuffer(data, aval.dtype).reshape(aval.shape).copy()

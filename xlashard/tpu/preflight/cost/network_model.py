@@ -37,7 +37,7 @@ from xlashard.program.hlo.analysis import HloModule
 from xlashard.program.hlo.collectives import (
     Collective,
     CollectiveKind,
-    told_user,
+    nearest_user,
 )
 from xlashard.program.hlo.module import Computation, Instruction, array_types
 from xlashard.sharding import Mesh
@@ -129,7 +129,7 @@ def _transfer(
         None,
     )
     results = operands if received is None else tuple(array_types(received.type)[:1])
-    user = None if received is None else told_user(module, computation, received)
+    user = None if received is None else nearest_user(module, computation, received)
     groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
         [list(group) for group in zip(*slices, strict=True)]
     )

@@ -1,4 +1,4 @@
-"""The programs that the processes of one group have agreed on, and how they come to agree."""
+"""Comparison of programs between the processes of a group."""
 
 import threading
 import time
@@ -32,26 +32,26 @@ from xlashard.program.consistency.fingerprint import (
 )
 
 UNCHECKED = "programs/unchecked"
-"""The folder of the store in which processes say that they don't compare their programs."""
+"""Folder of the store with the processes that don't compare their programs."""
 
-# Other threads may bring the program that another process is at: so often, and for so many
-# seconds each, they are waited for before programs count as different.
+# Rounds, and seconds per round, of waiting for programs of other threads before programs count as
+# different.
 _ROUNDS, _ROUND = 8, 0.25
-# Seconds in which a process that is at the same error must have told of its program.
-_TELLING = 6.0
-# How many of the programs before it a process tells of.
+# Seconds for a process with the same error to describe its program.
+_DESCRIBING = 6.0
+# Number of earlier programs in a description.
 _BEFORE = 4
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """A program that threads wait with.
+    """A program for which threads wait.
 
     Attributes:
         fingerprint: The program.
-        naming: Names the values that its function closes over.
-        threads: How many wait.
-        failure: Makes the error that they are to raise.
+        naming: Returns the name of a closed-over value.
+        threads: Number of waiting threads.
+        failure: Makes the error for these threads.
     """
 
     fingerprint: ProgramFingerprint
@@ -60,8 +60,8 @@ class _Waiting:
     failure: Callable[[], XlashardError] | None = field(default=None)
 
 
-class Group:
-    """The processes of some programs.
+class ConsistencyGroup:
+    """Processes of some programs.
 
     Args:
         processes: Their indices.
@@ -74,7 +74,7 @@ class Group:
         self._agreed: set[str] = set()
         self._names: list[str] = []
         self._waiting: dict[str, _Waiting] = {}
-        self._is_meeting = False
+        self._is_exchanging = False
         self._has_compared_environment = False
         self._differences = 0
 
@@ -85,12 +85,12 @@ class Group:
 
         Args:
             fingerprint: The program.
-            naming: Names the values that its function closes over.
-            timeout: How long to wait for the others, in seconds.
+            naming: Returns the name of a closed-over value.
+            timeout: Timeout for the peers, in seconds.
 
         Raises:
-            ProgramsDifferError: They came with another one.
-            ProcessesError: Some did not come.
+            ProgramsDifferError: A process has another program.
+            ProcessesError: A process did not arrive.
         """
         digest = fingerprint.digest
         with self._changed:
@@ -102,10 +102,10 @@ class Group:
         try:
             while not self._is_settled(digest, mine):
                 try:
-                    self._meet(timeout)
+                    self._exchange_round(timeout)
                 finally:
                     with self._changed:
-                        self._is_meeting = False
+                        self._is_exchanging = False
                         self._changed.notify_all()
         finally:
             with self._changed:
@@ -121,25 +121,25 @@ class Group:
             while True:
                 if digest in self._agreed or mine.failure is not None:
                     return True
-                if not self._is_meeting:
-                    self._is_meeting = True
+                if not self._is_exchanging:
+                    self._is_exchanging = True
                     return False
                 self._changed.wait()
 
-    def _meet(self, timeout: float) -> None:
+    def _exchange_round(self, timeout: float) -> None:
         """Exchange the waiting programs with the other processes."""
         left = _ROUNDS
         while True:
             with self._changed:
-                subject, first = self._subject()
-            came = self._came(subject, first, timeout)
+                proposal, first = self._proposal()
+            came = self._exchange(proposal, first, timeout)
             if self._refused_environment(came):
                 return
-            common = frozenset.intersection(*(said.digests for said in came.values()))
+            common = frozenset.intersection(*(proposal.digests for proposal in came.values()))
             if common:
                 self._agree(common)
                 return
-            if not left or not any(said.is_threaded for said in came.values()):
+            if not left or not any(proposal.is_threaded for proposal in came.values()):
                 break
             with self._changed:
                 known = len(self._waiting)
@@ -147,28 +147,30 @@ class Group:
             left -= 1
         self._differ(came, first)
 
-    def _subject(self) -> tuple[Proposal, _Waiting]:
+    def _proposal(self) -> tuple[Proposal, _Waiting]:
         waiting = list(self._waiting.values())
         first = waiting[0]
-        said = {} if self._has_compared_environment else shared_environment(first.fingerprint)
-        subject = Proposal(
+        environment = (
+            {} if self._has_compared_environment else shared_environment(first.fingerprint)
+        )
+        proposal = Proposal(
             programs=tuple((w.fingerprint.digest, w.fingerprint.brief) for w in waiting),
             number=len(self._names) + 1,
             is_threaded=threading.active_count() > 1,
-            environment=said,
+            environment=environment,
         )
-        return subject, first
+        return proposal, first
 
-    def _came(self, subject: Proposal, first: _Waiting, timeout: float) -> dict[int, Proposal]:
+    def _exchange(self, proposal: Proposal, first: _Waiting, timeout: float) -> dict[int, Proposal]:
         name = first.fingerprint.name
 
         def waiting(missing: tuple[int, ...], seconds: float) -> None:
             _check_compared(name, missing)
 
         what = f"the first run of {name}"
-        invitation = Barrier(self._processes, "programs", timeout, waiting, what)
+        barrier = Barrier(self._processes, "programs", timeout, waiting, what)
         try:
-            came = RENDEZVOUS.exchange(invitation, subject.to_text())
+            came = RENDEZVOUS.exchange(barrier, proposal.to_text())
         except BarrierTimeoutError as error:
             doing = f" ({error.doing})" if error.doing else ""
             raise ProcessesError(  # no-catalogue: needs several processes
@@ -188,12 +190,12 @@ class Group:
             self._names.extend(w.fingerprint.name for w in found if w is not None)
 
     def _refused_environment(self, came: Mapping[int, Proposal]) -> bool:
-        told = {p: said.environment for p, said in came.items() if said.environment}
-        texts = {process: tuple(said.items()) for process, said in told.items()}
+        environments = {p: c.environment for p, c in came.items() if c.environment}
+        texts = {process: tuple(found.items()) for process, found in environments.items()}
         if len(set(texts.values())) < 2:
             return False
         pair = _pair(texts)
-        found = environment_difference(told[pair[0]], told[pair[1]])
+        found = environment_difference(environments[pair[0]], environments[pair[1]])
         if found is None:
             return False
         self._fail(came, minority(texts), pair, found)
@@ -201,29 +203,29 @@ class Group:
 
     def _differ(self, came: Mapping[int, Proposal], first: _Waiting) -> None:
         """Find the difference of the programs; all processes compare the same two."""
-        digests = {process: said.first[0] for process, said in came.items()}
+        digests = {process: proposal.first[0] for process, proposal in came.items()}
         pair = _pair(digests)
         self._differences += 1
         folder = f"{self._folder}/{self._differences}"
         me = coordination.process_index()
         if me in pair:
-            # All are past the error before this one.
+            # All processes have handled the error before this one.
             store.drop(f"{self._folder}/{self._differences - 1}/{me}")
-            story = first.fingerprint.describe(first.naming, self._names[-_BEFORE:])
-            store.write(f"{folder}/{me}", story.to_bytes())
-        end = time.monotonic() + _TELLING
-        told = [store.read(f"{folder}/{p}", max(end - time.monotonic(), 0.1)) for p in pair]
-        if told[0] is None or told[1] is None:
-            silent = pair[0] if told[0] is None else pair[1]
+            description = first.fingerprint.describe(first.naming, self._names[-_BEFORE:])
+            store.write(f"{folder}/{me}", description.to_bytes())
+        end = time.monotonic() + _DESCRIBING
+        descriptions = [store.read(f"{folder}/{p}", max(end - time.monotonic(), 0.1)) for p in pair]
+        if descriptions[0] is None or descriptions[1] is None:
+            silent = pair[0] if descriptions[0] is None else pair[1]
             found = Difference(
                 "unknown",
-                f"Process {silent} did not tell more of its program:",
+                f"Process {silent} did not describe its program:",
                 *(came[process].first[1] for process in pair),
                 fix="look at its own output",
             )
             self._fail(came, minority(digests), pair, found)
             return
-        one, other = map(ProgramDescription.from_bytes, (told[0], told[1]))
+        one, other = map(ProgramDescription.from_bytes, (descriptions[0], descriptions[1]))
         found = find_difference(one, other)
         self._fail(came, minority(digests), pair, found, before=one.before)
 
@@ -237,7 +239,7 @@ class Group:
     ) -> None:
         """Set the error of all waiting threads."""
         text = error_text(came, pair, found, before)
-        programs = {process: said.first[1] for process, said in came.items()}
+        programs = {process: proposal.first[1] for process, proposal in came.items()}
 
         def failure() -> XlashardError:
             return ProgramsDifferError(
@@ -256,8 +258,8 @@ def _check_compared(name: str, missing: tuple[int, ...]) -> None:
     Raises:
         ProcessesError: With those.
     """
-    said = store.listed(UNCHECKED)
-    silent = tuple(process for process in missing if str(process) in said)
+    unchecked = store.listed(UNCHECKED)
+    silent = tuple(process for process in missing if str(process) in unchecked)
     if silent:
         raise ProcessesError(  # no-catalogue: needs several processes
             f"{name} can't be compared between the processes: that is turned off in "
