@@ -114,7 +114,7 @@ def reasons(mesh):
             lambda x: x + 1,
             {"out_shardings": named("x", "y")},
             (rows(),),
-            "x: float32[8,4] as P('x'): result is of its type, but dealt out as P('x', 'y'), 16 "
+            "x: float32[8,4] as P('x'): result has its type, but is sharded as P('x', 'y'), 16 "
             "bytes on each device, and the argument as P('x'), 32 bytes on each device: give "
             "out_shardings=P('x') for result",
         ),
@@ -122,7 +122,7 @@ def reasons(mesh):
             lambda x: x + 1,
             {"out_shardings": named("x", memory_kind="unpinned_host")},
             (rows(),),
-            "but in the memory unpinned_host, and the argument in device: give out_shardings with "
+            "but is in the memory unpinned_host, and the argument in device: give out_shardings with "
             "memory_kind='device'",
         ),
         "taken": (
@@ -136,7 +136,7 @@ def reasons(mesh):
             lambda x: with_sharding_constraint(x * 2, named()),
             {},
             (rows(),),
-            "result is of its type, but dealt out as P(), 128 bytes on each device, and the "
+            "result has its type, but is sharded as P(), 128 bytes on each device, and the "
             "argument as P('x'), 32 bytes on each device: give out_shardings=P('x') for result",
         ),
     }
