@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKED = ("xlashard", "xlashard_pytest", "tests", "docs")
 """Folders whose sources, documents and names of tests are checked, beside documents at the root."""
 
-PENDING = ()
+PENDING: tuple[str, ...] = ()
 """Folders that are still to be rewritten; a finished one leaves this list for good."""
 
 _BANNED = re.compile(

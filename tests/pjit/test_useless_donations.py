@@ -122,8 +122,8 @@ def reasons(mesh):
             lambda x: x + 1,
             {"out_shardings": named("x", memory_kind="unpinned_host")},
             (rows(),),
-            "but is in the memory unpinned_host, and the argument in device: give out_shardings with "
-            "memory_kind='device'",
+            "but is in the memory unpinned_host, and the argument in device: give out_shardings "
+            "with memory_kind='device'",
         ),
         "taken": (
             lambda x, y: x + y,
