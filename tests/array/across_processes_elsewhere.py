@@ -131,7 +131,7 @@ def nothing() -> None:
     y = make(FIRST if ME == 0 else SECOND)
     assert np.array_equal(y, V) and y.is_fully_addressable
     for read in READS:
-        expect(NotAddressableError, "none of the devices.*device_put", lambda read=read: read(x))
+        expect(NotAddressableError, "no device of an Array.*device_put", lambda read=read: read(x))
     assert x.addressable_shards == [] and [s.data for s in x.global_shards] == [None, None]
     assert "P('d') on 2 devices (d=2), 0 of 2 pieces here" in repr(x)
     assert not x.is_fully_addressable and x.is_ready() and x.block_until_ready() is x

@@ -64,27 +64,27 @@ def test_a_program_needs_at_most_one_shard(
     monkeypatch.setattr(
         compiled,
         "compiled_reshard_for",
-        lambda order: (ran.append((order, move_for(order))), ran[-1][1])[1],
+        lambda request: (ran.append((request, move_for(request))), ran[-1][1])[1],
     )
     x = device_put(V, source)
     assert same(device_put(x, target), V)
-    ((order, move),) = ran
-    assert 0 <= move.extra_bytes <= max(order.shard_bytes)
+    ((request, move),) = ran
+    assert 0 <= move.extra_bytes <= max(request.shard_bytes)
     extra = extra_bytes(move.program.executable)
     assert extra is not None
-    assert extra <= max(order.shard_bytes)
+    assert extra <= max(request.shard_bytes)
 
 
 def test_slabs_are_parts_of_every_shard() -> None:
     rows, columns = (Tiling.from_indices((12, 8), i) for i in (ROWS, COLUMNS))
-    slabs = split_into_chunks((12, 8), rows, columns, 2)
-    assert slabs is not None
+    chunks = split_into_chunks((12, 8), rows, columns, 2)
+    assert chunks is not None
     # Twelve rows in four tiles of three, eight columns in four tiles of two.
-    assert slabs.shape == (4, 3, 4, 2)
-    assert (slabs.dim, slabs.count, slabs.thickness) == (1, 2, 2)
+    assert chunks.shape == (4, 3, 4, 2)
+    assert (chunks.dim, chunks.count, chunks.extent) == (1, 2, 2)
     finest = split_into_chunks((12, 8), rows, columns, 100)
     assert finest is not None
-    assert (finest.count, finest.thickness) == (3, 1)
+    assert (finest.count, finest.extent) == (3, 1)
     assert split_into_chunks((4, 4), rows, columns, 2) is None
     assert split_into_chunks((), Tiling.replicated(4, 0), Tiling.replicated(4, 0), 2) is None
 

@@ -97,9 +97,9 @@ def reading_allowed(handle: Handle, explicit: bool) -> AbstractContextManager[No
     guards = active_guards()
     if guards is None or _lies_open(handle):
         return _FREE
-    asked_by = "" if explicit or inside_device_get() else "device_get(x)"
+    explicit_form = "" if explicit or inside_device_get() else "device_get(x)"
     what = f"the value of an Array {type_text(handle)}"
-    return guarded(guards, Transfer.DEVICE_TO_HOST, what, asked_by)
+    return guarded(guards, Transfer.DEVICE_TO_HOST, what, explicit_form)
 
 
 _FREE = nullcontext()

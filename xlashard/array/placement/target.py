@@ -52,65 +52,65 @@ def is_target(x: Any) -> bool:
     return x is None or isinstance(x, kinds)
 
 
-def parse_placement(given: Any, name: str) -> Placement:
+def parse_placement(value: Any, name: str) -> Placement:
     """Parse a target.
 
     Args:
-        given: A device, a sharding, a `Format`, or None.
+        value: A device, a sharding, a `Format`, or None.
         name: Name of the argument in errors.
 
     Raises:
         ArgumentError: The value is no target.
     """
-    if given is None:
+    if value is None:
         return STAY
-    if isinstance(given, Sharding):
-        return Placement(given)
-    if isinstance(given, JaxSharding):
-        return Placement(from_jax(given))
-    if isinstance(given, jax.Device):
-        return Placement(SingleDeviceSharding(given))
-    if isinstance(given, Format):
-        return _from_format(given, name)
-    if isinstance(given, PartitionSpec):
+    if isinstance(value, Sharding):
+        return Placement(value)
+    if isinstance(value, JaxSharding):
+        return Placement(from_jax(value))
+    if isinstance(value, jax.Device):
+        return Placement(SingleDeviceSharding(value))
+    if isinstance(value, Format):
+        return _from_format(value, name)
+    if isinstance(value, PartitionSpec):
         mesh = mesh_in_force()
         if mesh is not None:
-            return Placement(NamedSharding(mesh, given))
+            return Placement(NamedSharding(mesh, value))
         raise ArgumentError(
-            f"{name} is {given}, but no mesh is in force: call inside `with jax.set_mesh(mesh):`, "
-            f"or write NamedSharding(mesh, {given})"
+            f"{name} is {value}, but no mesh is in force: call inside `with jax.set_mesh(mesh):`, "
+            f"or write NamedSharding(mesh, {value})"
         )
     raise ArgumentError(
         f"{name} must be a device, a sharding, a Format or None (stays in place), not "
-        f"{type(given).__name__}: for example jax.devices()[0] or NamedSharding(mesh, P('data'))"
+        f"{type(value).__name__}: for example jax.devices()[0] or NamedSharding(mesh, P('data'))"
     )
 
 
-def parse_sharding(given: Any, name: str) -> tuple[Sharding, Layout | None]:
+def parse_sharding(value: Any, name: str) -> tuple[Sharding, Layout | None]:
     """Parse a sharding; a device alone is refused.
 
     Raises:
         ArgumentError: The value is no sharding.
     """
-    placement = parse_placement(given, name) if not isinstance(given, jax.Device) else STAY
+    placement = parse_placement(value, name) if not isinstance(value, jax.Device) else STAY
     if placement.sharding is None:
         raise ArgumentError(
-            f"{name} must be a sharding, not {given!r}: for example NamedSharding(mesh, P('data')) "
+            f"{name} must be a sharding, not {value!r}: for example NamedSharding(mesh, P('data')) "
             "or SingleDeviceSharding(jax.devices()[0])"
         )
     return placement.sharding, placement.layout
 
 
-def _from_format(given: Format, name: str) -> Placement:
-    layout: Any = given.layout
+def _from_format(value: Format, name: str) -> Placement:
+    layout: Any = value.layout
     if is_auto_layout(layout):
         raise ArgumentError(
             f"{name} has an automatic layout, which only a compiler can choose: write "
             "Format(Layout(major_to_minor=(1, 0)), sharding), or only the sharding"
         )
-    if given.sharding is None:
+    if value.sharding is None:
         return STAY
-    return Placement(from_jax(given.sharding), layout)
+    return Placement(from_jax(value.sharding), layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +247,7 @@ def _resolve_checked(shape: tuple[int, ...], sharding: NamedSharding) -> Resolve
     return _resolve_cached(shape, sharding)
 
 
-def parse_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
+def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
     """Convert a shape to a tuple of ints.
 
     Raises:
@@ -255,11 +255,11 @@ def parse_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
         PlacementError: A size is negative.
     """
     try:
-        shape = tuple(given) if np.ndim(given) else (given,)
+        shape = tuple(value) if np.ndim(value) else (value,)
         shape = tuple(n.__index__() for n in shape)
     except (TypeError, AttributeError, ValueError, jax.errors.JAXTypeError):
         raise ArgumentError(
-            f"{name} must be a tuple of integers, not {_brief(given)}: for example (8, 128)"
+            f"{name} must be a tuple of integers, not {_brief(value)}: for example (8, 128)"
         ) from None
     if any(n < 0 for n in shape):
         raise PlacementError(

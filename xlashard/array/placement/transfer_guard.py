@@ -32,39 +32,44 @@ __all__ = [
 _log = logging.getLogger("xlashard.transfer")
 
 
-def _direction_text(way: Transfer) -> str:
-    return way.value.replace("_", "-")
+def _direction_text(direction: Transfer) -> str:
+    return direction.value.replace("_", "-")
 
 
-def check_transfer(guards: TransferGuards, way: Transfer, what: str, asked_by: str = "") -> None:
+def check_transfer(
+    guards: TransferGuards, direction: Transfer, what: str, explicit_form: str = ""
+) -> None:
     """Check that the guards allow a transfer, and log it if they request that.
 
     Args:
         guards: The guards.
-        way: Direction of the transfer.
+        direction: Direction of the transfer.
         what: Description of the value in errors.
-        asked_by: Code that would make the transfer explicit, if it is implicit.
+        explicit_form: Code that would make the transfer explicit, if it is implicit.
 
     Raises:
         TransferGuardError: A guard forbids it.
     """
-    explicit = not asked_by
-    if guards.refuse(way, explicit=explicit):
-        setting = f"jax.transfer_guard_{way.value}"
-        instead = f"{asked_by}, or " if asked_by else ""
+    explicit = not explicit_form
+    if guards.refuse(direction, explicit=explicit):
+        setting = f"jax.transfer_guard_{direction.value}"
+        instead = f"{explicit_form}, or " if explicit_form else ""
         raise TransferGuardError(
-            f"disallowed {_direction_text(way)} transfer of {what}, by "
-            f"{setting}({guards.level(way)!r}): write {instead}`with {setting}('allow'):` around it"
+            f"disallowed {_direction_text(direction)} transfer of {what}, by "
+            f"{setting}({guards.level(direction)!r}): write {instead}"
+            f"`with {setting}('allow'):` around it"
         )
-    if guards.log(way, explicit=explicit):
-        kind = "as asked for" if explicit else "without being asked for"
-        _log.warning("%s transfer of %s, %s", _direction_text(way), what, kind)
+    if guards.log(direction, explicit=explicit):
+        kind = "explicit" if explicit else "implicit"
+        _log.warning("%s transfer of %s, %s", _direction_text(direction), what, kind)
 
 
 @contextmanager
-def guarded(guards: TransferGuards, way: Transfer, what: str, asked_by: str = "") -> Iterator[None]:
+def guarded(
+    guards: TransferGuards, direction: Transfer, what: str, explicit_form: str = ""
+) -> Iterator[None]:
     """Return a context in which a transfer runs, if `check_transfer` allows it."""
-    check_transfer(guards, way, what, asked_by)
+    check_transfer(guards, direction, what, explicit_form)
     with jax.transfer_guard("allow"):
         yield
 

@@ -62,7 +62,7 @@ class Chunks:
     count: int
 
     @property
-    def thickness(self) -> int:
+    def extent(self) -> int:
         """Extent of a chunk along the dimension; chunks overlap where it does not divide."""
         return -(-self.shape[self.dim] // self.count)
 
@@ -88,20 +88,20 @@ def split_into_chunks(
 
 
 def reshard_chunk(
-    slabs: Chunks, source: Tiling, target: Tiling, devices: tuple[Device, ...]
+    chunks: Chunks, source: Tiling, target: Tiling, devices: tuple[Device, ...]
 ) -> Callable[[Any, Any, Any], list[Any]]:
     """Return a function `(x, out, number)` that writes one chunk of `x` into `out`."""
     before, after = (_in_halves(tiling, devices) for tiling in (source, target))
-    last = slabs.shape[slabs.dim] - slabs.thickness
+    last = chunks.shape[chunks.dim] - chunks.extent
     constrain = jax.lax.with_sharding_constraint
 
     def move(x: Any, out: Any, number: Any) -> list[Any]:
-        start = jnp.minimum(number * slabs.thickness, last)
-        halves = constrain(jax.lax.reshape(x, slabs.shape), before)
-        slab = jax.lax.dynamic_slice_in_dim(halves, start, slabs.thickness, slabs.dim)
-        slab = constrain(constrain(slab, before), after)
-        halves = constrain(jax.lax.reshape(out, slabs.shape), after)
-        halves = jax.lax.dynamic_update_slice_in_dim(halves, slab, start, slabs.dim)
+        start = jnp.minimum(number * chunks.extent, last)
+        halves = constrain(jax.lax.reshape(x, chunks.shape), before)
+        chunk = jax.lax.dynamic_slice_in_dim(halves, start, chunks.extent, chunks.dim)
+        chunk = constrain(constrain(chunk, before), after)
+        halves = constrain(jax.lax.reshape(out, chunks.shape), after)
+        halves = jax.lax.dynamic_update_slice_in_dim(halves, chunk, start, chunks.dim)
         return [jax.lax.reshape(constrain(halves, after), x.shape)]
 
     return move
@@ -169,7 +169,7 @@ def reshard_by_program(
         alike: Whether all processes of the devices run this program next for certain, so that they
             skip the check of equal programs.
     """
-    order = ReshardRequest(
+    request = ReshardRequest(
         shape=target.shape,
         dtype=handle.dtype,
         devices=target.sharding.devices,
@@ -180,13 +180,13 @@ def reshard_by_program(
     )
     aval = target.aval(handle.dtype, handle.weak_type)
     result = execute.result_handler(aval, target.jax_sharding, True)
-    move = compiled_reshard_for(order)
+    move = compiled_reshard_for(request)
     if not alike:
         move.program.admit()
-    if move.slabs is None:
+    if move.chunks is None:
         return run_one(move.program.executable, [handle], result)
-    numbers = [_replicated(number, order.devices) for number in range(move.slabs.count)]
-    blank = _blank(order)
+    numbers = [_replicated(number, request.devices) for number in range(move.chunks.count)]
+    blank = _blank(request)
     blank.admit()
     out = run_one(blank.executable, numbers[:1], result)
     for number in numbers:
@@ -224,97 +224,100 @@ class CompiledReshard:
 
     Attributes:
         program: Program for the array, or for one chunk of it, into the result so far.
-        slabs: The chunks, or None if the array is resharded as a whole.
+        chunks: The chunks, or None if the array is resharded as a whole.
         extra_bytes: Bytes on each device beside source and target; 0 if unknown.
     """
 
     program: Program
-    slabs: Chunks | None
+    chunks: Chunks | None
     extra_bytes: int
 
 
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
-def compiled_reshard_for(order: ReshardRequest) -> CompiledReshard:
+def compiled_reshard_for(request: ReshardRequest) -> CompiledReshard:
     """Return the cached program, by chunks if the whole array needed more than a shard's room."""
-    whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
+    whole = _compiled(request, lambda x: [x], ["x"], donated=[request.donate])
     best = CompiledReshard(whole, None, executables.extra_bytes(whole.executable) or 0)
-    if any(tiling.is_partial for tiling in order.tilings):
+    if any(tiling.is_partial for tiling in request.tilings):
         return best
-    room = max(order.shard_bytes)
+    room = max(request.shard_bytes)
     count = 1
     while best.extra_bytes > max(room, _NEGLIGIBLE_BYTES):
         # Somewhat more than proportional: not all buffers shrink with the chunks.
         count *= 2 * math.ceil(best.extra_bytes / room / 2)
-        slabs = split_into_chunks(order.shape, *order.tilings, count)
-        if slabs is None:
+        chunks = split_into_chunks(request.shape, *request.tilings, count)
+        if chunks is None:
             break
-        thinner = _by_chunks(order, slabs)
-        if thinner.extra_bytes < best.extra_bytes:
-            best = thinner
-        if slabs.count < count:
+        chunked = _by_chunks(request, chunks)
+        if chunked.extra_bytes < best.extra_bytes:
+            best = chunked
+        if chunks.count < count:
             break
     return best
 
 
-def _by_chunks(order: ReshardRequest, slabs: Chunks) -> CompiledReshard:
-    function = reshard_chunk(slabs, *order.tilings, order.devices)
-    program = _compiled(order, function, ["x", "out", "number"], donated=[False, True, False])
+def _by_chunks(request: ReshardRequest, chunks: Chunks) -> CompiledReshard:
+    function = reshard_chunk(chunks, *request.tilings, request.devices)
+    program = _compiled(request, function, ["x", "out", "number"], donated=[False, True, False])
     # The result is an argument too, and donated.
-    extra = (executables.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
-    return CompiledReshard(program, slabs, extra)
+    extra = (executables.extra_bytes(program.executable) or 0) + request.shard_bytes[1]
+    return CompiledReshard(program, chunks, extra)
 
 
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
-def _blank(order: ReshardRequest) -> Program:
+def _blank(request: ReshardRequest) -> Program:
     """Return a program for an empty result; its argument is any number."""
-    shape, dtype = order.shape, order.dtype
-    return _compiled(order, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
+    shape, dtype = request.shape, request.dtype
+    return _compiled(request, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
 
 
-def _shardings(order: ReshardRequest) -> tuple[XLACompatibleSharding, ...]:
+def _shardings(request: ReshardRequest) -> tuple[XLACompatibleSharding, ...]:
     """Return the shardings of source and target, on one mesh if either is unreduced."""
-    partial = next((tiling for tiling in order.tilings if tiling.is_partial), None)
+    partial = next((tiling for tiling in request.tilings if tiling.is_partial), None)
     if partial is None:
         return tuple(
-            GSPMDSharding(order.devices, tiling.to_tile_assignment()) for tiling in order.tilings
+            GSPMDSharding(request.devices, tiling.to_tile_assignment())
+            for tiling in request.tilings
         )
     axes = axes_of(partial)
-    grid = np.array(order.devices, dtype=object).reshape(axes.grid.axis_sizes)
+    grid = np.array(request.devices, dtype=object).reshape(axes.grid.axis_sizes)
     types = (jax.sharding.AxisType.Explicit,) * grid.ndim
     mesh = Mesh(grid, axes.grid.axis_names, axis_types=types)
     return tuple(
         NamedSharding(mesh, partition_spec(axes.spec if tiling.is_partial else axes.spec.whole))
-        for tiling in order.tilings
+        for tiling in request.tilings
     )
 
 
 def _compiled(
-    order: ReshardRequest,
+    request: ReshardRequest,
     function: Callable[..., list[Any]],
     names: Sequence[str],
     donated: Sequence[bool],
 ) -> Program:
     """Compile a program whose arguments have the names of the function's parameters."""
     x, out = (
-        ValuePlan(order.shape, str(order.dtype), sharding, layout=layout)
-        for sharding, layout in zip(_shardings(order), order.layouts, strict=True)
+        ValuePlan(request.shape, str(request.dtype), sharding, layout=layout)
+        for sharding, layout in zip(_shardings(request), request.layouts, strict=True)
     )
-    number = ValuePlan((), "int32", GSPMDSharding.get_replicated(order.devices))
+    number = ValuePlan((), "int32", GSPMDSharding.get_replicated(request.devices))
     known = {"x": x, "number": number, "out": out}
     args = [replace(known[name], name=name) for name in names]
     avals = [jax.typeof(jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype))) for a in args]
-    result = jax.typeof(jax.ShapeDtypeStruct(order.shape, order.dtype))
-    device = order.devices[0]
-    target = LoweringTarget(compiler.platform_of(device), compiler.client_of(device), order.devices)
+    result = jax.typeof(jax.ShapeDtypeStruct(request.shape, request.dtype))
+    device = request.devices[0]
+    target = LoweringTarget(
+        compiler.platform_of(device), compiler.client_of(device), request.devices
+    )
     body = lower_body(from_function(function, avals, "reshard"), "reshard", list(names), target)
     plan = ProgramPlan(
         name="reshard",
-        devices=order.devices,
+        devices=request.devices,
         args=tuple(args),
         results=(replace(out, name="x"),),
         donated=tuple(donated),
-        partitioner=order.partitioner,
+        partitioner=request.partitioner,
     )
     return compile_program(lower_program(plan, body), (avals, [result]), committed=True)

@@ -59,10 +59,10 @@ def with_device_order(handle: Handle, devices: Sequence[Device]) -> Handle:
 
 @lru_cache(maxsize=_ORDERS_KEPT)
 def _reordered_tiling(
-    tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]
+    tiling: Tiling, listed: tuple[Device, ...], order: tuple[Device, ...]
 ) -> Tiling:
     positions = {device: position for position, device in enumerate(listed)}
-    return tiling.reordered([positions[device] for device in wanted])
+    return tiling.reordered([positions[device] for device in order])
 
 
 def has_permuted_tiles(handle: Handle) -> bool:

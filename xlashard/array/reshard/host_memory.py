@@ -69,7 +69,11 @@ def reshard_in_host_memory(
         copy_all(_copies(parts, windows, blocks))
     aval = target.aval(handle.dtype, handle.weak_type)
     return put(
-        aval, target.jax_sharding, [blocks[n] for n in plan.taken], target.devices, alias=True
+        aval,
+        target.jax_sharding,
+        [blocks[n] for n in plan.tile_numbers],
+        target.devices,
+        alias=True,
     )
 
 
@@ -103,13 +107,13 @@ class _CopyPlan(NamedTuple):
 
     Attributes:
         num_tiles: Number of distinct tiles of the target.
-        taken: Tile number of each device of the target.
+        tile_numbers: Tile number of each device of the target.
         whole: Tiles that lie in one source buffer.
         parts: Parts of all tiles, ordered by source.
     """
 
     num_tiles: int
-    taken: tuple[int, ...]
+    tile_numbers: tuple[int, ...]
     whole: tuple[_Part, ...]
     parts: tuple[_Part, ...]
 
@@ -118,7 +122,7 @@ class _CopyPlan(NamedTuple):
 def _copy_plan(
     shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
 ) -> _CopyPlan:
-    givers, wanted = exchange(shape, itemsize, source, target)
+    senders, pieces_by_target = exchange(shape, itemsize, source, target)
     numbers: dict[int, int] = {}
     first: list[int] = []
     tiles = target[0].tile_ids().tolist()
@@ -126,16 +130,16 @@ def _copy_plan(
         if tile not in numbers:
             numbers[tile] = len(first)
             first.append(device)
-    position = {giver: n for n, giver in enumerate(givers)}
+    position = {sender: n for n, sender in enumerate(senders)}
     parts = [
         _Part(n, position[p.source], (*p.destination_index, ...), (*p.source_index, ...))
         for n, device in enumerate(first)
-        for p in wanted[device]
+        for p in pieces_by_target[device]
     ]
     return _CopyPlan(
         num_tiles=len(first),
-        taken=tuple(numbers[tile] for tile in tiles),
-        whole=tuple(part for part in parts if len(wanted[first[part.tile]]) == 1),
+        tile_numbers=tuple(numbers[tile] for tile in tiles),
+        whole=tuple(part for part in parts if len(pieces_by_target[first[part.tile]]) == 1),
         parts=tuple(sorted(parts, key=lambda part: part.source)),
     )
 
@@ -160,8 +164,8 @@ def _copy_and_free(
     for part in parts:
         by_source[part.source].append(part)
     buffers = split(handle)
-    for number, its in by_source.items():
-        copy_all(_copies(its, windows, blocks))
+    for number, group in by_source.items():
+        copy_all(_copies(group, windows, blocks))
         windows[number] = np.empty(0, handle.dtype)
         buffers[number].delete()
         collect_garbage()

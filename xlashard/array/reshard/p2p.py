@@ -26,12 +26,12 @@ class Exchange(NamedTuple):
     """Pieces to move between two shardings.
 
     Attributes:
-        givers: Number of each source device, as pieces refer to it.
-        wanted: Pieces of the shard of each target device.
+        senders: Number of each source device, as pieces refer to it.
+        pieces_by_target: Pieces of the shard of each target device.
     """
 
-    givers: tuple[int, ...]
-    wanted: tuple[tuple[Piece, ...], ...]
+    senders: tuple[int, ...]
+    pieces_by_target: tuple[tuple[Piece, ...], ...]
 
 
 type TilingOnDevices = tuple[Tiling, tuple[Device, ...]]
@@ -45,8 +45,8 @@ def numbered(
     numbers: dict[Device, int] = {}
     for device in (*source[1], *target[1]):
         numbers.setdefault(device, len(numbers))
-    givers, takers = (tuple(numbers[d] for d in devices) for _, devices in (source, target))
-    return reshard_plan(shape, itemsize, source[0], givers, target[0], takers), tuple(numbers)
+    senders, receivers = (tuple(numbers[d] for d in devices) for _, devices in (source, target))
+    return reshard_plan(shape, itemsize, source[0], senders, target[0], receivers), tuple(numbers)
 
 
 def plan_between(
@@ -68,8 +68,10 @@ def exchange(
     """Return the pieces for some positions of the target's devices; for all by default."""
     plan, _ = numbered(shape, itemsize, source, target)
     chosen = range(len(plan.dst_devices)) if positions is None else positions
-    takers = [plan.dst_devices[position] for position in chosen]
-    return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(taker)) for taker in takers))
+    receivers = [plan.dst_devices[position] for position in chosen]
+    return Exchange(
+        plan.src_devices, tuple(tuple(plan.pieces_for(receiver)) for receiver in receivers)
+    )
 
 
 def carry_shards(like: Handle, shards: Any, target: ResolvedSharding, fresh: bool) -> Handle:
@@ -109,15 +111,17 @@ def reshard_by_pieces(
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
     ends = ((places.tiling, places.sharding.devices) for places in (source, target))
-    givers, wanted = exchange(handle.shape, handle.itemsize, *ends, target.positions)
-    buffers = dict(zip(givers, split(handle), strict=True))
+    senders, pieces_by_target = exchange(handle.shape, handle.itemsize, *ends, target.positions)
+    buffers = dict(zip(senders, split(handle), strict=True))
     room = max(math.prod(source.shard_shape), math.prod(target.shard_shape)) * handle.itemsize
     traffic = TransferWindow(room)
-    left = Counter(piece.source for pieces in wanted for piece in pieces)
-    shards: list[Any] = [None] * len(wanted)
-    for number, piece in in_turn(givers, wanted):
+    left = Counter(piece.source for pieces in pieces_by_target for piece in pieces)
+    shards: list[Any] = [None] * len(pieces_by_target)
+    for number, piece in in_turn(senders, pieces_by_target):
         buffer, device = buffers[piece.source], target.devices[number]
-        whole = _Whole(_extent(piece.source_index) == buffer.shape, len(wanted[number]) == 1)
+        whole = _Whole(
+            _extent(piece.source_index) == buffer.shape, len(pieces_by_target[number]) == 1
+        )
         if not traffic.admits(piece, whole):
             jax.block_until_ready(shards)
             traffic = TransferWindow(room)
@@ -172,13 +176,13 @@ class TransferWindow:
 
 
 def in_turn(
-    givers: Sequence[int], wanted: Sequence[Sequence[Piece]]
+    senders: Sequence[int], pieces_by_target: Sequence[Sequence[Piece]]
 ) -> Iterator[tuple[int, Piece]]:
     """Yield pieces with the number of their target; each round reads from different devices."""
-    turns = {giver: number for number, giver in enumerate(givers)}
+    turns = {sender: number for number, sender in enumerate(senders)}
     queues = [
         sorted(pieces, key=lambda piece: (turns[piece.source] - number) % len(turns))
-        for number, pieces in enumerate(wanted)
+        for number, pieces in enumerate(pieces_by_target)
     ]
     for pieces in zip_longest(*queues):
         yield from ((n, piece) for n, piece in enumerate(pieces) if piece is not None)

@@ -34,15 +34,15 @@ class Schedule(NamedTuple):
 
     Attributes:
         devices: Devices by the numbers that pieces have for them.
-        givers: Number of each source device.
-        takers: Number of each target device.
+        senders: Number of each source device.
+        receivers: Number of each target device.
         within: By process the pieces that stay in it.
         rounds: Rounds of the other pieces.
     """
 
     devices: tuple[Device, ...]
-    givers: tuple[int, ...]
-    takers: tuple[int, ...]
+    senders: tuple[int, ...]
+    receivers: tuple[int, ...]
     within: Mapping[int, Sequence[Piece]]
     rounds: tuple[Round, ...]
 
@@ -53,8 +53,8 @@ def schedule(
 ) -> Schedule:
     """Return the cached schedule, equal in all processes."""
     plan, devices = numbered(shape, itemsize, source, target)
-    givers, takers = plan.src_devices, plan.dst_devices
-    tiles = dict(zip(givers, source[0].tile_ids().tolist(), strict=True))
+    senders, receivers = plan.src_devices, plan.dst_devices
+    tiles = dict(zip(senders, source[0].tile_ids().tolist(), strict=True))
     holders: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, tile in tiles.items():
         holders[devices[number].process_index, tile].append(number)
@@ -65,16 +65,18 @@ def schedule(
             return piece
         return replace(piece, source=near[piece.destination % len(near)])
 
-    wanted = [[nearest(piece) for piece in plan.pieces_for(taker)] for taker in takers]
+    pieces_by_target = [
+        [nearest(piece) for piece in plan.pieces_for(receiver)] for receiver in receivers
+    ]
     within: dict[int, list[Piece]] = defaultdict(list)
     crossing = []
-    for _, piece in in_turn(givers, wanted):
+    for _, piece in in_turn(senders, pieces_by_target):
         process = devices[piece.destination].process_index
         if process == devices[piece.source].process_index:
             within[process].append(piece)
         else:
             crossing.append(piece)
-    return Schedule(devices, givers, takers, within, schedule_rounds(crossing))
+    return Schedule(devices, senders, receivers, within, schedule_rounds(crossing))
 
 
 def reshard_by_permutes(
@@ -115,10 +117,10 @@ class _Move:
         self._target = target
         self._donate = donate
         self._fresh = donate or fresh
-        here = [self._schedule.givers[position] for position in source.positions]
+        here = [self._schedule.senders[position] for position in source.positions]
         self._buffers = dict(zip(here, split(handle), strict=True))
-        self._takers = [self._schedule.takers[position] for position in target.positions]
-        self._shards: dict[int, Handle | None] = dict.fromkeys(self._takers)
+        self._receivers = [self._schedule.receivers[position] for position in target.positions]
+        self._shards: dict[int, Handle | None] = dict.fromkeys(self._receivers)
         self._left = Counter(piece.source for piece in self._own_pieces())
         self._blanks: dict[tuple[int, tuple[int, ...]], Handle] = {}
         sizes = (math.prod(p.shard_shape) for p in (source, target))
@@ -148,7 +150,7 @@ class _Move:
                 self._send(one)
         like, target = self._like, self._target
         aval = make_aval(like.shape, like.dtype, target.jax_sharding, like.weak_type)
-        shards = [self._shards[number] for number in self._takers]
+        shards = [self._shards[number] for number in self._receivers]
         if 0 in like.shape:
             empty = np.empty(target.shard_shape, like.dtype)
             shards = [put_on(device, empty) for device in target.devices]
@@ -227,7 +229,7 @@ def _permuted(
 ) -> Handle:
     """Run the compiled permutation of one round."""
     position = {number: n for n, number in enumerate(one.devices)}
-    order = [position[taker] for taker in one.permutation()]
+    order = [position[receiver] for receiver in one.permutation()]
     whole = (len(devices) * shape[0], *shape[1:])
     dims = (len(devices), *(1,) * (len(shape) - 1))
     ends: list[Any] = []
