@@ -14,8 +14,7 @@ from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
 from xlashard.program.consistency.listing import source_lines
 from xlashard.program.ir.plan import ProgramPlan, ValuePlan
-from xlashard.program.runtime.environment import Environment
-from xlashard.program.runtime.flags import NOT_COMPILED_IN
+from xlashard.program.runtime.environment import NOT_COMPILED_IN, Environment
 from xlashard.sharding import NamedSharding, XLACompatibleSharding
 from xlashard.wording import typed
 

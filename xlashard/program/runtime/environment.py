@@ -1,5 +1,6 @@
 """Environment of a compiled program: versions, processor, devices and settings."""
 
+import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,21 @@ from xlashard.program.runtime.device_topology import (
     processes_of,
     torus_differences,
 )
-from xlashard.program.runtime.flags import Flags, flag_differences, flags_here
 from xlashard.sharding import Mesh
+
+type Flags = tuple[tuple[str, str], ...]
+"""Names and texts of the environment variables with flags."""
+
+_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_FLAG_PREFIX = "--xla_"
+NOT_COMPILED_IN = (
+    *("--xla_dump_", "--xla_force_host_platform_device_count", "--xla_hlo_profile"),
+    *("--xla_tpu_use_enhanced_launch_barrier", "--xla_gpu_cuda_data_dir", "--xla_cpu_collective_"),
+    *("--xla_gpu_per_fusion_autotune_cache_dir", "--xla_gpu_kernel_cache_file"),
+)
+"""Flags that do not change the program: output folders, the number of host devices, and flags that
+JAX sets on a TPU."""
+_OF_PLATFORMS = {"cpu": "--xla_cpu_", "tpu": "--xla_tpu_", "gpu": "--xla_gpu_"}
 
 
 @dataclass(frozen=True)
@@ -280,3 +294,56 @@ def _flag_differences(saved: Environment, here: Environment) -> list[str]:
     if found:
         found[-1] += " (allow_other_flags=True loads it with the flags that it was compiled with)"
     return found
+
+
+def flags_here() -> Flags:
+    """Return the compiler flags of this process."""
+    return tuple((name, os.environ[name]) for name in _FLAG_VARIABLES if os.environ.get(name))
+
+
+def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
+    """Return the differences of flags that affect the compilation for a platform, as texts.
+
+    Args:
+        saved: Flags of a program's compilation.
+        here: Flags of another process.
+        platform: `cpu`, `tpu`, `cuda`, ...
+    """
+    old, new = (_compiled_in(flags, platform) for flags in (saved, here))
+    found = []
+    for variable, name in dict.fromkeys([*old, *new]):
+        was, now = old.get((variable, name)), new.get((variable, name))
+        if was == now:
+            continue
+        if now is None:
+            found.append(f"it was compiled with {name}={was} in {variable}, which is not set here")
+        elif was is None:
+            found.append(f"it was compiled without {name}, and {variable} has {name}={now} here")
+        else:
+            found.append(f"it was compiled with {name}={was} in {variable}, which is {now} here")
+    return found
+
+
+def _compiled_in(flags: Flags, platform: str) -> Mapping[tuple[str, str], str]:
+    """Return the values of flags that matter, by variable and name; the last one counts."""
+    own = platform if platform in ("cpu", "tpu") else "gpu"
+    others = tuple(prefix for name, prefix in _OF_PLATFORMS.items() if name != own)
+    found: dict[tuple[str, str], str] = {}
+    for variable, text in flags:
+        if variable == "LIBTPU_INIT_ARGS" and own != "tpu":
+            continue
+        for word in _flag_words(text):
+            name, _, value = word.partition("=")
+            if name.startswith(_FLAG_PREFIX) and not name.startswith((*NOT_COMPILED_IN, *others)):
+                found[variable, name] = value or "true"
+    return found
+
+
+def _flag_words(text: str) -> list[str]:
+    """Return the flags in a variable's text, or in the file that it names."""
+    if text.lstrip().startswith("-"):
+        return text.split()
+    try:
+        return Path(text.strip()).read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return []
