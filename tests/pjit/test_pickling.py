@@ -32,8 +32,11 @@ def test_a_pickle_holds_the_function_and_its_options(mesh, kind):
         "device": pjit(lambda x: x * 3, device=place.devices[0]),
         "legacy": legacy.pjit(lambda x: x * 3, None, None, donate_argnums=0),
     }[kind]
+    whole = device_put(f32(8), NamedSharding(mesh, P("x")))
+    shard = whole.addressable_shards[0].data  # recorded while it lives, but not in the pickle
     again = cloudpickle.loads(cloudpickle.dumps({"f": f}))["f"]
     assert again is not f
+    assert not shard.is_deleted()
     with mesh if kind == "legacy" else contextlib.nullcontext():
         for function in (f, again):
             x = device_put(f32(8), NamedSharding(mesh, P("x")) if kind == "sharded" else None)

@@ -10,7 +10,7 @@ import jax
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.trace.tracing import FunctionTracer
-from xlashard.array.core.donation import SHARDS, release_shards
+from xlashard.array.core import donation
 from xlashard.pjit.shared_buffers import may_share
 from xlashard.pjit.signature import Parameters
 
@@ -153,8 +153,9 @@ def _checking(call: Any, function: DispatchTarget) -> Any:
                     return miss(*args, **kwargs)[0]
                 raise
             finally:
-                if donates and SHARDS:
-                    release_shards(donated_leaves(args, kwargs)[0], function.name)
+                # Read from the module: a pickle of this function must not hold the records.
+                if donates and donation.SHARDS:
+                    donation.release_shards(donated_leaves(args, kwargs)[0], function.name)
         except Exception as error:
             shorten(error)
             raise
