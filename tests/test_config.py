@@ -59,12 +59,12 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
         ),
         (
             {"XLASHARD_PARTITONER": "gspmd"},
-            "the environment sets XLASHARD_PARTITONER, which xlashard does not know; "
+            "the environment sets XLASHARD_PARTITONER, which is not a setting of xlashard; "
             "did you mean XLASHARD_PARTITIONER?",
         ),
         (
             {"XLASHARD_X": "1"},
-            "the environment sets XLASHARD_X, which xlashard does not know; "
+            "the environment sets XLASHARD_X, which is not a setting of xlashard; "
             "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES, XLASHARD_CHECK_PROGRAMS, "
             "XLASHARD_PROGRAMS_TIMEOUT, XLASHARD_CHECK_DEVICE_PUT",
         ),

@@ -1,7 +1,4 @@
-"""Sources, documents and names of tests use the vocabulary of the field.
-
-`PENDING` lists the folders that have not been rewritten yet.
-"""
+"""Sources, documents and names of tests use the vocabulary of the field."""
 
 import ast
 import io
@@ -11,15 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 
 CHECKED = ("xlashard", "xlashard_pytest", "tests", "docs")
 """Folders whose sources, documents and names of tests are checked, beside documents at the root."""
-
-PENDING: tuple[str, ...] = ()
-"""Folders that are still to be rewritten; a finished one leaves this list for good."""
 
 _BANNED = re.compile(
     r"\b(said|says|told|tells?|telling|nobody|somebody|someone|whoever|whomever|a person"
@@ -105,21 +97,11 @@ def _files() -> list[Path]:
     return [f for f in sorted([*below, *ROOT.glob("*.md")]) if f.suffix in (".py", ".md")]
 
 
-def _is_pending(file: Path) -> bool:
-    return any(file.is_relative_to(ROOT / path) for path in PENDING)
-
-
 def test_files_use_the_vocabulary() -> None:
-    files = [f for f in _files() if not _is_pending(f) and f != Path(__file__)]
+    files = [file for file in _files() if file != Path(__file__)]
     assert len(files) > 400
     found = [finding for file in files for finding in findings(file)]
     assert not found, "\n".join(map(str, found))
-
-
-@pytest.mark.parametrize("path", PENDING)
-def test_pending_folders_are_not_finished(path: str) -> None:
-    files = [file for file in _files() if file.is_relative_to(ROOT / path)]
-    assert any(True for file in files for _ in findings(file)), f"{path} leaves PENDING"
 
 
 def test_findings_in_a_source() -> None:

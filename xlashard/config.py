@@ -131,20 +131,20 @@ def place_variables(place: PodPlace) -> dict[str, str]:
 
 
 def _pod(environment: Mapping[str, str]) -> PodPlace | None:
-    said = {name: environment[name] for name in _POD if environment.get(name)}
-    if not said:
+    values = {name: environment[name] for name in _POD if environment.get(name)}
+    if not values:
         return None
-    missing = [name for name in _POD if name not in said]
+    missing = [name for name in _POD if name not in values]
     if missing:
         raise ConfigError(
-            f"the environment sets {' and '.join(said)} without {' and '.join(missing)}; leave all "
-            "of them to the launcher: xlashard pod -n 2 -d 4 -- python script.py"
+            f"the environment sets {' and '.join(values)} without {' and '.join(missing)}; leave "
+            "all of them to the launcher: xlashard pod -n 2 -d 4 -- python script.py"
         )
     return PodPlace(
-        said[POD_COORDINATOR],
-        _number(POD_PROCESSES, said[POD_PROCESSES], 1),
-        _number(POD_PROCESS_ID, said[POD_PROCESS_ID], 0),
-        _number(POD_DEVICES, said[POD_DEVICES], 1),
+        values[POD_COORDINATOR],
+        _number(POD_PROCESSES, values[POD_PROCESSES], 1),
+        _number(POD_PROCESS_ID, values[POD_PROCESS_ID], 0),
+        _number(POD_DEVICES, values[POD_DEVICES], 1),
     )
 
 
@@ -181,7 +181,7 @@ def _one_of(name: str, environment: Mapping[str, str], names: Any) -> Any:
 def _unknown_text(name: str) -> str:
     close = _closest(name.removeprefix(PREFIX), tuple(n.removeprefix(PREFIX) for n in _FOR_USERS))
     advice = f"did you mean {PREFIX}{close}?" if close else f"known: {', '.join(_FOR_USERS)}"
-    return f"the environment sets {name}, which xlashard does not know; {advice}"
+    return f"the environment sets {name}, which is not a setting of xlashard; {advice}"
 
 
 def _closest(name: str, known: tuple[str, ...]) -> str | None:

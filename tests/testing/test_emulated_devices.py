@@ -64,7 +64,7 @@ except RuntimeError as error:
 def test_late_flags_raise_an_explanation() -> None:
     text = printed(LATE)
     assert "emulated_devices(8) comes too late: JAX runs already, with 1 CPU device." in text
-    assert "XLA_FLAGS asks for 8 by now, but was set too late" in text
+    assert "XLA_FLAGS requests 8 by now, but was set too late" in text
     assert "at the top of conftest.py" in text
     assert f"export XLA_FLAGS={FLAG}=8" in text
 
@@ -91,7 +91,7 @@ def test_late_flags_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.devices()
     assert late_flags_text() == ""
     monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=3")
-    assert "XLA_FLAGS asks for 3 emulated devices, but JAX runs with 8" in late_flags_text()
+    assert "XLA_FLAGS requests 3 emulated devices, but JAX runs with 8" in late_flags_text()
     assert "emulated_devices(3)" in late_flags_text()
     monkeypatch.setenv("XLA_FLAGS", "")
     assert late_flags_text() == ""

@@ -187,8 +187,8 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
             raise _timeout_error(
                 error, its, group
             ) from None  # no-catalogue: needs several processes
-        said = {process: json.loads(text) for process, text in came.items()}
-        types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
+        reported = {process: json.loads(text) for process, text in came.items()}
+        types = {p: [kind for kind, _ in listed] for p, listed in reported.items()}
         if any(listed != types[group[0]] for listed in types.values()):
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"device_put was called with different arrays: {_listed(types)}; let all "
@@ -196,7 +196,7 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
                 processes=group,
             )
         for number, leaf in enumerate(its):
-            if len({tuple(listed[number][1]) for listed in said.values()}) > 1:
+            if len({tuple(listed[number][1]) for listed in reported.values()}) > 1:
                 own.append(leaf._replace(processes=_processes(leaf.target)))
     return own
 

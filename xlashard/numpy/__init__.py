@@ -36,6 +36,6 @@ r_, c_, mgrid, ogrid = map(_Indexed, (_jnp.r_, _jnp.c_, _jnp.mgrid, _jnp.ogrid))
 
 _names = _Namespace(_jnp, __name__, globals())
 if not _typing.TYPE_CHECKING:
-    # A type checker reads the names above, and knows which there aren't.
+    # Type checkers read the names above and report missing ones.
     __getattr__ = _names.get
 __dir__ = _names.listing

@@ -11,6 +11,6 @@ from xlashard.numpy._namespace import Namespace as _Namespace
 
 _names = _Namespace(_jnp, __name__, globals())
 if not _typing.TYPE_CHECKING:
-    # A type checker reads the names above, and knows which there aren't.
+    # Type checkers read the names above and report missing ones.
     __getattr__ = _names.get
 __dir__ = _names.listing

@@ -250,5 +250,5 @@ def _words(own: Any) -> str:
         words += f" {own.tile_assignment.to_text()}"
     if isinstance(own, PmapSharding):
         words += f" of {own.sharding_spec}"
-    # Tiles may be dealt to devices one by one.
+    # Tiles may be assigned to devices one by one.
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"

@@ -52,7 +52,7 @@ def svg_text(picture: Picture, *, alone: bool) -> str:
     """
     sheet = _Sheet(picture)
     title = title_text(picture.subject)
-    said = [f"{word}: {sentence}" for word, sentence in facts(picture)]
+    sentences = [f"{word}: {sentence}" for word, sentence in facts(picture)]
     top = _MARGIN
     head: list[str] = []
     width = sheet.size[0]
@@ -74,7 +74,7 @@ def svg_text(picture: Picture, *, alone: bool) -> str:
             f'aria-label="{escape(title)}" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'width="{width:.0f}" height="{height:.0f}" style="max-width:100%;height:auto" '
             f'font-family="{_FONT}" font-size="12" fill="currentColor">',
-            f"<title>{escape(title)}</title><desc>{escape('; '.join(said))}</desc>",
+            f"<title>{escape(title)}</title><desc>{escape('; '.join(sentences))}</desc>",
             _PAPER.format(width=width, height=height) if alone else "",
             *head,
             f'<g transform="translate({_MARGIN} {top})">',

@@ -97,7 +97,7 @@ def _too_few_text(asked: int, found: int) -> str:
         )
     late = flagged_devices(os.environ.get("XLA_FLAGS", ""))
     flag = (
-        f" XLA_FLAGS asks for {late} by now, but was set too late: JAX reads it once, when it "
+        f" XLA_FLAGS requests {late} by now, but was set too late: JAX reads it once, when it "
         "starts."
         if late is not None and late != found
         else ""
@@ -127,7 +127,7 @@ def late_flags_text() -> str:
     if found == asked or by_option == found:
         return ""
     return (
-        f"XLA_FLAGS asks for {counted(asked, 'emulated device')}, but JAX runs with {found}: the "
+        f"XLA_FLAGS requests {counted(asked, 'emulated device')}, but JAX runs with {found}: the "
         f"variable was set too late. JAX reads it once, when it starts. {_STARTS} Write at the top "
         "of conftest.py, or of the program:\n"
         "  from xlashard.testing import emulated_devices\n\n"

@@ -61,7 +61,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
     except jax.errors.JaxRuntimeError as error:
         # no-catalogue: names are checked before
-        raise TopologyError(f"libtpu knows no topology {name}: {_first_line(error)}") from error
+        raise TopologyError(f"libtpu has no topology {name}: {_first_line(error)}") from error
     return list(topology._make_compile_only_devices())
 
 

@@ -157,8 +157,8 @@ class HostRoute:
             return self.put_pieces(pieces, True)
         if self._copies:
             return self.put_pieces(_private(pieces, self.target.tiles), True)
-        told_apart = value.size and 0 not in value.strides
-        return self.put_pieces(pieces if told_apart else separate(pieces), False)
+        distinct = value.size and 0 not in value.strides
+        return self.put_pieces(pieces if distinct else separate(pieces), False)
 
     def put_pieces(self, pieces: Sequence[np.ndarray], alias: bool) -> Handle:
         """Put one piece on each device."""

@@ -101,8 +101,8 @@ def get_shard_indices(
         >>> get_shard_indices((8, 2), mesh, ("y",))[1]
         (slice(4, 8, None), slice(None, None, None))
     """
-    dealt = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
-    return dealt.by_device(dealt.indices(global_shape))
+    tiled = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
+    return tiled.by_device(tiled.indices(global_shape))
 
 
 @_cached(_MAPPINGS_KEPT)
@@ -164,8 +164,8 @@ def get_shard_indices_replica_ids_uncached(
         global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
     """
-    dealt = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
-    return dealt.by_device(zip(dealt.indices(global_shape), dealt.copies, strict=True))
+    tiled = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
+    return tiled.by_device(zip(tiled.indices(global_shape), tiled.copies, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

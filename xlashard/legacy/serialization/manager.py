@@ -124,7 +124,7 @@ class AsyncManager:
             )
         except DeadlockError as error:
             return own or error
-        failed = {process: json.loads(said) for process, said in came.items() if said != '""'}
+        failed = {process: json.loads(report) for process, report in came.items() if report != '""'}
         if own is not None or not failed:
             return own
         reported = "; ".join(f"process {process}: {text}" for process, text in failed.items())

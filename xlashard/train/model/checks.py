@@ -182,7 +182,7 @@ def _parameters(settings: Settings) -> Iterator[str]:
             change = f"  [{table}]\n  {field} = {_near(size, ways)}\nor:\n"
             yield (
                 f"{key} = {size} does not divide over {_product(axes, settings)} devices, as "
-                f"sharding.rules.{name} = {_list(axes)} asks (parameter {path}, shape "
+                f"sharding.rules.{name} = {_list(axes)} requires (parameter {path}, shape "
                 f"{declared.shape}). Write:\n{change}{_rule(str(name), ())}"
             )
 
@@ -193,7 +193,7 @@ def _length(settings: Settings) -> Iterator[str]:
     if length % ways:
         yield (
             f"model.length = {length} does not divide over {_product(axes, settings)} devices, as "
-            f"sharding.rules.length = {_list(axes)} asks. Write:\n"
+            f"sharding.rules.length = {_list(axes)} requires. Write:\n"
             f"  [model]\n  length = {_near(length, ways)}"
         )
 
@@ -207,8 +207,8 @@ def _batch(settings: Settings) -> Iterator[str]:
     split = f" / training.accumulate = {part}" if training.accumulate > 1 else ""
     yield (
         f"training.batch = {training.batch}{split} does not divide over "
-        f"{_product(axes, settings)} devices, as sharding.rules.batch = {_list(axes)} asks. Write:"
-        f"\n  [training]\n  batch = {_near(training.batch, ways * training.accumulate)}"
+        f"{_product(axes, settings)} devices, as sharding.rules.batch = {_list(axes)} requires. "
+        f"Write:\n  [training]\n  batch = {_near(training.batch, ways * training.accumulate)}"
     )
 
 
