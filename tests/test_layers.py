@@ -83,9 +83,6 @@ ONE_CONCEPT = {
 }
 """Names of modules that several rooms have, for the same concept on different levels."""
 
-TO_RENAME = {"Call", "Run"}
-"""Names that stand for different concepts still; the set only shrinks."""
-
 MIRRORS = (
     "xlashard.legacy.arrays.",
     "xlashard.legacy.modules.",
@@ -107,13 +104,13 @@ def test_no_class_has_the_name_of_another() -> None:
     named = [(name, module.name) for module in modules for name in module.classes]
     assert len(named) > 500
     public = ((name, module) for name, module in named if not name.startswith("_"))
-    assert not _repeated((n, m) for n, m in public if n not in TO_RENAME)
+    assert not _repeated(public)
 
 
 def test_no_module_has_the_name_of_another() -> None:
     files = [m for m in read_package(ROOT, "xlashard").values() if not m.is_package]
     named = ((module.path.stem, module.name) for module in files)
-    allowed = {*ONE_CONCEPT, *TO_RENAME, "__main__"}
+    allowed = {*ONE_CONCEPT, "__main__"}
     assert not _repeated((stem, name) for stem, name in named if stem not in allowed)
 
 

@@ -118,7 +118,9 @@ def run_repeatably(
             with arguments_may_move(guards, taken, kept_paths, twins):
                 out = _run(compiled, values, typed, paths, name)
     except NonFiniteError as error:
-        raise nan_debug.explained(error, name, nan_debug.Run(body, tuple(values), paths)) from None
+        raise nan_debug.explained(
+            error, name, nan_debug.NonFiniteRun(body, tuple(values), paths)
+        ) from None
     if donation is not None and any(donation.donated):
         _mark_donated(values, donation)
     kinds = results.kinds(out)

@@ -13,7 +13,7 @@ from xlashard.pjit.arguments import bare
 
 
 @dataclass(frozen=True)
-class Run:
+class NonFiniteRun:
     """A run with a forbidden result.
 
     Attributes:
@@ -27,7 +27,7 @@ class Run:
     paths: tuple[str, ...]
 
 
-def explained(error: NonFiniteError, name: str, run: Run) -> NonFiniteError:
+def explained(error: NonFiniteError, name: str, run: NonFiniteRun) -> NonFiniteError:
     """Return the error with the function's name, and with the operation if it can be found.
 
     Args:
@@ -45,7 +45,7 @@ def explained(error: NonFiniteError, name: str, run: Run) -> NonFiniteError:
     )
 
 
-def _origin(run: Run) -> str:
+def _origin(run: NonFiniteRun) -> str:
     """Describe the origin of the value."""
     forbidden = NonFinite()
     args = [bare(value) for value in run.values]

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from xlashard.train.errors import PeerError, RunError
-from xlashard.train.loop.group import Call, Group, OwnCalls
+from xlashard.train.loop.group import Group, OwnCalls, StopMessage
 from xlashard.train.loop.stop import Stop, first_line
 
 
@@ -34,7 +34,7 @@ def test_a_run_passes_places_until_it_is_asked_to_stop() -> None:
         # It stops at the next place, and goes by all that come on the way out.
         assert [watched.stop.reached() for _ in range(3)] == [True] * 3
     assert watched.reason == ["SIGTERM: stopping ..."]
-    assert watched.stop.call == Call("stop", 0, "SIGTERM")
+    assert watched.stop.call == StopMessage("stop", 0, "SIGTERM")
 
 
 def test_the_first_who_asks_counts() -> None:
@@ -43,7 +43,7 @@ def test_the_first_who_asks_counts() -> None:
         watched.stop.request("SIGTERM")
         assert watched.agreed.wait(10)
         watched.stop.request("SIGINT")
-    assert watched.stop.call == Call("stop", 0, "SIGTERM")
+    assert watched.stop.call == StopMessage("stop", 0, "SIGTERM")
     assert len(watched.reason) == 1
 
 
@@ -81,12 +81,12 @@ def test_a_failure_of_another_process_ends_this_one() -> None:
     watched = Watched()
     group = Group("run", 1, 2)
     stop = Stop(group, watched.calls, watched._show, lambda *how: watched.left.append(how))
-    watched.calls.send(Call("fail", 0, "no more data"))
+    watched.calls.send(StopMessage("fail", 0, "no more data"))
     with pytest.raises(PeerError, match="process 0 failed: no more data"), stop.listening():
         stop.unless_stopped(Future())
     with pytest.raises(PeerError):
         stop.reached()
-    watched.calls.send(Call("end", 0))
+    watched.calls.send(StopMessage("end", 0))
     assert watched.left == []
 
 

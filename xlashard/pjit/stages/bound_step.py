@@ -267,7 +267,9 @@ class BoundStep:
         at, others = plan.before, [i.path for i in plan.inputs]
         values = (*leaves[:at], *state, *leaves[at:])
         paths = (*others[:at], *plan.state_paths, *others[at:])
-        return nan_debug.explained(error, plan.name, nan_debug.Run(self._body, values, paths))
+        return nan_debug.explained(
+            error, plan.name, nan_debug.NonFiniteRun(self._body, values, paths)
+        )
 
     def _note_donated(self, rest: tuple[Any, ...]) -> None:
         taker = f"the bound step {self._plan.name}"

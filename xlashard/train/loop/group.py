@@ -33,7 +33,7 @@ type Kind = Literal["stop", "fail", "end"]
 
 
 @dataclass(frozen=True)
-class Call:
+class StopMessage:
     """Message of one process to all processes.
 
     Attributes:
@@ -51,11 +51,11 @@ class Call:
 class Calls(Protocol):
     """Messages of all processes, in the same order everywhere."""
 
-    def send(self, call: Call) -> None:
+    def send(self, call: StopMessage) -> None:
         """Send a message to all processes, including this one."""
         ...
 
-    def receive(self, seconds: float) -> Call | None:
+    def receive(self, seconds: float) -> StopMessage | None:
         """Return the next message; None after a timeout in seconds."""
         ...
 
@@ -75,32 +75,32 @@ class SharedCalls:
         self._received = 0
         self._sent = 0
 
-    def send(self, call: Call) -> None:
+    def send(self, call: StopMessage) -> None:
         """Send a message to all processes, including this one."""
         value = json.dumps(asdict(call)).encode()
         while not store.write(f"{self._folder}/{self._sent}", value):
             self._sent += 1  # Taken by another message.
 
-    def receive(self, seconds: float) -> Call | None:
+    def receive(self, seconds: float) -> StopMessage | None:
         """Return the next message; None after a timeout in seconds."""
         value = store.read(f"{self._folder}/{self._received}", seconds)
         if value is None:
             return None
         self._received += 1
-        return Call(**json.loads(value))
+        return StopMessage(**json.loads(value))
 
 
 class OwnCalls:
     """Messages of a single process."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[StopMessage] = queue.SimpleQueue()
 
-    def send(self, call: Call) -> None:
+    def send(self, call: StopMessage) -> None:
         """Send a message."""
         self._calls.put(call)
 
-    def receive(self, seconds: float) -> Call | None:
+    def receive(self, seconds: float) -> StopMessage | None:
         """Return the next message; None after a timeout in seconds."""
         try:
             return self._calls.get(timeout=seconds)

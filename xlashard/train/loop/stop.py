@@ -27,7 +27,7 @@ from xlashard.background import start_background
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.processes.thread_stacks import OWN_THREADS
 from xlashard.train.errors import DataError, PeerError, RunError
-from xlashard.train.loop.group import Call, Calls, Group, OwnCalls, SharedCalls
+from xlashard.train.loop.group import Calls, Group, OwnCalls, SharedCalls, StopMessage
 from xlashard.wording import print_error
 
 _POLL_TIMEOUT = 30.0
@@ -77,8 +77,8 @@ class Stop:
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._exiting = threading.Event()
-        self.call: Call | None = None
-        self.failure: Call | None = None
+        self.call: StopMessage | None = None
+        self.failure: StopMessage | None = None
 
     def reached(self) -> bool:
         """Pass a stop point; return True at or after the agreed one.
@@ -91,7 +91,7 @@ class Stop:
             self._passed += 1
             if self._at is None and _preempted(self._passed):
                 self._at = self._passed
-                self.call = Call("stop", self._group.index, "SIGTERM")
+                self.call = StopMessage("stop", self._group.index, "SIGTERM")
             return self._at is not None and self._passed >= self._at
 
     def unless_stopped[T](self, work: Future[T]) -> T | None:
@@ -110,7 +110,7 @@ class Stop:
 
     def request(self, reason: str) -> None:
         """Request a stop of all processes; any thread may call it."""
-        self._calls.send(Call("stop", self._group.index, reason))
+        self._calls.send(StopMessage("stop", self._group.index, reason))
 
     def exchange(self, what: str, subject: str = "") -> dict[int, str]:
         """Wait for all processes at a barrier; return the value of each.
@@ -161,7 +161,7 @@ class Stop:
     def _end(self, listener_of_calls: threading.Thread) -> None:
         """Wait for the listener to receive the end of the run from the first process."""
         if self._group.index == 0:
-            self._calls.send(Call("end", 0))
+            self._calls.send(StopMessage("end", 0))
         listener_of_calls.join()
 
     def _fail(self, error: BaseException) -> None:
@@ -176,7 +176,7 @@ class Stop:
             # Each process reports errors that every process finds itself.
             if not isinstance(error, RunError):
                 self.check(error)
-        self._calls.send(Call("fail", self._group.index, first_line(error)))
+        self._calls.send(StopMessage("fail", self._group.index, first_line(error)))
 
     def _barrier(self, what: str, timeout: float) -> Barrier:
         processes = tuple(range(self._group.count))
@@ -205,7 +205,7 @@ class Stop:
             elif call.process != self._group.index:
                 self._end_with(call)
 
-    def _agree(self, call: Call) -> None:
+    def _agree(self, call: StopMessage) -> None:
         if self._at is not None:
             return
         with self._changed:
@@ -215,14 +215,14 @@ class Stop:
             except PeerError:
                 return
             except BarrierTimeoutError as error:
-                self.failure = Call("fail", error.processes[0], "no answer")
+                self.failure = StopMessage("fail", error.processes[0], "no answer")
                 return
             self._at = max(map(int, counts.values()))
             self.call = call
             self._changed.notify_all()
         self._show(f"{call.reason}: stopping ...")
 
-    def _end_with(self, call: Call) -> None:
+    def _end_with(self, call: StopMessage) -> None:
         """End this process after a peer failed, since its collectives would hang."""
         with self._changed:
             self.failure = self.failure or call
@@ -251,7 +251,7 @@ def first_line(error: BaseException) -> str:
     return text if isinstance(error, RunError) else f"{type(error).__name__}: {text}"
 
 
-def _describe_failure(call: Call) -> str:
+def _describe_failure(call: StopMessage) -> str:
     return f"process {call.process} failed: {call.reason}"
 
 
