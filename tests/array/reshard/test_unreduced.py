@@ -30,6 +30,7 @@ from xlashard import (
     make_array_from_callback,
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
+    reshard_plan,
     visualize,
     with_sharding_constraint,
 )
@@ -295,3 +296,31 @@ def test_a_sharding_of_a_users_own_is_never_unreduced() -> None:
 
     assert not Own().is_unreduced
     assert not SingleDeviceSharding(DEVICES[0]).is_unreduced
+
+
+class TestPlans:
+    """Of 8 devices two hold the partial results of each of two tiles, and two hold the same."""
+
+    @pytest.mark.parametrize(
+        ("target", "moved", "kept"),
+        [
+            # Each device gets the other partial result of its tile, or both of the other tile.
+            (on("y"), 8 * 16, 8 * 16),
+            (on(), 8 * 48, 8 * 16),
+            (U, 0, 8 * 16),
+            # Half of the devices hold a partial result of their tile, and half nothing of it.
+            (on("x"), 4 * 16 + 4 * 32, 4 * 16),
+        ],
+    )
+    def test_bytes_of_a_sum(self, target, moved, kept):
+        report = reshard_plan(partial(1, 2, shape=(8,)), target)
+        assert (report.bytes_moved, report.bytes_kept) == (moved, kept)
+        assert sum(pair.nbytes for pair in report.pairs) == moved
+        assert report.source_shard_bytes == 16
+
+    def test_whole_tiles_become_the_first_partial_results(self):
+        x = device_put(np.ones(8, np.float32), on("z"))
+        report = reshard_plan(x, U)
+        assert report.bytes_moved + report.bytes_kept == 4 * 16
+        assert report.route[-1] == "split"
+        assert {pair.destination for pair in report.pairs} <= {0, 1, 2, 3}

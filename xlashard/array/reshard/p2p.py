@@ -49,14 +49,6 @@ def numbered(
     return reshard_plan(shape, itemsize, source[0], senders, target[0], receivers), tuple(numbers)
 
 
-def plan_between(
-    shape: tuple[int, ...], itemsize: int, source: ResolvedSharding, target: ResolvedSharding
-) -> tuple[ReshardPlan, tuple[Device, ...]]:
-    """Return the plan between two resolved shardings, and the devices by their numbers in it."""
-    ends = ((places.tiling, places.sharding.devices) for places in (source, target))
-    return numbered(shape, itemsize, *ends)
-
-
 @lru_cache(maxsize=_EXCHANGES_KEPT)
 def exchange(
     shape: tuple[int, ...],

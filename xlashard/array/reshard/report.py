@@ -2,8 +2,9 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.repr import sharding_text
 from xlashard.array.placement.target import (
@@ -19,10 +21,10 @@ from xlashard.array.placement.target import (
     parse_sharding,
     resolve_sharding,
 )
-from xlashard.array.reshard.p2p import plan_between
+from xlashard.array.reshard.p2p import numbered
 from xlashard.array.reshard.plan import Step, Strategy, plan_steps
 from xlashard.errors import ArgumentError
-from xlashard.geometry import ReshardPlan
+from xlashard.geometry import ReshardPlan, Tiling
 from xlashard.sharding import SingleDeviceSharding
 from xlashard.wording import in_bytes, plain_text, typed
 
@@ -64,7 +66,9 @@ class ReshardReport:
 
     `print(report)`, rich's `print` and `report.print()` show it; `to_json` serializes it. The bytes
     are a lower bound: each device keeps what it holds, and gets the rest from one device. XLA's
-    collectives may send more. All figures are computed at first use.
+    collectives may send more. Of a pending sum each device gets the partial results of its shard
+    that it lacks; XLA's collectives send less if more than two are reduced for several devices. All
+    figures are computed at first use.
 
     Attributes:
         type: Dtype and shape: `float32[8,16]`.
@@ -237,7 +241,7 @@ def _report(
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jnp.dtype(dtype)
     route = plan_steps(here, there)
-    plan, devices = plan_between(shape, dtype.itemsize, here, there)
+    plan, devices = _transfers(shape, dtype.itemsize, here, there)
     shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (here, there)]
     return ReshardReport(
         type=typed(dtype.name, shape),
@@ -251,6 +255,32 @@ def _report(
         _plan=plan,
         _ids=tuple(device.id for device in devices),
     )
+
+
+def _transfers(
+    shape: tuple[int, ...], itemsize: int, here: ResolvedSharding, there: ResolvedSharding
+) -> tuple[ReshardPlan, tuple[Device, ...]]:
+    """Return the plan of a reshard, and the devices by their numbers in it.
+
+    Partial results are planned as slices of one array, stacked along a last dimension. A device
+    whose new partial result is zeros receives nothing.
+    """
+    source, target, devices = here.tiling, there.tiling, there.sharding.devices
+    if source != target and target.is_partial:
+        first = target.addend_ids() == 0
+        devices = tuple(compress(devices, first))
+        tiles = target.whole.tile_ids()[first].tolist()
+        target = Tiling(target.counts, len(tiles), listed=tuple(tiles))
+    if source.is_partial:
+        shape = (*shape, source.addends)
+        source, target = _stacked(source), _stacked(target)
+    return numbered(shape, itemsize, (source, here.sharding.devices), (target, devices))
+
+
+def _stacked(tiling: Tiling) -> Tiling:
+    """Return the tiling of partial results that are stacked along a last dimension."""
+    counts = (*tiling.counts, tiling.addends)
+    return replace(tiling, counts=counts, addends=1, reduction="")
 
 
 def _peak(
