@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 SCRIPTS = (
     *("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.py"),
     *("across_processes_putting.py", "across_processes_elsewhere.py"),
+    "across_processes_unreduced.py",
 )
 
 

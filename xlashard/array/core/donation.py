@@ -110,7 +110,9 @@ SHARDS: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
 def record_shard(handle: Any, whole: Any) -> None:
     """Record that deleting or donating a handle deletes a shard of an Array."""
     key = id(handle)
-    _, wholes = SHARDS.setdefault(key, (weakref.ref(handle, lambda _: SHARDS.pop(key, None)), []))
+    # Python clears modules before it frees some handles, so the callback reads no global.
+    ended = weakref.ref(handle, lambda _, pop=SHARDS.pop: pop(key, None))
+    _, wholes = SHARDS.setdefault(key, (ended, []))
     if all(known() is not whole for known in wholes):
         wholes[:] = [*(known for known in wholes if known() is not None), weakref.ref(whole)]
 
