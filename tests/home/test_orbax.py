@@ -14,9 +14,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.array.cases import DEVICES, DTYPES, HALF, SHARDINGS, named, same, value
+from tests.facts import naming
 from tests.forking import python_command
 from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
+from xlashard.errors import TilingError
 
 ROOT = Path(__file__).resolve().parents[2]
 V = value(np.float32)
@@ -305,3 +307,14 @@ def test_two_processes_save_together(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         restored = checkpointer.restore(tmp_path / "together", wanted)
     assert same(restored["rows"], V) and same(restored["whole"], V)
+
+
+def test_partial_results_are_not_saved(tmp_path: Path) -> None:
+    mesh = Mesh(np.array(DEVICES), ("all",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = device_put(V, NamedSharding(mesh, P(unreduced={"all"})))
+    with (
+        ocp.StandardCheckpointer() as checkpointer,
+        pytest.raises(TilingError, match=naming("partial results", "device_put(x, sharding)")),
+    ):
+        checkpointer.save(tmp_path / "partial", {"x": x})
+    assert not (tmp_path / "partial").exists()

@@ -21,7 +21,7 @@ INDIVISIBLE = "raises IndivisibleError"
 
 
 XLA = "xla"
-"""Kind of a failure that `jax.jit` on the same mesh shares: a fault of XLA."""
+"""Kind of a failure that `jax.jit` on the same mesh shares: a fault of XLA or of JAX."""
 
 SAME_DEVICES = "same devices"
 """Outcome of JAX where only the devices were in question."""
@@ -61,8 +61,7 @@ class Wrong(Exception):
 def find_failure(text: str, partitioner: str | None = None) -> Failure | None:
     """Run a program under pjit and on one device, and return their first difference.
 
-    The kind is `XLA` if `jax.jit` on the same mesh gives the same wrong values, or if XLA raises an
-    error there too.
+    The kind is `XLA` if `jax.jit` on the same mesh gives the same wrong values or the same error.
 
     Args:
         text: The program.
@@ -135,7 +134,9 @@ def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any], got: li
     # explicit axes they are those of both.
     if not outcome.startswith("wrong too") and not mesh.are_all_axes_explicit:
         outcome, theirs = _outcome_of_jax(text, around, wanted)
-    is_shared = outcome.startswith(_RUNTIME_ERROR) and failure.kind == _RUNTIME_ERROR
+    is_shared = outcome == f"{failure.kind}: {failure.message[:_SHOWN]}"
+    if failure.kind in (_RUNTIME_ERROR, "raises CompileError"):
+        is_shared = outcome.startswith(_RUNTIME_ERROR)
     if failure.kind == "values" and outcome.startswith("wrong too"):
         is_shared = _are_equal(got, theirs)
     if failure.kind == "devices":
@@ -148,6 +149,8 @@ def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any], got: li
 def _device_sets(results: list[Any]) -> list[set[jax.Device]]:
     return [leaf.devices() for leaf in jax.tree.leaves(results)]
 
+
+_SHOWN = 300
 
 _RUNTIME_ERROR = f"raises {jax.errors.JaxRuntimeError.__name__}"
 
@@ -179,7 +182,7 @@ def _are_equal(got: list[Any], theirs: list[Any]) -> bool:
 
 def first_line(error: Exception) -> str:
     """Return the class and the beginning of an error."""
-    return f"{type(error).__name__}: {str(error)[:300]}"
+    return f"{type(error).__name__}: {str(error)[:_SHOWN]}"
 
 
 def compare(got: Any, wanted: Any) -> None:
