@@ -104,7 +104,7 @@ def check_gaps() -> None:
             error = expect(
                 BoxError,
                 r"devices of process \d are not a contiguous box of global_mesh \('x'=2, 'y'=2, "
-                r"'z'=2\): \d devices span .*the one at 'x'=\d.*at 'x'=0:\n +\d \d\n.*"
+                r"'z'=2\): \d devices span .*the device at 'x'=\d.*at 'x'=0:\n +\d \d\n.*"
                 r"sorted\(global_mesh.*reshape\(2, 2, 2\), \('x', 'y', 'z',\)\).*"
                 "make_array_from_process_local_data",
                 lambda use=use, mesh=mesh: use(np.zeros(8), mesh, P("x")),

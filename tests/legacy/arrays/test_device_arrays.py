@@ -193,7 +193,7 @@ def test_the_devices_of_a_pmap_sharding_are_an_array_too():
     with pytest.raises(AttributeError, match="no_such"):
         row.no_such  # noqa: B018
     x = device_put(WHOLE, sharding)
-    assert type(x) is Array and x.sharding is sharding
+    assert type(x) is Array and x.sharding == sharding
     assert isinstance(sharding, xlashard.PmapSharding)
     np.testing.assert_array_equal(jax.pmap(lambda v: v + 1)(x), WHOLE + 1)
     np.testing.assert_array_equal(jax.jit(lambda v: v + 1)(x), WHOLE + 1)

@@ -39,7 +39,7 @@ def main(file: Path) -> None:
     large = spread(40_000, rows)
     expect(
         SavedProgramError,
-        "spread over several processes",
+        "sharded over several processes",
         pjit(lambda x: x + large[3]).lower(x).compile().serialize,
     )
     print("both ran it")
