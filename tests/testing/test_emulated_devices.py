@@ -121,7 +121,7 @@ def test_pytest_reports_late_flags_of_a_failed_test(tmp_path: Path) -> None:
         check=False,
     )
     assert "XLA_FLAGS was set too late" in done.stdout
-    assert "asks for 4 emulated devices, but JAX runs with 1" in done.stdout
+    assert "requests 4 emulated devices, but JAX runs with 1" in done.stdout
 
 
 @pytest.mark.slow
