@@ -13,7 +13,7 @@ from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, read_groups, read_pairs
 
 
-def said(groups, grid, order=None):
+def axes_text(groups, grid, order=None):
     """The axes as text, or None."""
     parts = groups.axes(grid, order)
     return None if parts is None else ", ".join(map(str, parts))
@@ -72,7 +72,7 @@ def test_groups_along_any_axes_are_known_whatever_the_order_they_are_listed_in(g
     for groups, text in all_axis_groups(grid).items():
         rows = [rng.permutation(sorted(group)).tolist() for group in groups]
         rng.shuffle(rows)
-        assert said(ReplicaGroups.of_list(rows), grid) == text
+        assert axes_text(ReplicaGroups.of_list(rows), grid) == text
 
 
 @given(st.sampled_from(small_grids(most=8)), st.data())
@@ -81,7 +81,9 @@ def test_groups_that_match_no_axes(grid, data):
     size = data.draw(st.sampled_from([d for d in range(1, grid.size + 1) if grid.size % d == 0]))
     rows = [order[i : i + size] for i in range(0, grid.size, size)]
     known = all_axis_groups(grid)
-    assert said(ReplicaGroups.of_list(rows), grid) == known.get(frozenset(map(frozenset, rows)))
+    assert axes_text(ReplicaGroups.of_list(rows), grid) == known.get(
+        frozenset(map(frozenset, rows))
+    )
 
 
 @st.composite
@@ -108,7 +110,7 @@ def test_a_formula_means_the_groups_that_it_lists(groups, data):
     shapes = [s for s in itertools.product(range(1, 7), repeat=3) if math.prod(s) == count * size]
     shapes.append((1, 1, count * size))
     grid = MeshGrid(("x", "y", "z"), data.draw(st.sampled_from(shapes)))
-    assert said(found, grid) == said(ReplicaGroups.of_list(rows), grid)
+    assert axes_text(found, grid) == axes_text(ReplicaGroups.of_list(rows), grid)
 
 
 @pytest.mark.slow
@@ -127,8 +129,8 @@ def test_groups_of_a_mesh_in_another_order_are_named_by_that_mesh(order):
     grid = MeshGrid(("x", "y"), (2, 4))
     at = {position: device for device, position in enumerate(order)}
     rows = [[at[4 * x + y] for x in range(2)] for y in range(4)]
-    assert said(ReplicaGroups.of_list(rows), grid, order) == "x"
-    assert said(ReplicaGroups.everyone(8), grid, order) == "x, y"
+    assert axes_text(ReplicaGroups.of_list(rows), grid, order) == "x"
+    assert axes_text(ReplicaGroups.everyone(8), grid, order) == "x, y"
 
 
 TEXTS = [
@@ -157,7 +159,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "axes"), TEXTS)
 def test_every_writing_of_groups_is_read_and_named_by_axes(text, axes):
-    assert said(read_groups(text, 8), MeshGrid(("x", "y"), (2, 4))) == axes
+    assert axes_text(read_groups(text, 8), MeshGrid(("x", "y"), (2, 4))) == axes
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_text_that_is_no_pairs_is_refused(text):
     ],
 )
 def test_pairs_are_named_by_the_axes_along_which_they_send(pairs, axes):
-    assert said(read_pairs(pairs), MeshGrid(("x", "y"), (2, 4))) == axes
+    assert axes_text(read_pairs(pairs), MeshGrid(("x", "y"), (2, 4))) == axes
 
 
 @settings(max_examples=50)
@@ -229,7 +231,7 @@ def test_groups_of_a_formula_are_never_listed():
     # 10^15 devices: only a closed form comes back from this.
     grid = MeshGrid(("x", "y", "z"), (10**5, 10**5, 10**5))
     groups = read_groups(f"[{10**10},{10**5}]<=[{10**5},{10**5},{10**5}]T(0,2,1)", 1)
-    assert said(groups, grid) == "y"
+    assert axes_text(groups, grid) == "y"
     assert str(groups) == "10000000000 groups of 100000 devices"
 
 

@@ -36,10 +36,10 @@ def same(got, wanted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [False, True], ids=["free", "placed"])
-def test_residuals_stay_sharded_without_copies(mesh, rows, said, partitioner):
+@pytest.mark.parametrize("pinned", [False, True], ids=["free", "placed"])
+def test_residuals_stay_sharded_without_copies(mesh, rows, pinned, partitioner):
     whole = NamedSharding(mesh, P())
-    kwargs = {"in_shardings": (whole, rows), "out_shardings": rows} if said else {}
+    kwargs = {"in_shardings": (whole, rows), "out_shardings": rows} if pinned else {}
     f = pjit(lambda w, x: jnp.exp(jnp.tanh(x @ w)), **kwargs)
     w, x = placed(W, whole), placed(X, rows)
     y, pull = jax.vjp(f, w, x)

@@ -31,7 +31,7 @@ def constraints(fun, *args):
     """The dimensions that each constraint in the module of a function speaks of."""
     text = under("jax_use_shardy_partitioner", True, lambda: jax.jit(fun).lower(*args).as_text())
     found = re.findall(r"sharding_constraint %\w+ <@mesh, \[(.*?)\]>", text)
-    return [said.replace('"', "") for said in found]
+    return [text.replace('"', "") for text in found]
 
 
 @pytest.mark.parametrize("out_axis", [0, 1, -1])

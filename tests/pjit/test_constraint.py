@@ -84,9 +84,9 @@ def test_pytrees_and_prefixes(mesh):
         pjit(lambda t: with_sharding_constraint(t, {"a": None, "b": [None], "c": None}))(tree)
 
 
-@pytest.mark.parametrize("said", [UNSPECIFIED, AUTO])
-def test_unspecified_shardings_constrain_nothing(said):
-    np.testing.assert_array_equal(with_sharding_constraint(f32(4), said), f32(4))
+@pytest.mark.parametrize("unspecified", [UNSPECIFIED, AUTO])
+def test_unspecified_shardings_constrain_nothing(unspecified):
+    np.testing.assert_array_equal(with_sharding_constraint(f32(4), unspecified), f32(4))
 
 
 @pytest.mark.slow

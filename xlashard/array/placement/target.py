@@ -213,9 +213,8 @@ def resolve_sharding(shape: tuple[int, ...], sharding: Sharding) -> ResolvedShar
     """
     if isinstance(sharding, XLACompatibleSharding):
         return _resolve_cached(shape, sharding)
-    return _resolve(
-        shape, sharding
-    )  # a sharding of a user's class is not cached, as it may be mutable
+    # A sharding of a user's class may be mutable.
+    return _resolve(shape, sharding)
 
 
 def resolve_requested(shape: tuple[int, ...], sharding: Sharding) -> ResolvedSharding:

@@ -147,7 +147,7 @@ class DonationReport:
         path: The argument.
         donated: True if it was donated.
         result: The result that reuses its buffers in the compiled program, or could reuse them if
-            it were donated; empty if there is none.
+            it were donated; empty without one.
         device_bytes: Bytes of the argument on one device.
         reason: For an unused donation, the reason, if known.
     """
