@@ -50,7 +50,7 @@ def candidates(num_devices: int, num_leaves: int) -> dict[str, Callable[[], obje
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     host = [np.full((8,), i, np.float32) for i in range(num_leaves)]
-    theirs = jax.device_put(host, sharding.twin())
+    theirs = jax.device_put(host, sharding.jax_sharding())
     ours = xlashard.device_put(host, sharding)
     function = xlashard.pjit(add_one)
     return {

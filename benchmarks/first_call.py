@@ -43,7 +43,7 @@ class Side:
         rows: Any = NamedSharding(mesh, PartitionSpec("data"))
         self.jit: Any = xlashard.pjit if is_ours else jax.jit
         put: Any = xlashard.device_put if is_ours else jax.device_put
-        self.rows = rows if is_ours else rows.twin()
+        self.rows = rows if is_ours else rows.jax_sharding()
         self.x, self.w = (put(np.ones((8, 8), np.float32), self.rows) for _ in range(2))
 
     def function(self) -> Any:

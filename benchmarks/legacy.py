@@ -98,7 +98,7 @@ def own_indices(shape: tuple[int, ...], mesh: Mesh, spec: P) -> object:
 def from_callback(spec: P) -> dict[str, Callable[[], object]]:
     """The ways to an array on the eight devices that are there."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
-    sharding = NamedSharding(mesh, spec).twin()
+    sharding = NamedSharding(mesh, spec).jax_sharding()
     whole = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
 
     def in_loops(data_callback: Callable[[Index], np.ndarray]) -> object:

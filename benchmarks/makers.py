@@ -24,7 +24,7 @@ from benchmarks._measure import Report, interleave, read_options  # noqa: E402
 from xlashard import Array, Mesh, NamedSharding, P  # noqa: E402
 
 DEVICES = jax.devices()[:8]
-SHARDING = NamedSharding(Mesh(np.array(DEVICES), ("d",)), P("d")).twin()
+SHARDING = NamedSharding(Mesh(np.array(DEVICES), ("d",)), P("d")).jax_sharding()
 
 type Tree = list[np.ndarray]
 

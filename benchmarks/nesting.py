@@ -47,7 +47,9 @@ class Side:
         whole = NamedSharding(mesh, PartitionSpec(None, None))
         self.jit = xlashard.pjit if is_ours else jax.jit
         put = xlashard.device_put if is_ours else jax.device_put
-        self.rows, self.whole = (rows, whole) if is_ours else (rows.twin(), whole.twin())
+        self.rows, self.whole = (
+            (rows, whole) if is_ours else (rows.jax_sharding(), whole.jax_sharding())
+        )
         self.x = put(np.ones((num_devices, WIDTH), np.float32), self.rows)
         self.w = put(np.ones((WIDTH, 2 * WIDTH), np.float32), self.whole)
 

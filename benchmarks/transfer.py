@@ -111,11 +111,11 @@ def fresh(handle: jax.Array) -> Array:
 def from_host(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row:
     """A matrix from the host to devices."""
     sharding = setting.ways[title]
-    twin = sharding.twin()
+    jax_sharding = sharding.jax_sharding()
     return Row(
         f"host → {title}",
         {
-            "jax": lambda: waited(jax.device_put(value, twin)),
+            "jax": lambda: waited(jax.device_put(value, jax_sharding)),
             "xlashard": lambda: waited(xlashard.device_put(value, sharding)),
             COPY: lambda: np.array(value),
         },
@@ -129,11 +129,11 @@ def as_it_is(value: np.ndarray, setting: Setting) -> Row:
     JAX takes that promise for given wherever memory is aligned; xlashard wants to hear it.
     """
     sharding = setting.ways["rows"]
-    twin = sharding.twin()
+    jax_sharding = sharding.jax_sharding()
     return Row(
         "aligned host → rows, may_alias=True",
         {
-            "jax": lambda: waited(jax.device_put(value, twin)),
+            "jax": lambda: waited(jax.device_put(value, jax_sharding)),
             "xlashard": lambda: waited(xlashard.device_put(value, sharding, may_alias=True)),
             COPY: lambda: np.array(value),
         },
@@ -144,12 +144,14 @@ def as_it_is(value: np.ndarray, setting: Setting) -> Row:
 def from_callback(value: np.ndarray, setting: Setting, title: str) -> Row:
     """A matrix from a function that gives its pieces."""
     sharding = setting.ways[title]
-    twin = sharding.twin()
+    jax_sharding = sharding.jax_sharding()
     shape = value.shape
     return Row(
         f"make_array_from_callback → {title}",
         {
-            "jax": lambda: waited(jax.make_array_from_callback(shape, twin, value.__getitem__)),
+            "jax": lambda: waited(
+                jax.make_array_from_callback(shape, jax_sharding, value.__getitem__)
+            ),
             "xlashard": lambda: waited(
                 xlashard.make_array_from_callback(shape, sharding, value.__getitem__)
             ),
@@ -187,22 +189,22 @@ def between(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row
     """A matrix dealt out by rows, to another sharding of the same devices."""
     source = computed(value, setting.ways["rows"])
     sharding = setting.ways[title]
-    twin = sharding.twin()
+    jax_sharding = sharding.jax_sharding()
     candidates: Candidates = {
-        "jax": lambda: waited(jax.device_put(bare(source), twin)),
+        "jax": lambda: waited(jax.device_put(bare(source), jax_sharding)),
         "xlashard": lambda: waited(xlashard.device_put(fresh(source), sharding)),
         COPY: lambda: np.array(value),
     }
     if title != "replicated":
         return Row(f"rows → {title}", candidates, goal)
-    identity = jax.jit(lambda x: x, out_shardings=twin)
+    identity = jax.jit(lambda x: x, out_shardings=jax_sharding)
     candidates["compiled identity"] = lambda: waited(identity(source))
     return Row(f"rows → {title}", candidates, goal, identity_goal=1.0)
 
 
 def computed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """The value as a program leaves it behind, with no copy of it on the host."""
-    placed = jax.device_put(value, sharding.twin())
+    placed = jax.device_put(value, sharding.jax_sharding())
     return jax.block_until_ready(jax.jit(lambda x: x * 1)(placed))
 
 
@@ -210,11 +212,11 @@ def many_small(setting: Setting, title: str) -> Row:
     """A tree of small arrays from the host to devices, in one call."""
     tree = as_tree()
     sharding = setting.of("d") if title == "sharded" else setting.of()
-    twin = sharding.twin()
+    jax_sharding = sharding.jax_sharding()
     return Row(
         f"{LEAVES:,} small arrays → {title}",
         {
-            "jax": lambda: waited(jax.device_put(tree, twin)),
+            "jax": lambda: waited(jax.device_put(tree, jax_sharding)),
             "xlashard": lambda: waited(xlashard.device_put(tree, sharding)),
             COPY: lambda: [np.array(leaf) for leaf in tree["layers"]],
         },

@@ -254,7 +254,7 @@ def calls(array: Array) -> dict[str, Good]:
         shape = (8, 4)
         for method in ("shard_shape", "devices_indices_map", "addressable_devices_indices_map"):
             found[f"{name}.{method}"] = good(getattr(sharding, method), shape)
-        for method in ("is_compatible_aval", "check_compatible_aval", "tiling", "twin"):
+        for method in ("is_compatible_aval", "check_compatible_aval", "tiling", "jax_sharding"):
             found[f"{name}.{method}"] = good(getattr(sharding, method), shape)
         found[f"{name}.rank_tiling"] = good(sharding.rank_tiling, 2)
         found[f"{name}.is_equivalent_to"] = good(sharding.is_equivalent_to, sharding, 2)

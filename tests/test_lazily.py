@@ -194,11 +194,11 @@ def test_an_unpickled_instance_is_whole_before_the_class_was_called() -> None:
     fresh = lazily.dataclass(frozen=True)(type("Kept", (), dict(KEPT_BEFORE)))
     value = object.__new__(fresh)
     value.__dict__.update(pickle.loads(text).__dict__)
-    twin = object.__new__(fresh)
-    twin.__dict__.update(vars(value))
+    copied = object.__new__(fresh)
+    copied.__dict__.update(vars(value))
     assert not is_written(fresh)
     assert hash(value) == hash((3, "x"))
-    assert value == twin
+    assert value == copied
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'number'"):
         value.number = 1
 

@@ -92,4 +92,4 @@ class TestFromAProgram(ArraySuite):
     @pytest.fixture
     def array(self, sharding: Any) -> Array:
         x = device_put(cases.value(np.float32), sharding)
-        return Array.from_jax(jax.jit(lambda x: x * 2, out_shardings=sharding.twin())(x))
+        return Array.from_jax(jax.jit(lambda x: x * 2, out_shardings=sharding.jax_sharding())(x))

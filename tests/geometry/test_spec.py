@@ -20,12 +20,12 @@ GRID = MeshGrid(("data", "model"), (2, 4))
 
 
 def test_the_unconstrained_marker_stays_the_one_object():
-    for twin in (
+    for copied in (
         copy.copy(UNCONSTRAINED),
         copy.deepcopy(UNCONSTRAINED),
         pickle.loads(pickle.dumps(UNCONSTRAINED)),
     ):
-        assert twin is UNCONSTRAINED
+        assert copied is UNCONSTRAINED
     assert repr(UNCONSTRAINED) == "UNCONSTRAINED"
 
 
@@ -170,8 +170,8 @@ def test_a_dimension_smaller_than_its_tiles_is_only_offered_a_bigger_size():
 def test_errors_keep_their_attributes_when_they_travel():
     with pytest.raises(DivisibilityError) as caught:
         validate_spec(parse_spec(["model"]), GRID, (3,))
-    for twin in (copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
-        assert isinstance(twin, DivisibilityError)
-        assert isinstance(twin, GeometryError | XlashardError | ValueError)
-        assert str(twin) == str(caught.value)
-        assert (twin.dim, twin.axes) == (0, (("model", 4),))
+    for copied in (copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+        assert isinstance(copied, DivisibilityError)
+        assert isinstance(copied, GeometryError | XlashardError | ValueError)
+        assert str(copied) == str(caught.value)
+        assert (copied.dim, copied.axes) == (0, (("model", 4),))

@@ -109,10 +109,10 @@ def test_devices_in_any_order(placement, data):
 
     assignment = tiling.to_tile_assignment()
     assert Tiling.from_tile_assignment(assignment, len(counts), len(tiles)) == tiling
-    twin = pickle.loads(pickle.dumps(tiling))
-    assert twin == tiling
-    assert hash(twin) == hash(tiling)
-    check_against_oracle(twin, tiles, counts, shape)
+    copied = pickle.loads(pickle.dumps(tiling))
+    assert copied == tiling
+    assert hash(copied) == hash(tiling)
+    check_against_oracle(copied, tiles, counts, shape)
 
 
 @given(placements(), placements())

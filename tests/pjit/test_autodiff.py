@@ -19,7 +19,7 @@ def rows(mesh):
 
 
 def placed(x, sharding):
-    return jax.device_put(x, sharding.twin(x.shape))
+    return jax.device_put(x, sharding.jax_sharding(x.shape))
 
 
 def where(x):

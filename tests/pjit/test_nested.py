@@ -204,7 +204,7 @@ def test_under_pmap_and_around_it():
 def test_exported(mesh):
     f = sharded(mesh)
     exported = jax.export.export(jax.jit(lambda w, x: f(w, x)))(W, X)
-    w, x = (jax.device_put(v, NamedSharding(mesh, P()).twin(())) for v in (W, X))
+    w, x = (jax.device_put(v, NamedSharding(mesh, P()).jax_sharding(())) for v in (W, X))
     same(exported.call(w, x), layer(W, X))
     same(pjit(lambda w, x: exported.call(w, x) + 1)(w, x), layer(W, X) + 1)
     rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("rows, 4"), np.float32)

@@ -19,7 +19,7 @@ def add_to(ref, x):
 
 
 def dealt_out(mesh, x=X):
-    return jax.new_ref(jax.device_put(x, NamedSharding(mesh, P("x")).twin(())))
+    return jax.new_ref(jax.device_put(x, NamedSharding(mesh, P("x")).jax_sharding(())))
 
 
 def held(ref):
@@ -48,7 +48,7 @@ def test_passed_and_written_in_place(mesh):
     ref = dealt_out(mesh)
     assert float(f(ref, X)) == 7.0
     assert float(f(ref, X)) == 10.5
-    assert ref.sharding.is_equivalent_to(NamedSharding(mesh, P("x")).twin((8,)), 1)
+    assert ref.sharding.is_equivalent_to(NamedSharding(mesh, P("x")).jax_sharding((8,)), 1)
     np.testing.assert_array_equal(held(ref), X * 3)
     alone = jax.new_ref(jnp.asarray(X))
     there = alone.unsafe_buffer_pointer()

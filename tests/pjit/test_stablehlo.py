@@ -13,7 +13,7 @@ from jax.experimental.layout import Format, Layout
 import xlashard
 from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
-from tests.program.test_foreign import GSPMD, SHARDY
+from tests.program.test_parsed_modules import GSPMD, SHARDY
 from xlashard import (
     UNSPECIFIED,
     Array,
@@ -188,7 +188,7 @@ def test_memories_and_layouts(mesh):
     assert result.sharding.memory_kind == "pinned_host"
     np.testing.assert_array_equal(result, 2 * f32(8))
     layout = jax.experimental.layout.Layout((1, 0))
-    turned = jax.experimental.layout.Format(layout, there.with_memory_kind("device").twin())
+    turned = jax.experimental.layout.Format(layout, there.with_memory_kind("device").jax_sharding())
     program = compile_stablehlo(double("8x4xf32"), in_shardings=turned, out_shardings=turned)
     (result,) = program(f32(8, 4))
     assert result.format.layout.major_to_minor == (1, 0)

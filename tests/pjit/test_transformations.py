@@ -95,7 +95,7 @@ def test_the_same_values_under_each_partitioner(mesh, how, partitioner):
 
 
 def placed(mesh, array, spec):
-    return jax.device_put(array, NamedSharding(mesh, spec).twin(()))
+    return jax.device_put(array, NamedSharding(mesh, spec).jax_sharding(()))
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ def test_unresolvable_coordinator_is_the_reason() -> None:
 
 def test_duplicate_process_ids_name_both_processes() -> None:
     host, guest, _ = calls(3)
-    twin = replace(guest, me=replace(guest.me, host="elsewhere", pid=7))
-    errors = outcomes([host, guest, twin])
+    double = replace(guest, me=replace(guest.me, host="elsewhere", pid=7))
+    errors = outcomes([host, guest, double])
     assert {type(error) for error in errors} == {ProcessConflictError}
     for error in errors:
         assert "process_id 1:" in str(error)

@@ -35,8 +35,8 @@ from xlashard.program import (  # noqa: E402
     Partitioner,
     ProgramPlan,
     ValuePlan,
-    lower_foreign,
-    read_foreign,
+    lower_parsed_module,
+    parse_module,
 )
 from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint  # noqa: E402
 
@@ -301,10 +301,10 @@ def huge():
     operations.append(f"%y = stablehlo.{last} %{number} : tensor<8xf32>")
     operations.append("return %y : tensor<8xf32>")
     text = "func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {\n" + "\n".join(operations) + "}"
-    foreign = read_foreign(text)
+    parsed = parse_module(text)
     value = ValuePlan((8,), "float32", pod.rows, name="x")
     plan = ProgramPlan("huge", tuple(jax.devices()), (value,), (value,), (False,), partitioner())
-    lowered = lower_foreign(foreign, plan)
+    lowered = lower_parsed_module(parsed, plan)
     assert len(lowered.as_text()) > 3_000_000
     both_are_here("lowered")
     pod.came = time.monotonic()

@@ -71,7 +71,7 @@ def identity(*types):
 
 def lower(source, wanted, tokens=0):
     """The annotated program of a module's text."""
-    body = stablehlo_parse.foreign_body(stablehlo_parse.read_module(source))
+    body = stablehlo_parse.body_of_module(stablehlo_parse.read_module(source))
     if tokens:
         body = type(body)(**{**vars(body), "ordered_effects": (None,) * tokens})
     return lower_program(wanted, body)

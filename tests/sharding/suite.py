@@ -110,34 +110,34 @@ class ShardingSuite:
         assert sharding != "a sharding"
         if not self.pickles:
             return
-        for twin in (copy.copy(sharding), copy.deepcopy(sharding), _repickled(sharding)):
-            assert type(twin) is type(sharding)
-            assert twin == sharding
-            assert hash(twin) == hash(sharding)
-            assert twin.devices == sharding.devices
-            assert twin.memory_kind == sharding.memory_kind
+        for copied in (copy.copy(sharding), copy.deepcopy(sharding), _repickled(sharding)):
+            assert type(copied) is type(sharding)
+            assert copied == sharding
+            assert hash(copied) == hash(sharding)
+            assert copied.devices == sharding.devices
+            assert copied.memory_kind == sharding.memory_kind
 
     def test_its_text_names_its_class(self, sharding: Sharding) -> None:
         assert type(sharding).__name__ in repr(sharding)
 
-    def test_its_twin_is_jaxs_own_and_agrees(self, sharding: Sharding) -> None:
-        twin = sharding.twin(self.shape)
-        assert type(twin).__module__.startswith(("jax", "jaxlib"))
-        assert not isinstance(twin, Sharding)
-        assert twin.shard_shape(self.shape) == sharding.shard_shape(self.shape)
-        theirs = twin.devices_indices_map(self.shape)
+    def test_its_jax_sharding_is_of_jax_and_agrees(self, sharding: Sharding) -> None:
+        jax_sharding = sharding.jax_sharding(self.shape)
+        assert type(jax_sharding).__module__.startswith(("jax", "jaxlib"))
+        assert not isinstance(jax_sharding, Sharding)
+        assert jax_sharding.shard_shape(self.shape) == sharding.shard_shape(self.shape)
+        theirs = jax_sharding.devices_indices_map(self.shape)
         whole = np.arange(np.prod(self.shape)).reshape(self.shape)
         for device, index in sharding.devices_indices_map(self.shape).items():
             np.testing.assert_array_equal(whole[theirs[device]], whole[index])
-        assert to_jax(sharding, self.shape) == twin
+        assert to_jax(sharding, self.shape) == jax_sharding
 
-    def test_its_twin_numbers_the_copies_alike(self, sharding: Sharding) -> None:
-        theirs = device_replica_id_map(sharding.twin(self.shape), self.shape)
+    def test_its_jax_sharding_numbers_replicas_alike(self, sharding: Sharding) -> None:
+        theirs = device_replica_id_map(sharding.jax_sharding(self.shape), self.shape)
         ours = sharding.tiling(self.shape).replica_ids().tolist()
         assert dict(zip(sharding.devices, ours, strict=True)) == theirs
 
-    def test_its_twin_comes_back_as_it(self, sharding: Sharding) -> None:
-        back = from_jax(sharding.twin(self.shape))
+    def test_its_jax_sharding_converts_back(self, sharding: Sharding) -> None:
+        back = from_jax(sharding.jax_sharding(self.shape))
         assert back.devices == sharding.devices
         assert back.memory_kind in (sharding.memory_kind, DEFAULT_MEMORY)
         assert back.devices_indices_map(self.shape) == {
@@ -149,11 +149,11 @@ class ShardingSuite:
         ndim = len(self.shape)
         if not isinstance(sharding, XLACompatibleSharding):
             assert sharding.is_equivalent_to(sharding, ndim)
-            assert not sharding.is_equivalent_to(from_jax(sharding.twin(self.shape)), ndim)
+            assert not sharding.is_equivalent_to(from_jax(sharding.jax_sharding(self.shape)), ndim)
             return
         tiles = to_op_sharding_sharding(sharding, ndim)
-        twin = sharding.twin(self.shape)
-        for other in (sharding, tiles, twin, from_jax(twin)):
+        jax_sharding = sharding.jax_sharding(self.shape)
+        for other in (sharding, tiles, jax_sharding, from_jax(jax_sharding)):
             assert sharding.is_equivalent_to(other, ndim)
         assert tiles.is_equivalent_to(sharding, ndim)
 
@@ -195,7 +195,7 @@ class ShardingSuite:
 
     def test_jax_takes_it_as_it_is(self, sharding: Sharding) -> None:
         own = isinstance(sharding, jax.sharding.Sharding)
-        given = sharding if own else sharding.twin(self.shape)
+        given = sharding if own else sharding.jax_sharding(self.shape)
         whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
         put = jax.device_put(whole, given)
         out = jax.jit(lambda x: x + 1, in_shardings=given, out_shardings=given)(put)

@@ -260,7 +260,7 @@ class Columns(XLACompatibleSharding):
         return jax.devices()[0].default_memory().kind
 
     def with_memory_kind(self, kind: str) -> Any:
-        return from_jax(self.twin((4,))).with_memory_kind(kind)
+        return from_jax(self.jax_sharding((4,))).with_memory_kind(kind)
 
     def rank_tiling(self, ndim: int) -> Tiling:
         grid = MeshGrid(("columns",), (4,))

@@ -115,8 +115,12 @@ def test_wrong_tiles_are_refused(tiles: Any, error: type[Exception], said: str) 
 def test_tiles_may_come_as_protos_texts_or_assignments() -> None:
     text = "{devices=[4,2]<=[8]}"
     one = GSPMDSharding(jax.devices(), text)
-    proto = one.twin()._to_xla_hlo_sharding(2).to_proto()
-    for given in (proto, one.twin()._to_xla_hlo_sharding(2), TileAssignment.parse_text(text)):
+    proto = one.jax_sharding()._to_xla_hlo_sharding(2).to_proto()
+    for given in (
+        proto,
+        one.jax_sharding()._to_xla_hlo_sharding(2),
+        TileAssignment.parse_text(text),
+    ):
         assert GSPMDSharding(jax.devices(), given) == one
     assert one.tile_assignment.to_text() == text
 
@@ -148,8 +152,8 @@ def test_specs_written_differently_hash_and_compare_as_jaxs_do() -> None:
     short, long = NamedSharding(mesh(), P("data")), NamedSharding(mesh(), P("data", None))
     assert short.is_equivalent_to(long, 2)
     assert short.normal_spec == long.normal_spec
-    assert short == short.twin()
-    assert hash(short) == hash(short.twin())
+    assert short == short.jax_sharding()
+    assert hash(short) == hash(short.jax_sharding())
 
 
 def test_shardings_of_jax_come_back_as_ours() -> None:

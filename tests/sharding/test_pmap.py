@@ -131,7 +131,7 @@ def test_equal_only_to_its_like() -> None:
     rows = PmapSharding(DEVICES, ROWS)
     same = [
         NamedSharding(Mesh(np.array(DEVICES), ("d",)), P("d")),
-        rows.twin(),
+        rows.jax_sharding(),
         to_op_sharding_sharding(rows, 2),
         PmapSharding.default((8, 3), unstacked=True),
     ]
@@ -142,7 +142,7 @@ def test_equal_only_to_its_like() -> None:
         assert other.is_equivalent_to(rows, 2)
     assert rows != PmapSharding(DEVICES[::-1], ROWS)
     assert isinstance(to_op_sharding_sharding(rows, 2), GSPMDSharding)
-    assert isinstance(from_jax(rows.twin()), NamedSharding)
+    assert isinstance(from_jax(rows.jax_sharding()), NamedSharding)
 
 
 def test_its_text_is_code_but_for_the_devices() -> None:

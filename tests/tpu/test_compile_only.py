@@ -78,8 +78,8 @@ class OnATopology(ShardingSuite):
             assert (type(moved), moved.memory_kind) == (type(sharding), kind)
             assert moved.devices == sharding.devices
 
-    def test_its_twin_comes_back_as_it(self, sharding: Sharding) -> None:
-        back = from_twin(sharding, self.shape)
+    def test_its_jax_sharding_converts_back(self, sharding: Sharding) -> None:
+        back = from_jax_sharding(sharding, self.shape)
         assert back.devices == sharding.devices
         assert back.is_equivalent_to(sharding, len(self.shape))
 
@@ -110,8 +110,8 @@ class OnATopology(ShardingSuite):
         self.refused(sharding, self.shape)
 
 
-def from_twin(sharding: Sharding, shape: tuple[int, ...]) -> Sharding:
-    return from_jax(sharding.twin(shape))
+def from_jax_sharding(sharding: Sharding, shape: tuple[int, ...]) -> Sharding:
+    return from_jax(sharding.jax_sharding(shape))
 
 
 class TestNamedOnATopology(OnATopology):

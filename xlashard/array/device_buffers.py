@@ -171,7 +171,9 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
             return out
         numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
         committed = device is not None
-        made = with_sharding(numbers, there.twin(), committed=committed, weak_type=weak_type)
+        made = with_sharding(
+            numbers, there.jax_sharding(), committed=committed, weak_type=weak_type
+        )
         return wrap(made) if isinstance(out, Array) else keys_over(made, out)
 
 

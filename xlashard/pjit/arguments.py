@@ -222,7 +222,10 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def arguments_may_move(
-    guards: TransferGuards, values: Sequence[Any], paths: Sequence[str], twins: Sequence[Any]
+    guards: TransferGuards,
+    values: Sequence[Any],
+    paths: Sequence[str],
+    jax_shardings: Sequence[Any],
 ) -> Iterator[None]:
     """Allow transfers in a block that places a program's arguments, if the guards allow them.
 
@@ -230,18 +233,18 @@ def arguments_may_move(
         guards: The guards.
         values: The arguments.
         paths: Their paths.
-        twins: JAX's sharding under which the program takes each.
+        jax_shardings: JAX's sharding under which the program takes each.
 
     Raises:
         TransferGuardError: With the path of an argument that must not be transferred.
     """
-    for value, path, twin in zip(values, paths, twins, strict=True):
+    for value, path, jax_sharding in zip(values, paths, jax_shardings, strict=True):
         handle = bare(value)
         advice = f"device_put({path}, sharding) before"
         if not isinstance(handle, jax.Array):
             what = f"{path} ({type(value).__name__} {type_text(abstractify(value))})"
             check_transfer(guards, Transfer.HOST_TO_DEVICE, what, advice)
-        elif not handle.sharding.is_equivalent_to(twin, handle.ndim):
+        elif not handle.sharding.is_equivalent_to(jax_sharding, handle.ndim):
             what = f"{path} ({type_text(handle)})"
             check_transfer(guards, Transfer.DEVICE_TO_DEVICE, what, advice)
     with jax.transfer_guard("allow"):

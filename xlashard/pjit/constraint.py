@@ -216,10 +216,12 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
             partial = sharding.is_unreduced or aval.sharding.spec.unreduced
             if partial or not (here and sharding.is_fully_addressable):
                 return device_put(x, sharding)  # JAX moves nothing to devices of other processes
-            return wrap_result(jax.device_put(x, sharding.twin(aval.shape)))
+            return wrap_result(jax.device_put(x, sharding.jax_sharding(aval.shape)))
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
         # A program takes arguments of its own devices only.
-        x = jax.device_put(x, GSPMDSharding.get_replicated(sharding.devices).twin(aval.shape))
+        x = jax.device_put(
+            x, GSPMDSharding.get_replicated(sharding.devices).jax_sharding(aval.shape)
+        )
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
     return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
 
@@ -321,7 +323,7 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -
         return x  # the automatic axes of shard_map have no names here
     partitioner = Partitioner.SHARDY if lowering.uses_shardy() else Partitioner.GSPMD
     if manual and partitioner is Partitioner.GSPMD:
-        text = lowering.manual_text(ctx, sharding.twin(aval.shape), aval.ndim + trailing)
+        text = lowering.manual_text(ctx, sharding.jax_sharding(aval.shape), aval.ndim + trailing)
     else:
         text = sharding_text(sharding, aval.ndim, partitioner, trailing)
     return lowering.constrain(ctx, x, text, open_dims(sharding, aval.ndim))

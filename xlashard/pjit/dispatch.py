@@ -113,9 +113,9 @@ def run_repeatably(
         if guards is None:
             out = _run(compiled, values, typed, paths, name)
         else:
-            twins = program.in_twins[len(compiled.consts) :]
+            jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
             kept_paths = list(compress(paths, compiled.kept))
-            with arguments_may_move(guards, taken, kept_paths, twins):
+            with arguments_may_move(guards, taken, kept_paths, jax_shardings):
                 out = _run(compiled, values, typed, paths, name)
     except NonFiniteError as error:
         raise nan_debug.explained(
@@ -212,21 +212,23 @@ def _is_repeatable(
         handles: Their handles.
     """
     program, first = compiled.program, len(compiled.consts)
-    layouts, twins = program.in_layouts[first:], program.in_twins[first:]
-    for value, handle, layout, twin in zip(values, handles, layouts, twins, strict=True):
+    layouts, jax_shardings = program.in_layouts[first:], program.in_jax_shardings[first:]
+    for value, handle, layout, jax_sharding in zip(
+        values, handles, layouts, jax_shardings, strict=True
+    ):
         if layout is None and compiler.custom_layout(handle) is not None:
             return False
         is_concrete = type(handle) is HandleType
         if is_concrete and type(value) is HandleType and handle is not value:
             return False  # a replicated copy of a callback's result
         if not is_concrete or not handle.committed:
-            if from_jax(twin).is_unreduced:
+            if from_jax(jax_sharding).is_unreduced:
                 return False
             continue
         current = handle.sharding
-        if current == twin or current.num_devices == twin.num_devices == 1:
+        if current == jax_sharding or current.num_devices == jax_sharding.num_devices == 1:
             continue
-        if not current.is_equivalent_to(twin, handle.ndim):
+        if not current.is_equivalent_to(jax_sharding, handle.ndim):
             return False
     return True
 
@@ -239,8 +241,8 @@ def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any])
     return dispatch.FastPath(
         xla_executable=program.executable,
         out_pytree_def=wrapping,
-        in_shardings=program.physical_in_twins,
-        out_shardings=program.out_twins,
+        in_shardings=program.physical_in_shardings,
+        out_shardings=program.out_jax_shardings,
         out_avals=[h.aval for h in handles],
         out_committed=[h._committed for h in handles],
         kept_var_bitvec=[True] * len(compiled.consts) + list(compiled.kept),

@@ -19,12 +19,12 @@ from xlashard.program.runtime.execute import Program, ProgramParts
 if _typing.TYPE_CHECKING:
     from xlashard.program.hlo.analysis import read_collectives
     from xlashard.program.hlo.collectives import Collective, CollectiveTotal, summarize
-    from xlashard.program.ir.foreign import (
-        ForeignModule,
-        ForeignValue,
-        lower_foreign,
+    from xlashard.program.ir.parsed_module import (
+        ModuleValue,
+        ParsedModule,
+        lower_parsed_module,
+        parse_module,
         partitioner_for,
-        read_foreign,
     )
 else:
     __getattr__, __dir__ = _on_demand(
@@ -33,12 +33,12 @@ else:
         {
             "xlashard.program.hlo.analysis": ("read_collectives",),
             "xlashard.program.hlo.collectives": ("Collective", "CollectiveTotal", "summarize"),
-            "xlashard.program.ir.foreign": (
-                "ForeignModule",
-                "ForeignValue",
-                "lower_foreign",
+            "xlashard.program.ir.parsed_module": (
+                "ParsedModule",
+                "ModuleValue",
+                "lower_parsed_module",
                 "partitioner_for",
-                "read_foreign",
+                "parse_module",
             ),
         },
     )
@@ -47,9 +47,9 @@ __all__ = [
     "Collective",
     "CollectiveTotal",
     "Donation",
-    "ForeignModule",
-    "ForeignValue",
     "LoweredProgram",
+    "ModuleValue",
+    "ParsedModule",
     "Partitioner",
     "Program",
     "ProgramParts",
@@ -57,14 +57,14 @@ __all__ = [
     "ValuePlan",
     "compile_program",
     "is_open",
-    "lower_foreign",
+    "lower_parsed_module",
     "lower_program",
     "open_dims",
     "option_items",
+    "parse_module",
     "partitioner_for",
     "plan_donation",
     "read_collectives",
-    "read_foreign",
     "sharding_text",
     "summarize",
     "write_main",

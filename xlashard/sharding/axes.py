@@ -90,7 +90,7 @@ def _cut(size: int, stride: int, borders: Sequence[int]) -> list[int]:
     return parts[::-1]
 
 
-def gspmd_twin(
+def gspmd_sharding_of(
     devices: Sequence[Device], tiling: Tiling, memory_kind: str | None = None
 ) -> JaxSharding:
     """Return JAX's `GSPMDSharding` of a tiling."""

@@ -2,7 +2,7 @@
 
 A sharding of this package is a list of devices and, for each rank, a `Tiling` that maps the device
 positions to tiles of an array. The tiling does all index maths; a subclass defines `tiling`, and
-`twin` for the equivalent sharding of JAX, which a buffer handle carries.
+`jax_sharding` for the equivalent sharding of JAX, which a buffer handle carries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding
 from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
-from xlashard.sharding.axes import gspmd_twin, tiling_of_jax
+from xlashard.sharding.axes import gspmd_sharding_of, tiling_of_jax
 from xlashard.sharding.checks import checked_shape
 
 type Shape = tuple[int, ...]
@@ -71,9 +71,9 @@ class Sharding:
             )
         return Tiling.from_indices(shape, [index_map[d] for d in self.devices])
 
-    def twin(self, shape: Sequence[int]) -> JaxSharding:
+    def jax_sharding(self, shape: Sequence[int]) -> JaxSharding:
         """Return JAX's own sharding with the same devices and tiles, for an array of this shape."""
-        return gspmd_twin(self.devices, self.tiling(shape), self.memory_kind)
+        return gspmd_sharding_of(self.devices, self.tiling(shape), self.memory_kind)
 
     # Members of JAX's sharding interface, computed from the above.
 

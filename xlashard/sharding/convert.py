@@ -62,7 +62,7 @@ def from_jax(sharding: JaxSharding | Sharding) -> Sharding:
 
 def to_jax(sharding: JaxSharding | Sharding, shape: Sequence[int]) -> JaxSharding:
     """Return JAX's own sharding for an array of a shape; JAX's own shardings pass unchanged."""
-    return sharding.twin(shape) if isinstance(sharding, Sharding) else sharding
+    return sharding.jax_sharding(shape) if isinstance(sharding, Sharding) else sharding
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from xlashard._jax.runtime.shardings import (
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.geometry.spec import checked_rank
-from xlashard.sharding.axes import axes_of, gspmd_twin
+from xlashard.sharding.axes import axes_of, gspmd_sharding_of
 from xlashard.sharding.base import XLACompatibleSharding
 from xlashard.sharding.checks import check_memory_kind, checked_devices
 from xlashard.sharding.named import partition_spec
@@ -165,15 +165,15 @@ class GSPMDSharding(_GSPMDBase):
         return sdy_array(list(axes.grid.shape.items()), spec, axes.device_ids, num_dimensions)
 
     @cached_property
-    def _twin(self) -> JaxSharding:
+    def _jax_sharding(self) -> JaxSharding:
         ndim = self._assignment.ndim
         if ndim is not None and not self._assignment.is_iota:
-            return gspmd_twin(self.devices, self.rank_tiling(ndim), self.memory_kind)
+            return gspmd_sharding_of(self.devices, self.rank_tiling(ndim), self.memory_kind)
         return JaxGSPMDSharding(self.devices, self._hlo_sharding, memory_kind=self.memory_kind)
 
-    def twin(self, shape: Sequence[int] = ()) -> JaxSharding:
+    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxSharding:
         """Return the sharding of JAX with the same devices and tiles."""
-        return self._twin
+        return self._jax_sharding
 
 
 OpShardingSharding = GSPMDSharding

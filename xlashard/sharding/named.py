@@ -210,12 +210,12 @@ class NamedSharding(_NamedBase):
         return named_tiling(grid_of(self.mesh), self.normal_spec, checked_rank(ndim))
 
     @cached_property
-    def _twin(self) -> JaxNamedSharding:
+    def _jax_sharding(self) -> JaxNamedSharding:
         return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
 
-    def twin(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
+    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
         """Return JAX's own `NamedSharding` with the same mesh and spec."""
-        return self._twin
+        return self._jax_sharding
 
     def is_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
         """Check the rank and the sizes of a shape.

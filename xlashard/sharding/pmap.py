@@ -203,12 +203,12 @@ class PmapSharding(_PmapBase):
         self.sharding_spec.check_unstacked(shape)
 
     @cached_property
-    def _twin(self) -> JaxNamedSharding:
+    def _jax_sharding(self) -> JaxNamedSharding:
         return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
 
-    def twin(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
+    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
         """Return JAX's `NamedSharding` with the same devices and tiles."""
-        return self._twin
+        return self._jax_sharding
 
 
 def _flat(devices: Any) -> Any:

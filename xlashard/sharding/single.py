@@ -73,12 +73,12 @@ class SingleDeviceSharding(_SingleDeviceBase):
         return Tiling.replicated(1, ndim)
 
     @cached_property
-    def _twin(self) -> JaxSingleDeviceSharding:
+    def _jax_sharding(self) -> JaxSingleDeviceSharding:
         return JaxSingleDeviceSharding(self._device, memory_kind=self.memory_kind)
 
-    def twin(self, shape: Sequence[int] = ()) -> JaxSingleDeviceSharding:
+    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxSingleDeviceSharding:
         """Return JAX's own `SingleDeviceSharding` on the same device."""
-        return self._twin
+        return self._jax_sharding
 
 
 def _unpickle_single(names: DeviceNames, memory_kind: str | None) -> SingleDeviceSharding:

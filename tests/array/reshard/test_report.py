@@ -80,7 +80,9 @@ def test_the_route_is_the_one_that_is_taken(
 
 
 def test_shapes_do_for_arrays() -> None:
-    huge = jax.ShapeDtypeStruct((1 << 20, 1 << 14), jax.numpy.bfloat16, sharding=ROWS.twin(()))
+    huge = jax.ShapeDtypeStruct(
+        (1 << 20, 1 << 14), jax.numpy.bfloat16, sharding=ROWS.jax_sharding(())
+    )
     report = reshard_plan(huge, named())
     assert report.bytes_moved == 8 * huge.size * 2 - huge.size * 2
     assert report.peak_bytes == huge.size * 2 + huge.size * 2 // 8

@@ -25,7 +25,7 @@ BECOMES = {
         "from jax import linear_util as lu\nlu.wrap_init(abs)\n",
         "from jax.extend import linear_util as lu\nlu.wrap_init(abs)\n",
     ),
-    "a twin": (
+    "a sharding of JAX": (
         "import jax\nisinstance(1, jax.pxla.PartitionSpec)\n",
         "import jax\nisinstance(1, jax.P)\n",
     ),

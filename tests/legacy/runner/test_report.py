@@ -138,9 +138,9 @@ def test_uses_through_other_names(recorder: Recorder, tmp_path: Path, monkeypatc
     assert lines["GlobalDeviceArray"] == [6, 14]
     assert lines["jax_array"] == [15]
     assert lines["_is_unspecified"] == [16]
-    by_twin = {use.entry.name: use.entry.today for use in recorder.uses()}
+    by_name = {use.entry.name: use.entry.today for use in recorder.uses()}
     row = entries()["jax.interpreters.pxla._is_unspecified"]
-    assert by_twin["jax.pxla._is_unspecified"] == row.today
+    assert by_name["jax.pxla._is_unspecified"] == row.today
 
 
 def test_behaviours_without_a_name(recorder: Recorder, run) -> None:

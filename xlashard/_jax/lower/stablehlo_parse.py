@@ -169,6 +169,6 @@ def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return core.ShapedArray(shape, dtype)
 
 
-def foreign_body(module: Module) -> LoweredBody:
+def body_of_module(module: Module) -> LoweredBody:
     """Return a module without effects or callbacks as a lowered body."""
     return LoweredBody(module, modules.main_function(module), (), False, (), ())

@@ -41,7 +41,7 @@ def reshape_by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
         if kind in (None, normal):
             return _in_shape(handle, shape)
         # Programs run on the default memory of the device.
-        own = SingleDeviceSharding(device, memory_kind=normal).twin()
+        own = SingleDeviceSharding(device, memory_kind=normal).jax_sharding()
         return copy_to(_in_shape(copy_to(handle, own), shape), handle.sharding)
 
 

@@ -160,7 +160,7 @@ def _as_gspmd_sharding(handle: Handle) -> Handle:
     sharding = from_jax(handle.sharding)
     tiles = sharding.tiling(handle.shape).to_tile_assignment()
     there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
-    return with_sharding(handle, there.twin(handle.shape))
+    return with_sharding(handle, there.jax_sharding(handle.shape))
 
 
 def _on_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:

@@ -246,9 +246,9 @@ def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
 def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
     """Return an uncommitted handle of a value on the default device."""
     device = default_device()
-    twin = SingleDeviceSharding(device).twin(value.shape)
-    aval = make_aval(value.shape, value.dtype, twin, weak_type)
-    return put(aval, twin, [value], [device], committed=False)
+    jax_sharding = SingleDeviceSharding(device).jax_sharding(value.shape)
+    aval = make_aval(value.shape, value.dtype, jax_sharding, weak_type)
+    return put(aval, jax_sharding, [value], [device], committed=False)
 
 
 def _unpickle(kind: type[ArrayBase], value: np.ndarray, weak_type: bool) -> ArrayBase:

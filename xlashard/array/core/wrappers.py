@@ -67,7 +67,7 @@ def wrap_jax_function(
         "as_arrays_": wrap_results,
         "bare_": unwrap,
         "plain_": PLAIN,
-        "twin_": _twin,
+        "jax_sharding_": _jax_sharding,
     }
     # In the package's folder, so that tracebacks leave it out.
     exec(compile(_written(parameters, kind is None), str(_FOLDER / f"<{name}>"), "exec"), names)
@@ -122,7 +122,7 @@ def _value(p: inspect.Parameter, is_self: bool) -> str:
         return f"{name}._handle"
     if p.default is not p.empty:
         if name == "out_sharding":
-            value = f"({name} if {name} is default_{name}_ else twin_({name}))"
+            value = f"({name} if {name} is default_{name}_ else jax_sharding_({name}))"
         else:
             value = f"({name} if type_({name}) in plain_ else bare_({name}))"
     else:
@@ -156,10 +156,10 @@ def _packing(theirs: Callable[..., Any], name: str, kind: type | None) -> Callab
 def _keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     kwargs = unwrap(kwargs)
     if "out_sharding" in kwargs:
-        kwargs["out_sharding"] = _twin(kwargs["out_sharding"])
+        kwargs["out_sharding"] = _jax_sharding(kwargs["out_sharding"])
     return kwargs
 
 
-def _twin(sharding: Any) -> Any:
+def _jax_sharding(sharding: Any) -> Any:
     """Return JAX's class of a sharding, which results carry."""
     return to_jax(sharding, ()) if isinstance(sharding, Sharding) else sharding

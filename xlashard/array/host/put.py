@@ -285,7 +285,7 @@ def put_on(
         weak_type: Whether the dtype is weak.
         alias: Whether the buffer may alias the value's memory.
     """
-    alone = SingleDeviceSharding(device, memory_kind=memory_kind).twin()
+    alone = SingleDeviceSharding(device, memory_kind=memory_kind).jax_sharding()
     aval = make_aval(value.shape, value.dtype, alone, weak_type)
     return put(aval, alone, [value], [device], alias=alias)
 

@@ -46,12 +46,12 @@ def with_device_order(handle: Handle, devices: Sequence[Device]) -> Handle:
         return handle
     tiling = _reordered_tiling(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
     there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
-    twin = there.twin(handle.shape)
+    jax_sharding = there.jax_sharding(handle.shape)
     here = [sharding.devices[i] for i in sharding.addressable_positions]
     buffers = dict(zip(here, split(handle), strict=True))
     return assemble(
-        make_aval(handle.shape, handle.dtype, twin, handle.weak_type),
-        twin,
+        make_aval(handle.shape, handle.dtype, jax_sharding, handle.weak_type),
+        jax_sharding,
         [buffers[there.devices[i]] for i in there.addressable_positions],
         committed=handle.committed,
     )

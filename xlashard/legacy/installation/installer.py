@@ -124,10 +124,10 @@ class Installation:
         whole = self._table.get(module)
         return {
             _last(name): replace(entry, name=f"{module}.{_last(name)}")
-            for twin, other in self._table.items()
-            if whole is not None and twin != module and other.source == whole.source
+            for alias, other in self._table.items()
+            if whole is not None and alias != module and other.source == whole.source
             for name, entry in self._table.items()
-            if _parent(name) == twin and name not in self._own
+            if _parent(name) == alias and name not in self._own
         }
 
     def _is_inside(self, parent: str) -> bool:

@@ -71,7 +71,7 @@ GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
 ENV = "jax.experimental.maps.thread_resources.env"
 SERIALIZATION = "jax.experimental.array_serialization.serialization"
 
-_TWINS = {
+_ALIASES = {
     "jax.pxla": "jax.interpreters.pxla",
     "jax.xla": "jax.interpreters.xla",
     "jax.interpreters.pxla.thread_resources": "jax.experimental.maps.thread_resources",
@@ -123,9 +123,9 @@ def canonical(name: str) -> str:
     Args:
         name: A full name.
     """
-    for twin, known in _TWINS.items():
-        if name == twin or name.startswith(f"{twin}."):
-            name = known + name[len(twin) :]
+    for alias, known in _ALIASES.items():
+        if name == alias or name.startswith(f"{alias}."):
+            name = known + name[len(alias) :]
     return name.replace("jax.config.config.", "jax.config.")
 
 

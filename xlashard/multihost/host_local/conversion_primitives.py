@@ -34,7 +34,7 @@ def bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) -> 
         whole = spec_of(spec)
         dims = (axes and tuple(a for a in axes if a in explicit) for axes in whole.dims)
         typed = partition_spec(replace(whole, dims=tuple(dims)))
-        out = jax.sharding.reshard(out, there.with_spec(typed).twin())
+        out = jax.sharding.reshard(out, there.with_spec(typed).jax_sharding())
     return out if explicit.issuperset(host.whole.axis_names) else constrain(out, there)
 
 

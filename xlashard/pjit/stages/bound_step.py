@@ -232,7 +232,7 @@ class BoundStep:
         guards = active_guards()
         if guards is None:
             return self._program.place_one(position, handle)
-        with arguments_may_move(guards, [value], [path], [expected.twin]):
+        with arguments_may_move(guards, [value], [path], [expected.jax_sharding]):
             return self._program.place_one(position, handle)
 
     def _check_unshared(self, handles: Sequence[Any], rest: tuple[Any, ...]) -> None:
@@ -290,7 +290,7 @@ def _fitting(value: Any, expected: Input) -> Any:
         and (handle.aval == aval or (handle.shape, handle.dtype) == (aval.shape, aval.dtype))
         # An Array that lacks a shard is deleted.
         and not (lacks_buffer(handle) if handle is value else handle.is_deleted())
-        and handle.sharding == expected.twin
+        and handle.sharding == expected.jax_sharding
         and handle._pjrt_layout == expected.layout
     ):
         return handle

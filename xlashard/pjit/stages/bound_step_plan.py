@@ -33,14 +33,14 @@ class Input:
         path: Its path.
         aval: Its abstract value.
         position: Its position among the program's arguments; None if the program drops it.
-        twin: JAX's sharding under which the program takes it.
+        jax_sharding: JAX's sharding under which the program takes it.
         layout: The layout in which the program takes it, comparable with that of a handle.
     """
 
     path: str
     aval: Any
     position: int | None
-    twin: Any = None
+    jax_sharding: Any = None
     layout: Any = None
 
 
@@ -152,8 +152,12 @@ def place_state(
     for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(given, sharding, f"{plan.name} keeps {{}}")
     guards = active_guards()
-    twins = compiled.program.out_twins[:count]
-    with nullcontext() if guards is None else arguments_may_move(guards, leaves, paths, twins):
+    jax_shardings = compiled.program.out_jax_shardings[:count]
+    with (
+        nullcontext()
+        if guards is None
+        else arguments_may_move(guards, leaves, paths, jax_shardings)
+    ):
         handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
         pair = shared_pair(list(map(base_handle, handles)), range(count))
@@ -230,7 +234,9 @@ def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[I
         if at is None:
             found.append(Input(path, aval, None))
         else:
-            found.append(Input(path, aval, at, program.in_twins[at], program.raw_in_layouts[at]))
+            found.append(
+                Input(path, aval, at, program.in_jax_shardings[at], program.raw_in_layouts[at])
+            )
     return tuple(found)
 
 

@@ -66,7 +66,7 @@ class Executable:
     def out_info(self) -> Any:
         """Shapes, dtypes, layouts and shardings of the result, as its tree."""
         program, info = self._compiled.program, self._info
-        places = _formats(program.full_layouts[1], program.out_twins)
+        places = _formats(program.full_layouts[1], program.out_jax_shardings)
         structs = [struct(*pair) for pair in zip(info.out_avals, places, strict=False)]
         return self._of_results(structs)
 

@@ -19,7 +19,7 @@ from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.info import StageInfo, struct
 from xlashard.pjit.stages.serialization import load
 from xlashard.pjit.stages.stablehlo_plan import UserOverrides, place_module, plan_module
-from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
+from xlashard.program import ParsedModule, compile_program, lower_parsed_module, parse_module
 from xlashard.program.runtime.environment import LoadTarget
 from xlashard.sharding import Mesh, XLACompatibleSharding
 
@@ -77,22 +77,20 @@ def compile_stablehlo(
                 f"the module must be MLIR text or bytes, not {type(source).__name__}: for a file "
                 "write compile_stablehlo(Path(...).read_bytes())"
             )
-        foreign = read_foreign(source)
-        _check_widths(foreign)
+        parsed = parse_module(source)
+        _check_widths(parsed)
         overrides = UserOverrides.of(
-            foreign, (in_shardings, out_shardings), donate_argnums, devices, mesh
+            parsed, (in_shardings, out_shardings), donate_argnums, devices, mesh
         )
-        placement = place_module(foreign, overrides)
-        plan = plan_module(foreign, overrides, placement, name or foreign.name or "stablehlo")
-        lowered = lower_foreign(foreign, plan)
-        avals = tuple(v.aval for v in foreign.args), tuple(v.aval for v in foreign.results)
+        placement = place_module(parsed, overrides)
+        plan = plan_module(parsed, overrides, placement, name or parsed.name or "stablehlo")
+        lowered = lower_parsed_module(parsed, plan)
+        avals = tuple(v.aval for v in parsed.args), tuple(v.aval for v in parsed.results)
         options = compiler_option_items(compiler_options)
         program = compile_program(lowered, avals, committed=placement.committed, options=options)
         lowered.report_donation("warn", plan.name)
         lowered.report_donation("warn", plan.name, program)
-        donated = tuple(
-            d or v.donated for d, v in zip(overrides.donated, foreign.args, strict=True)
-        )
+        donated = tuple(d or v.donated for d, v in zip(overrides.donated, parsed.args, strict=True))
         return StableHLOProgram(
             CompiledProgram(program, lowered, (), (True,) * len(donated)), donated
         )
@@ -164,7 +162,7 @@ class StableHLOProgram(Executable):
     @property
     def in_info(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape, dtype and sharding of each argument."""
-        return tuple(map(struct, self._info.in_avals, self._compiled.program.in_twins))
+        return tuple(map(struct, self._info.in_avals, self._compiled.program.in_jax_shardings))
 
     @property
     def input_shardings(self) -> tuple[XLACompatibleSharding, ...]:
@@ -204,10 +202,10 @@ class StableHLOProgram(Executable):
         return values, all(v is a for v, a in zip(values, args, strict=True))
 
 
-def _check_widths(foreign: ForeignModule) -> None:
+def _check_widths(parsed: ParsedModule) -> None:
     if is_x64_enabled():
         return
-    for value in (*foreign.args, *foreign.results):
+    for value in (*parsed.args, *parsed.results):
         if _is_wide(value.aval):
             raise ModuleError(
                 f"{value.path} of the module is {dtype_name(value.aval)}, and JAX has 64-bit "

@@ -18,8 +18,8 @@ from xlashard.pjit.shardings.resolve import ProgramPlacement, resolve
 from xlashard.pjit.shardings.resources import Resource, read_resources, to_sharding
 from xlashard.pjit.signature import positions_text
 from xlashard.program import (
-    ForeignModule,
-    ForeignValue,
+    ModuleValue,
+    ParsedModule,
     ProgramPlan,
     ValuePlan,
     partitioner_for,
@@ -48,7 +48,7 @@ class UserOverrides:
     @classmethod
     def of(
         cls,
-        foreign: ForeignModule,
+        parsed: ParsedModule,
         shardings: tuple[Any, Any],
         donate_argnums: int | Sequence[int],
         devices: Sequence[Device] | None,
@@ -60,7 +60,7 @@ class UserOverrides:
             ArgumentError: If an option has the wrong type.
             ResourceError: If a sharding is invalid, or there are too many.
         """
-        count, result_count = len(foreign.args), len(foreign.results)
+        count, result_count = len(parsed.args), len(parsed.results)
         if mesh is not None and not isinstance(mesh, Mesh):
             raise ArgumentError(
                 f"mesh must be a Mesh of devices, not {type(mesh).__name__}: write "
@@ -105,31 +105,31 @@ def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     return found
 
 
-def place_module(foreign: ForeignModule, overrides: UserOverrides) -> ProgramPlacement:
+def place_module(parsed: ParsedModule, overrides: UserOverrides) -> ProgramPlacement:
     """Resolve devices and shardings, as for a call of a pjit-ed function."""
-    devices = _devices(foreign, overrides)
-    mesh = overrides.mesh if overrides.mesh is not None else _own_mesh(foreign, devices)
+    devices = _devices(parsed, overrides)
+    mesh = overrides.mesh if overrides.mesh is not None else _own_mesh(parsed, devices)
     ins, outs = (
         tuple(to_sharding(r, mesh, what, v.path) for r, v in zip(rs, values, strict=True))
         for what, rs, values in (
-            ("in_shardings", overrides.ins, foreign.args),
-            ("out_shardings", overrides.outs, foreign.results),
+            ("in_shardings", overrides.ins, parsed.args),
+            ("out_shardings", overrides.outs, parsed.results),
         )
     )
     return resolve(
         ShardingRequest(
-            arguments=tuple(Argument(v.path, v.aval, None, False) for v in foreign.args),
+            arguments=tuple(Argument(v.path, v.aval, None, False) for v in parsed.args),
             in_shardings=ins,
             out_shardings=outs,
-            result_avals=tuple(v.aval for v in foreign.results),
-            result_paths=tuple(v.path for v in foreign.results),
+            result_avals=tuple(v.aval for v in parsed.results),
+            result_paths=tuple(v.path for v in parsed.results),
             inner=() if devices is None else (GSPMDSharding.get_replicated(devices),),
             mesh=mesh,
         )
     )
 
 
-def _devices(foreign: ForeignModule, overrides: UserOverrides) -> tuple[Device, ...] | None:
+def _devices(parsed: ParsedModule, overrides: UserOverrides) -> tuple[Device, ...] | None:
     """Return the devices to run on, None for the default one."""
     sources: list[tuple[str, tuple[Device, ...]]] = []
     if overrides.devices is not None:
@@ -137,14 +137,14 @@ def _devices(foreign: ForeignModule, overrides: UserOverrides) -> tuple[Device, 
     if overrides.mesh is not None:
         sources.append(("the mesh", overrides.mesh._flat_devices_tuple))
     for what, resources, values in (
-        ("in_shardings", overrides.ins, foreign.args),
-        ("out_shardings", overrides.outs, foreign.results),
+        ("in_shardings", overrides.ins, parsed.args),
+        ("out_shardings", overrides.outs, parsed.results),
     ):
         for resource, value in zip(resources, values, strict=True):
             if isinstance(resource.given, Sharding) and _has_devices(resource.given):
                 sources.append((f"the {what} of {value.path}", tuple(resource.given.devices)))
     if not sources:
-        return _devices_of(foreign)
+        return _devices_of(parsed)
     name, first = sources[0]
     for other_name, other in sources[1:]:
         if other != first:
@@ -165,8 +165,8 @@ def _ids(devices: Sequence[Device]) -> str:
     return f"{len(devices)} [{shown}{', ...' if len(devices) > 8 else ''}]"
 
 
-def _devices_of(foreign: ForeignModule) -> tuple[Device, ...] | None:
-    count = foreign.num_partitions or 1
+def _devices_of(parsed: ParsedModule) -> tuple[Device, ...] | None:
+    count = parsed.num_partitions or 1
     if count == 1:
         return None
     devices = jax.devices()
@@ -178,8 +178,8 @@ def _devices_of(foreign: ForeignModule) -> tuple[Device, ...] | None:
     return tuple(devices)
 
 
-def _own_mesh(foreign: ForeignModule, devices: tuple[Device, ...] | None) -> Mesh | None:
-    found = None if devices is None else foreign.mesh_for(len(devices))
+def _own_mesh(parsed: ParsedModule, devices: tuple[Device, ...] | None) -> Mesh | None:
+    found = None if devices is None else parsed.mesh_for(len(devices))
     if devices is None or found is None:
         return None
     names = [name for name, _ in found.axes]
@@ -187,26 +187,26 @@ def _own_mesh(foreign: ForeignModule, devices: tuple[Device, ...] | None) -> Mes
 
 
 def plan_module(
-    foreign: ForeignModule, overrides: UserOverrides, placement: ProgramPlacement, name: str
+    parsed: ParsedModule, overrides: UserOverrides, placement: ProgramPlacement, name: str
 ) -> ProgramPlan:
     """Return the plan of a module's program."""
     donated = tuple(
-        d and not v.donated for d, v in zip(overrides.donated, foreign.args, strict=True)
+        d and not v.donated for d, v in zip(overrides.donated, parsed.args, strict=True)
     )
     return ProgramPlan(
         name=name,
         devices=placement.devices,
-        args=tuple(map(_value, foreign.args, placement.in_shardings, overrides.ins)),
-        results=tuple(map(_value, foreign.results, placement.out_shardings, overrides.outs)),
+        args=tuple(map(_value, parsed.args, placement.in_shardings, overrides.ins)),
+        results=tuple(map(_value, parsed.results, placement.out_shardings, overrides.outs)),
         donated=donated,
-        partitioner=partitioner_for(foreign),
+        partitioner=partitioner_for(parsed),
         mesh=placement.mesh,
-        aliased=foreign.aliased,
+        aliased=parsed.aliased,
     )
 
 
 def _value(
-    value: ForeignValue, sharding: XLACompatibleSharding | None, resource: Resource
+    value: ModuleValue, sharding: XLACompatibleSharding | None, resource: Resource
 ) -> ValuePlan:
     kind = value.memory_kind
     if sharding is not None:

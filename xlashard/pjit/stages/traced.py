@@ -308,5 +308,5 @@ def _place(sharding: Any, layout: Any, aval: Any, *, alone: bool) -> Any:
     """Return the sharding of an argument or result as JAX takes it; None if unspecified."""
     if sharding is None or (alone and layout is None and sharding.memory_kind is None):
         return None
-    twin: Any = to_jax(sharding, aval.shape)
-    return twin if layout is None else Format(layout, twin)
+    jax_sharding: Any = to_jax(sharding, aval.shape)
+    return jax_sharding if layout is None else Format(layout, jax_sharding)

@@ -101,19 +101,19 @@ class Program:
         return executables.compiled_text(executable)
 
     @cached_property
-    def in_twins(self) -> tuple[Any, ...]:
+    def in_jax_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each argument."""
-        return _twins(self.parts.in_shardings, self.parts.in_avals)
+        return _jax_shardings(self.parts.in_shardings, self.parts.in_avals)
 
     @cached_property
-    def physical_in_twins(self) -> tuple[Any, ...]:
+    def physical_in_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each argument's buffers (for keys, of their integers)."""
-        return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_twins))
+        return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_jax_shardings))
 
     @cached_property
-    def out_twins(self) -> tuple[Any, ...]:
+    def out_jax_shardings(self) -> tuple[Any, ...]:
         """Return JAX's own sharding of each result, which its handle carries."""
-        return _twins(self.parts.out_shardings, self.parts.out_avals)
+        return _jax_shardings(self.parts.out_shardings, self.parts.out_avals)
 
     @cached_property
     def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -121,7 +121,7 @@ class Program:
         layouts = compiler.layouts_of(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         if layouts is None:
-            return (None,) * len(self.in_twins), (None,) * len(self.out_twins)
+            return (None,) * len(self.in_jax_shardings), (None,) * len(self.out_jax_shardings)
         return tuple(layouts[0][tokens:]), tuple(layouts[1][tokens:])
 
     @cached_property
@@ -129,26 +129,26 @@ class Program:
         """Return the layout of each argument in the form of a handle's own; None if unknown."""
         raw = compiler.raw_layouts(self.executable)
         tokens = len(self.parts.body.ordered_effects)
-        return (None,) * len(self.in_twins) if raw is None else tuple(raw[0][tokens:])
+        return (None,) * len(self.in_jax_shardings) if raw is None else tuple(raw[0][tokens:])
 
     @cached_property
     def in_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each argument in memory; None where it is the default one."""
         layouts = self.full_layouts[0]
-        return tuple(compiler.dispatch_layouts(layouts, self.in_twins, self.parts.in_avals))
+        return tuple(compiler.dispatch_layouts(layouts, self.in_jax_shardings, self.parts.in_avals))
 
     @cached_property
     def out_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each result in memory; None where it is the default one."""
         made = self.full_layouts[1]
-        return tuple(compiler.dispatch_layouts(made, self.out_twins, self.parts.out_avals))
+        return tuple(compiler.dispatch_layouts(made, self.out_jax_shardings, self.parts.out_avals))
 
     @cached_property
     def handlers(self) -> list[Any]:
         """Return the function that makes a handle of each result's buffers."""
         return [
-            execute.result_handler(aval, twin, self.parts.committed)
-            for aval, twin in zip(self.parts.out_avals, self.out_twins, strict=True)
+            execute.result_handler(aval, jax_sharding, self.parts.committed)
+            for aval, jax_sharding in zip(self.parts.out_avals, self.out_jax_shardings, strict=True)
         ]
 
     @cached_property
@@ -183,7 +183,7 @@ class Program:
         ):
             self._check_unreduced(sharding, plan, value)
         layouts = _settled(values, self.in_layouts, self.full_layouts[0])
-        return list(dispatch.place(values, self.in_twins[: len(values)], layouts))
+        return list(dispatch.place(values, self.in_jax_shardings[: len(values)], layouts))
 
     def place_one(self, position: int, value: Any) -> Handle:
         """Return the handle of a value, as the program requires its argument at a position."""
@@ -192,7 +192,7 @@ class Program:
         self._check_unreduced(parts.in_shardings[position], parts.plan.args[position], value)
         at = slice(position, position + 1)
         layouts = _settled([value], self.in_layouts[at], self.full_layouts[0][at])
-        return dispatch.place([value], self.in_twins[at], layouts)[0]
+        return dispatch.place([value], self.in_jax_shardings[at], layouts)[0]
 
     def _check_unreduced(
         self, sharding: XLACompatibleSharding, plan: ValuePlan, value: Any
@@ -222,7 +222,7 @@ class Program:
         ):
             self._check_unreduced(sharding, plan, value)
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
-        return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
+        return list(dispatch.place(values, self.out_jax_shardings[: len(values)], layouts))
 
     def admit(self, naming: "ValueNamer | None" = None) -> None:
         """Return once all processes of the program have arrived at its first run.
@@ -316,9 +316,11 @@ def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
     return ([hlo.Frame(*place) for place in stack] for stack in modules.source_locations(module))
 
 
-def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
+def _jax_shardings(
+    shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]
+) -> tuple[Any, ...]:
     pairs = zip(shardings, avals, strict=True)
-    return tuple([sharding.twin(getattr(aval, "shape", ())) for sharding, aval in pairs])
+    return tuple([sharding.jax_sharding(getattr(aval, "shape", ())) for sharding, aval in pairs])
 
 
 def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:

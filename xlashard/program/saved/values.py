@@ -53,8 +53,10 @@ def type_from_json(
     """Parse an abstract value, of an array with a sharding."""
     shape = _sizes(record["shape"])
     dtype = executables.dtype_of(record["dtype"])
-    twin = sharding.twin(shape) if sharding is not None and record["typed"] else None
-    return executables.aval(shape, dtype, weak_type=bool(record["weak"]), sharding=twin)
+    jax_sharding = (
+        sharding.jax_sharding(shape) if sharding is not None and record["typed"] else None
+    )
+    return executables.aval(shape, dtype, weak_type=bool(record["weak"]), sharding=jax_sharding)
 
 
 def _sizes(values: Json) -> tuple[int, ...]:

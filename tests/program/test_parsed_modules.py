@@ -11,9 +11,9 @@ from tests.goldens import check_golden, check_no_others, join_sections
 from tests.program.helpers import named, plan, text_of, tiles
 from xlashard._jax.lower import modules, stablehlo_parse
 from xlashard.errors import ModuleError, PlanError
-from xlashard.program import Partitioner, lower_foreign, partitioner_for, read_foreign
+from xlashard.program import Partitioner, lower_parsed_module, parse_module, partitioner_for
 
-GOLDENS = Path(__file__).parent / "goldens" / "foreign"
+GOLDENS = Path(__file__).parent / "goldens" / "modules"
 
 PLAIN = """func.func @main(%x: tensor<8x4xf32>, %n: tensor<i32>) -> tensor<8x4xf32> {
   return %x : tensor<8x4xf32>
@@ -100,14 +100,14 @@ REFUSED = {
 }
 
 
-def planned(foreign, said=()):
+def planned(parsed, said=()):
     """The plan of a module on eight devices, with shardings for some arguments."""
     said = dict(said)
     return plan(
-        [v.plan(sharding=said.get(i)) for i, v in enumerate(foreign.args)],
-        [v.plan() for v in foreign.results],
-        foreign.partitioner or Partitioner.SHARDY,
-        aliased=foreign.aliased,
+        [v.plan(sharding=said.get(i)) for i, v in enumerate(parsed.args)],
+        [v.plan() for v in parsed.results],
+        parsed.partitioner or Partitioner.SHARDY,
+        aliased=parsed.aliased,
     )
 
 
@@ -115,12 +115,12 @@ def test_errors(update_goldens):
     found = {}
     for name, source in ERRORS.items():
         with pytest.raises(ModuleError) as caught:
-            read_foreign(source)
+            parse_module(source)
         found[name] = str(caught.value)
     for name, source in REFUSED.items():
-        foreign = read_foreign(source)
+        parsed = parse_module(source)
         with pytest.raises(ModuleError) as caught:
-            lower_foreign(foreign, planned(foreign))
+            lower_parsed_module(parsed, planned(parsed))
         found[name] = str(caught.value)
     check_golden(GOLDENS / "errors.txt", join_sections(found), update=update_goldens)
 
@@ -141,9 +141,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_overrides_replace_only_their_own_attributes(case, update_goldens):
     source, said = CASES[case]
-    foreign = read_foreign(source)
-    wanted = planned(foreign, {i: make() for i, make in said.items()})
-    text = text_of(lower_foreign(foreign, wanted))
+    parsed = parse_module(source)
+    wanted = planned(parsed, {i: make() for i, make in said.items()})
+    text = text_of(lower_parsed_module(parsed, wanted))
     check_golden(GOLDENS / f"{case}.mlir", text, update=update_goldens)
 
 
@@ -152,14 +152,14 @@ def test_each_golden_has_its_case(update_goldens):
 
 
 def test_properties_of_a_module():
-    foreign = read_foreign(GSPMD)
-    assert (foreign.name, foreign.num_partitions) == ("net", 8)
-    assert foreign.partitioner is Partitioner.GSPMD
-    assert [v.annotated for v in foreign.args] == [True, True, False]
-    assert [v.donated for v in foreign.args] == [True, False, False]
-    assert (foreign.args[2].memory_kind, foreign.args[2].layout) == ("pinned_host", "{0,1}")
-    assert [v.annotated for v in foreign.results] == [True, False]
-    shardy = read_foreign(SHARDY)
+    parsed = parse_module(GSPMD)
+    assert (parsed.name, parsed.num_partitions) == ("net", 8)
+    assert parsed.partitioner is Partitioner.GSPMD
+    assert [v.annotated for v in parsed.args] == [True, True, False]
+    assert [v.donated for v in parsed.args] == [True, False, False]
+    assert (parsed.args[2].memory_kind, parsed.args[2].layout) == ("pinned_host", "{0,1}")
+    assert [v.annotated for v in parsed.results] == [True, False]
+    shardy = parse_module(SHARDY)
     assert shardy.partitioner is Partitioner.SHARDY
     assert shardy.aliased == (1,)
     assert [v.name for v in shardy.results] == ["out.w", "results[1]"]
@@ -170,9 +170,9 @@ def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
     try:
         for shardy, partitioner in ((True, Partitioner.SHARDY), (False, Partitioner.GSPMD)):
             jax.config.update("jax_use_shardy_partitioner", shardy)
-            assert partitioner_for(read_foreign(PLAIN)) is partitioner
-            assert partitioner_for(read_foreign(GSPMD)) is Partitioner.GSPMD
-            assert partitioner_for(read_foreign(SHARDY)) is Partitioner.SHARDY
+            assert partitioner_for(parse_module(PLAIN)) is partitioner
+            assert partitioner_for(parse_module(GSPMD)) is Partitioner.GSPMD
+            assert partitioner_for(parse_module(SHARDY)) is Partitioner.SHARDY
     finally:
         jax.config.update("jax_use_shardy_partitioner", before)
 
@@ -190,14 +190,14 @@ def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
 )
 def test_the_mesh_that_names_axes(meshes, named_by):
     symbols = "\n".join(f"sdy.mesh @m{i} = {mesh}" for i, mesh in enumerate(meshes))
-    found = read_foreign(main(before=symbols)).mesh_for(8)
+    found = parse_module(main(before=symbols)).mesh_for(8)
     assert (found and found.axes) == named_by
 
 
 def test_a_private_entry_becomes_public():
     source = PLAIN.replace("func.func @main", "func.func private @main")
-    foreign = read_foreign(source)
-    assert "func.func public @main" in text_of(lower_foreign(foreign, planned(foreign)))
+    parsed = parse_module(source)
+    assert "func.func public @main" in text_of(lower_parsed_module(parsed, planned(parsed)))
 
 
 def test_the_three_forms_of_a_module_are_one():
@@ -205,7 +205,7 @@ def test_the_three_forms_of_a_module_are_one():
     text = exported.mlir_module()
     bytecode = modules.to_bytecode(stablehlo_parse.read_module(text))
     found = [
-        read_foreign(source)
+        parse_module(source)
         for source in (text, text.encode(), bytecode, exported.mlir_module_serialized)
     ]
     assert len({modules.to_text(f.module) for f in found}) == 1
@@ -233,14 +233,14 @@ def test_the_three_forms_of_a_module_are_one():
     ],
 )
 def test_dtypes_of_elements(element, dtype):
-    (value,) = read_foreign(main(f"%a: tensor<4x{element}>")).args
+    (value,) = parse_module(main(f"%a: tensor<4x{element}>")).args
     assert value.dtype == dtype
     assert value.aval.dtype == np.dtype(dtype)
 
 
 def test_a_plan_of_another_arity_is_refused():
-    foreign = read_foreign(PLAIN)
-    wanted = planned(foreign)
+    parsed = parse_module(PLAIN)
+    wanted = planned(parsed)
     short = plan(wanted.args[:1], wanted.results, wanted.partitioner)
     with pytest.raises(PlanError, match="@main .*2 arguments.* 1"):
-        lower_foreign(foreign, short)
+        lower_parsed_module(parsed, short)

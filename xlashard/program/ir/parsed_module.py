@@ -16,7 +16,7 @@ _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
 
 @dataclass(frozen=True)
-class ForeignValue:
+class ModuleValue:
     """An argument or result of a module, with the attributes of the module.
 
     Attributes:
@@ -57,7 +57,7 @@ class ForeignValue:
 
 
 @dataclass(frozen=True, eq=False)
-class ForeignModule:
+class ParsedModule:
     """A parsed module, before its annotation.
 
     Attributes:
@@ -73,8 +73,8 @@ class ForeignModule:
 
     module: modules.Module
     name: str
-    args: tuple[ForeignValue, ...]
-    results: tuple[ForeignValue, ...]
+    args: tuple[ModuleValue, ...]
+    results: tuple[ModuleValue, ...]
     aliased: tuple[int, ...]
     num_partitions: int | None
     partitioner: Partitioner | None
@@ -88,7 +88,7 @@ class ForeignModule:
         return first
 
 
-def read_foreign(source: str | bytes) -> ForeignModule:
+def parse_module(source: str | bytes) -> ParsedModule:
     """Parse a module, and check that a program can be made of it.
 
     Args:
@@ -106,7 +106,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
         raise ModuleError(_no_entry_text(module))
     circle = modules.call_cycle(module)
     if circle:
-        raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+        raise ModuleError(  # no-catalogue: covered by tests/program/goldens/modules/errors.txt
             f"the module's functions call each other in a circle, {' -> '.join(circle)}; XLA takes "
             "programs without recursion"
         )
@@ -119,7 +119,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
     kinds, result_kinds = modules.function_types(main)
     rows = modules.function_attributes(main, "arg_attrs")
     result_rows = modules.function_attributes(main, "res_attrs")
-    return ForeignModule(
+    return ParsedModule(
         module=module,
         name=modules.module_attribute(module, "sym_name") or "",
         args=_values("args", kinds, rows),
@@ -134,7 +134,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
 def _count(module: modules.Module, name: str) -> int | None:
     count = modules.module_attribute(module, name)
     if count is not None and (type(count) is not int or count < 1):
-        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+        # no-catalogue: covered by tests/program/goldens/modules/errors.txt
         raise ModuleError(f"the module has {name} = {count!r}, expected a number from 1 on")
     return count
 
@@ -149,16 +149,16 @@ def _no_entry_text(module: modules.Module) -> str:
 
 def _values(
     side: str, kinds: Sequence[modules.TensorType | str], rows: Sequence[dict[str, Any]]
-) -> tuple[ForeignValue, ...]:
+) -> tuple[ModuleValue, ...]:
     return tuple(
         _value(f"{side}[{i}]", kind, row)
         for i, (kind, row) in enumerate(zip(kinds, rows, strict=True))
     )
 
 
-def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> ForeignValue:
+def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> ModuleValue:
     if isinstance(kind, str):
-        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+        # no-catalogue: covered by tests/program/goldens/modules/errors.txt
         raise ModuleError(f"{path} of the module is {kind}, which no array can be")
     shape = tuple(size for size in kind.shape if size is not None)
     if len(shape) != len(kind.shape):
@@ -169,9 +169,9 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
         )
     dtype = stablehlo_parse.dtype_of(kind.element)
     if dtype is None:
-        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+        # no-catalogue: covered by tests/program/goldens/modules/errors.txt
         raise ModuleError(f"{path} of the module is {kind}, and no array has such elements")
-    return ForeignValue(
+    return ModuleValue(
         path=path,
         shape=shape,
         dtype=dtype.name,
@@ -188,7 +188,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
 def _partitioner(module: modules.Module) -> Partitioner | None:
     found = stablehlo_parse.sharding_dialects(module)
     if found.shardy and found.gspmd:
-        raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+        raise ModuleError(  # no-catalogue: covered by tests/program/goldens/modules/errors.txt
             f"the module holds annotations for both partitioners, {found.shardy} and "
             f"{found.gspmd}: no program can follow both"
         )
@@ -197,22 +197,22 @@ def _partitioner(module: modules.Module) -> Partitioner | None:
     return Partitioner.GSPMD if found.gspmd else None
 
 
-def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
+def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgram:
     """Annotate a module by a plan; other attributes of the module stay.
 
     Args:
-        foreign: The module; the program takes it over.
+        parsed: The module; the program takes it over.
         plan: The plan, made of the values' own plans.
 
     Raises:
         ModuleError: The module's own annotations are for other devices.
         PlanError: The plan and the module disagree.
     """
-    _check_partitions(foreign, len(plan.devices))
-    body = stablehlo_parse.foreign_body(foreign.module)
+    _check_partitions(parsed, len(plan.devices))
+    body = stablehlo_parse.body_of_module(parsed.module)
     for side, described, values in (
-        ("arg_attrs", foreign.args, plan.args),
-        ("res_attrs", foreign.results, plan.results),
+        ("arg_attrs", parsed.args, plan.args),
+        ("res_attrs", parsed.results, plan.results),
     ):
         # `lower_program` checks that the numbers are equal.
         overridden = [
@@ -228,32 +228,32 @@ def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
     return lower_program(plan, body)
 
 
-def partitioner_for(foreign: ForeignModule) -> Partitioner:
+def partitioner_for(parsed: ParsedModule) -> Partitioner:
     """Return the partitioner of the module's own notation, else that of JAX's configuration."""
-    if foreign.partitioner is not None:
-        return foreign.partitioner
+    if parsed.partitioner is not None:
+        return parsed.partitioner
     return Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD
 
 
-def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
+def _check_partitions(parsed: ParsedModule, num_devices: int) -> None:
     """Check the number of devices; XLA aborts the process for tiles of other devices."""
-    count = foreign.num_partitions or 1
+    count = parsed.num_partitions or 1
     if count not in (1, num_devices):
         raise ModuleError(
             f"the module is for {count} partitions (mhlo.num_partitions), but {num_devices} "
             f"device(s) were chosen: write devices=jax.devices()[:{count}], or a mesh of {count} "
             "devices"
         )
-    for mesh in foreign.meshes:
+    for mesh in parsed.meshes:
         if mesh.size != num_devices:
-            raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+            raise ModuleError(  # no-catalogue: covered by tests/program/goldens/modules/errors.txt
                 f"the module's mesh {mesh} has {mesh.size} devices, but {num_devices} were chosen"
             )
-    for text in stablehlo_parse.gspmd_texts(foreign.module):
+    for text in stablehlo_parse.gspmd_texts(parsed.module):
         _check_text(text, num_devices)
 
 
-def _check_tiles(value: ForeignValue, text: str, num_devices: int) -> None:
+def _check_tiles(value: ModuleValue, text: str, num_devices: int) -> None:
     """Check that an argument or result is cut into equal tiles, one per device."""
     if num_devices == 1:
         return
@@ -273,14 +273,14 @@ def _check_text(text: str, num_devices: int) -> None:
     try:
         assignment = TileAssignment.parse_text(text)
     except GeometryError as error:
-        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+        # no-catalogue: covered by tests/program/goldens/modules/errors.txt
         raise ModuleError(f"the module has mhlo.sharding = {text!r}: {error}") from None
     for part in assignment.elements or (assignment,):
         count = part.num_devices
         if count is None and part.devices:
             count = part.devices[0] + 1 if part.devices[0] >= num_devices else None
         if count not in (None, num_devices):
-            raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
+            raise ModuleError(  # no-catalogue: covered by tests/program/goldens/modules/errors.txt
                 f"the module has mhlo.sharding = {text!r}, which is for {count} devices, but "
                 f"{num_devices} were chosen"
             )
