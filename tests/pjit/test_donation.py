@@ -24,7 +24,7 @@ from xlashard import (
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.array.core import donation
 from xlashard.errors import DeletedError, DonationError, DonationWarning
-from xlashard.pjit import shared_buffers
+from xlashard.pjit import arguments
 
 
 def update(state, x):
@@ -467,7 +467,7 @@ class TestSharedBuffers:
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         y, x = place(f32(8)), f(place(f32(8)), f32(8))[0]
         f(place(f32(8)), y)
-        monkeypatch.setattr(shared_buffers, "shared_pair", None)
+        monkeypatch.setattr(arguments, "shared_pair", None)
         for _ in range(3):
             jax.block_until_ready(x)
             assert x.shape == (8,) and not x.is_deleted()

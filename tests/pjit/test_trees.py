@@ -21,7 +21,7 @@ from tests.pjit.helpers import f32
 from tests.pjit.saved.cases import Layer, Pair
 from xlashard import Compiled, P, pjit
 from xlashard.errors import ArgumentError, SavedProgramError
-from xlashard.pjit.stages.tree_json import fits, tree_from_json, tree_to_json, unknown_nodes
+from xlashard.pjit.stages.serialization import fits, tree_from_json, tree_to_json, unknown_nodes
 
 structure = jax.tree.structure
 

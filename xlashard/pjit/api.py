@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Protocol, Self, overload
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.lazily import deferred
-from xlashard.pjit.dispatcher import dispatched
+from xlashard.pjit.dispatch import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
 from xlashard.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified

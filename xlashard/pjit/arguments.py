@@ -1,7 +1,19 @@
-"""The arguments of one call: their types and placements, and checks of their values."""
+"""Arguments of one call: types, placements, and checks of values and of shared buffers.
 
-from collections.abc import Iterator, Sequence
+XLA refuses a donated argument that shares buffers with another one on each device independently. If
+only some devices hold the shared buffer, as with an array on one device that is passed twice to a
+program over eight, the other devices have started already and wait in a collective forever: those
+calls are compared before the program starts. XLA refuses a repeat call on a single device as a
+whole, and the arguments are compared only for the error.
+
+A result of a program whose handle no code has read since is the only holder of its buffers. A
+repeat call therefore compares the ids of its arguments, and inspects the buffers of the remaining
+donated arrays only.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -14,6 +26,7 @@ from xlashard._jax.runtime.transfer import (
     base_handle,
     callback_result,
     lacks_buffer,
+    shared_pair,
 )
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
@@ -21,8 +34,9 @@ from xlashard.array import Array
 from xlashard.array.core.base import type_text
 from xlashard.array.core.donation import deletion_cause
 from xlashard.array.placement.transfer_guard import Transfer, TransferGuards, check_transfer
-from xlashard.errors import ArgumentError, DeletedError, ShardingError
+from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
 from xlashard.lazily import dataclass
+from xlashard.program import Program
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
 
@@ -249,3 +263,84 @@ def arguments_may_move(
             check_transfer(guards, Transfer.DEVICE_TO_DEVICE, what, advice)
     with jax.transfer_guard("allow"):
         yield
+
+
+_EXCLUSIVE = attrgetter("_exclusive")
+
+
+def may_share(donated: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return True if a donated argument shares buffers with another one, or lacks one.
+
+    Args:
+        donated: The leaves of the donated arguments.
+        others: The leaves of the other arguments, and arrays that the program closes over.
+    """
+    try:
+        all_exclusive = all(map(_EXCLUSIVE, donated))
+    except AttributeError:  # no Array
+        all_exclusive = False
+    # The same Array can be given twice, whether others hold its buffers or not.
+    exclusive = donated if all_exclusive else list(filter(_is_exclusive, donated))
+    ids = set(map(id, exclusive))
+    if len(ids) < len(exclusive) or not ids.isdisjoint(map(id, others)):
+        return True
+    if all_exclusive:
+        return False
+    given = list(_handles(donated))
+    if not given:
+        return False
+    return shared_pair([*given, *_handles(others)], range(len(given))) is not None
+
+
+def check_unshared(
+    program: Program, handles: Sequence[Any], paths: Sequence[str], name: str
+) -> None:
+    """Refuse a call in which a buffer that the program takes over belongs to another argument too.
+
+    Args:
+        program: The program.
+        handles: Its placed arguments.
+        paths: Each as the user would write it.
+        name: The function.
+
+    Raises:
+        DonationError: With the paths of the two arguments.
+        DeletedError: With the path of an argument that lacks one of its buffers.
+    """
+    pair = program.shared_pair(handles)
+    if pair is not None:
+        raise refusal(pair, paths, program.parts.plan.donated, name)
+
+
+def refusal(
+    pair: tuple[int, int], paths: Sequence[str], donated: Sequence[bool], name: str
+) -> DonationError | DeletedError:
+    """Return the error for two arguments that share a buffer.
+
+    Args:
+        pair: Their positions; twice the same for an argument that lacks one of its buffers.
+        paths: Each argument as the user would write it.
+        donated: For each argument whether it is donated.
+        name: The function.
+    """
+    first, second = (paths[i] for i in pair)
+    if pair[0] == pair[1]:
+        return DeletedError(
+            f"{first} lacks the buffer of one of its devices: that shard was deleted or donated by "
+            f"itself; make {first} anew before you call {name}"
+        )
+    taken = first if donated[pair[0]] else second
+    return DonationError(
+        f"{name} got the same buffers as {first} and as {second}, and {taken} is donated: "
+        f"pass a copy as one of them (jnp.copy(x)), or take {taken} out of donate_argnums"
+    )
+
+
+def _is_exclusive(value: Any) -> bool:
+    return bool(getattr(value, "_exclusive", False))
+
+
+def _handles(values: Iterable[Any]) -> Iterable[Any]:
+    """Return the handles of arrays that may share their buffers."""
+    handles = (base_handle(bare(value)) for value in values if not _is_exclusive(value))
+    return (handle for handle in handles if handle is not None)

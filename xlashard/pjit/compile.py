@@ -16,8 +16,8 @@ from xlashard.pjit.arguments import bare_values
 from xlashard.pjit.closed_over import ClosedValues
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.recompile.history import CacheMiss
+from xlashard.pjit.shardings.device_assignment import mesh_of, mesh_over
 from xlashard.pjit.shardings.resolve import ProgramPlacement
-from xlashard.pjit.shardings.unassigned import mesh_of, mesh_over
 from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
 from xlashard.program.runtime.executables import EXECUTABLES
 from xlashard.sharding import (

@@ -32,15 +32,15 @@ from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit.arguments import check_alive, check_values
-from xlashard.pjit.shardings.error_hints import described
-from xlashard.pjit.shardings.prefix import expand
+from xlashard.pjit.shardings.device_assignment import REPLICATED, names_devices, on_devices
+from xlashard.pjit.shardings.resolve import described
 from xlashard.pjit.shardings.resources import (
     Resource,
     as_tiles,
+    expand,
     read_resources,
     to_sharding,
 )
-from xlashard.pjit.shardings.unassigned import REPLICATED, names_devices, on_devices
 from xlashard.program import Partitioner, is_open, open_dims, sharding_text
 from xlashard.sharding import (
     GSPMDSharding,

@@ -20,7 +20,7 @@ from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround, u
 from xlashard._jax.trace.primitives import call_primitive
 from xlashard.array.core.donation import DonationTracker, release_shards
 from xlashard.lazily import dataclass
-from xlashard.pjit.arguments import describe_arguments, follow_layouts
+from xlashard.pjit.arguments import describe_arguments, follow_layouts, may_share
 from xlashard.pjit.closed_over import is_hoisted
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.pjit.constraint import (
@@ -32,12 +32,9 @@ from xlashard.pjit.constraint import (
 )
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import LoweringRequest
-from xlashard.pjit.recompile.derived_programs import DERIVED_PROGRAMS
-from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.shardings.device_assignment import ShardingRequest
+from xlashard.pjit.recompile.history import DERIVED_PROGRAMS, CacheMiss
+from xlashard.pjit.shardings.device_assignment import ShardingRequest, names_devices
 from xlashard.pjit.shardings.resolve import resolve
-from xlashard.pjit.shardings.unassigned import names_devices
-from xlashard.pjit.shared_buffers import may_share
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 

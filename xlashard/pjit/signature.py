@@ -13,8 +13,7 @@ import jax
 from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.options import Selected
-from xlashard.pjit.shardings.prefix import expand
-from xlashard.pjit.shardings.resources import UNSPECIFIED, Resource, ResourceTree
+from xlashard.pjit.shardings.resources import UNSPECIFIED, Resource, ResourceTree, expand
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -16,8 +16,13 @@ from xlashard.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
-from xlashard.pjit.shardings.prefix import expand
-from xlashard.pjit.shardings.resources import Resource, ResourceTree, check_from_gda, to_sharding
+from xlashard.pjit.shardings.resources import (
+    Resource,
+    ResourceTree,
+    check_from_gda,
+    expand,
+    to_sharding,
+)
 from xlashard.pjit.shardings.unreduced import check_axes
 from xlashard.pjit.signature import Parameters
 from xlashard.sharding import Mesh, Sharding

@@ -20,7 +20,7 @@ from xlashard.pjit.report import (
     SourceLine,
     ValueReport,
 )
-from xlashard.pjit.report.cell_formatting import line_text, operation_text, short_path
+from xlashard.pjit.report.tables import line_text, operation_text, short_path
 from xlashard.wording import in_bytes, in_flop
 
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
 from xlashard.legacy.modes.mode_stages import ModeTraced
 from xlashard.legacy.shardings.parsed_specs import prepare_axis_resources
-from xlashard.pjit.dispatcher import dispatched
+from xlashard.pjit.dispatch import dispatched
 from xlashard.pjit.options import (
     DonationMode,
     PjitOptions,

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 from xlashard._jax.runtime.global_state import explains_cache_misses
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
-from xlashard.pjit.recompile.derived_programs import DERIVED_PROGRAMS
-from xlashard.pjit.recompile.history import CacheMiss, CallKey, MissHistory, MissRecord
+from xlashard.pjit.recompile.history import (
+    DERIVED_PROGRAMS,
+    CacheMiss,
+    CallKey,
+    MissHistory,
+    MissRecord,
+)
 
 if TYPE_CHECKING:
-    from xlashard.pjit.recompile import explanation as explaining
-    from xlashard.pjit.recompile import hints as hinting
-    from xlashard.pjit.recompile import recompile_report as reporting
+    from xlashard.pjit.recompile import recompile_report
 else:
-    explaining = deferred("xlashard.pjit.recompile.explanation")
-    hinting = deferred("xlashard.pjit.recompile.hints")
-    reporting = deferred("xlashard.pjit.recompile.recompile_report")
+    recompile_report = deferred("xlashard.pjit.recompile.recompile_report")
 
 LOGGER = logging.getLogger(RECOMPILE_LOGGER)
 
@@ -167,20 +168,20 @@ class CompileLog:
             return
         advice = [
             f"\n  hint: {hint}"
-            for hint in hinting.hints([explanation], records, self._num_functions)
+            for hint in recompile_report.hints([explanation], records, self._num_functions)
         ]
         LOGGER.log(level, "%s%s", explanation.text(self._function), "".join(advice))
 
-    def report(self) -> "reporting.RecompileReport":
+    def report(self) -> "recompile_report.RecompileReport":
         """Return all records with their explanations."""
         records = self._history.records()
         explained = tuple(self._explain(records, i) for i in range(len(records)))
-        return reporting.RecompileReport(
+        return recompile_report.RecompileReport(
             function=self._function,
             explanations=explained,
             derived_programs=DERIVED_PROGRAMS.of(records[-1].key.source) if records else (),
             dropped=records[0].number - 1 if records else 0,
-            hints=hinting.hints(explained, records, self._num_functions if records else 1),
+            hints=recompile_report.hints(explained, records, self._num_functions if records else 1),
         )
 
     def clear(self) -> None:
@@ -193,10 +194,10 @@ class CompileLog:
     def _num_functions(self) -> int:
         return self._site[0].num_functions
 
-    def _explain(self, records: Sequence[MissRecord], index: int) -> "explaining.Explanation":
+    def _explain(self, records: Sequence[MissRecord], index: int) -> "recompile_report.Explanation":
         site, number = self._site
         earlier = site.calls_before(number)
-        return explaining.explain_record(records[index], records[:index], earlier)
+        return recompile_report.explain_record(records[index], records[:index], earlier)
 
 
 def _level() -> int:

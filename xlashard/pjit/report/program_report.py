@@ -7,8 +7,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
-from xlashard.pjit.report.cell_formatting import groups_text, types_text
-from xlashard.pjit.report.merging import collective_sums, merged_collectives, merged_moves
 from xlashard.pjit.report.model import (
     CollectiveReport,
     CostReport,
@@ -21,13 +19,16 @@ from xlashard.pjit.report.model import (
 )
 from xlashard.pjit.report.sections import (
     cause_text,
+    collective_sums,
     donations_section,
+    merged_collectives,
+    merged_moves,
     replications_section,
     runs_text,
     values_section,
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, head, section, table
+from xlashard.pjit.report.tables import Page, groups_text, head, section, table, types_text
 from xlashard.program import CollectiveTotal
 from xlashard.program.hlo.collectives import CollectiveKind
 from xlashard.wording import in_bytes, in_flop, plain_text

@@ -1,21 +1,154 @@
-"""Find values with more copies than requested."""
+"""Find values with more copies than requested, and constraints that unshard dimensions."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from xlashard._jax.trace.dataflow import Line, Origin, Scope, origins, source_line
+from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.report.closed_dimensions import (
-    ClosedDimension,
-    find_closed_dimensions,
-    result_constraints,
-)
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
 from xlashard.program import Collective, is_open
-from xlashard.sharding import Mesh, NamedSharding, Sharding
+from xlashard.program.hlo.module import Frame
+from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
 from xlashard.sharding.named import grid_of
 from xlashard.wording import typed
+
+CONSTRAINT = "sharding_constraint"
+"""The name of the primitive of constraints, of ours and of JAX's."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedDimension:
+    """Constraint that unshards dimensions of a value which were sharded at its origin.
+
+    Attributes:
+        sharding: The sharding of the constraint.
+        aval: The abstract value of the constrained value.
+        dims: The dimensions that it closes.
+        axes: The mesh axes that they were sharded over, without those that it uses elsewhere.
+        frames: Its own line, if known.
+        lines: Its line, and those of the operations between the sharded origin and the constraint.
+        arguments: The paths of arguments among the origins.
+    """
+
+    sharding: NamedSharding
+    aval: Any
+    dims: tuple[int, ...]
+    axes: frozenset[str]
+    frames: tuple[Frame, ...]
+    lines: frozenset[Line]
+    arguments: frozenset[str]
+
+
+type Argument = tuple[str, Sharding | None]
+"""Path of an argument, and its sharding if known."""
+
+
+def find_closed_dimensions(jaxpr: Any, arguments: Sequence[Argument]) -> list[ClosedDimension]:
+    """Find closed dimensions in a jaxpr and its inner jaxprs.
+
+    Each dimension of a constraint is followed back through operations that preserve it, to other
+    constraints and to the arguments of the program. Other operations end the search.
+
+    Args:
+        jaxpr: The closed jaxpr of a program.
+        arguments: Its arguments, in order.
+    """
+    top = Scope.of(jaxpr)
+    by_variable = dict(zip(jaxpr.invars, arguments, strict=True))
+    found: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
+    for scope in top.all():
+        for eqn in scope.jaxpr.eqns:
+            sharding = constraint_of(eqn)
+            if sharding is not None:
+                # A gradient repeats the constraint, at the same line.
+                key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
+                sources = found.setdefault(key, (eqn, sharding, []))[2]
+                sources += _sharded_origins(scope, eqn, sharding, by_variable)
+    return [_closed_dimension(*each) for each in found.values() if each[2]]
+
+
+def result_constraints(jaxpr: Any) -> Iterator[tuple[int, NamedSharding]]:
+    """Yield the results of a closed jaxpr that a constraint makes, with its sharding."""
+    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == CONSTRAINT}
+    for i, variable in enumerate(jaxpr.outvars):
+        eqn = made.get(variable) if isinstance(variable, Hashable) else None
+        sharding = None if eqn is None else constraint_of(eqn)
+        if sharding is not None:
+            yield i, sharding
+
+
+@dataclass(frozen=True, eq=False)
+class _ShardedOrigin:
+    """Origin of a closed dimension, where it was sharded.
+
+    Attributes:
+        dim: The dimension of the constrained value.
+        axes: The axes that it was sharded over.
+        lines: The lines of the operations in between.
+        argument: The path of the argument that is the origin, or empty.
+    """
+
+    dim: int
+    axes: frozenset[str]
+    lines: frozenset[Line]
+    argument: str
+
+
+def constraint_of(eqn: Any) -> NamedSharding | None:
+    """Return the named sharding of a constraint; None for other equations, and for partial sums."""
+    if eqn.primitive.name != CONSTRAINT:
+        return None
+    try:
+        sharding = from_jax(eqn.params["sharding"])
+    except ShardingError:
+        return None
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _sharded_origins(
+    scope: Scope, eqn: Any, sharding: NamedSharding, by_variable: Mapping[Any, Argument]
+) -> Iterator[_ShardedOrigin]:
+    value = eqn.invars[0]
+    used = frozenset(sharding.normal_spec.axes)
+    for dim, dim_axes in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
+        if dim_axes != ():
+            continue
+        for origin in origins(scope, value, dim, CONSTRAINT):
+            path, before = by_variable.get(origin.variable, ("", None))
+            if origin.eqn is not None:
+                path, before = "", constraint_of(origin.eqn)
+            axes = _axes(before, origin, sharding) - used
+            if axes:
+                yield _ShardedOrigin(dim, axes, origin.lines, path)
+
+
+def _axes(before: Sharding | None, origin: Origin, sharding: NamedSharding) -> frozenset[str]:
+    """Return the axes that the dimension of an origin is sharded over."""
+    if not isinstance(before, NamedSharding) or before.mesh != sharding.mesh:
+        return frozenset()
+    axes = before.normal_spec.for_rank(origin.variable.aval.ndim)[origin.dim]
+    return frozenset(axes or ())
+
+
+def _closed_dimension(
+    eqn: Any, sharding: NamedSharding, sources: list[_ShardedOrigin]
+) -> ClosedDimension:
+    line = source_line(eqn)
+    own: frozenset[Line] = frozenset() if line is None else frozenset([line])
+    return ClosedDimension(
+        sharding=sharding,
+        aval=eqn.outvars[0].aval,
+        dims=tuple(sorted({source.dim for source in sources})),
+        axes=frozenset().union(*(source.axes for source in sources)),
+        frames=() if line is None else (Frame(*line),),
+        lines=own.union(*(source.lines for source in sources)),
+        arguments=frozenset(source.argument for source in sources if source.argument),
+    )
 
 
 def describe_replications(

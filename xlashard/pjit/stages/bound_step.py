@@ -24,10 +24,11 @@ from xlashard.pjit.arguments import (
     bare,
     check_alive,
     check_concrete,
+    check_unshared,
     check_values,
+    may_share,
 )
 from xlashard.pjit.compile import CompiledProgram
-from xlashard.pjit.shared_buffers import check_unshared, may_share
 from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state, plan_step
 from xlashard.pjit.stages.info import StageInfo, check_type
 

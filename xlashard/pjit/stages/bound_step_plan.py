@@ -18,10 +18,10 @@ from xlashard.pjit.arguments import (
     check_concrete,
     check_values,
     describe_arguments,
+    refusal,
 )
 from xlashard.pjit.compile import CompiledProgram
-from xlashard.pjit.shardings.error_hints import described
-from xlashard.pjit.shared_buffers import refusal
+from xlashard.pjit.shardings.resolve import described
 from xlashard.pjit.stages.info import StageInfo, check_place, check_type
 
 

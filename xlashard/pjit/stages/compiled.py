@@ -13,10 +13,9 @@ from xlashard._jax.runtime.shardings import Device, Format
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten, shortened
 from xlashard.array.core.donation import SHARDS, DonationTracker, release_shards
 from xlashard.errors import ArgumentError
-from xlashard.pjit.arguments import check_values, describe_arguments
+from xlashard.pjit.arguments import check_values, describe_arguments, may_share
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
-from xlashard.pjit.shared_buffers import may_share
 from xlashard.pjit.stages.bound_step import BoundStep, bind_step
 from xlashard.pjit.stages.info import Stage, StageInfo, check_place, struct
 from xlashard.program.runtime.environment import LoadTarget

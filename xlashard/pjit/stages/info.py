@@ -11,7 +11,7 @@ from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument, check_concrete
-from xlashard.pjit.shardings.error_hints import as_code, described, type_hint
+from xlashard.pjit.shardings.resolve import as_code, described, type_hint
 from xlashard.pjit.trace import Call
 from xlashard.sharding import XLACompatibleSharding
 

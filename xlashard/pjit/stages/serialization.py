@@ -1,25 +1,244 @@
-"""Serializes compiled functions, and loads them.
+"""Serialize compiled functions and the structures of their pytrees, and load them.
 
 A file contains PJRT's executable, the closed-over values, and a header in JSON: names, trees,
 types, shardings, donation, and the environment that the executable depends on. It contains no
 pickle, so that reading it imports and calls nothing that it names. But PJRT runs the machine code
 of the executable: load only files that you trust like a program.
+
+Of trees, Python's containers are written as such. A node of any other class (a namedtuple, a
+registered dataclass, a module of a neural network library) is written as the qualified name of its
+class and its static data, if these are plain values, or classes and functions of a module. Reading
+imports nothing and calls nothing: a class is looked up among the imported modules. A node with
+other static data (a closure, a bound method) is written as unknown; the reader must pass the tree.
 """
 
-from collections.abc import Sequence
+import base64
+import collections
+import enum
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
 import jax
+import numpy as np
 
+from xlashard._jax.runtime.executables import make_node
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages.info import StageInfo
-from xlashard.pjit.stages.tree_json import fits, tree_from_json, tree_to_json, unknown_nodes
 from xlashard.program.runtime.environment import LoadTarget
 from xlashard.program.saved.container import Contents, pack, reading, unpack
 from xlashard.program.saved.program import load_program, save_program
 from xlashard.program.saved.values import type_from_json, type_to_json
+from xlashard.sharding import PartitionSpec
+
+type TreeDef = Any
+type Json = Any
+
+_LEAF = jax.tree_util.tree_structure(0)
+_NONE = jax.tree_util.tree_structure(None)
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list}
+_KEYED: dict[str, type] = {"dict": dict, "OrderedDict": collections.OrderedDict}
+
+
+class UnwritableError(Exception):
+    """A value of a static part that no file can hold."""
+
+
+def tree_to_json(tree: TreeDef) -> Json:
+    """Return a tree as JSON."""
+    if jax.tree_util.treedef_is_leaf(tree) and tree == _LEAF:
+        return "*"
+    if tree == _NONE:
+        return None
+    kind, data = tree.node_data()
+    children = [tree_to_json(child) for child in tree.children()]
+    for name, known in _SEQUENCES.items():
+        if kind is known:
+            return {name: children}
+    try:
+        for name, known in _KEYED.items():
+            if kind is known:
+                return {name: children, "keys": [_write(key) for key in data]}
+        node = {"class": _write_place(kind), "data": _write(data), "children": children}
+        if make_node(kind, _read(node["data"]), tree.children()) == tree:
+            return node
+    except UnwritableError:
+        pass
+    return {"unknown": f"{kind.__module__}.{kind.__qualname__}", "children": children}
+
+
+def tree_from_json(saved: Json) -> TreeDef:
+    """Return the tree of JSON that `tree_to_json` wrote.
+
+    Raises:
+        SavedProgramError: If a class is not found, or is no node.
+        ValueError: Or another error of reading, if the JSON is invalid.
+    """
+    if saved == "*":
+        return _LEAF
+    if saved is None:
+        return _NONE
+    for name, kind in _SEQUENCES.items():
+        if name in saved:
+            return make_node(kind, None, [tree_from_json(child) for child in saved[name]])
+    for name, kind in _KEYED.items():
+        if name in saved:
+            keys = [_read(key) for key in saved["keys"]]
+            children = [tree_from_json(child) for child in saved[name]]
+            if len(keys) != len(children) or len(set(keys)) != len(keys):
+                # no-catalogue: needs an invalid header with a valid checksum
+                raise ValueError(f"{len(children)} entries for the keys {keys}")
+            return make_node(kind, tuple(keys) if kind is not dict else keys, children)
+    kind = _find(saved["class"])
+    children = [tree_from_json(child) for child in saved["children"]]
+    fields = getattr(kind, "_fields", None)
+    if not isinstance(kind, type) or (fields is not None and len(fields) != len(children)):
+        raise SavedProgramError(_changed_text(saved["class"], len(children)))
+    try:
+        return make_node(kind, _read(saved["data"]), children)
+    except RuntimeError:
+        raise SavedProgramError(_changed_text(saved["class"], len(children))) from None
+
+
+def _changed_text(place: str, count: int) -> str:
+    return (
+        f"the saved program's trees have a node of the class {place} with {count} children, which "
+        "is no node with as many children here: register it as it was where the program was saved, "
+        "or give deserialize() the trees, in_tree= and out_tree="
+    )
+
+
+def unknown_nodes(saved: Json) -> list[str]:
+    """Return the classes of nodes that were written as unknown."""
+    if not isinstance(saved, dict):
+        return []
+    found = [saved["unknown"]] if "unknown" in saved else []
+    for name in (*_SEQUENCES, *_KEYED, "children"):
+        for child in saved.get(name, ()):
+            found += unknown_nodes(child)
+    return list(dict.fromkeys(found))
+
+
+def fits(saved: Json, tree: Json) -> bool:
+    """Return True if a tree, as JSON, is the saved one."""
+    if not isinstance(saved, dict) or not isinstance(tree, dict):
+        return saved == tree
+    if "unknown" in saved:
+        if saved["unknown"] != tree.get("unknown", str(tree.get("class")).replace(":", ".")):
+            return False
+        return _all_fit(saved["children"], tree["children"])
+    if saved.keys() != tree.keys():
+        return False
+    return all(
+        _all_fit(value, tree[name])
+        if name in (*_SEQUENCES, *_KEYED, "children")
+        else value == tree[name]
+        for name, value in saved.items()
+    )
+
+
+def _all_fit(saved: Sequence[Json], trees: Sequence[Json]) -> bool:
+    return len(saved) == len(trees) and all(map(fits, saved, trees))
+
+
+def _write_place(value: Any) -> str:
+    """Return the qualified name `module:name` of a class, function or singleton."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if name is None and module in sys.modules:
+        known = vars(sys.modules[module]).items()
+        name = next((name for name, other in known if other is value), None)
+    place = f"{module}:{name}"
+    try:
+        found = _find(place)
+    except SavedProgramError:
+        found = None
+    if found is not value:
+        raise UnwritableError(place)  # no-catalogue: caught: the node is written as unknown
+    return place
+
+
+def _find(place: str) -> Any:
+    """Return the object of a qualified name, without importing or calling anything."""
+    module, _, name = place.partition(":")
+    if module not in sys.modules:
+        raise SavedProgramError(
+            f"the saved program's trees have {name} of {module}, which is not imported here: write "
+            f"import {module.partition('.')[0]} before deserialize(), or give it the trees, "
+            "in_tree= and out_tree="
+        )
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        if found is None:
+            raise SavedProgramError(
+                f"the saved program's trees have {name} of {module}, which is not there any more: "
+                "give deserialize() the trees, in_tree= and out_tree="
+            )
+    return found
+
+
+def _write(value: Any) -> Json:
+    """Return a plain value, or the qualified name of a class or function."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return {"float": value.hex()}
+    if type(value) is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_write(item) for item in value]}
+    if type(value) is dict:
+        return {"dict": [[_write(k), _write(v)] for k, v in value.items()]}
+    if type(value) is frozenset:
+        return {"frozenset": sorted(map(_write, value), key=repr)}
+    if isinstance(value, np.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, enum.Enum):
+        return {"enum": _write_place(type(value)), "name": value.name}
+    if isinstance(value, PartitionSpec) and not (value.unreduced or value.reduced):
+        return {"spec": [_write(entry) for entry in value.partitions]}
+    if isinstance(value, PartitionSpec):
+        parts = (value.partitions, value.unreduced, value.reduced, value.unreduced_kind)
+        return {"spec_of": [_write(part) for part in parts]}
+    return {"place": _write_place(value)}
+
+
+def _read(saved: Json) -> Any:
+    if not isinstance(saved, Mapping):
+        return saved
+    (kind, content), *_ = saved.items()
+    if kind == "enum":
+        found = _find(content)
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+            # no-catalogue: needs an invalid header with a valid checksum
+            raise ValueError(f"{content} is no enumeration")
+        return found[saved["name"]]
+    return _READERS[kind](content)
+
+
+def _full_spec(partitions: Any, unreduced: Any, reduced: Any, kind: Any) -> PartitionSpec:
+    return PartitionSpec(*partitions, unreduced=unreduced, reduced=reduced, unreduced_kind=kind)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "float": float.fromhex,
+    "complex": lambda parts: complex(*map(float.fromhex, parts)),
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "tuple": lambda items: tuple(map(_read, items)),
+    "list": lambda items: list(map(_read, items)),
+    "dict": lambda pairs: {_read(k): _read(v) for k, v in pairs},
+    "frozenset": lambda items: frozenset(map(_read, items)),
+    "dtype": np.dtype,
+    "spec": lambda entries: PartitionSpec(*map(_read, entries)),
+    "spec_of": lambda parts: _full_spec(*map(_read, parts)),
+    "place": _find,
+}
+
 
 type Trees = tuple[Any, Any]
 """The trees of `(args, kwargs)` and of the result that the user passed, or None."""

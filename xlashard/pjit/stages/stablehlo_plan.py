@@ -13,9 +13,8 @@ from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError, cou
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.options import index_tuple
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
-from xlashard.pjit.shardings.prefix import expand
 from xlashard.pjit.shardings.resolve import ProgramPlacement, resolve
-from xlashard.pjit.shardings.resources import Resource, read_resources, to_sharding
+from xlashard.pjit.shardings.resources import Resource, expand, read_resources, to_sharding
 from xlashard.pjit.signature import positions_text
 from xlashard.program import (
     ModuleValue,

@@ -18,8 +18,8 @@ from xlashard.pjit.arguments import check_values
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_for_platform
 from xlashard.pjit.options import compiler_option_items
+from xlashard.pjit.shardings.device_assignment import names_devices
 from xlashard.pjit.shardings.resources import UNSPECIFIED
-from xlashard.pjit.shardings.unassigned import names_devices
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call

@@ -7,24 +7,28 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
-from xlashard.pjit.report.cell_formatting import (
-    groups_text,
-    line_text,
-    operation_text,
-    sharding_text,
-    short_type,
-    types_text,
-)
-from xlashard.pjit.report.merging import merged_values
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.sections import (
     cause_text,
     donations_section,
+    merged_values,
     replications_section,
     runs_text,
     values_section,
 )
-from xlashard.pjit.report.tables import WIDE, Page, head, section, table
+from xlashard.pjit.report.tables import (
+    WIDE,
+    Page,
+    groups_text,
+    head,
+    line_text,
+    operation_text,
+    section,
+    sharding_text,
+    short_type,
+    table,
+    types_text,
+)
 from xlashard.tpu.preflight.render.report_text import (
     BOUNDS,
     NETWORKS,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.cell_formatting import line_text, operation_text
+from xlashard.pjit.report.tables import line_text, operation_text
 from xlashard.program.hlo.collectives import KINDS
 from xlashard.tpu.preflight.report.preflight_model import TrafficReport
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from rich.console import RenderableType
 
-from xlashard.pjit.report.cell_formatting import (
+from xlashard.pjit.report.model import DonationReport, ValueReport
+from xlashard.pjit.report.serde import PrintableReport
+from xlashard.pjit.report.tables import (
+    Page,
     line_text,
     operation_text,
     sharding_text,
     short_type,
 )
-from xlashard.pjit.report.model import DonationReport, ValueReport
-from xlashard.pjit.report.serde import PrintableReport
-from xlashard.pjit.report.tables import Page
 from xlashard.tpu.preflight.render.report_text import BOUNDS, mesh_text, topology_text
 from xlashard.tpu.preflight.render.terminal_comparison import comparison_sections
 from xlashard.tpu.preflight.report.preflight_model import (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xlashard.pjit.report.cell_formatting import line_text, operation_text
+from xlashard.pjit.report.tables import line_text, operation_text
 from xlashard.tpu.preflight.render.html.markup import (
     Child,
     Html,

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 
-from xlashard.pjit.report.cell_formatting import (
-    decided_text,
-    groups_text,
-    line_text,
-    operation_text,
-    short_type,
-    types_text,
-)
 from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
     ReplicationReport,
     SourceLine,
     ValueReport,
+)
+from xlashard.pjit.report.tables import (
+    decided_text,
+    groups_text,
+    line_text,
+    operation_text,
+    short_type,
+    types_text,
 )
 from xlashard.tpu.preflight.render.html.markup import (
     Child,
