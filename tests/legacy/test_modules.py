@@ -8,7 +8,6 @@ import pytest
 from xlashard import legacy
 from xlashard.legacy import (
     arrays,
-    installation,
     migration,
     modes,
     modules,
@@ -18,7 +17,7 @@ from xlashard.legacy import (
 )
 
 PACKAGES = [
-    *(legacy, arrays, installation, migration, modes, modules, runner, serialization, shardings),
+    *(legacy, arrays, migration, modes, modules, runner, serialization, shardings),
 ]
 
 

@@ -3,7 +3,8 @@
 | module | contents |
 |---|---|
 | `modules` | every removed name: its definition, and what to write today |
-| `installation` | installs the removed names into JAX's modules |
+| `installer` | installs the removed names into JAX's modules, and uninstalls them |
+| `module_shims` | modules that replace removed ones, and patches of modules |
 | `install` | installs them on import |
 | `runner` | `python -m xlashard.legacy`, and the report of uses |
 | `migration` | `xlashard legacy --migrate`, which rewrites a program |
@@ -19,7 +20,7 @@ Everything else in JAX changes between `install()` and `uninstall()`, or in a pr
 
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.installation.installer import installed, uninstall
+from xlashard.legacy.installer import installed, uninstall
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
 from xlashard.legacy.modes.config_flags import (
     config,

@@ -4,7 +4,7 @@ As the first line of a program it lets the rest stay as it is. `xlashard.legacy.
 takes them away again, and `xlashard.legacy.install.install()` brings them back once more.
 """
 
-from xlashard.legacy.installation.installer import install, uninstall
+from xlashard.legacy.installer import install, uninstall
 
 __all__ = ["install", "uninstall"]
 

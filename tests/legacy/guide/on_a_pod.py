@@ -5,7 +5,7 @@ import numpy as np
 
 from tests.legacy.guide import kinds, pairs
 from tests.processes import join_the_others
-from xlashard.legacy.installation import installer as installing
+from xlashard.legacy import installer as installing
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import xlashard
 from tests.legacy.guide import kinds, pairs
 from tests.processes import run_pod
 from xlashard import legacy
-from xlashard.legacy.installation import installer as installing
+from xlashard.legacy import installer as installing
 from xlashard.testing.launch.launcher import PodSize
 from xlashard.testing.launch.supervision import EndingRules
 

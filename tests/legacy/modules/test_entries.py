@@ -13,7 +13,8 @@ from tests.legacy.modules.replacements import by_attributes, resolve
 from tests.legacy.modules.usage_lines import REACHED_INTO, WORKING
 from xlashard import legacy
 from xlashard.errors import XlashardError
-from xlashard.legacy.installation.module_shims import ModuleShim
+from xlashard.legacy.modes.config_flags import OWN
+from xlashard.legacy.module_shims import ModuleShim
 from xlashard.legacy.modules import Entry, entries, entries_by_module
 
 HERE = Path(__file__).parent
@@ -107,17 +108,17 @@ def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> Non
 
 # Modules of which `usage_lines.py` has a line for every name that is not refused.
 WITH_LINES = (
-    *("abstract_arrays", "core", "linear_util", "numpy", "prng", "random", "toplevel"),
-    *("tree_util", "util", "xla_bridge"),
+    *("core", "linear_util", "numpy", "random", "toplevel", "util", "xla_bridge"),
     "experimental.host_callback",
 )
+# Names of these modules with tests of their own.
+TESTED_ELSEWHERE = ("jax.pmap", "jax.spmd_mode", *(f"jax.config.{flag.name}" for flag in OWN))
 WORKS = [
     entry
     for module in WITH_LINES
     for entry in entries_by_module()[module]
-    if entry.treatment != "refused" and entry.name != "jax.pmap"
+    if entry.treatment != "refused" and entry.name not in TESTED_ELSEWHERE
 ]
-WORKS += [entries()["jax.config"], entries()["jax.config.config"]]
 
 
 @pytest.mark.parametrize("entry", WORKS, ids=name_of)

@@ -24,7 +24,7 @@ from xlashard.errors import (
     RefusedError,
     ShardingError,
 )
-from xlashard.legacy.installation import installer as installing
+from xlashard.legacy import installer as installing
 from xlashard.legacy.modes.array_mode import PositionalSemantics
 from xlashard.legacy.modules.experimental import maps
 from xlashard.legacy.modules.experimental import pjit as era

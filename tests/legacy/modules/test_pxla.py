@@ -16,7 +16,7 @@ from xlashard import NamedSharding, legacy
 from xlashard._jax.runtime.shardings import HloSharding
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import DivisibilityError, RefusedError, TilingError
-from xlashard.legacy.installation import installer as installing
+from xlashard.legacy import installer as installing
 from xlashard.legacy.modules import sharding
 from xlashard.legacy.modules.experimental import maps
 from xlashard.legacy.modules.interpreters import pxla, sharded_jit, xla

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from tests.legacy.modules.replacements import leads_somewhere
-from xlashard.legacy.installation.installer import INSTALLER
+from xlashard.legacy.installer import INSTALLER
 from xlashard.legacy.modes.config_flags import jax_array
 from xlashard.legacy.modules import entries
 from xlashard.legacy.runner.recorder import BEHAVIOURS, Recorder, Use

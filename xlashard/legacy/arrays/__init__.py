@@ -5,5 +5,4 @@
 | `gda`, `gda_constructors` | `GlobalDeviceArray` and its `from_...` constructors |
 | `shards` | the index and replica id of each shard |
 | `device_arrays` | `DeviceArray`, `ShardedDeviceArray` and their constructors |
-| `legacy_pmap` | `jax.pmap`, whose results keep the mapped axis off each shard |
 """

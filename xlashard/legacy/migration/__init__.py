@@ -5,7 +5,7 @@
 | `rename_rules` | the rule for each removed name, from the entries |
 | `resolver` | qualified names and assigned variables of a program |
 | `call_rewrites`, `expressions` | rewriting calls, names and attribute chains |
-| `imports`, `rewriter` | rewriting imports and statements, and adding comments |
+| `rewriter` | rewriting imports and statements, and adding comments |
 | `migrated_program` | a whole program, with the helper functions that it needs |
 
 It requires libcst, which the extra `legacy` installs.

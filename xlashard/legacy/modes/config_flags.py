@@ -16,14 +16,16 @@ entry point, through `array_mode.current_array_mode()`.
 import difflib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from xlashard._jax.compat import legacy_flags
+from xlashard._jax.compat import legacy_api, legacy_flags
 from xlashard._jax.runtime.global_state import dispatch_flag, follow_settings
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.errors import ConfigError
+from xlashard.errors import ConfigError, NotAddressableError
+from xlashard.wording import typed
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
@@ -174,3 +176,35 @@ def _check_known(name: str) -> None:
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     advice = f"did you mean {close[0]!r}?" if close else "dir(legacy.config) lists them"
     raise ConfigError(f"unknown flag {name!r}: {advice}")
+
+
+def restrict_computations() -> None:
+    """Check each computation of JAX that has not run yet under the current mode."""
+    legacy_api.watch_computations(_check)
+
+
+def allow_computations() -> None:
+    """Undo `restrict_computations`."""
+    legacy_api.watch_computations(None)
+
+
+def _check(computation: legacy_api.TopLevelComputation, arguments: Sequence[Any]) -> None:
+    """Refuse a computation that the mode does not allow on arrays that span processes.
+
+    Raises:
+        NotAddressableError: With the type of the first such array.
+    """
+    mode = spmd_mode.value
+    if mode == "allow_all" or not (computation.is_eager or mode == "allow_pjit"):
+        return
+    spanning = (x for x in arguments if isinstance(x, jax.Array) and not x.is_fully_addressable)
+    array = next(spanning, None)
+    if array is None:
+        return
+    kind = "eager operation" if computation.is_eager else "jax.jit"
+    inside = "jax.jit or pjit" if mode == "allow_jit" else "pjit"
+    raise NotAddressableError(  # no-catalogue: needs several processes
+        f"{kind} {computation.name}: an argument {typed(array.dtype.name, array.shape)} spans "
+        f"several processes, which jax_spmd_mode={mode!r} does not allow: compute it inside "
+        f"{inside}, or write: with jax.spmd_mode('allow_all')"
+    )

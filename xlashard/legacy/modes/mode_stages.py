@@ -13,8 +13,7 @@ from xlashard._jax.lower.modules import to_mhlo, to_text
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.legacy.modes.host_local import HostLocal
-from xlashard.legacy.modes.mode_function import ModeFunction
-from xlashard.legacy.modes.result_classes import is_global
+from xlashard.legacy.modes.mode_function import ModeFunction, is_global
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages import compiled
 from xlashard.pjit.stages import traced as stages

@@ -6,9 +6,9 @@ installer, the report, `--migrate` and docs/legacy.md read those entries.
 
 | files | JAX modules |
 |---|---|
-| `toplevel` | `jax` itself, and single names elsewhere |
-| `core`, `linear_util`, `abstract_arrays`, `util` | the building blocks of jaxprs |
-| `tree_util`, `random`, `prng`, `numpy`, `config` | of the same names |
+| `toplevel` | `jax` itself, `jax.config`, and single names elsewhere |
+| `core`, `linear_util`, `util` | the building blocks of jaxprs and of trees |
+| `random`, `numpy` | keys, and functions of arrays |
 | `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
 | `device_array`, `xla_bridge` | `jax._src.device_array`, `jax.lib.xla_bridge` |
 | `experimental`, `interpreters` | the modules of these packages |

@@ -1,4 +1,4 @@
-"""`jax.core`: jaxprs, primitives, abstract values and named shapes."""
+"""`jax.core` and `jax.abstract_arrays`: jaxprs, primitives, abstract values, named shapes."""
 
 from collections.abc import Sequence
 from math import prod
@@ -224,6 +224,9 @@ def _differs(name: str, gone: str, today: str, note: str) -> Entry:
     return Entry(f"jax.core.{name}", gone, "differs", f"{__name__}:{name}", today, note)
 
 
+ShapedArray = core.ShapedArray
+array_types = jaxprs.array_types
+
 ENTRIES: tuple[Entry, ...] = (
     *members(
         "jax.core", "0.6.0", __name__, _extended("Literal", "Primitive", "Token", "jaxpr_as_fun")
@@ -335,5 +338,21 @@ ENTRIES: tuple[Entry, ...] = (
         "0.4.36",
         "jax.vmap(f, axis_name=name)",
         "axis names are bound by the mapping function",
+    ),
+    Entry("jax.abstract_arrays", "0.4.20", "works", __name__, "jax.core"),
+    *members(
+        "jax.abstract_arrays",
+        "0.4.16",
+        __name__,
+        {
+            "ShapedArray": "jax.core.ShapedArray",
+            "raise_to_shaped": "aval",
+        },
+    ),
+    *members(
+        "jax.abstract_arrays",
+        "0.4.20",
+        __name__,
+        {"array_types": "jax.extend.core.array_types"},
     ),
 )

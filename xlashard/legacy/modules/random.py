@@ -1,10 +1,10 @@
-"""`jax.random`: the type of keys, and constructors of keys of one implementation."""
+"""`jax.random` and `jax.prng`: keys, and the PRNG implementations."""
 
 from typing import Any
 
 import jax
 
-from xlashard._jax.compat.legacy_api import generators, random
+from xlashard._jax.compat.legacy_api import generators, key_types, random
 from xlashard.legacy.modules.entry import Entry, members
 
 
@@ -39,9 +39,15 @@ class KeyArray(metaclass=_KeyType):
         return jax.random.wrap_key_data(key_data, impl=impl)
 
 
+PRNGImpl = key_types.PRNGImpl
 PRNGKeyArray = KeyArray
 default_prng_impl = random.default_prng_impl
+rbg_prng_impl = generators.rbg_prng_impl
+seed_with_impl = generators.seed_with_impl
+threefry2x32_p = generators.threefry2x32_p
 threefry_2x32 = generators.threefry_2x32
+threefry_prng_impl = generators.threefry_prng_impl
+unsafe_rbg_prng_impl = generators.unsafe_rbg_prng_impl
 
 
 def threefry2x32_key(seed: Any) -> jax.Array:
@@ -102,5 +108,19 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:unsafe_raw_array",
         "jax.random.key_data(keys)",
+    ),
+    Entry("jax.prng", "0.4.24", "works", __name__, "import jax.extend.random"),
+    *members(
+        "jax.prng",
+        "0.4.24",
+        __name__,
+        {
+            "PRNGKeyArray": "jax.Array",
+            "rbg_prng_impl": "jax.extend.random.rbg_prng_impl",
+            "seed_with_impl": "jax.extend.random.seed_with_impl",
+            "threefry_2x32": "jax.extend.random.threefry_2x32",
+            "threefry_prng_impl": "jax.extend.random.threefry_prng_impl",
+            "unsafe_rbg_prng_impl": "jax.extend.random.unsafe_rbg_prng_impl",
+        },
     ),
 )

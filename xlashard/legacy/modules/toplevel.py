@@ -1,19 +1,27 @@
-"""`jax` itself, and single names of other modules."""
+"""`jax` itself, `jax.config`, and single names of other modules."""
 
 import math
 import unittest
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import jax
 import numpy as np
 
-from xlashard._jax.compat.legacy_api import backend, compilation_cache
+from xlashard import Array, PmapSharding
+from xlashard._jax.compat import legacy_api
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import shortened
+from xlashard.array.core.handles import is_handle, wrap_result
+from xlashard.legacy.arrays.device_arrays import device_array_class
+from xlashard.legacy.modes.array_mode import current_array_mode
+from xlashard.legacy.modes.config_flags import pmap_no_rank_reduction
 from xlashard.legacy.modules.entry import Entry, RemovedApi, members
 from xlashard.sharding import Mesh
 
-clear_backends = backend.clear_backends
+clear_backends = legacy_api.backend.clear_backends
+config = jax.config
 loops = RemovedApi("jax.experimental.loops")
 mask = RemovedApi("jax.mask")
 soft_pmap = RemovedApi("jax.soft_pmap")
@@ -77,7 +85,7 @@ def initialize_cache(path: str) -> None:
     Args:
         path: The folder.
     """
-    compilation_cache.set_cache_dir(path)
+    legacy_api.compilation_cache.set_cache_dir(path)
 
 
 def is_initialized() -> bool:
@@ -85,6 +93,91 @@ def is_initialized() -> bool:
     if not jax.config.jax_enable_compilation_cache:
         return False
     return bool(jax.config.jax_compilation_cache_dir)
+
+
+def pmap(
+    fun: Callable[..., Any],
+    axis_name: Any = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+) -> Any:
+    """Map a function over devices, as `jax.pmap` does.
+
+    Results are Arrays with a `PmapSharding`, or `ShardedDeviceArray`s with `jax_array` off. An
+    index of a result, such as `loss[0]`, is the shard of one device and stays there; an index of
+    today's `jax.pmap` result is replicated to all devices.
+
+    Args:
+        fun: The function of one slice.
+        axis_name: The name of the mapped axis, for `jax.lax.psum(x, axis_name)`.
+        in_axes: The mapped dimension of each argument; None replicates the argument.
+        out_axes: The mapped dimension of each result.
+        static_broadcasted_argnums: Positions of static arguments.
+        devices: The devices; by default those of this process, or of all with `axis_size`.
+        backend: The platform.
+        axis_size: The size of the mapped axis over all processes.
+        donate_argnums: Positions of donated arguments.
+
+    Returns:
+        A function of the stacked arguments, with `lower`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> double = pmap(lambda x: x * 2, devices=jax.local_devices()[:1])
+        >>> double(jnp.ones((1, 3)))[0].shape
+        (3,)
+    """
+    mapped = legacy_api.pmap(
+        fun,
+        axis_name,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        static_broadcasted_argnums=static_broadcasted_argnums,
+        devices=devices,
+        backend=backend,
+        axis_size=axis_size,
+        donate_argnums=donate_argnums,
+    )
+
+    @wraps(mapped)
+    @shortened
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _legacy_results(mapped(*args, **kwargs))
+
+    call.lower = mapped.lower  # pyright: ignore[reportAttributeAccessIssue]
+    return call
+
+
+def _legacy_results(results: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(results)
+    of_today = current_array_mode().jax_array
+    unstacked = not pmap_no_rank_reduction.value
+    for number, handle in enumerate(leaves):
+        # Results are tracers under grad, vmap and jit, and key arrays stay arrays of JAX.
+        if is_handle(handle):
+            kind = Array if of_today else device_array_class(handle)
+            leaves[number] = wrap_result(handle, kind)
+            sharding = _pmap_sharding(handle.sharding, handle.shape, unstacked)
+            if sharding is not None:
+                leaves[number]._own_sharding = sharding
+    return treedef.unflatten(leaves)
+
+
+@lru_cache(maxsize=4096)
+def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> PmapSharding | None:
+    """Return the `PmapSharding` of a result of `jax.pmap`; None if it has none."""
+    if not isinstance(sharding, jax.sharding.NamedSharding) or len(sharding.mesh.axis_names) != 1:
+        return None
+    dims = [dim for dim, entry in enumerate(sharding.spec.partitions) if entry is not None]
+    dim = dims[0] if dims else None
+    devices = sharding._device_assignment
+    return PmapSharding.default(shape, dim, devices, unstacked=unstacked and dim is not None)
 
 
 ENTRIES: tuple[Entry, ...] = (
@@ -173,7 +266,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.pmap",
         "0.8.0",
         "works",
-        "xlashard.legacy.arrays.legacy_pmap:pmap",
+        f"{__name__}:pmap",
         "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
         "An index of a result is the shard of one device; an index of today's `jax.pmap` result is "
         "replicated.",
@@ -186,5 +279,42 @@ ENTRIES: tuple[Entry, ...] = (
             "initialize_cache": "jax.config.update('jax_compilation_cache_dir', path)",
             "is_initialized": "jax.config.jax_compilation_cache_dir is not None",
         },
+    ),
+    Entry("jax.config", "0.4.25", "works", __name__, "jax.config"),
+    *members("jax.config", "0.4.25", __name__, {"config": "jax.config"}),
+    Entry(
+        name="jax.config.jax_array",
+        gone="0.4.7",
+        treatment="works",
+        source="xlashard.legacy.modes.config_flags:jax_array",
+        today="isinstance(x, jax.Array)",
+    ),
+    Entry(
+        name="jax.config.jax_parallel_functions_output_gda",
+        gone="0.4.7",
+        treatment="works",
+        source="xlashard.legacy.modes.config_flags:parallel_functions_output_gda",
+        today="jax.jit(f, out_shardings=shardings)",
+    ),
+    *(
+        Entry(
+            name=name,
+            gone="0.7.0",
+            treatment="works",
+            source="xlashard.legacy.modes.config_flags:spmd_mode",
+            today="jax.jit(f)(x)",
+        )
+        for name in ("jax.config.jax_spmd_mode", "jax.spmd_mode")
+    ),
+    Entry(
+        name="jax.config.jax_pmap_no_rank_reduction",
+        gone="0.8.0",
+        treatment="differs",
+        source="xlashard.legacy.modes.config_flags:pmap_no_rank_reduction",
+        today="xlashard.unstacked_shards(x)",
+        note=(
+            "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
+            "while the removed names are installed, keep the mapped dimension of size 1"
+        ),
     ),
 )

@@ -16,7 +16,7 @@ from xlashard._jax.compat.legacy_api import call_when_set
 from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
-from xlashard.legacy.installation.installer import INSTALLER, install
+from xlashard.legacy.installer import INSTALLER, install
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.runner.program_runner import ProgramNotFoundError, ScriptOrModule, run
 from xlashard.legacy.runner.recorder import Recorder

@@ -4,10 +4,9 @@ The private names are those of `jax.experimental.gda_serialization.serialization
 
 | file | contents |
 |---|---|
-| `tensorstore_specs` | the TensorStore spec of an array, and errors that name its path |
+| `tensorstore_specs` | TensorStore specs, errors that name their path, and running of coroutines |
 | `deserialize_args` | both signatures of `async_deserialize` and `run_deserialization` |
 | `array_writing`, `reading` | arrays to TensorStore and back |
-| `event_loop` | running coroutines to completion, also in a notebook |
 | `manager` | asynchronous checkpoints that all processes commit together |
 """
 

@@ -15,9 +15,10 @@ from xlashard.array.host.put import as_host_value
 from xlashard.array.keys import is_key_array
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
 from xlashard.legacy.serialization.deserialize_args import as_list
-from xlashard.legacy.serialization.event_loop import gather_or_cancel, run_coroutine
 from xlashard.legacy.serialization.tensorstore_specs import (
     Spec,
+    gather_or_cancel,
+    run_coroutine,
     spec_to_write,
     stored_at,
     write_error,

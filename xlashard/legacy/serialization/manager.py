@@ -16,9 +16,8 @@ from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
 from xlashard.legacy.serialization.array_writing import serialize_all
-from xlashard.legacy.serialization.event_loop import run_coroutine
 from xlashard.legacy.serialization.reading import deserialize_all
-from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec
+from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec, run_coroutine
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 
 logger = logging.getLogger("xlashard.legacy")

@@ -28,8 +28,13 @@ from xlashard.legacy.serialization.deserialize_args import (
     read_many,
     read_one,
 )
-from xlashard.legacy.serialization.event_loop import gather_or_cancel, run_coroutine
-from xlashard.legacy.serialization.tensorstore_specs import filling, is_chunked, read_error
+from xlashard.legacy.serialization.tensorstore_specs import (
+    filling,
+    gather_or_cancel,
+    is_chunked,
+    read_error,
+    run_coroutine,
+)
 from xlashard.sharding import NamedSharding
 
 

@@ -1,8 +1,10 @@
-"""TensorStore specs, the metadata of arrays, and errors that name the stored array."""
+"""TensorStore specs, errors that name the stored array, and running of TensorStore's coroutines."""
 
+import asyncio
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,26 @@ def _siblings(where: str) -> str:
             found = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
             return f"; {str(folder)!r} contains {found}"
     return ""
+
+
+def run_coroutine[T](coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to completion and return its result, blocking this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # This thread's loop is blocked, so run the coroutine in the loop of another thread.
+    with ThreadPoolExecutor(1, thread_name_prefix="serialization") as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+async def gather_or_cancel[T](tasks: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of tasks in order; on an error, cancel the others and raise it."""
+    running = [asyncio.ensure_future(task) for task in tasks]
+    try:
+        return await asyncio.gather(*running)
+    except BaseException:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        raise

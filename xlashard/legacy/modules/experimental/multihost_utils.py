@@ -11,7 +11,7 @@ from xlashard.array.core.handles import as_class
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
-from xlashard.legacy.modes.result_classes import is_gda
+from xlashard.legacy.modes.mode_function import is_gda
 from xlashard.legacy.modules.entry import Entry
 from xlashard.multihost import assert_equal, broadcast_one_to_all, sync_global_devices
 from xlashard.sharding import Mesh

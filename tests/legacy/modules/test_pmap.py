@@ -9,7 +9,7 @@ import xlashard
 from xlashard import legacy
 from xlashard.errors import RefusedError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray
-from xlashard.legacy.arrays.legacy_pmap import pmap
+from xlashard.legacy.modules.toplevel import pmap
 
 ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
 

@@ -20,7 +20,13 @@ import jax
 from xlashard import Array
 from xlashard._jax.compat.legacy_api import concrete_class
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.legacy.installation.module_shims import (
+from xlashard.legacy.modes.config_flags import (
+    allow_computations,
+    hide_flags,
+    restrict_computations,
+    show_flags,
+)
+from xlashard.legacy.module_shims import (
     MISSING,
     ImportHook,
     Listener,
@@ -30,8 +36,6 @@ from xlashard.legacy.installation.module_shims import (
     has_module,
     resolve_source,
 )
-from xlashard.legacy.modes.config_flags import hide_flags, show_flags
-from xlashard.legacy.modes.spmd_mode import allow_computations, restrict_computations
 from xlashard.legacy.modules import Entry, entries
 
 
@@ -311,7 +315,7 @@ def install() -> None:
 
     Example:
         >>> import jax
-        >>> from xlashard.legacy.installation import installer
+        >>> from xlashard.legacy import installer
         >>> installer.install()
         >>> jax.tree_map(lambda x: x + 1, {"w": 1})
         {'w': 2}

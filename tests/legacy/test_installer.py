@@ -15,17 +15,17 @@ import pytest
 
 import xlashard
 from xlashard import legacy
-from xlashard.legacy.installation import installer as installing
-from xlashard.legacy.installation.module_shims import resolve_source
+from xlashard.legacy import installer as installing
+from xlashard.legacy.module_shims import resolve_source
 from xlashard.legacy.modules import Entry
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def names_of_jax() -> dict[str, list]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.legacy.installation.names_of_jax"],
+        [sys.executable, "-m", "tests.legacy.names_of_jax"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -209,7 +209,7 @@ def test_a_module_in_place_of_one_of_today() -> None:
     table = {
         e.name: e
         for e in (
-            entry("jax.experimental.pjit", "xlashard.legacy.modules.tree_util"),
+            entry("jax.experimental.pjit", "xlashard.legacy.modules.util"),
             entry("jax.experimental.pjit.pjit", "xlashard:pjit"),
             entry("jax.experimental.there.below", "xlashard.legacy.modules.util"),
             entry("jax.sharding.NamedSharding", "xlashard:NamedSharding"),

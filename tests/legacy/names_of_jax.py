@@ -58,7 +58,7 @@ for name in ("jax.experimental.multihost_utils", "jax.experimental.pjit", "jax.e
 before = names()
 
 with_xlashard = names()
-from xlashard.legacy.installation import installer as installing  # noqa: E402
+from xlashard.legacy import installer as installing  # noqa: E402
 
 with_legacy = names()
 bare = values()
