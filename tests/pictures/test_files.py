@@ -11,7 +11,7 @@ import xlashard
 from tests.goldens import check_golden, check_no_others
 from tests.pictures.cases import PICTURES
 from xlashard import AbstractMesh, NamedSharding, P
-from xlashard.pictures.palette import COLOURS
+from xlashard.pictures.picture_plan import COLOURS
 
 SVG = "{http://www.w3.org/2000/svg}"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pictures"

@@ -14,8 +14,7 @@ from tests.pictures.pods import CountingList, Pod, PodDevice, pod
 from tests.pictures.specs import specs
 from xlashard import AbstractMesh, GSPMDSharding, Mesh, NamedSharding, P, Sharding
 from xlashard.geometry import Tiling, replica_runs
-from xlashard.pictures.palette import BLANK
-from xlashard.pictures.picture_plan import plan_picture
+from xlashard.pictures.picture_plan import BLANK, plan_picture
 from xlashard.pictures.picture_text import index_text
 from xlashard.pictures.subject import LISTED, read_subject
 

@@ -17,8 +17,7 @@ from tests.pictures.pods import Pod, PodDevice, pod
 from tests.pictures.specs import specs
 from xlashard import AbstractMesh, NamedSharding, P
 from xlashard.geometry import Runs, Tiling
-from xlashard.pictures.borders import THICK, THIN, Borders
-from xlashard.pictures.palette import BLANK, COLOURS, INK
+from xlashard.pictures.picture_plan import BLANK, COLOURS, INK, THICK, THIN, Borders
 from xlashard.pictures.picture_text import runs_text
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -16,7 +16,7 @@ from tests.train.examples import devices, settings
 from xlashard import NamedSharding, P, TreePicture
 from xlashard.errors import ArgumentError
 from xlashard.pictures import read_tree
-from xlashard.pictures.palette import COLOURS
+from xlashard.pictures.picture_plan import COLOURS
 from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.step import make_recipe, state_shardings
 

@@ -9,12 +9,31 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 from xlashard.geometry import Runs, head_and_tail
-from xlashard.pictures.palette import BLANK, COLOURS
-from xlashard.pictures.placement import Places, tile_number
-from xlashard.pictures.subject import LISTED, PictureSubject
+from xlashard.pictures.subject import LISTED, PictureSubject, Places, tile_number
+
+COLOURS = (
+    "#77aadd",
+    "#ee8866",
+    "#eedd88",
+    "#ffaabb",
+    "#44bb99",
+    "#bbcc33",
+    "#99ddff",
+    "#cfb8e6",
+)
+"""Backgrounds; the first seven are of Paul Tol's scheme for labelled cells."""
+
+
+INK = "#111111"
+"""Text on any of them."""
+
+
+BLANK = "#d4d4d4"
+"""The background of a tile without elements or without holders."""
 
 
 @dataclass(frozen=True)
@@ -261,3 +280,57 @@ def _sample(runs: Runs, most: int) -> tuple[list[int], list[int]]:
     ends = runs.last or runs.first
     last = islice((n for run in reversed(ends) for n in reversed(run)), tail)
     return list(first), list(last)[::-1]
+
+
+THIN, THICK = 1, 2
+
+# By the weight of the arms: up × 27 + right × 9 + down × 3 + left.
+_BOX = " ╴╸╷┐┑╻┒┓╶─╾┌┬┭┎┰┱╺╼━┍┮┯┏┲┳╵┘┙│┤┥╽┧┪└┴┵├┼┽┟╁╅┕┶┷┝┾┿┢╆╈╹┚┛╿┦┩┃┨┫┖┸┹┞╀╃┠╂╉┗┺┻┡╄╇┣╊╋"
+
+
+class Borders(NamedTuple):
+    """The weights of all lines around the cells of a grid.
+
+    Attributes:
+        across: The lines above each row and below the last, `[rows + 1][columns]`.
+        down: The lines left of each column and right of the last, `[rows][columns + 1]`.
+    """
+
+    across: tuple[tuple[int, ...], ...]
+    down: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, cells: Sequence[Sequence[Cell | None]], *, has_hosts: bool) -> "Borders":
+        """Return the borders of a grid of tiles.
+
+        Args:
+            cells: Rows of tiles.
+            has_hosts: Whether the picture has several hosts.
+        """
+        edge = THICK if has_hosts else THIN
+        columns = list(zip(*cells, strict=True))
+        down = tuple(_between(row, edge) for row in cells)
+        across = zip(*(_between(column, edge) for column in columns), strict=True)
+        return cls(tuple(across), down)
+
+    def crossing(self, row: int, column: int, *, ascii_only: bool = False) -> str:
+        """Return the character where the lines above a row and left of a column meet."""
+        up = self.down[row - 1][column] if row else 0
+        down = self.down[row][column] if row < len(self.down) else 0
+        left = self.across[row][column - 1] if column else 0
+        right = self.across[row][column] if column < len(self.across[row]) else 0
+        if ascii_only:
+            return "#" if THICK in (up, down, left, right) else "+"
+        return _BOX[up * 27 + right * 9 + down * 3 + left]
+
+
+def line(weight: int, *, down: bool, ascii_only: bool = False) -> str:
+    """Return the character of a straight line."""
+    if ascii_only:
+        return ("|#" if down else "-=")[weight - 1]
+    return ("│┃" if down else "─━")[weight - 1]
+
+
+def _between(cells: Sequence[Cell | None], edge: int) -> tuple[int, ...]:
+    inner = (THICK if a and b and a.hosts != b.hosts else THIN for a, b in pairwise(cells))
+    return (edge, *inner, edge)

@@ -1,21 +1,226 @@
-"""`visualize`: how arrays lie on their devices, for a terminal, a notebook or a file."""
+"""`visualize`: draw how an array or a tree of arrays lies on its devices."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any, Self, overload
 
 import jax
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.errors import ArgumentError
-from xlashard.pictures.page import fragment, page
-from xlashard.pictures.picture_plan import Picture, plan_picture
+from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
+from xlashard.pictures.picture_plan import Cell, Picture, plan_picture
+from xlashard.pictures.picture_text import runs_text, type_text
 from xlashard.pictures.printable import Printable
-from xlashard.pictures.subject import PictureSubject, read_subject
-from xlashard.pictures.svg import svg_text
-from xlashard.pictures.terminal import TerminalPicture
-from xlashard.pictures.tree import TreePicture, is_tree, read_tree
+from xlashard.pictures.subject import PictureSubject, is_place, is_shape, read_subject
+from xlashard.pictures.svg_html import fragment, page, page_of, svg_text
+from xlashard.pictures.terminal import TerminalCapabilities, TerminalPicture
+from xlashard.wording import in_bytes, shape_text
+
+_SHOWN = 16
+"""Arrays that are drawn; the rest is counted."""
+
+_SMALL = 8
+"""Tiles along a dimension of a small picture."""
+
+
+@dataclass(frozen=True)
+class TreeLeaf:
+    """An array of a tree.
+
+    Attributes:
+        path: Path in the tree.
+        subject: The array.
+    """
+
+    path: str
+    subject: PictureSubject
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on one device."""
+        return self.subject.tile_bytes or 0
+
+
+@dataclass(frozen=True, repr=False)
+class TreePicture(Printable):
+    """Picture of a tree's shardings. Made by `xlashard.visualize`.
+
+    It shows the biggest ones; a notebook and a page unfold the picture of each.
+
+    Attributes:
+        leaves: The arrays, the biggest first.
+        unplaced: Paths of leaves without a sharding, such as host values.
+        title: Title.
+    """
+
+    leaves: tuple[TreeLeaf, ...]
+    unplaced: tuple[str, ...] = ()
+    title: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, copies counted once."""
+        return sum(leaf.subject.nbytes or 0 for leaf in self.leaves)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all arrays that one device holds."""
+        return sum(leaf.device_bytes for leaf in self.leaves)
+
+    def biggest(self, count: int, title: str = "") -> Self:
+        """Return a picture of only the biggest arrays.
+
+        Args:
+            count: Number of arrays.
+            title: Title.
+        """
+        return replace(self, leaves=self.leaves[:count], unplaced=(), title=title)
+
+    def to_html(self) -> str:
+        """Return a page in which the picture of each array expands."""
+        return page_of(self._heading(), self._repr_html_())
+
+    def _repr_html_(self) -> str:
+        leaves = "".join(_unfolding(leaf) for leaf in self.leaves[:_SHOWN])
+        rest = "".join(f"<div>{escape(line)}</div>" for line in self._rest())
+        return f"<div><strong>{escape(self._heading())}</strong>{leaves}{rest}</div>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        screen = TerminalCapabilities.of(console, options)
+        say = screen.encoded
+        yield Text(say(self._heading()), "bold")
+        table = Table(box=box.SIMPLE_HEAD, leading=1, header_style="dim", pad_edge=False)
+        for name in ("array\nand its sharding", "shape\nand tile", "devices\nof each tile"):
+            table.add_column(name, overflow="fold")
+        room = max(12, options.max_width // 2)
+        for leaf in self.leaves[:_SHOWN]:
+            subject = leaf.subject
+            table.add_row(
+                say(f"{leaf.path}\n  {subject.sharding}"),
+                say(f"{type_text(subject)}\n{_held(subject)}"),
+                _small_picture(subject, room, screen),
+            )
+        yield table
+        for line in self._rest():
+            yield Text(say(line), "dim")
+
+    def _heading(self) -> str:
+        return self.title or (
+            f"{counted(len(self.leaves), 'array')}: {in_bytes(self.nbytes)}, "
+            f"{in_bytes(self.device_bytes)} on each device"
+        )
+
+    def _rest(self) -> Iterator[str]:
+        left = self.leaves[_SHOWN:]
+        if left:
+            held = in_bytes(sum(leaf.device_bytes for leaf in left))
+            yield f"and {len(left)} smaller, {held} on each device"
+        if self.unplaced:
+            few = ", ".join(self.unplaced[:4]) + (", …" if len(self.unplaced) > 4 else "")
+            yield f"without a sharding: {few}"
+
+
+def is_tree(x: Any) -> bool:
+    """Return whether a value is a tree of arrays rather than an array or a shape."""
+    if is_shape(x) or hasattr(x, "shape"):
+        return False
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and any(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def read_tree(tree: Any, sharding: Any = None) -> TreePicture:
+    """Read every array of a tree.
+
+    Args:
+        tree: Tree of arrays, or of objects with a shape and a dtype.
+        sharding: A sharding for all, or a tree of them that is a prefix of the other; None for the
+            arrays' own.
+
+    Raises:
+        ArgumentError: The trees differ, or one of the shardings doesn't fit its array.
+    """
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    leaves, unplaced = [], []
+    for (path, x), given in zip(named, _for_each(tree, sharding), strict=True):
+        name = jax.tree_util.keystr(path)
+        if given is None and not hasattr(x, "sharding"):
+            unplaced.append(name)
+            continue
+        try:
+            leaves.append(TreeLeaf(name, read_subject(x, given)))
+        except (ArgumentError, GeometryError, ShardingError) as error:
+            raise ArgumentError(f"the tree at {name}: {error}") from None
+    leaves.sort(key=lambda leaf: -(leaf.subject.nbytes or 0))
+    return TreePicture(tuple(leaves), tuple(unplaced))
+
+
+def _for_each(tree: Any, sharding: Any) -> Sequence[Any]:
+    """Return the sharding of each leaf, None where it has its own."""
+    if sharding is None or is_place(sharding):
+        return [sharding] * len(jax.tree.leaves(tree))
+    try:
+        spread = jax.tree.broadcast(sharding, tree, is_leaf=lambda x: x is None or is_place(x))
+    except ValueError:
+        given, whole = (str(jax.tree.structure(t))[:80] for t in (sharding, tree))
+        raise ArgumentError(
+            f"sharding is the tree {given}, which is no prefix of the arrays' tree {whole}: give "
+            "one sharding for all, or jax.tree.map(lambda x: NamedSharding(mesh, P()), tree)"
+        ) from None
+    return jax.tree.leaves(spread, is_leaf=lambda x: x is None or is_place(x))
+
+
+def _held(subject: PictureSubject) -> str:
+    return f"{shape_text(subject.placement.tile)}, {in_bytes(subject.tile_bytes or 0)}"
+
+
+def _unfolding(leaf: TreeLeaf) -> str:
+    """Return an array whose picture expands on a click."""
+    subject = leaf.subject
+    line = f"{type_text(subject)} {subject.sharding}, {in_bytes(leaf.device_bytes)} on each device"
+    return (
+        f"<details><summary><code>{escape(leaf.path)}</code> {escape(line)}</summary>"
+        f"{fragment(plan_picture(subject, 16))}</details>"
+    )
+
+
+def _small_picture(subject: PictureSubject, room: int, screen: TerminalCapabilities) -> Text:
+    """Yield a line per row of tiles, each in its colour with its devices."""
+    picture = plan_picture(subject, _SMALL)
+    rows = list(_lines(picture))
+    names = [[screen.encoded(_name(cell)) for cell in row] for row in rows]
+    width = max(len(name) for row in names for name in row) + 2
+    if width * max(map(len, names)) > room:
+        counts = " × ".join(str(n) for n in subject.placement.counts if n > 1)
+        copies = subject.placement.num_devices // max(1, math.prod(subject.placement.counts))
+        text = f"{counts} tiles, each on {counted(copies, 'device')}"
+        text += ", unreduced" if subject.placement.addends > 1 else ""
+        return Text(screen.encoded(text))
+    drawn = Text()
+    for number, (row, words) in enumerate(zip(rows, names, strict=True)):
+        drawn.append("\n" if number else "")
+        for cell, name in zip(row, words, strict=True):
+            drawn.append(name.center(width), screen.style(cell))
+    return drawn
+
+
+def _lines(picture: Picture) -> Iterator[tuple[Cell | None, ...]]:
+    """Return the rows of all panels, one under the other."""
+    for panel in picture.panels:
+        if panel is None:
+            yield (None,)
+        else:
+            yield from panel.cells
+
+
+def _name(cell: Cell | None) -> str:
+    return "…" if cell is None else runs_text(cell.ids, 14) or "no device"
+
 
 _MOST = 16
 

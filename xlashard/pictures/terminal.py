@@ -10,9 +10,17 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.pictures.borders import Borders, line
-from xlashard.pictures.palette import BLANK, COLOURS, INK
-from xlashard.pictures.picture_plan import Cell, Panel, Picture, plan_picture
+from xlashard.pictures.picture_plan import (
+    BLANK,
+    COLOURS,
+    INK,
+    Borders,
+    Cell,
+    Panel,
+    Picture,
+    line,
+    plan_picture,
+)
 from xlashard.pictures.picture_text import (
     cut_text,
     devices_text,

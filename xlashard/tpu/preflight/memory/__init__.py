@@ -1,1 +1,0 @@
-"""Memory of a device: buffers, live ranges, and their breakdown by value."""
