@@ -45,9 +45,9 @@ XLASHARD = Layers(
             ("xlashard.array.core.repr", "xlashard.pictures"),
             ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
             # A settings file needs the packages of the extra `train`; other programs don't.
-            ("xlashard.commands.targets", "xlashard.train.model.programs"),
-            ("xlashard.commands.targets", "xlashard.train.config.settings"),
-            ("xlashard.commands.targets", "xlashard.train.config.toml"),
+            ("xlashard.commands.common", "xlashard.train.model.programs"),
+            ("xlashard.commands.common", "xlashard.train.config.settings"),
+            ("xlashard.commands.common", "xlashard.train.config.toml"),
         }
     ),
 )

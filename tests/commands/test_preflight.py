@@ -14,7 +14,7 @@ from tests.tpu.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
 from xlashard.cli import main
-from xlashard.commands.targets import topologies_for
+from xlashard.commands.common import topologies_for
 from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]

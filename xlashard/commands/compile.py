@@ -8,12 +8,13 @@ from pathlib import Path
 
 from xlashard.commands.common import (
     command_line_message,
+    find_program,
     quiet_start,
     read_mesh,
     read_options,
     status_line,
+    topologies_for,
 )
-from xlashard.commands.targets import find_program, topologies_for
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
 from xlashard.tpu.preflight.preflight_run import lower_for

@@ -13,14 +13,15 @@ from xlashard.commands.common import (
     ALL,
     check_budget,
     command_line_message,
+    find_program,
     quiet_start,
     read_mesh,
     read_options,
     reason_of,
     status_line,
+    topologies_for,
     write,
 )
-from xlashard.commands.targets import find_program, topologies_for
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology

@@ -8,21 +8,30 @@ from typing import Any
 
 from rich.console import Console
 
-from xlashard.commands.common import ALL, check_budget, read_options, write
-from xlashard.commands.targets import find_program, settings_of, topologies_for
+from xlashard.commands.common import (
+    ALL,
+    check_budget,
+    find_program,
+    read_options,
+    settings_of,
+    topologies_for,
+    write,
+)
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
-from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
 from xlashard.tpu.preflight.sweep.sweep_pool import default_limits
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.tpu.preflight.sweep.sweep_run import (
+    AxisRange,
     Prices,
     Sweep,
     find_topologies,
+    parse_axes,
+    read_axes,
     read_prices,
     run_sweep,
 )
