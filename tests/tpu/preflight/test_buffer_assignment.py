@@ -1,6 +1,6 @@
 """XLA's buffer assignment, read from small texts of the kinds that libtpu writes."""
 
-from xlashard.tpu.preflight.memory.buffer_assignment import HBM, HOST, read_buffers
+from xlashard.tpu.preflight.buffer_assignment import HBM, HOST, read_buffers
 
 TEXT = """BufferAssignment:
 allocation 0: size 512, page 0, constant:

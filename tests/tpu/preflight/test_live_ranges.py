@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo.analysis import read_hlo
-from xlashard.tpu.preflight.memory.buffer_assignment import Allocation, BufferValue, read_buffers
-from xlashard.tpu.preflight.memory.live_ranges import (
+from xlashard.tpu.preflight.buffer_assignment import (
+    Allocation,
+    BufferValue,
     LiveIntervals,
     buffers_at_peak,
-    describe_temporaries,
+    read_buffers,
     read_live_ranges,
 )
+from xlashard.tpu.preflight.memory_breakdown import describe_temporaries
 
 NOWHERE = SourceLocator("", "")
 

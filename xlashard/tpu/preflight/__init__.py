@@ -3,7 +3,7 @@
 | folder or module | contents |
 |---|---|
 | `preflight_run`, `compilation`, `dump_folder` | `preflight()`: shard arguments, compile, report |
-| `memory/` | buffer assignment, live ranges, memory breakdown by argument, result and temporary |
+| `buffer_assignment`, `memory_breakdown` | memory by argument, result and temporary |
 | `cost/` | FLOPs, HBM traffic, network model, roofline and schedule |
 | `attribution/` | the constraint, argument or operation that causes a collective, and suggestions |
 | `report/` | the report: data model, construction, JSON schema, comparison, budget, prices |

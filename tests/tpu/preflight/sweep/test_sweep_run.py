@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.facts import naming
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.sweep.mesh_shapes import (
+from xlashard.tpu.preflight.sweep.sweep_run import (
     AxisRange,
     factorisations,
     parse_axes,

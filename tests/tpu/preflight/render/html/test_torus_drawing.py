@@ -6,12 +6,12 @@ import pytest
 
 from tests.tpu.preflight.examples import HUGE, SMALL, TWO_SLICES, V5P
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.render.html.device_positions import (
+from xlashard.tpu.preflight.render.html.torus_drawing import (
     MOST_CHIPS,
     DevicePositions,
+    colour,
     device_positions,
 )
-from xlashard.tpu.preflight.render.html.torus_drawing import colour
 from xlashard.tpu.preflight.report.build import describe_mesh, describe_topology
 from xlashard.tpu.preflight.report.preflight_model import AxisReport
 

@@ -6,7 +6,7 @@
 | `markup` | escaped HTML elements, and tables that sort and filter |
 | `verdict` | outcome and key figures; one row per report for several reports |
 | `memory_bar`, `timing` | memory bar; time bars and roofline |
-| `device_positions`, `torus_drawing` | mesh positions on the torus, and their drawing |
+| `torus_drawing` | mesh positions on the torus, and their drawing |
 | `report_tables` | tables of collectives, shardings and donations |
 """
 
