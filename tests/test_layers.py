@@ -42,7 +42,7 @@ XLASHARD = Layers(
     pure=frozenset({"geometry"}),
     deferred=frozenset(
         {
-            ("xlashard.array.core.repr", "xlashard.pictures"),
+            ("xlashard.array.core.protocols", "xlashard.pictures"),
             ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.common", "xlashard.train.model.programs"),

@@ -144,9 +144,10 @@ print(*sorted(sys.modules))
 
 
 FEW_NEED = """
-array.buffer_makers array.makers array.movement array.pieces array.process_local array.retile
-array.rounds array.singles array.to_host array.unstacked geometry.groups geometry.reshard
-geometry.rounds legacy multihost numpy pictures pjit.recompile.explanation
+array.constructors array.device_buffers array.dlpack array.from_single_device_arrays
+array.process_local array.reshard.compiled array.reshard.p2p array.reshard.permute
+array.reshard.plan array.reshard.report array.stacked geometry.groups geometry.reshard legacy
+multihost numpy pictures pjit.recompile.explanation
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
 program.consistency.fingerprint program.consistency.exchange program.hlo.analysis
 program.hlo.collectives program.hlo.module program.ir.donation_report program.runtime.oom

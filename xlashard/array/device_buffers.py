@@ -9,8 +9,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, Tracer, split, with_sharding
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import check_alive
-from xlashard.array.core.buffer_shape import reshape_buffer
+from xlashard.array.core.base import check_alive, reshape_buffer
 from xlashard.array.core.shard import Shard
 from xlashard.array.from_single_device_arrays import make_array_from_single_device_arrays
 from xlashard.array.keys import key_handle, keys_over

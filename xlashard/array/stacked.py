@@ -14,7 +14,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, put
 from xlashard.array.constructors import PieceInput, as_piece_input
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.buffer_shape import reshape_buffer
+from xlashard.array.core.base import reshape_buffer
 from xlashard.array.host.copying import private_copy
 from xlashard.array.host.put import put_on
 from xlashard.array.keys import keys_over, resolve_key_data

@@ -10,9 +10,15 @@ from jax.experimental.layout import Format, Layout
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, with_sharding
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
-from xlashard.array.host.put import HostPut, as_host_value, host_route, put_values
+from xlashard.array.host.put import (
+    HostPut,
+    as_host_value,
+    as_out_of_memory_error,
+    host_route,
+    memory_required,
+    put_values,
+)
 from xlashard.array.keys import is_key_array, key_handle, keys_over, resolve_key_data
-from xlashard.array.placement.oom import as_out_of_memory_error, memory_required
 from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import (
     Placement,

@@ -2,7 +2,6 @@
 
 import typing as _typing
 
-from xlashard.geometry.cuts import Index
 from xlashard.geometry.mesh import Box, MeshGrid
 from xlashard.geometry.sharding_spec import (
     Chunked,
@@ -16,6 +15,7 @@ from xlashard.geometry.sharding_spec import (
     Unstacked,
 )
 from xlashard.geometry.spec import UNCONSTRAINED, DimAxes, Spec, parse_spec, validate_spec
+from xlashard.geometry.strides import Index
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
 from xlashard.lazily import on_demand as _on_demand
@@ -37,8 +37,16 @@ if _typing.TYPE_CHECKING:
         read_pairs,
     )
     from xlashard.geometry.replicas import Runs, head_and_tail, replica_runs
-    from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
-    from xlashard.geometry.rounds import Round, TransferLoad, refine, schedule_rounds, transfer_load
+    from xlashard.geometry.reshard import (
+        Piece,
+        ReshardPlan,
+        Round,
+        TransferLoad,
+        refine,
+        reshard_plan,
+        schedule_rounds,
+        transfer_load,
+    )
 else:
     __getattr__, __dir__ = _on_demand(
         __name__,
@@ -59,14 +67,12 @@ else:
             "xlashard.geometry.reshard": (
                 "Piece",
                 "ReshardPlan",
-                "reshard_plan",
-            ),
-            "xlashard.geometry.rounds": (
-                "TransferLoad",
                 "Round",
+                "TransferLoad",
+                "refine",
+                "reshard_plan",
                 "schedule_rounds",
                 "transfer_load",
-                "refine",
             ),
             "xlashard.geometry.assignment": (
                 "explode_superdims",

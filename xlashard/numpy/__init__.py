@@ -28,9 +28,9 @@ from xlashard.array import Array as ndarray  # noqa: F401
 from xlashard.array import from_dlpack as from_dlpack
 from xlashard.numpy import fft as fft
 from xlashard.numpy import linalg as linalg
-from xlashard.numpy._indexed import Indexed as _Indexed
+from xlashard.numpy._namespace import Indexed as _Indexed
 from xlashard.numpy._namespace import Namespace as _Namespace
-from xlashard.numpy._ufunc import frompyfunc, ufunc, vectorize  # noqa: F401
+from xlashard.numpy._namespace import frompyfunc, ufunc, vectorize  # noqa: F401
 
 r_, c_, mgrid, ogrid = map(_Indexed, (_jnp.r_, _jnp.c_, _jnp.mgrid, _jnp.ogrid))
 

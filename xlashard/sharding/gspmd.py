@@ -19,10 +19,9 @@ from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import axes_of, gspmd_sharding_of
-from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.base import DeviceNames, XLACompatibleSharding, devices_of, names_of
 from xlashard.sharding.checks import check_memory_kind, checked_devices
 from xlashard.sharding.named import partition_spec
-from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
 

@@ -16,9 +16,8 @@ from xlashard._jax.runtime.shardings import (
 from xlashard.errors import RankError, ShardingError, counted
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.geometry.spec import checked_rank
-from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.base import XLACompatibleSharding, reduce_mesh, restore_mesh
 from xlashard.sharding.checks import check_memory_kind
-from xlashard.sharding.pickling import reduce_mesh, restore_mesh
 
 # Meshes of one program are few; specs times ranks are not many more.
 _TILINGS_KEPT = 4096

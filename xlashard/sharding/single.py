@@ -9,9 +9,8 @@ import jax
 from xlashard._jax.runtime.shardings import Device, JaxSingleDeviceSharding, with_interface
 from xlashard.errors import ShardingError
 from xlashard.geometry import Tiling
-from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.base import DeviceNames, XLACompatibleSharding, devices_of, names_of
 from xlashard.sharding.checks import check_memory_kind
-from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
 

@@ -23,7 +23,7 @@ from xlashard import (
     device_put_replicated,
     pjit,
 )
-from xlashard.array.core import buffer_shape, indexing
+from xlashard.array.core import base, indexing
 from xlashard.errors import ArgumentError, DeletedError
 
 V = value(np.float32)
@@ -226,19 +226,19 @@ def test_weak_types_and_memories_stay() -> None:
 def test_a_buffer_takes_another_shape_by_a_program_too() -> None:
     """What other platforms do, here on a CPU, where the answer must be the same."""
     (shard,) = device_put(V[:1], DEVICES[3]).addressable_shards
-    for program in (buffer_shape.reshape_by_program, buffer_shape.reshape_buffer):
+    for program in (base.reshape_by_program, base.reshape_buffer):
         out = program(shard.data.to_jax(), (16,))
         assert out.devices() == {DEVICES[3]}
         assert same(out, V[0])
     kinds = [memory.kind for memory in DEVICES[3].addressable_memories()]
     pinned = device_put(V[:1], SingleDeviceSharding(DEVICES[3], memory_kind=kinds[-1]))
-    out = buffer_shape.reshape_by_program(pinned.to_jax(), (16,))
+    out = base.reshape_by_program(pinned.to_jax(), (16,))
     assert out.sharding.memory_kind == kinds[-1]
     assert same(out, V[0])
 
     @jax.jit
     def traced(t: Any) -> Any:
-        row = buffer_shape.reshape_by_program(shard.data.to_jax(), (16,))
+        row = base.reshape_by_program(shard.data.to_jax(), (16,))
         assert not isinstance(row, jax.core.Tracer)
         return row * t
 

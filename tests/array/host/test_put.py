@@ -10,7 +10,7 @@ import pytest
 
 from tests.array.cases import DEVICES, DTYPES, MESH, SHARDINGS, named, same, value
 from xlashard import Array, device_put, make_array_from_callback
-from xlashard.array.host import copying, put, staging
+from xlashard.array.host import copying, put
 from xlashard.errors import DeletedError, PlacementError
 
 ON_HOST = DEVICES[0].platform == "cpu"
@@ -23,8 +23,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(put, "_LEFT_TO_JAXLIB", 1 << 60)
     else:
         monkeypatch.setattr(put, "_LEFT_TO_JAXLIB", -1)
-        monkeypatch.setattr(staging, "_LARGEST_POOLED", 1 << 20 if request.param == "pool" else -1)
-        monkeypatch.setattr(staging, "_POOL", 256)
+        monkeypatch.setattr(copying, "_LARGEST_POOLED", 1 << 20 if request.param == "pool" else -1)
+        monkeypatch.setattr(copying, "_POOL", 256)
         monkeypatch.setattr(copying, "_BYTES_PER_THREAD", 1)
     return request.param
 

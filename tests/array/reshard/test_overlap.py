@@ -7,7 +7,7 @@ import pytest
 
 from tests.array.cases import DEVICES, MESH, Stripes, named, same
 from xlashard import Array, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding, device_put
-from xlashard.array.reshard import host_memory, p2p, plan
+from xlashard.array.reshard import p2p, plan
 from xlashard.errors import PlacementError
 
 V = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
@@ -77,7 +77,7 @@ class TestOverlap:
     ) -> None:
         """Every target here holds tiles of the source, or parts that lie in it in one stretch."""
         copies: list[Any] = []
-        monkeypatch.setattr(host_memory, "copy_all", copies.extend)
+        monkeypatch.setattr(p2p, "copy_all", copies.extend)
         x = device_put(V, source)
         y = device_put(x, target)
         assert copies == []
@@ -88,9 +88,9 @@ class TestOverlap:
 
 def test_a_block_of_which_parts_lie_apart_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    copy_all = host_memory.copy_all
+    copy_all = p2p.copy_all
     monkeypatch.setattr(
-        host_memory,
+        p2p,
         "copy_all",
         lambda copies: (copied.extend(s.nbytes for _, s in copies), copy_all(copies)),
     )
@@ -104,13 +104,13 @@ def test_buffers_are_freed_one_by_one_in_one_memory(monkeypatch: pytest.MonkeyPa
     x = device_put(V, named(("x", "y")))
     buffers = [shard.data for shard in x.addressable_shards]
     alive: list[int] = []
-    copy_all = host_memory.copy_all
+    copy_all = p2p.copy_all
 
     def counted(copies: Any) -> None:
         alive.append(sum(not b.is_deleted() for b in buffers))
         copy_all(copies)
 
-    monkeypatch.setattr(host_memory, "copy_all", counted)
+    monkeypatch.setattr(p2p, "copy_all", counted)
     y = device_put(x, named(None, ("x", "y")), donate=True)
     assert alive == [8, 7, 6, 5, 4, 3, 2, 1]
     assert same(y, V)

@@ -10,6 +10,7 @@ from jax.experimental.layout import Format, Layout
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import (
+    Handle,
     HandleType,
     callback_result,
     collect_garbage,
@@ -17,24 +18,26 @@ from xlashard._jax.runtime.transfer import (
     split,
     with_sharding,
 )
-from xlashard.array.core.base import Handle, check_alive, type_text
+from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.core.donation import DELETE, SHARD, SHARDS, record_shard, release_shards
 from xlashard.array.core.indexing import Indexing
 from xlashard.array.core.members import NumpyMethods, Operators
 from xlashard.array.core.protocols import HostProtocols
 from xlashard.array.core.shard import Shard
-from xlashard.array.core.typed import Typed
-from xlashard.array.host.read import BRING_HERE, start_read
+from xlashard.array.host.read import BRING_HERE, Policy, start_read, to_host
 from xlashard.errors import ArgumentError, NotAddressableError
-from xlashard.lazily import deferred
 from xlashard.sharding import Sharding, from_jax, to_jax
 from xlashard.sharding.checks import is_index
 
 if TYPE_CHECKING:
-    from xlashard.array.host import to_host as gathering
-    from xlashard.array.host.to_host import Policy
+    # Only a stub: the members are generated from JAX's, with parameters that a checker cannot see.
+    from xlashard.array.core.typed import Typed  # pyright: ignore[reportMissingModuleSource]
 else:
-    gathering = deferred("xlashard.array.host.to_host")
+
+    class Typed:
+        """Empty at run time."""
+
+        __slots__ = ()
 
 
 class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
@@ -323,7 +326,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             raise
         return self
 
-    def to_host(self, policy: "Policy" = "replicated", *, timeout: float = 60.0) -> np.ndarray:
+    def to_host(self, policy: Policy = "replicated", *, timeout: float = 60.0) -> np.ndarray:
         """Return the value, or this process's part of it, as a read-only NumPy array.
 
         If all devices of the array belong to this process, every policy returns the whole value.
@@ -348,7 +351,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             array([0, 1, 2], dtype=int32)
         """
         with short_tracebacks:
-            return gathering.to_host(self, policy, timeout)
+            return to_host(self, policy, timeout)
 
     def copy_to_host_async(self) -> None:
         """Start the transfer of the value to the host."""

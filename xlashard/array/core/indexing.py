@@ -13,8 +13,7 @@ from jax.sharding import AxisType
 
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
-from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.core.buffer_shape import reshape_buffer
+from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
 from xlashard.array.core.unwrap import unwrap, wrap_results
 from xlashard.array.core.wrappers import wrap_jax_function
 from xlashard.array.host.read import check_reduced

@@ -16,12 +16,11 @@ from xlashard._jax.runtime.transfer import (
     with_sharding,
 )
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.core.repr import array_format, array_html, array_repr, array_str
 from xlashard.array.core.unwrap import wrap_results
-from xlashard.array.host.read import read_value
+from xlashard.array.host.read import distinct_here, has_value, is_unreduced, may_read, read_value
 from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
-from xlashard.errors import ArgumentError, DLPackError
-from xlashard.sharding import SingleDeviceSharding
+from xlashard.errors import ArgumentError, DLPackError, counted
+from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding, from_jax
 
 
 class HostProtocols(ArrayBase):
@@ -90,17 +89,36 @@ class HostProtocols(ArrayBase):
             )
         return operator.index(read_value(self)[()])
 
-    def _repr_html_(self) -> str | None:
-        return array_html(self)
-
     def __repr__(self) -> str:
-        return array_repr(self)
+        return _array_repr(self)
 
     def __str__(self) -> str:
-        return array_str(self)
+        if self._handle.is_deleted() or not _is_printable(self):
+            return _array_repr(self)
+        return str(read_value(self))
 
     def __format__(self, spec: str) -> str:
-        return array_format(self, spec)
+        if self._handle.is_deleted() or not has_value(self):
+            return _array_repr(self)
+        if not self.ndim:
+            return format(read_value(self)[()], spec)
+        return format(read_value(self), spec) if spec else HostProtocols.__str__(self)
+
+    def _repr_html_(self) -> str | None:
+        """Return the picture that a notebook shows of an array in several tiles, or None.
+
+        For None the notebook shows the text. It requests the text first, which caches the value of
+        a small array; the cached value stands above the picture, and nothing is read for it.
+        """
+        if self._handle.is_deleted():
+            return None
+        from xlashard.pictures import html_of  # slow to import and rarely needed
+
+        value = "" if self._value_cache is None else _array_repr(self)
+        try:
+            return html_of(self, value)
+        except Exception:  # the text remains
+            return None
 
     @shortened
     def tolist(self) -> Any:
@@ -243,18 +261,66 @@ def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
     return f"DLPack cannot export an Array {type_text(handle)}{where} ({error}): {advice}"
 
 
-def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
-    """Return an uncommitted handle of a value on the default device."""
-    device = default_device()
-    jax_sharding = SingleDeviceSharding(device).jax_sharding(value.shape)
-    aval = make_aval(value.shape, value.dtype, jax_sharding, weak_type)
-    return put(aval, jax_sharding, [value], [device], committed=False)
-
-
 def _unpickle(kind: type[ArrayBase], value: np.ndarray, weak_type: bool) -> ArrayBase:
+    """Return an uncommitted array on the default device."""
     array = kind()
     guards = active_guards()
     what = f"a pickled Array {type_text(value)}"
+    device = default_device()
+    jax_sharding = SingleDeviceSharding(device).jax_sharding()
+    aval = make_aval(value.shape, value.dtype, jax_sharding, weak_type)
     with nullcontext() if guards is None else guarded(guards, Transfer.HOST_TO_DEVICE, what):
-        array._handle = host_to_handle(value, weak_type)
+        array._handle = put(aval, jax_sharding, [value], [device], committed=False)
     return array
+
+
+# Bytes above which a value is not read for its repr.
+_PRINTED_BYTES = 1 << 20
+
+
+def _is_printable(array: ArrayBase) -> bool:
+    return array.nbytes <= _PRINTED_BYTES and has_value(array) and may_read(array)
+
+
+def _array_repr(array: ArrayBase) -> str:
+    """Return `Array([1, 2], dtype=int32)`; without the value if large or in other processes."""
+    handle = array._handle
+    if handle.is_deleted():
+        return f"{type(array).__name__}({type_text(handle)}, deleted)"
+    suffix = f"dtype={handle.dtype.name}"
+    if handle.weak_type:
+        suffix += ", weak_type=True"
+    prefix = f"{type(array).__name__}("
+    if is_unreduced(handle):
+        where = sharding_text(from_jax(handle.sharding))
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where})"
+    if not has_value(array):
+        tiling, distinct = distinct_here(handle)
+        here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
+        where = sharding_text(from_jax(handle.sharding))
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where}, {here})"
+    if not _is_printable(array):
+        return f"{prefix}shape={handle.shape}, {suffix})"
+    if array.size == 0:
+        return f"{prefix}[], shape={handle.shape}, {suffix})"
+    width = np.get_printoptions()["linewidth"]
+    body = np.array2string(
+        read_value(array), prefix=prefix, suffix=",", separator=", ", max_line_width=width
+    )
+    last_line = len(prefix) + len(body) - (body.rfind("\n") + 1)
+    gap = " " if last_line + len(suffix) + len(", )") <= width else "\n" + " " * len(prefix)
+    return f"{prefix}{body},{gap}{suffix})"
+
+
+def sharding_text(sharding: Sharding) -> str:
+    """Return a one-line description of a sharding: `P('data') on 8 devices (data=8)`."""
+    count = len(sharding.devices)
+    devices = counted(count, "device")
+    if isinstance(sharding, NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"{sharding.normal_spec.describe()} on {devices} ({axes})"
+    if isinstance(sharding, GSPMDSharding):
+        return f"{sharding.tile_assignment.to_text()} on {devices}"
+    if count == 1:
+        return f"device {sharding.devices[0].id}"
+    return f"{type(sharding).__name__} on {devices}"

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any, Self
 
 from xlashard._jax.runtime.shardings import Device
-from xlashard.array.core.repr import index_text
 from xlashard.sharding import Sharding
 
 type Index = tuple[slice, ...]
@@ -110,3 +109,16 @@ class _Whole:
         """Return index and replica number of a device."""
         here = self._here.get(device)
         return here or self._places([self._sharding.devices.index(device)])[0]
+
+
+def index_text(index: Any) -> str:
+    """Return an index as source code: `[0:2, :]`."""
+    parts = [_cut_text(entry) for entry in index]
+    return f"[{', '.join(parts)}]" if parts else "[()]"
+
+
+def _cut_text(cut: slice | int) -> str:
+    if isinstance(cut, int):
+        return str(cut)
+    whole = cut.start is None and cut.stop is None
+    return ":" if whole else f"{cut.start or 0}:{cut.stop}"

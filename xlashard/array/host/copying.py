@@ -1,17 +1,24 @@
-"""Copies within the memory of the host, by several threads.
+"""Copies within the memory of the host, and staging buffers for tiles of host values.
 
 The first touch of new memory dominates a large copy, as the kernel maps it page by page in the
 touching thread: two threads take half the time of one.
+
+A staging buffer is a copy of a tile that devices sharing the memory of the host use as it is.
+Replicas share one.
 """
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from xlashard._jax.runtime.transfer import aligned_empty
+from xlashard._jax.runtime.transfer import ALIGNMENT, aligned_blocks, aligned_empty, collect_garbage
+from xlashard.array.placement.target import ResolvedSharding
 
 type Copy = tuple[np.ndarray, np.ndarray]
 """Destination and source, of one shape and dtype."""
@@ -133,3 +140,134 @@ def _started(work: Callable[[], None], count: int) -> list[threading.Thread]:
             break
         helpers.append(helper)
     return helpers
+
+
+# A larger tile has memory of its own, freed with its last device.
+_LARGEST_POOLED = 1 << 16
+
+# Bytes of a pool for small tiles: few enough to be freed soon after the last of them, enough for
+# large pages of the kernel, which cost a fifth of as many small ones.
+_POOL = 4 << 20
+
+
+class MemoryPool:
+    """Memory for the tiles of the values of one call.
+
+    Args:
+        expected: Bytes of small tiles in the call.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._pool = np.empty(0, np.uint8)
+        self._start = self._end = 0
+        collect_garbage()  # frees memory of deleted buffers before new memory is allocated
+
+    def blocks(self, count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
+        """Return pooled blocks, `[count, *shape]`; None if they are too large for the pool."""
+        strides, size = [], dtype.itemsize
+        for extent in reversed(shape):
+            strides.append(size)
+            size *= extent
+        if size > _LARGEST_POOLED:
+            return None
+        step = -(-size // ALIGNMENT) * ALIGNMENT
+        if self._start + count * step > self._end:
+            self._refill(count * step)
+        start, self._start = self._start, self._start + count * step
+        return np.ndarray((count, *shape), dtype, self._pool, start, (step, *reversed(strides)))
+
+    def _refill(self, needed: int) -> None:
+        size = max(needed, min(self._expected, _POOL))
+        self._expected -= size
+        self._pool = aligned_blocks(1, (size,), np.uint8)[0]
+        self._start, self._end = 0, size
+
+
+class _Regrouping(NamedTuple):
+    """Reshape and transpose by which a value is viewed as its tiles.
+
+    Attributes:
+        split: Shape with each dimension as tiles and elements of a tile.
+        order: Permutation of the split dimensions, tiles first.
+        grid: Shape after the permutation.
+    """
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    grid: tuple[int, ...]
+
+
+class StagingBuffer:
+    """Slices of host values of one shape under one sharding, cached.
+
+    Args:
+        target: The sharding.
+    """
+
+    def __init__(self, target: ResolvedSharding) -> None:
+        self._target = target
+
+    @cached_property
+    def _rows(self) -> list[int] | None:
+        """Number of the tile of each device; None if every device has its own."""
+        numbers: dict[int, int] = {}
+        rows = [numbers.setdefault(tile, len(numbers)) for tile in self._target.tiles]
+        return None if len(numbers) == len(rows) else rows
+
+    @cached_property
+    def _indices(self) -> list[tuple[slice, ...]]:
+        """Index of each distinct tile of this process."""
+        by_tile = dict(zip(self._target.tiles, self._target.indices, strict=True))
+        return list(by_tile.values())
+
+    @cached_property
+    def _regrouping(self) -> _Regrouping | None:
+        """View of the value as tiles; None unless this process holds all tiles in order."""
+        counts, shard = self._target.tiling.counts, self._target.shard_shape
+        held = list(dict.fromkeys(self._target.tiles))
+        if held != list(range(math.prod(counts))) or len(shard) != len(counts):
+            return None
+        pairs = [n for pair in zip(counts, shard, strict=True) for n in pair]
+        dims = range(len(pairs))
+        return _Regrouping(tuple(pairs), (*dims[::2], *dims[1::2]), (*counts, *shard))
+
+    def pieces(
+        self, value: np.ndarray, dtype: np.dtype, memory: MemoryPool, later: list[Copy]
+    ) -> list[np.ndarray]:
+        """Return one block of memory per device of this process.
+
+        Args:
+            value: The whole value.
+            dtype: The dtype on devices.
+            memory: Pool of the blocks.
+            later: List to which the remaining copies are appended; small ones are made at once.
+        """
+        count = len(self._indices)
+        pooled = memory.blocks(count, self._target.shard_shape, dtype)
+        if pooled is None:
+            blocks = [aligned_empty(self._target.shard_shape, dtype) for _ in range(count)]
+            self._fill(blocks, value, later)
+        else:
+            blocks = self._fill_at_once(pooled, value)
+        return blocks if self._rows is None else [blocks[row] for row in self._rows]
+
+    def _fill(self, blocks: list[np.ndarray], value: np.ndarray, later: list[Copy]) -> None:
+        copies = [(block, value[i]) for block, i in zip(blocks, self._indices, strict=True)]
+        if value.dtype == blocks[0].dtype:
+            later += copies
+            return
+        for block, piece in copies:
+            # On this thread, whose NumPy error state the caller has set.
+            np.copyto(block, piece, casting="unsafe")
+
+    def _fill_at_once(self, pooled: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+        blocks = list(pooled) if pooled.ndim > 1 else [pooled[i, ...] for i in range(len(pooled))]
+        if self._regrouping is None:
+            for block, index in zip(blocks, self._indices, strict=True):
+                np.copyto(block, value[index], casting="unsafe")
+            return blocks
+        split, order, grid = self._regrouping
+        tiles = value.reshape(split).transpose(order)
+        np.copyto(pooled.reshape(grid), tiles, casting="unsafe")
+        return blocks

@@ -27,10 +27,9 @@ from xlashard.lazily import deferred
 from xlashard.sharding import GSPMDSharding, NamedSharding, from_jax
 
 if TYPE_CHECKING:
-    from xlashard.array.reshard import compiled, host_memory, p2p, permute, plan
+    from xlashard.array.reshard import compiled, p2p, permute, plan
 else:
     compiled = deferred("xlashard.array.reshard.compiled")
-    host_memory = deferred("xlashard.array.reshard.host_memory")
     p2p = deferred("xlashard.array.reshard.p2p")
     permute = deferred("xlashard.array.reshard.permute")
     plan = deferred("xlashard.array.reshard.plan")
@@ -149,7 +148,7 @@ def _run(
         case plan.Strategy.COPY:
             return copy_to(handle, target.jax_sharding)
         case plan.Strategy.HOST_MEMORY:
-            run = host_memory.reshard_in_host_memory
+            run = p2p.reshard_in_host_memory
         case plan.Strategy.COMPILED:
             if source.tiling.is_partial and not handle.size:
                 # XLA has no reduction of empty arrays.

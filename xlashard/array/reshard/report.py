@@ -14,7 +14,7 @@ from rich.table import Table
 
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.array.core.repr import sharding_text
+from xlashard.array.core.protocols import sharding_text
 from xlashard.array.placement.target import (
     ResolvedSharding,
     parse_placement,

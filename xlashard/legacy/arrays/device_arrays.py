@@ -15,8 +15,7 @@ from xlashard import Array, PmapSharding
 from xlashard._jax.compat.registration import install_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
-from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.core.buffer_shape import reshape_buffer
+from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
 from xlashard.array.core.handles import as_class, wrap_result
 from xlashard.array.host.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec

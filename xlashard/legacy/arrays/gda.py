@@ -13,7 +13,7 @@ from xlashard._jax.runtime.tracebacks import is_called_by_jax, short_tracebacks,
 from xlashard._jax.runtime.transfer import split, with_sharding
 from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.core.handles import as_class
-from xlashard.array.core.repr import sharding_text
+from xlashard.array.core.protocols import sharding_text
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
 from xlashard.legacy.arrays import gda_constructors as making
 from xlashard.legacy.arrays.device_arrays import DeviceArray, as_device_array

@@ -11,7 +11,7 @@ from xlashard._jax.runtime.transfer import with_sharding
 from xlashard.array.constructors import array_of_pieces
 from xlashard.array.core.array import wrap
 from xlashard.array.core.base import type_text
-from xlashard.array.core.repr import sharding_text
+from xlashard.array.core.protocols import sharding_text
 from xlashard.array.from_single_device_arrays import (
     Caller,
     assemble_arrays,
