@@ -36,10 +36,11 @@ from benchmarks._measure import (
     read_options,
 )
 from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost, pjit
-from xlashard._jax.lower.lowering import uses_shardy
+from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime import compiler
 from xlashard.processes import RENDEZVOUS, Barrier, store
-from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint
+from xlashard.program.consistency import CONSISTENCY
+from xlashard.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.testing import pod
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,8 +23,8 @@ try:
 except _ConfigError as _error:
     raise _error.with_traceback(None) from None
 
-from xlashard._jax.compat.registration import apply_flags as _apply_flags
-from xlashard._jax.compat.registration import install as _install
+from xlashard._jax.registration import apply_flags as _apply_flags
+from xlashard._jax.registration import install as _install
 from xlashard._jax.runtime.dispatch import Wrappers as _Wrappers
 from xlashard._version import __version__
 from xlashard.array import (

@@ -9,8 +9,8 @@ import xlashard
 from tests.pjit.helpers import Compilations, make_mesh
 from tests.together import sweep
 from xlashard import NamedSharding, P, SingleDeviceSharding, device_put
-from xlashard.program.runtime import compile as compile_room
-from xlashard.program.runtime.executables import EXECUTABLES
+from xlashard.program import compile as compile_room
+from xlashard.program.executables import EXECUTABLES
 
 
 def pytest_configure(config):

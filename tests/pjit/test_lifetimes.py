@@ -12,7 +12,7 @@ import pytest
 from tests.pjit.helpers import Traces, f32, fresh, make_mesh
 from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
 from xlashard.pjit import PROGRAMS
-from xlashard.program.runtime.executables import EXECUTABLES
+from xlashard.program.executables import EXECUTABLES
 
 LARGE = 1 << 15
 LRU = type(functools.lru_cache(lambda: None))

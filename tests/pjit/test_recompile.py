@@ -11,7 +11,7 @@ from tests.pjit.helpers import by_set_mesh, by_with, f32, fresh, make_mesh, unde
 from xlashard import NamedSharding, P, device_put, explain_recompile, pjit
 from xlashard.pjit.recompile import compile_log
 from xlashard.pjit.recompile.call_differences import CallDifference
-from xlashard.program.runtime.executables import EXECUTABLES
+from xlashard.program.executables import EXECUTABLES
 
 
 @pytest.fixture(autouse=True)

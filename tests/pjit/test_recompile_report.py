@@ -21,7 +21,7 @@ from tests.waiting import wait_for
 from xlashard import NamedSharding, P, device_put, explain_recompile, jit, pjit
 from xlashard.errors import ArgumentError
 from xlashard.pjit.recompile import compile_log
-from xlashard.program.runtime.executables import EXECUTABLES
+from xlashard.program.executables import EXECUTABLES
 
 
 @pytest.fixture(autouse=True)

@@ -32,8 +32,8 @@ from xlashard import (
     pjit,
 )
 from xlashard.errors import ArgumentError, DeletedError, SavedProgramError
-from xlashard.program.runtime.environment import Environment, differences
-from xlashard.program.saved import container
+from xlashard.program import saved_format
+from xlashard.program.environment import Environment, differences
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,9 +171,9 @@ def test_programs_that_print_stay_where_they_are():
 
 def edited(data, edit):
     """The file with another header, under a checksum that fits."""
-    contents = container.unpack(data)
+    contents = saved_format.unpack(data)
     edit(contents.header["program"]["environment"])
-    return container.pack(contents.header, contents.sections)
+    return saved_format.pack(contents.header, contents.sections)
 
 
 def on_device(**facts):
@@ -231,7 +231,7 @@ def test_a_torus_may_move_and_not_be_bent():
 
 
 def test_a_program_of_other_flags_is_refused_unless_that_is_asked_for():
-    environment = container.unpack(saved_sum()).header["program"]["environment"]
+    environment = saved_format.unpack(saved_sum()).header["program"]["environment"]
     assert dict(environment["flags"]).get("XLA_FLAGS") == os.environ.get("XLA_FLAGS")
     other = [["XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_other=1"]]
     data = edited(saved_sum(), lambda e: e.update(flags=other))
@@ -308,7 +308,7 @@ def places(said, path=()):
 @given(st.data())
 @settings(max_examples=200)
 def test_a_wrong_header_is_an_error_or_changes_nothing(data):
-    contents = container.unpack(saved_sum())
+    contents = saved_format.unpack(saved_sum())
     path = data.draw(st.sampled_from([p for p in places(contents.header) if p]))
     *parents, last = path
     holder = contents.header
@@ -319,7 +319,7 @@ def test_a_wrong_header_is_an_error_or_changes_nothing(data):
     else:
         holder[last] = data.draw(st.sampled_from([None, -1, 10**30, "no", [], {}, True, [[]], "*"]))
     try:
-        Compiled.deserialize(container.pack(contents.header, contents.sections))
+        Compiled.deserialize(saved_format.pack(contents.header, contents.sections))
     except SavedProgramError as error:
         assert str(error)
 

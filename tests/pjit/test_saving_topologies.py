@@ -19,9 +19,9 @@ from tests.forking import python_command
 from xlashard import Compiled, Mesh, NamedSharding, P, pjit
 from xlashard._jax.runtime import topologies
 from xlashard.errors import CompileOnlyError, SavedProgramError
-from xlashard.program.runtime.device_topology import TorusFacts, torus_differences
-from xlashard.program.runtime.environment import Environment, differences, flag_differences
-from xlashard.program.saved import container
+from xlashard.program import saved_format
+from xlashard.program.device_topology import TorusFacts, torus_differences
+from xlashard.program.environment import Environment, differences, flag_differences
 from xlashard.tpu import topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,9 +179,9 @@ def test_versions_flags_and_devices_are_named_in_one_text(data):
         )
         header["program"]["environment"]["flags"] = [["LIBTPU_INIT_ARGS", "--xla_tpu_best=7"]]
 
-    contents = container.unpack(data)
+    contents = saved_format.unpack(data)
     other(contents.header)
-    changed = container.pack(contents.header, contents.sections)
+    changed = saved_format.pack(contents.header, contents.sections)
     with pytest.raises(SavedProgramError) as caught:
         Compiled.deserialize(changed, devices=swapped(devices_of("v5e:4x4")))
     for part in (
@@ -259,16 +259,16 @@ DAMAGED = {
 
 @pytest.mark.parametrize("sections", DAMAGED.values(), ids=DAMAGED)
 def test_a_wrong_description_is_an_error(data, sections):
-    contents = container.unpack(data)
-    wrong = container.pack(contents.header, contents.sections | sections)
+    contents = saved_format.unpack(data)
+    wrong = saved_format.pack(contents.header, contents.sections | sections)
     with pytest.raises(SavedProgramError, match="header"):
         Compiled.deserialize(wrong, devices=topology("v5e:4x4").devices)
 
 
 def test_a_program_of_real_devices_can_not_be_looked_at(data):
-    contents = container.unpack(data)
+    contents = saved_format.unpack(data)
     del contents.sections["description"]
-    loaded_there = container.pack(contents.header, contents.sections)
+    loaded_there = saved_format.pack(contents.header, contents.sections)
     with pytest.raises(SavedProgramError, match=naming("pjit_step", "topology")):
         Compiled.deserialize(loaded_there, devices=topology("v5e:4x4").devices)
 
@@ -277,10 +277,10 @@ def test_nothing_on_the_way_imports_pickle():
     package = Path(xlashard.__file__).parent
     ways = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
     seen, found = [], []
-    for name in ("pjit/stages/serialization", "program/saved/*"):
+    for name in ("pjit/stages/serialization", "program/saved_*"):
         seen += package.glob(f"{name}.py")
     for name in ("environment", "device_topology", "executables"):
-        seen.append(package / f"program/runtime/{name}.py")
+        seen.append(package / f"program/{name}.py")
     seen += [package / f"_jax/runtime/{name}.py" for name in ("executables", "topologies")]
     for path in seen:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -290,4 +290,4 @@ def test_nothing_on_the_way_imports_pickle():
             if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 names = ["pickle"]
             found += [(path.name, name) for name in names if name.partition(".")[0] in ways]
-    assert len(seen) == 10 and found == []
+    assert len(seen) == 8 and found == []

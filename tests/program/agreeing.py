@@ -29,16 +29,12 @@ if __name__ == "__main__":
 
 import xlashard  # noqa: E402
 from xlashard import Mesh, NamedSharding, P, multihost, pjit  # noqa: E402
-from xlashard._jax.lower.lowering import uses_shardy  # noqa: E402
+from xlashard._jax.lowering import uses_shardy  # noqa: E402
 from xlashard.processes import store  # noqa: E402
-from xlashard.program import (  # noqa: E402
-    Partitioner,
-    ProgramPlan,
-    ValuePlan,
-    lower_parsed_module,
-    parse_module,
-)
-from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint  # noqa: E402
+from xlashard.program.consistency import CONSISTENCY  # noqa: E402
+from xlashard.program.consistency.fingerprint import ProgramFingerprint  # noqa: E402
+from xlashard.program.parsed_module import lower_parsed_module, parse_module  # noqa: E402
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan  # noqa: E402
 
 
 class Pod:

@@ -13,7 +13,7 @@ from tests.program.helpers import (
     tiles,
     value,
 )
-from xlashard.program import Partitioner, ProgramPlan
+from xlashard.program.plan import Partitioner, ProgramPlan
 
 T88 = "tensor<8x8xf32>"
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from xlashard.program import Partitioner
+from xlashard.program.plan import Partitioner
 
 
 @pytest.fixture(params=list(Partitioner), ids=lambda p: p.value)

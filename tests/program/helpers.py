@@ -6,16 +6,12 @@ import jax
 import numpy as np
 
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, SingleDeviceSharding
-from xlashard._jax.lower import stablehlo_parse
-from xlashard._jax.lower.lowering import LoweringTarget, lower_body
+from xlashard._jax import stablehlo_parse
+from xlashard._jax.lowering import LoweringTarget, lower_body
 from xlashard._jax.runtime.compiler import client_of, platform_of
 from xlashard._jax.trace.tracing import abstractify
-from xlashard.program import (
-    ProgramPlan,
-    ValuePlan,
-    compile_program,
-    lower_program,
-)
+from xlashard.program.compile import compile_program, lower_program
+from xlashard.program.plan import ProgramPlan, ValuePlan
 
 U = P.UNCONSTRAINED
 

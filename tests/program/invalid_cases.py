@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.program.helpers import identity, mesh, named, plan, tiles, value
-from xlashard.program import Partitioner, ProgramPlan
+from xlashard.program.plan import Partitioner, ProgramPlan
 
 T88 = "tensor<8x8xf32>"
 

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.program.helpers import compiled, identity, mesh, named, plan, traced, value
-from xlashard.program import compile_program, lower_program
+from xlashard.program.compile import compile_program, lower_program
 
 HITS = "/jax/compilation_cache/cache_hits"
 SETTINGS = {

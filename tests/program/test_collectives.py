@@ -10,8 +10,7 @@ import pytest
 from tests.program.helpers import mesh
 from xlashard import NamedSharding, P, pjit
 from xlashard.geometry import MeshGrid
-from xlashard.program import read_collectives, summarize
-from xlashard.program.hlo.collectives import along_text
+from xlashard.program.hlo.collectives import along_text, read_collectives, summarize
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 

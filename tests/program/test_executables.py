@@ -9,8 +9,8 @@ import pytest
 
 from tests.program.helpers import identity, lower, mesh, named, plan, traced, value
 from xlashard.errors import CompileError
-from xlashard.program import compile_program, lower_program
-from xlashard.program.runtime.executables import EXECUTABLES, LoadedExecutable
+from xlashard.program.compile import compile_program, lower_program
+from xlashard.program.executables import EXECUTABLES, LoadedExecutable
 
 SOURCE = identity("tensor<8xf32>")
 

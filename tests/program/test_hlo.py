@@ -6,8 +6,12 @@ import pytest
 
 from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
-from xlashard.program import CollectiveTotal, read_collectives, summarize
-from xlashard.program.hlo.collectives import along_text
+from xlashard.program.hlo.collectives import (
+    CollectiveTotal,
+    along_text,
+    read_collectives,
+    summarize,
+)
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 

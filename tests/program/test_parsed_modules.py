@@ -9,9 +9,10 @@ import pytest
 
 from tests.goldens import check_golden, check_no_others, join_sections
 from tests.program.helpers import named, plan, text_of, tiles
-from xlashard._jax.lower import modules, stablehlo_parse
+from xlashard._jax import modules, stablehlo_parse
 from xlashard.errors import ModuleError, PlanError
-from xlashard.program import Partitioner, lower_parsed_module, parse_module, partitioner_for
+from xlashard.program.parsed_module import lower_parsed_module, parse_module, partitioner_for
+from xlashard.program.plan import Partitioner
 
 GOLDENS = Path(__file__).parent / "goldens" / "modules"
 

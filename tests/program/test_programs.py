@@ -26,8 +26,9 @@ from tests.program.helpers import (
 )
 from xlashard import SingleDeviceSharding
 from xlashard.errors import CompileError, DonationError, DonationWarning
-from xlashard.program import Partitioner, compile_program, lower_program
-from xlashard.program.ir.donation_report import refusal
+from xlashard.program.compile import compile_program, lower_program
+from xlashard.program.donation import refusal
+from xlashard.program.plan import Partitioner
 
 ADD = """module {
   func.func public @main(%a: tensor<8x8xf32>, %b: tensor<8x8xf32>) -> tensor<8x8xf32> {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlashard import Mesh, P, pjit, with_sharding_constraint
-from xlashard.program.consistency import ProgramFingerprint
+from xlashard.program.consistency.fingerprint import ProgramFingerprint
 
 MESH = Mesh(np.array(jax.devices()), ("data",))
 SHAPE = (8, 16)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
 
-from xlashard._jax.runtime import dlpack
+from xlashard._jax.runtime import transfer
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import ALIGNMENT, Handle, HandleType, copy_to
@@ -55,7 +55,7 @@ def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) 
     with short_tracebacks:
         placement = parse_placement(device, "device")
         where = _memory_of(external)
-        if where == dlpack.HOST_MEMORY:
+        if where == transfer.HOST_MEMORY:
             there = _cpu_device(external, placement)
             handle = _from_host(external, there, copy)
         else:
@@ -91,7 +91,7 @@ def _cpu_device(external: Any, placement: Placement) -> Device:
 
 def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
     try:
-        capsule = dlpack.host_capsule(external, copy=False)
+        capsule = transfer.host_capsule(external, copy=False)
     except BufferError:
         if isinstance(external, np.ndarray):
             # NumPy's DLPack lacks bfloat16 and its like and, for old consumers, read-only memory.
@@ -102,7 +102,7 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
     # Copied here: jaxlib ignores a request to copy aligned memory.
     shared = False if copy else copy
     try:
-        handle = dlpack.handle_of_capsule(capsule, device, copy=shared)
+        handle = transfer.handle_of_capsule(capsule, device, copy=shared)
     except (RuntimeError, ValueError):
         handle, why = _copied(external, device)
         if copy is False and handle.size:
@@ -113,9 +113,9 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
 
 def _copied(external: Any, device: Device) -> tuple[Handle, str]:
     """Return a handle over a copy, and the reason why the memory itself was not fit."""
-    capsule = dlpack.host_capsule(external, copy=False)
+    capsule = transfer.host_capsule(external, copy=False)
     try:
-        return dlpack.handle_of_capsule(capsule, device, copy=None), _UNALIGNED
+        return transfer.handle_of_capsule(capsule, device, copy=None), _UNALIGNED
     except (RuntimeError, ValueError):
         return _copied_by_maker(external, device), _GAPS
 
@@ -123,8 +123,8 @@ def _copied(external: Any, device: Device) -> tuple[Handle, str]:
 def _copied_by_maker(external: Any, device: Device) -> Handle:
     """Return a handle over a copy made by the other library, which handles its own strides."""
     try:
-        capsule = dlpack.host_capsule(external, copy=True)
-        return dlpack.handle_of_capsule(capsule, device, copy=None)
+        capsule = transfer.host_capsule(external, copy=True)
+        return transfer.handle_of_capsule(capsule, device, copy=None)
     except TypeError:
         raise DLPackError(
             f"from_dlpack can't read this {_kind(external)}, which {_GAPS}, and whose __dlpack__ "
@@ -161,7 +161,7 @@ def _unshared(external: Any, why: str) -> str:
 
 
 def _from_elsewhere(external: Any, copy: bool | None) -> Handle:
-    handle = dlpack.handle_on_device(external, None if copy else copy)
+    handle = transfer.handle_on_device(external, None if copy else copy)
     return copy_to(handle, handle.sharding, fresh=True) if copy else handle
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from xlashard import Array
-from xlashard._jax.compat.legacy_api import concrete_class
+from xlashard._jax.legacy_api import concrete_class
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.legacy.modes.config_flags import (
     allow_computations,

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.compiler import custom_layout, custom_struct_layout
 from xlashard._jax.runtime.transfer import (
     HandleType,
@@ -36,7 +36,7 @@ from xlashard.array.core.donation import deletion_cause
 from xlashard.array.placement.transfer_guard import Transfer, TransferGuards, check_transfer
 from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
 from xlashard.lazily import dataclass
-from xlashard.program import Program
+from xlashard.program.execute import Program
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
 

@@ -18,7 +18,7 @@ from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard import processes
-    from xlashard.program.consistency import ValueNamer
+    from xlashard.program.consistency.fingerprint import ValueNamer
 else:
     processes = deferred("xlashard.processes")
 

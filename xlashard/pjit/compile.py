@@ -18,8 +18,10 @@ from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.shardings.device_assignment import mesh_of, mesh_over
 from xlashard.pjit.shardings.resolve import ProgramPlacement
-from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
-from xlashard.program.runtime.executables import EXECUTABLES
+from xlashard.program.annotate import is_open
+from xlashard.program.compile import LoweredProgram, compile_program
+from xlashard.program.executables import EXECUTABLES
+from xlashard.program.execute import Program, ProgramParts
 from xlashard.sharding import (
     Mesh,
     NamedSharding,

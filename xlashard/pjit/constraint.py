@@ -11,7 +11,7 @@ import jax
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
-from xlashard._jax.lower import lowering
+from xlashard._jax import lowering
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import default_memory_kind, device_assignment
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
@@ -41,7 +41,8 @@ from xlashard.pjit.shardings.resources import (
     read_resources,
     to_sharding,
 )
-from xlashard.program import Partitioner, is_open, open_dims, sharding_text
+from xlashard.program.annotate import is_open, sharding_text
+from xlashard.program.plan import Partitioner, open_dims
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,

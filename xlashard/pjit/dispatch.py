@@ -28,7 +28,7 @@ from xlashard.sharding import XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard.pjit import nan_debug
-    from xlashard.program.consistency import ValueNamer
+    from xlashard.program.consistency.fingerprint import ValueNamer
 else:
     nan_debug = deferred("xlashard.pjit.nan_debug")
 

@@ -50,7 +50,7 @@ from xlashard.pjit.shardings.resources import Resource
 from xlashard.pjit.shardings.unreduced import has_reductions
 from xlashard.pjit.signature import Parameters
 from xlashard.pjit.trace import Call, expand_in, expand_out, trace_call
-from xlashard.program import LoweredProgram
+from xlashard.program.compile import LoweredProgram
 from xlashard.sharding import (
     Sharding,
     SingleDeviceSharding,

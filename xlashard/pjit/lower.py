@@ -4,7 +4,7 @@ from dataclasses import field, replace
 from itertools import compress
 from typing import Any
 
-from xlashard._jax.lower.lowering import (
+from xlashard._jax.lowering import (
     LoweringTarget,
     dtype_name,
     lower_body,
@@ -29,7 +29,8 @@ from xlashard.lazily import dataclass
 from xlashard.pjit.closed_over import check_closed_over, closed_over_sharding, is_hoisted
 from xlashard.pjit.shardings.resolve import ProgramPlacement
 from xlashard.pjit.shardings.unreduced import check_reductions, unreduced_axes
-from xlashard.program import LoweredProgram, Partitioner, ProgramPlan, ValuePlan, lower_program
+from xlashard.program.compile import LoweredProgram, lower_program
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.sharding import XLACompatibleSharding
 
 

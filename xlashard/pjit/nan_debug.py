@@ -6,7 +6,7 @@ import jax
 
 from xlashard._jax.runtime.execute import NonFinite, debug_flag, unchecked
 from xlashard._jax.trace.jaxprs import has_effects
-from xlashard._jax.trace.nan_origin import NanOrigin, find_nan_origin
+from xlashard._jax.trace.origins import NanOrigin, find_nan_origin
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare

@@ -17,7 +17,7 @@ from xlashard.pjit.shardings.resources import (
     refuse_from_gda,
     refuse_unconstrained,
 )
-from xlashard.program import option_items
+from xlashard.program.plan import option_items
 from xlashard.sharding import SingleDeviceSharding
 
 type DonationMode = Literal["warn", "strict"]

@@ -22,7 +22,7 @@ from xlashard import (
     with_sharding_constraint,
 )
 from xlashard import multihost as xmultihost
-from xlashard._jax.compat import legacy_api as jax_pmap
+from xlashard._jax import legacy_api as jax_pmap
 from xlashard.array import wrap_kinds
 from xlashard.errors import (
     DeletedError,

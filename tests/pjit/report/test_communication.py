@@ -10,8 +10,8 @@ from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo import analysis
-from xlashard.program.hlo.analysis import HloModule
+from xlashard.program.hlo import collectives
+from xlashard.program.hlo.collectives import HloModule
 from xlashard.program.hlo.module import Frame
 from xlashard.testing import assert_collectives
 
@@ -29,10 +29,10 @@ def line_of(mark):
 
 def test_the_hlo_is_parsed_and_searched_once(mesh, monkeypatch):
     parsed, searched = [], []
-    parse, find = HloModule.parse, analysis.find_collectives
+    parse, find = HloModule.parse, collectives.find_collectives
     monkeypatch.setattr(HloModule, "parse", lambda text: parsed.append(text) or parse(text))
     monkeypatch.setattr(
-        analysis, "find_collectives", lambda *args: searched.append(args) or find(*args)
+        collectives, "find_collectives", lambda *args: searched.append(args) or find(*args)
     )
     total = pjit(lambda x: x.sum(), in_shardings=named(mesh, "x"))
     explain(total, f32(64, 8))

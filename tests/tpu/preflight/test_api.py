@@ -12,8 +12,8 @@ import pytest
 import xlashard
 from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
 from xlashard.errors import ArgumentError, CompileError, TopologyError
-from xlashard.program.hlo import analysis
-from xlashard.program.hlo.analysis import HloModule
+from xlashard.program.hlo import collectives
+from xlashard.program.hlo.collectives import HloModule
 from xlashard.tpu.preflight import Workload
 
 POD = "v5e-16"
@@ -176,10 +176,10 @@ def test_compiler_options_are_used_and_reported() -> None:
 @pytest.mark.slow
 def test_each_module_is_parsed_and_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, searched = [], []
-    parse, find = HloModule.parse, analysis.find_collectives
+    parse, find = HloModule.parse, collectives.find_collectives
     monkeypatch.setattr(HloModule, "parse", lambda text: parsed.append(text) or parse(text))
     monkeypatch.setattr(
-        analysis, "find_collectives", lambda *args: searched.append(args) or find(*args)
+        collectives, "find_collectives", lambda *args: searched.append(args) or find(*args)
     )
     preflight(PLACED, X, W, topology=POD, mesh=AXES)
     # The executable's module has the cycle estimates, the dump the names of the buffer assignment.

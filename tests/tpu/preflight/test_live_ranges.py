@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo.analysis import read_hlo
+from xlashard.program.hlo.collectives import read_hlo
 from xlashard.tpu.preflight.buffer_assignment import (
     Allocation,
     BufferValue,

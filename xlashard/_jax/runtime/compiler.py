@@ -13,7 +13,7 @@ from jax._src import compiler, config, core, dispatch, xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.layout import AutoLayout, Layout
 
-from xlashard._jax.lower import modules
+from xlashard._jax import modules
 from xlashard._jax.runtime.shardings import Device, device_list, hlo_text
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import ArgumentError

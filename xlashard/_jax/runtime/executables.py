@@ -19,8 +19,8 @@ from jax._src.lib import _jax, hlo
 from jax._src.lib import xla_client as xc
 from jaxlib import gpu_solver
 
-from xlashard._jax.lower import modules
-from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime.compiler import Executable, assigned, client_of
 from xlashard._jax.runtime.shardings import Device, device_list
 from xlashard._jax.runtime.transfer import make_aval

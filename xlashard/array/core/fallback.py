@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lower.lowering import uses_shardy
+from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, with_sharding

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.lower.lowering import LoweringTarget, lower_body, uses_shardy
+from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
 from xlashard._jax.runtime import compiler, executables, execute
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, layout_text
@@ -28,14 +28,9 @@ from xlashard.array.host.put import put_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.geometry import Tiling
 from xlashard.lazily import dataclass
-from xlashard.program import (
-    Partitioner,
-    Program,
-    ProgramPlan,
-    ValuePlan,
-    compile_program,
-    lower_program,
-)
+from xlashard.program.compile import compile_program, lower_program
+from xlashard.program.execute import Program
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,

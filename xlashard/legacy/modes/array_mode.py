@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compat.legacy_flags import ThreadValue
+from xlashard._jax.legacy_api import ThreadValue
 from xlashard.array import Array
 from xlashard.errors import ArgumentError
 from xlashard.legacy.modes import config_flags as flags

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compat import legacy_api, legacy_flags
+from xlashard._jax import legacy_api
 from xlashard._jax.runtime.global_state import dispatch_flag, follow_settings
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ConfigError, NotAddressableError
@@ -63,11 +63,9 @@ def _spmd_mode(value: Any) -> str:
     return value
 
 
-def _flag(name: str, default: bool, about: str) -> legacy_flags.Flag:
+def _flag(name: str, default: bool, about: str) -> legacy_api.Flag:
     text = os.environ.get(name.upper(), "").strip()
-    return legacy_flags.new_flag(
-        name, _truth(name, text) if text else default, about, _reader(name)
-    )
+    return legacy_api.new_flag(name, _truth(name, text) if text else default, about, _reader(name))
 
 
 jax_array = _flag("jax_array", True, "All arrays are jax.Arrays; values of pjit are global.")
@@ -81,14 +79,14 @@ pmap_no_rank_reduction = _flag(
     False,
     "Buffers of arrays with a PmapSharding keep the mapped dimension.",
 )
-spmd_mode = legacy_flags.new_flag(
+spmd_mode = legacy_api.new_flag(
     "jax_spmd_mode",
     _spmd_mode(os.environ.get("JAX_SPMD_MODE", "").strip() or _SPMD_MODES[0]),
     "Computations that may take arrays that span processes: all, jax.jit and pjit, or pjit.",
     _spmd_mode,
 )
-enable_checks = legacy_flags.own_flag("jax_enable_checks")
-distributed_debug = legacy_flags.own_flag("jax_distributed_debug")
+enable_checks = legacy_api.own_flag("jax_enable_checks")
+distributed_debug = legacy_api.own_flag("jax_distributed_debug")
 
 OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mode)
 """The flags that today's JAX lacks."""
@@ -99,12 +97,12 @@ follow_settings(dispatch_flag("xlashard_legacy_is_watched"), (enable_checks, dis
 
 def show_flags() -> None:
     """Add the flags to `jax.config`, as attributes, for `update` and for absl."""
-    legacy_flags.show(OWN)
+    legacy_api.show(OWN)
 
 
 def hide_flags() -> None:
     """Remove the flags from `jax.config`; their values stay."""
-    legacy_flags.hide(OWN)
+    legacy_api.hide(OWN)
 
 
 class Config:
@@ -130,7 +128,7 @@ class Config:
         with short_tracebacks:
             flag = _OWN_BY_NAME.get(name)
             if flag is not None:
-                legacy_flags.set_everywhere(flag, value)
+                legacy_api.set_everywhere(flag, value)
                 return
             _check_known(name)
             jax.config.update(name, value)
@@ -149,11 +147,11 @@ class Config:
 
     def config_with_absl(self) -> None:
         """Define the flags for `absl.app.run`, so that `--jax_array=0` works."""
-        legacy_flags.define_for_absl(OWN)
+        legacy_api.define_for_absl(OWN)
 
     def parse_flags_with_absl(self) -> None:
         """Parse the flags from the command line, for programs without `absl.app.run`."""
-        legacy_flags.parse_with_absl(OWN, sys.argv)
+        legacy_api.parse_with_absl(OWN, sys.argv)
 
     def __getattr__(self, name: str) -> Any:
         flag = _OWN_BY_NAME.get(name)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.executables import fingerprint
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.runtime.tracebacks import shortened

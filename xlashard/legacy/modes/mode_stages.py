@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.lower.modules import to_mhlo, to_text
+from xlashard._jax.modules import to_text
 from xlashard._jax.runtime.tracebacks import shortened
+from xlashard._jax.stablehlo_parse import to_mhlo
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction, is_global

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compat.legacy_api import core, jaxprs, util
+from xlashard._jax.legacy_api import core, jaxprs, util
 from xlashard.legacy.modules.entry import Entry, RemovedApi, members
 
 AbstractToken = jaxprs.AbstractToken

@@ -1,6 +1,6 @@
 """`jax.linear_util`."""
 
-from xlashard._jax.compat.legacy_api import functions, linear_util
+from xlashard._jax.legacy_api import functions, linear_util
 from xlashard.legacy.modules.entry import Entry, members
 
 Store = linear_util.Store

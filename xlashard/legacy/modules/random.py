@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compat.legacy_api import generators, key_types, random
+from xlashard._jax.legacy_api import generators, key_types, random
 from xlashard.legacy.modules.entry import Entry, members
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from xlashard import Array, PmapSharding
-from xlashard._jax.compat import legacy_api
+from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import is_handle, wrap_result

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from xlashard._jax.compat.legacy_api import util
+from xlashard._jax.legacy_api import util
 from xlashard.legacy.modules.entry import Entry, members
 
 HashableFunction = util.HashableFunction

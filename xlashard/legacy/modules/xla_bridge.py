@@ -2,7 +2,7 @@
 
 import jax
 
-from xlashard._jax.compat import legacy_api
+from xlashard._jax import legacy_api
 from xlashard.legacy.modules.entry import Entry, members
 
 backends = legacy_api.xla_bridge.backends
@@ -54,7 +54,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.lib.xla_client",
         "0.9.0",
         "differs",
-        "xlashard._jax.compat.legacy_api:xla_client",
+        "xlashard._jax.legacy_api:xla_client",
         "import jax.extend.xla",
         "it has the attributes of today's jaxlib",
     ),
@@ -62,7 +62,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.lib.xla_extension",
         "0.9.0",
         "differs",
-        "xlashard._jax.compat.legacy_api:xla_extension",
+        "xlashard._jax.legacy_api:xla_extension",
         "import jax.extend.xla",
         "it has the attributes of today's jaxlib",
     ),

@@ -17,8 +17,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compat.legacy_api import call_when_set
-from xlashard._jax.compat.legacy_flags import code_of_reads
+from xlashard._jax.legacy_api import call_when_set, code_of_reads
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes import config_flags as flags

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from xlashard import multihost
-from xlashard._jax.compat.legacy_api import call_when_set
+from xlashard._jax.legacy_api import call_when_set
 from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError

@@ -10,7 +10,7 @@ The private names are those of `jax.experimental.gda_serialization.serialization
 | `manager` | asynchronous checkpoints that all processes commit together |
 """
 
-from xlashard._jax.compat.array_serialization import (
+from xlashard._jax.array_serialization import (
     TS_CONTEXT,
     LimitInFlightBytes,
     ManagerBase,

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 import jax
 import numpy as np
 
-from xlashard._jax.compat.array_serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
+from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.base import check_alive

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.compat.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
+from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
 from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import parse_shape, parse_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from xlashard import Array
-from xlashard._jax.compat.array_serialization import ManagerBase, is_remote_storage
+from xlashard._jax.array_serialization import ManagerBase, is_remote_storage
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError

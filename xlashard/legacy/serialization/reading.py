@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from xlashard import Array
-from xlashard._jax.compat.array_serialization import (
+from xlashard._jax.array_serialization import (
     LimitInFlightBytes,
     estimate_read_memory_footprint,
     tensorstore,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.compat import array_serialization as door
+from xlashard._jax import array_serialization as door
 from xlashard.array.host.put import as_host_value
 from xlashard.errors import ArgumentError, SerializationError
 

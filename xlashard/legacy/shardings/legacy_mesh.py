@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from xlashard._jax.compat.legacy_api import (
+from xlashard._jax.legacy_api import (
     EMPTY_MESH,
     PlaceholderMesh,
     set_context_mesh,

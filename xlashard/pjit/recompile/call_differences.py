@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from xlashard._jax.lower.lowering import dtype_name, memory_kind_of
+from xlashard._jax.lowering import dtype_name, memory_kind_of
 from xlashard._jax.runtime.global_state import changed_settings
 from xlashard._jax.runtime.shardings import Device
 from xlashard.lazily import dataclass

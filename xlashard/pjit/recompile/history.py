@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import calling_line

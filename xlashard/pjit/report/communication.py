@@ -8,8 +8,7 @@ from pathlib import Path
 
 from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs
 from xlashard.pjit.report.model import CollectiveReport, SourceLine
-from xlashard.program import Collective
-from xlashard.program.hlo.collectives import along_text
+from xlashard.program.hlo.collectives import Collective, along_text
 from xlashard.program.hlo.module import Frame
 
 _PACKAGE = str(Path(__file__).parents[2])

@@ -8,14 +8,15 @@ from xlashard._jax.runtime import executables
 from xlashard.pjit.compile import CompiledProgram, with_user_shardings
 from xlashard.pjit.lower import LoweredSignature
 from xlashard.pjit.shardings.resolve import ProgramPlacement
-from xlashard.program import LoweredProgram, ProgramParts
-from xlashard.program.hlo.analysis import read_hlo
-from xlashard.program.hlo.module import Frame
-from xlashard.program.runtime.propagated_shardings import (
+from xlashard.program.compile import LoweredProgram
+from xlashard.program.executables import (
     HloShardings,
     resolve_shardings,
     result_type,
 )
+from xlashard.program.execute import ProgramParts
+from xlashard.program.hlo.collectives import read_hlo
+from xlashard.program.hlo.module import Frame
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,8 +29,7 @@ from xlashard.pjit.report.sections import (
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, groups_text, head, section, table, types_text
-from xlashard.program import CollectiveTotal
-from xlashard.program.hlo.collectives import CollectiveKind
+from xlashard.program.hlo.collectives import CollectiveKind, CollectiveTotal
 from xlashard.wording import in_bytes, in_flop, plain_text
 
 FORMAT = 1

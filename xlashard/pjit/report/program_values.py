@@ -19,8 +19,8 @@ from xlashard.pjit.report.facts import CompiledFacts
 from xlashard.pjit.report.model import Decided, DonationReport, MoveReport, ValueReport
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.trace import Call
-from xlashard.program import ProgramPlan
-from xlashard.program.hlo.analysis import HloModule, read_hlo
+from xlashard.program.hlo.collectives import HloModule, read_hlo
+from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,

@@ -5,13 +5,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.trace.dataflow import Line, Origin, Scope, origins, source_line
+from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_line
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
-from xlashard.program import Collective, is_open
+from xlashard.program.annotate import is_open
+from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import Frame
 from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
 from xlashard.sharding.named import grid_of

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from xlashard._jax.lower.lowering import memory_kind_of
+from xlashard._jax.lowering import memory_kind_of
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace.tracing import sharding_of_type
 from xlashard.errors import DeviceMismatchError, MeshError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.topologies import UnassignedDevice
 from xlashard._jax.runtime.transfer import default_device

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec, UnreducedKind
 
-from xlashard._jax.lower.lowering import dtype_name, uses_shardy
+from xlashard._jax.lowering import dtype_name, uses_shardy
 from xlashard._jax.trace import tracing
 from xlashard.errors import UnreducedError
 from xlashard.sharding import NamedSharding, XLACompatibleSharding

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.transfer import base_handle, shared_pair
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.array.placement.transfer_guard import active_guards

@@ -18,7 +18,7 @@ from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.stages.bound_step import BoundStep, bind_step
 from xlashard.pjit.stages.info import Stage, StageInfo, check_place, struct
-from xlashard.program.runtime.environment import LoadTarget
+from xlashard.program.environment import LoadTarget
 from xlashard.sharding import Mesh
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError

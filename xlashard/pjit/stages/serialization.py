@@ -27,10 +27,16 @@ from xlashard._jax.runtime.executables import make_node
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages.info import StageInfo
-from xlashard.program.runtime.environment import LoadTarget
-from xlashard.program.saved.container import Contents, pack, reading, unpack
-from xlashard.program.saved.program import load_program, save_program
-from xlashard.program.saved.values import type_from_json, type_to_json
+from xlashard.program.environment import LoadTarget
+from xlashard.program.saved_format import (
+    Contents,
+    pack,
+    reading,
+    type_from_json,
+    type_to_json,
+    unpack,
+)
+from xlashard.program.saved_program import load_program, save_program
 from xlashard.sharding import PartitionSpec
 
 type TreeDef = Any

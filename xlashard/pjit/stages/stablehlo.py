@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.global_state import is_x64_enabled
 from xlashard._jax.runtime.shardings import Device, Format
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
@@ -19,8 +19,9 @@ from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.info import StageInfo, struct
 from xlashard.pjit.stages.serialization import load
 from xlashard.pjit.stages.stablehlo_plan import UserOverrides, place_module, plan_module
-from xlashard.program import ParsedModule, compile_program, lower_parsed_module, parse_module
-from xlashard.program.runtime.environment import LoadTarget
+from xlashard.program.compile import compile_program
+from xlashard.program.environment import LoadTarget
+from xlashard.program.parsed_module import ParsedModule, lower_parsed_module, parse_module
 from xlashard.sharding import Mesh, XLACompatibleSharding
 
 

@@ -16,13 +16,8 @@ from xlashard.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.pjit.shardings.resolve import ProgramPlacement, resolve
 from xlashard.pjit.shardings.resources import Resource, expand, read_resources, to_sharding
 from xlashard.pjit.signature import positions_text
-from xlashard.program import (
-    ModuleValue,
-    ParsedModule,
-    ProgramPlan,
-    ValuePlan,
-    partitioner_for,
-)
+from xlashard.program.parsed_module import ModuleValue, ParsedModule, partitioner_for
+from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding
 
 

@@ -23,7 +23,7 @@ from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
-from xlashard.program import LoweredProgram
+from xlashard.program.compile import LoweredProgram
 from xlashard.sharding import Sharding, XLACompatibleSharding, to_jax
 
 

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol
 
-from xlashard._jax.lower import modules
+from xlashard._jax import modules
 from xlashard._jax.runtime import compiler, coordination
 from xlashard._version import __version__
 from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
 from xlashard.program.consistency.listing import source_lines
-from xlashard.program.ir.plan import ProgramPlan, ValuePlan
-from xlashard.program.runtime.environment import NOT_COMPILED_IN, Environment
+from xlashard.program.environment import NOT_COMPILED_IN, Environment
+from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import NamedSharding, XLACompatibleSharding
 from xlashard.wording import typed
 

@@ -1,9 +1,9 @@
 """Collectives of a compiled program, from its optimised HLO."""
 
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 from xlashard.geometry.groups import (
@@ -14,7 +14,7 @@ from xlashard.geometry.groups import (
     read_pairs,
 )
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.program.hlo.call_graph import CallSite
+from xlashard.program.hlo.call_graph import CallSite, find_call_sites, named_maker, nearest_user
 from xlashard.program.hlo.module import (
     ArrayType,
     Computation,
@@ -22,6 +22,7 @@ from xlashard.program.hlo.module import (
     HloText,
     Instruction,
     array_types,
+    split_modules,
 )
 
 type CollectiveKind = Literal[
@@ -267,7 +268,7 @@ def _collective(
     user = nearest_user(module, site, caller or instruction)
     if not (frames or op_name or user):
         # XLA omits source lines where it reshards a value for the program's results.
-        maker = _named_maker(module, site, caller or instruction)
+        maker = named_maker(module, site, caller or instruction)
         if maker is not None:
             op_name, frames = module.op_name(maker), module.frames(maker)
     return Collective(
@@ -288,47 +289,6 @@ def _collective(
         needed_by="" if user is None else module.op_name(user),
         needed_by_frames=() if user is None else module.frames(user),
     )
-
-
-def nearest_user(
-    module: HloText, computation: Computation, instruction: Instruction
-) -> Instruction | None:
-    """Return the nearest instruction that uses a value, over others if need be, and that has lines.
-
-    Args:
-        module: The module.
-        computation: Where the value is made.
-        instruction: What makes it.
-    """
-    reached = {instruction.name}
-    waiting = deque(reached)
-    while waiting:
-        for user in computation.users.get(waiting.popleft(), ()):
-            if user.name in reached:
-                continue
-            if module.frames(user):
-                return user
-            reached.add(user.name)
-            waiting.append(user.name)
-    return None
-
-
-def _named_maker(
-    module: HloText, computation: Computation, instruction: Instruction
-) -> Instruction | None:
-    """Return the nearest operand, direct or over other operands, that has a name of JAX."""
-    reached = {instruction.name}
-    waiting = deque([instruction])
-    while waiting:
-        for name in waiting.popleft().operand_names:
-            maker = computation.instructions.get(name)
-            if maker is None or name in reached:
-                continue
-            if module.op_name(maker):
-                return maker
-            reached.add(name)
-            waiting.append(maker)
-    return None
 
 
 def _is_scatter(fusion: Instruction) -> bool:
@@ -375,3 +335,63 @@ def _counts_replicas(module: HloText, instruction: Instruction, kind: Collective
         return False
     has_channel = re.search(r"\bchannel_id=\d", attributes) is not None
     return has_channel and "use_global_device_ids=true" not in attributes
+
+
+class HloModule(HloText):
+    """One compiled module with all that reports and assertions derive from its text.
+
+    Computations and metadata are members of `HloText`; trip counts are cached by `trip_count`.
+    """
+
+    @cached_property
+    def call_sites(self) -> Mapping[str, CallSite]:
+        """Return the call site of each computation that the entry reaches."""
+        return find_call_sites(self)
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return the collectives, in the order of the text.
+
+        Raises:
+            GroupTextError: The replica groups of a collective are invalid.
+        """
+        return tuple(find_collectives(self, self.call_sites))
+
+
+def read_hlo(text: str) -> tuple[HloModule, ...]:
+    """Parse the text of one or more modules; lines of an unknown form are skipped.
+
+    Args:
+        text: The text of `Compiled.as_text()`.
+    """
+    return tuple(map(HloModule.parse, split_modules(text)))
+
+
+def read_collectives(text: str) -> tuple[Collective, ...]:
+    """Return the collectives of a compiled program.
+
+    A start and its done are one collective. One that a fusion or an asynchronous computation
+    wraps is found where the wrapper is called, and one in a computation with several callers is one
+    collective that runs as often as the calls together. The fusion in which TPU's compiler hides a
+    reduce-scatter, as an all-reduce of which each device keeps a slice, counts as reduce-scatter.
+
+    Args:
+        text: Optimised HLO of `Compiled.as_text()`.
+
+    Returns:
+        The collectives, in the order of the text.
+
+    Raises:
+        GroupTextError: The replica groups of a collective are invalid.
+
+    Example:
+        >>> found = read_collectives('''HloModule m, num_partitions=2
+        ...
+        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
+        ...   %p = f32[2,4]{1,0} parameter(0)
+        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
+        ... }''')
+        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
+        [('all-gather', 32, 64, '1 group of 2 devices')]
+    """
+    return tuple(found for module in read_hlo(text) for found in module.collectives)

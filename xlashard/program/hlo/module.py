@@ -197,7 +197,7 @@ class HloText:
 
     @cached_property
     def trip_counts(self) -> dict[tuple[str, str], int | None]:
-        """Return the cache of `while_loops.trip_count`, keyed by computation and loop."""
+        """Return the cache of `call_graph.trip_count`, keyed by computation and loop."""
         return {}
 
     @cached_property

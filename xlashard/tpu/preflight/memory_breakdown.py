@@ -18,8 +18,8 @@ from itertools import count
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
-from xlashard.program.hlo.analysis import HloModule
 from xlashard.program.hlo.call_graph import BRANCH_ATTRIBUTES
+from xlashard.program.hlo.collectives import HloModule
 from xlashard.program.hlo.module import Computation, HloText, Instruction
 from xlashard.tpu.preflight.buffer_assignment import (
     HBM,

@@ -6,7 +6,7 @@ from xlashard import (
     OpShardingSharding,
     Sharding,
 )
-from xlashard._jax.compat import legacy_api
+from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.runtime.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA

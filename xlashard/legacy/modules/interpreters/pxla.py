@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
-from xlashard._jax.compat.legacy_api import core, xla_client
+from xlashard._jax.legacy_api import core, xla_client
 from xlashard._jax.runtime.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.runtime.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.geometry import (

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 import xlashard
-from xlashard._jax.compat.legacy_api import core, xla_client
+from xlashard._jax.legacy_api import core, xla_client
 from xlashard.legacy.arrays.device_arrays import DeviceArray, make_device_array
 from xlashard.legacy.arrays.device_arrays import DeviceArray as _DeviceArray
 from xlashard.legacy.modes.array_mode import as_jax_arrays

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any
 
-from xlashard._jax.trace.dataflow import is_variable, source_line
+from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import SourceLocator, describe_collective, with_totals
 from xlashard.pjit.report.model import CollectiveReport

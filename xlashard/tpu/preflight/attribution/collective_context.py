@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.trace.dataflow import Line, Scope, is_variable, source_line
+from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.pjit.report.communication import SourceLocator

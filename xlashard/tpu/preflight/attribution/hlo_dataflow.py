@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.program.hlo.analysis import HloModule
-from xlashard.program.hlo.collectives import KINDS
+from xlashard.program.hlo.collectives import KINDS, HloModule
 from xlashard.program.hlo.module import Computation, Instruction
 from xlashard.tpu.preflight.cost.network_model import rendezvous_name
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax.trace.dataflow import Line, Scope, origins, source_line
+from xlashard._jax.trace.origins import Line, Scope, origins, source_line
 from xlashard.pjit.report.replication import CONSTRAINT, constraint_of
 from xlashard.sharding import Mesh, NamedSharding, Sharding
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from xlashard.program.hlo.call_graph import trip_count
 from xlashard.program.hlo.collectives import KINDS
 from xlashard.program.hlo.module import Computation, HloText, Instruction, element_types
-from xlashard.program.hlo.while_loops import trip_count
 from xlashard.tpu.preflight.cost.flops import (
     HBM,
     REDUCERS,

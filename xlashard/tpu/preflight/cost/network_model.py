@@ -33,12 +33,8 @@ from functools import cached_property
 import numpy as np
 
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
-from xlashard.program.hlo.analysis import HloModule
-from xlashard.program.hlo.collectives import (
-    Collective,
-    CollectiveKind,
-    nearest_user,
-)
+from xlashard.program.hlo.call_graph import nearest_user
+from xlashard.program.hlo.collectives import Collective, CollectiveKind, HloModule
 from xlashard.program.hlo.module import Computation, Instruction, array_types
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import ici_speed

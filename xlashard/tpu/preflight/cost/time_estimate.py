@@ -9,9 +9,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from xlashard.program.hlo.call_graph import trip_count
 from xlashard.program.hlo.collectives import Collective, along_text
 from xlashard.program.hlo.module import Computation, HloText, Instruction
-from xlashard.program.hlo.while_loops import trip_count
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.generations import Generation

@@ -21,7 +21,7 @@ from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import XlashardError
-from xlashard.program.runtime.environment import flags_here
+from xlashard.program.environment import flags_here
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.preflight_run import argument_placer, preflight
 from xlashard.tpu.preflight.report.pricing import Workload

@@ -6,23 +6,24 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.lower import modules
+from xlashard._jax import modules
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
 from xlashard._jax.runtime.topologies import is_compile_only
 from xlashard.errors import SavedProgramError
-from xlashard.program.consistency import ProgramFingerprint
-from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.runtime.environment import Environment, LoadTarget, find_devices
-from xlashard.program.runtime.executables import LoadedExecutable
-from xlashard.program.runtime.execute import Handle, Program, ProgramParts
-from xlashard.program.saved.container import Contents, reading
-from xlashard.program.saved.values import (
+from xlashard.program.consistency.fingerprint import ProgramFingerprint
+from xlashard.program.environment import Environment, LoadTarget, find_devices
+from xlashard.program.executables import LoadedExecutable
+from xlashard.program.execute import Handle, Program, ProgramParts
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.saved_format import (
+    Contents,
     ShardingReader,
     ShardingWriter,
     array_from_bytes,
     array_to_bytes,
+    reading,
     type_from_json,
     type_to_json,
 )

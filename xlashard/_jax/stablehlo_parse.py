@@ -1,19 +1,29 @@
-"""Parse StableHLO modules of other programs, and read their meshes and shardings."""
+"""Read, check and convert StableHLO modules, and drop their annotations."""
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax._src import core
 from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
+from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
 
-from xlashard._jax.lower import modules
-from xlashard._jax.lower.lowering import LoweredBody
-from xlashard._jax.lower.modules import Module
+from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.modules import Function, Module
+from xlashard.lazily import deferred
+
+if TYPE_CHECKING:
+    from jaxlib.mlir.dialects import mhlo
+else:
+    # Importing it takes a tenth of the time of xlashard.
+    mhlo = deferred("jaxlib.mlir.dialects.mhlo")
 
 _PORTABLE = "vhlo."
 _PLACE = re.compile(r':(\d+):(\d+)"?\)?$')
@@ -172,3 +182,94 @@ def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 def body_of_module(module: Module) -> LoweredBody:
     """Return a module without effects or callbacks as a lowered body."""
     return LoweredBody(module, modules.main_function(module), (), False, (), ())
+
+
+def function_names(module: Module) -> list[str]:
+    """Return the names of a module's functions, in order."""
+    return [
+        ir.StringAttr(op.attributes["sym_name"]).value
+        for op in module.body.operations
+        if isinstance(op, func_dialect.FuncOp)
+    ]
+
+
+def call_cycle(module: Module) -> list[str]:
+    """Return the names of functions that call each other in a cycle; an empty list without one."""
+    calls = {
+        ir.StringAttr(op.attributes["sym_name"]).value: _callees(op)
+        for op in module.body.operations
+        if isinstance(op, func_dialect.FuncOp)
+    }
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def _callees(function: Function) -> list[str]:
+    return [
+        ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+        for op in modules.operations(function.operation)
+        if op.name == "func.call"
+    ]
+
+
+def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
+    """Return the attributes of each argument or result as Python values or `Parsed` text.
+
+    Args:
+        main: The function.
+        of: `"arg_attrs"` or `"res_attrs"`.
+    """
+    kinds = main.type.inputs if of == "arg_attrs" else main.type.results
+    rows = main.operation.attributes.get(of)
+    if rows is None:
+        return [{} for _ in kinds]
+    return [{a.name: _python_value(a.attr) for a in ir.DictAttr(row)} for row in rows]
+
+
+def module_attribute(module: Module, name: str) -> Any:
+    """Return an attribute of the module, None if the module lacks it."""
+    value = module.operation.attributes.get(name)
+    return None if value is None else _python_value(value)
+
+
+def _python_value(attribute: Any) -> Any:
+    for kind in (ir.BoolAttr, ir.IntegerAttr, ir.StringAttr):
+        if isinstance(attribute, kind):
+            return kind(attribute).value
+    return modules.Parsed(str(attribute))
+
+
+def drop_attributes(main: Function, of: str, chosen: Sequence[bool], names: Sequence[str]) -> None:
+    """Remove attributes of the chosen arguments or results.
+
+    Args:
+        main: The function.
+        of: `"arg_attrs"` or `"res_attrs"`.
+        chosen: For each argument or result, True to remove its attributes.
+        names: The names of the attributes.
+    """
+    rows = main.operation.attributes.get(of)
+    if rows is None or not any(chosen):
+        return
+    with modules.within(main):
+        left = []
+        for row, drop in zip(rows, chosen, strict=True):
+            kept = {a.name: a.attr for a in ir.DictAttr(row) if not (drop and a.name in names)}
+            left.append(ir.DictAttr.get(kept))
+        main.operation.attributes[of] = ir.ArrayAttr.get(left)
+
+
+def to_mhlo(module: Module) -> Module:
+    """Return the module with its operations in MHLO, the dialect before StableHLO."""
+    context = mlir.make_ir_context()
+    with context:
+        mhlo.register_mhlo_dialect(context)
+        mhlo.register_mhlo_passes()
+        converted = ir.Module.parse(modules.to_bytecode(module))
+        passmanager.PassManager.parse("builtin.module(stablehlo-legalize-to-hlo)").run(
+            converted.operation
+        )
+    return converted

@@ -9,7 +9,7 @@ from jax._src import effects as effects_lib
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir, passmanager
 
-from xlashard._jax.lower import annotations
+from xlashard._jax import modules
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
@@ -174,8 +174,8 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
         open_dims: Dimensions left to the partitioner; Shardy's text contains them.
     """
     if uses_shardy():
-        return annotations.shardy_constraint(x, text)
-    return annotations.sharding_call(x, annotations.Constraint(text, tuple(open_dims))).result
+        return modules.shardy_constraint(x, text)
+    return modules.sharding_call(x, modules.Constraint(text, tuple(open_dims))).result
 
 
 def device_count(ctx: Any) -> int:

@@ -1,23 +1,16 @@
-"""Print and inspect StableHLO modules."""
+"""Print, inspect and annotate StableHLO modules."""
 
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
+from jax._src.lib.mlir.dialects import hlo
 
-from xlashard.lazily import dataclass, deferred
-
-if TYPE_CHECKING:
-    from jaxlib.mlir.dialects import mhlo
-else:
-    # Importing it takes a tenth of the time of xlashard.
-    mhlo = deferred("jaxlib.mlir.dialects.mhlo")
-
+from xlashard.lazily import dataclass
 
 type Module = Any
 type Function = Any
@@ -69,19 +62,6 @@ def to_bytecode(module: Module) -> bytes:
     return mlir.module_to_bytecode(module)
 
 
-def to_mhlo(module: Module) -> Module:
-    """Return the module with its operations in MHLO, the dialect before StableHLO."""
-    context = mlir.make_ir_context()
-    with context:
-        mhlo.register_mhlo_dialect(context)
-        mhlo.register_mhlo_passes()
-        converted = ir.Module.parse(to_bytecode(module))
-        passmanager.PassManager.parse("builtin.module(stablehlo-legalize-to-hlo)").run(
-            converted.operation
-        )
-    return converted
-
-
 def without_locations(module: Module) -> Module:
     """Return a copy of the module without source locations."""
     with module.context:
@@ -126,37 +106,6 @@ def main_function(module: Module) -> Function | None:
         if visibility is None or ir.StringAttr(visibility).value == "public":
             public.append(op)
     return public[0] if len(public) == 1 else None
-
-
-def function_names(module: Module) -> list[str]:
-    """Return the names of a module's functions, in order."""
-    return [
-        ir.StringAttr(op.attributes["sym_name"]).value
-        for op in module.body.operations
-        if isinstance(op, func_dialect.FuncOp)
-    ]
-
-
-def call_cycle(module: Module) -> list[str]:
-    """Return the names of functions that call each other in a cycle; an empty list without one."""
-    calls = {
-        ir.StringAttr(op.attributes["sym_name"]).value: _callees(op)
-        for op in module.body.operations
-        if isinstance(op, func_dialect.FuncOp)
-    }
-    try:
-        TopologicalSorter(calls).prepare()
-    except CycleError as error:
-        return list(reversed(error.args[1]))
-    return []
-
-
-def _callees(function: Function) -> list[str]:
-    return [
-        ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-        for op in operations(function.operation)
-        if op.name == "func.call"
-    ]
 
 
 def function_types(main: Function) -> tuple[list[TensorType | str], list[TensorType | str]]:
@@ -210,33 +159,6 @@ _ONE_DEVICE = re.compile(r"maximal|mesh<\[\], device_ids=\[\d+\]>")
 """Shardy's mesh without axes and with one device, or GSPMD's maximal sharding."""
 
 
-def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
-    """Return the attributes of each argument or result as Python values or `Parsed` text.
-
-    Args:
-        main: The function.
-        of: `"arg_attrs"` or `"res_attrs"`.
-    """
-    kinds = main.type.inputs if of == "arg_attrs" else main.type.results
-    rows = main.operation.attributes.get(of)
-    if rows is None:
-        return [{} for _ in kinds]
-    return [{a.name: _python_value(a.attr) for a in ir.DictAttr(row)} for row in rows]
-
-
-def module_attribute(module: Module, name: str) -> Any:
-    """Return an attribute of the module, None if the module lacks it."""
-    value = module.operation.attributes.get(name)
-    return None if value is None else _python_value(value)
-
-
-def _python_value(attribute: Any) -> Any:
-    for kind in (ir.BoolAttr, ir.IntegerAttr, ir.StringAttr):
-        if isinstance(attribute, kind):
-            return kind(attribute).value
-    return Parsed(str(attribute))
-
-
 def operations(op: Any) -> Iterator[Any]:
     """Yield an operation and all operations inside it."""
     yield op
@@ -266,3 +188,149 @@ def verify(module: Module) -> None:
 def sanitize(name: str) -> str:
     """Return a name with every character replaced that a module's name can't contain."""
     return mlir.sanitize_name(name).rstrip("_") or "module"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A sharding constraint inside the body, as an operation of GSPMD or of Shardy.
+
+    Attributes:
+        text: The HLO sharding, or Shardy's attribute.
+        open_dims: Dimensions that the partitioner may shard further; Shardy's text contains them.
+        shardy: True for an operation of Shardy.
+    """
+
+    text: str
+    open_dims: tuple[int, ...] = ()
+    shardy: bool = False
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, Parsed):
+        return ir.Attribute.parse(str(value))
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    if isinstance(value, int):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
+    return ir.StringAttr.get(value)
+
+
+def _merged(old: Any, new: Sequence[Attributes]) -> Any:
+    rows = []
+    for i, attributes in enumerate(new):
+        row = {} if old is None else {a.name: a.attr for a in ir.DictAttr(old[i])}
+        row.update({name: _attribute(value) for name, value in attributes.items()})
+        rows.append(ir.DictAttr.get(row))
+    return ir.ArrayAttr.get(rows)
+
+
+def make_entry(main: Function) -> None:
+    """Make a function the entry point: public, and named `main`."""
+    operation = main.operation
+    with within(main):
+        name = ir.StringAttr(operation.attributes["sym_name"]).value
+        if name != ENTRY:
+            ir.SymbolTable.replace_all_symbol_uses(name, ENTRY, operation.parent)
+            operation.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
+        operation.attributes["sym_visibility"] = ir.StringAttr.get("public")
+
+
+def annotate(
+    main: Function,
+    args: Sequence[Attributes],
+    results: Sequence[Attributes],
+    module_attributes: Attributes,
+) -> None:
+    """Set attributes of a function's arguments and results, and of its module.
+
+    Existing attributes of other names stay.
+
+    Raises:
+        ValueError: If MLIR can't parse an attribute's text.
+    """
+    module = main.operation.parent.opview
+    with within(main):
+        attributes = main.operation.attributes
+        try:
+            for name, rows in (("arg_attrs", args), ("res_attrs", results)):
+                attributes[name] = _merged(attributes.get(name), rows)
+            for name, value in module_attributes.items():
+                module.operation.attributes[name] = _attribute(value)
+        except ir.MLIRError as error:
+            # no-catalogue: raises an error of JAX or of the caller again
+            raise ValueError(str(error)) from None
+
+
+def within(main: Function) -> Any:
+    return ir.Location.unknown(main.operation.context)
+
+
+def sharding_call(value: Value, constraint: Constraint) -> Any:
+    """Insert and return GSPMD's sharding constraint of a value."""
+    dims = ",".join(map(str, constraint.open_dims))
+    op = mlir.custom_call(
+        "Sharding",
+        result_types=[value.type],
+        operands=[value],
+        backend_config=f"unspecified_dims=[{dims}]" if dims else "",
+        api_version=1,
+    )
+    op.attributes["mhlo.sharding"] = ir.StringAttr.get(constraint.text)
+    return op
+
+
+def shardy_constraint(value: Value, text: str) -> Value:
+    """Insert Shardy's sharding constraint of a value, and return its result."""
+    return mlir.dialects.sdy.sharding_constraint(value, ir.Attribute.parse(text))
+
+
+def constrain_boundary(
+    main: Function,
+    args: Sequence[Constraint | None],
+    results: Sequence[Sequence[Constraint]],
+) -> None:
+    """Insert sharding constraints after the arguments and before the results."""
+    if not any(args) and not any(results):
+        return
+    block = entry_block(main)
+    ret = block.operations[len(block.operations) - 1]
+    with within(main):
+        with ir.InsertionPoint.at_block_begin(block):
+            for value, constraint in zip(block.arguments, args, strict=True):
+                if constraint is not None:
+                    op = sharding_call(value, constraint)
+                    value.replace_all_uses_except(op.result, op.operation)
+        with ir.InsertionPoint(ret):
+            for i, constraint in ((i, c) for i, each in enumerate(results) for c in each):
+                if constraint.shardy:
+                    ret.operands[i] = shardy_constraint(ret.operands[i], constraint.text)
+                else:
+                    pinned = sharding_call(ret.operands[i], constraint).result
+                    # GSPMD drops a constraint whose value is a result.
+                    ret.operands[i] = hlo.optimization_barrier([pinned])
+
+
+def annotate_memory_kinds(main: Function, memory_kinds: Sequence[str | None]) -> None:
+    """Annotate results that must be in another memory than the device's default one."""
+    if not any(memory_kinds):
+        return
+    block = entry_block(main)
+    ret = block.operations[len(block.operations) - 1]
+    with within(main), ir.InsertionPoint(ret):
+        for i, kind in enumerate(memory_kinds):
+            if kind is not None:
+                ret.operands[i] = _placed(ret.operands[i], kind)
+
+
+def _placed(value: Value, memory_kind: str) -> Value:
+    op = mlir.custom_call(
+        "annotate_device_placement",
+        result_types=[value.type],
+        operands=[value],
+        has_side_effect=True,
+        api_version=1,
+    )
+    op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+        {"_xla_buffer_placement": ir.StringAttr.get(memory_kind)}
+    )
+    return op.result

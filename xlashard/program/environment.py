@@ -16,7 +16,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import libtpu_in_use
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.lazily import dataclass
-from xlashard.program.runtime.device_topology import (
+from xlashard.program.device_topology import (
     DeviceFacts,
     TorusFacts,
     device_differences,

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from xlashard._jax.lower import modules
-from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, dispatch, executables, execute
 from xlashard._jax.runtime.topologies import compile_only_error, is_compile_only
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
 from xlashard.program.consistency import CONSISTENCY
-from xlashard.program.ir.plan import ProgramPlan, ValuePlan
-from xlashard.program.runtime.executables import LoadedExecutable, Source
+from xlashard.program.executables import LoadedExecutable, Source
+from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import XLACompatibleSharding
 
 if TYPE_CHECKING:
-    from xlashard.program.consistency import ProgramFingerprint, ValueNamer
+    from xlashard.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
     from xlashard.program.hlo import module as hlo
 else:
     hlo = deferred("xlashard.program.hlo.module")

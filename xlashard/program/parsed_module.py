@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from xlashard._jax.lower import annotations, modules, stablehlo_parse
-from xlashard._jax.lower.lowering import uses_shardy
+from xlashard._jax import modules, stablehlo_parse
+from xlashard._jax.lowering import uses_shardy
 from xlashard.errors import GeometryError, ModuleError
 from xlashard.geometry import TileAssignment, Tiling
-from xlashard.program.ir.annotate import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
-from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.runtime.compile import LoweredProgram, lower_program
+from xlashard.program.annotate import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
+from xlashard.program.compile import LoweredProgram, lower_program
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
@@ -104,7 +104,7 @@ def parse_module(source: str | bytes) -> ParsedModule:
     main = modules.main_function(module)
     if main is None:
         raise ModuleError(_no_entry_text(module))
-    circle = modules.call_cycle(module)
+    circle = stablehlo_parse.call_cycle(module)
     if circle:
         raise ModuleError(  # no-catalogue: covered by tests/program/goldens/modules/errors.txt
             f"the module's functions call each other in a circle, {' -> '.join(circle)}; XLA takes "
@@ -117,11 +117,11 @@ def parse_module(source: str | bytes) -> ParsedModule:
             "sharded over its devices"
         )
     kinds, result_kinds = modules.function_types(main)
-    rows = modules.function_attributes(main, "arg_attrs")
-    result_rows = modules.function_attributes(main, "res_attrs")
+    rows = stablehlo_parse.function_attributes(main, "arg_attrs")
+    result_rows = stablehlo_parse.function_attributes(main, "res_attrs")
     return ParsedModule(
         module=module,
-        name=modules.module_attribute(module, "sym_name") or "",
+        name=stablehlo_parse.module_attribute(module, "sym_name") or "",
         args=_values("args", kinds, rows),
         results=_values("results", result_kinds, result_rows),
         aliased=tuple(row[_ALIAS] for row in rows if _ALIAS in row),
@@ -132,7 +132,7 @@ def parse_module(source: str | bytes) -> ParsedModule:
 
 
 def _count(module: modules.Module, name: str) -> int | None:
-    count = modules.module_attribute(module, name)
+    count = stablehlo_parse.module_attribute(module, name)
     if count is not None and (type(count) is not int or count < 1):
         # no-catalogue: covered by tests/program/goldens/modules/errors.txt
         raise ModuleError(f"the module has {name} = {count!r}, expected a number from 1 on")
@@ -140,7 +140,7 @@ def _count(module: modules.Module, name: str) -> int | None:
 
 
 def _no_entry_text(module: modules.Module) -> str:
-    names = modules.function_names(module)
+    names = stablehlo_parse.function_names(module)
     start = "the module has no function @main, and not exactly one public function"
     if not names:
         return f"{start}; it has no function"
@@ -219,7 +219,7 @@ def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgr
             t.annotated and not v.annotated for t, v in zip(described, values, strict=False)
         ]
         overridden += [False] * (len(described) - len(overridden))
-        annotations.drop_attributes(
+        stablehlo_parse.drop_attributes(
             body.main, side, overridden, (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE)
         )
         for found, value in zip(described, values, strict=False):

@@ -12,16 +12,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, coordination, executables
 from xlashard.errors import ProcessesError, SharedBinaryWarning
 from xlashard.lazily import dataclass
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
-from xlashard.program.consistency import CONSISTENCY, ProgramFingerprint, is_shared
-from xlashard.program.runtime.environment import Environment
-from xlashard.program.runtime.executables import LoadedExecutable, Source
+from xlashard.program.consistency import CONSISTENCY, is_shared
+from xlashard.program.consistency.fingerprint import ProgramFingerprint
+from xlashard.program.environment import Environment
+from xlashard.program.executables import LoadedExecutable, Source
 
-_OWN_FILES = str(Path(__file__).parents[2])
+_OWN_FILES = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)

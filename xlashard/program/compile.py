@@ -1,5 +1,6 @@
 """Compilation of annotated modules."""
 
+import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -8,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlashard._jax.lower import modules
-from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import layout_text
 from xlashard.errors import (
@@ -20,27 +21,37 @@ from xlashard.errors import (
     ProgramTooLargeError,
 )
 from xlashard.lazily import dataclass, deferred
-from xlashard.program.ir.donation import Donation, bytes_of
-from xlashard.program.ir.emit import write_main
-from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.runtime.executables import EXECUTABLES, LoadedExecutable, Source
-from xlashard.program.runtime.execute import Program, ProgramParts
-from xlashard.program.runtime.propagated_shardings import ExecutableShardings, resolve_shardings
+from xlashard.program.annotate import write_main
+from xlashard.program.donation import (
+    Donation,
+    UnusedDonation,
+    bytes_of,
+    refusal,
+    report_text,
+    unused_refusal,
+)
+from xlashard.program.executables import (
+    EXECUTABLES,
+    ExecutableShardings,
+    LoadedExecutable,
+    Source,
+    resolve_shardings,
+)
+from xlashard.program.execute import Program, ProgramParts
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, NamedSharding, PartitionSpec, XLACompatibleSharding
+from xlashard.wording import in_bytes
 
 if TYPE_CHECKING:
-    from xlashard.program import consistency
-    from xlashard.program.consistency import ClosedOver, ProgramFingerprint
-    from xlashard.program.ir import donation_report
-    from xlashard.program.runtime import oom, shared_binary
+    from xlashard.program import shared_binary
+    from xlashard.program.consistency import fingerprint as fingerprints
+    from xlashard.program.consistency.fingerprint import ClosedOver, ProgramFingerprint
 else:
-    consistency = deferred("xlashard.program.consistency")
-    donation_report = deferred("xlashard.program.ir.donation_report")
-    shared_binary = deferred("xlashard.program.runtime.shared_binary")
-    oom = deferred("xlashard.program.runtime.oom")
+    fingerprints = deferred("xlashard.program.consistency.fingerprint")
+    shared_binary = deferred("xlashard.program.shared_binary")
 
 # A warning names the line of the caller of this package.
-_OWN_FILES = str(Path(__file__).parents[2])
+_OWN_FILES = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +94,7 @@ class LoweredProgram:
         found = self._refused() if program is None else self._left(program)
         if not found:
             return
-        text = donation_report.report_text(found, function)
+        text = report_text(found, function)
         if mode == "strict":
             raise DonationError(text)
         with self._lock:
@@ -113,13 +124,13 @@ class LoweredProgram:
         found = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
         return {refused.value.name: refused.reason for refused in found}
 
-    def _refused(self) -> "list[donation_report.UnusedDonation]":
+    def _refused(self) -> list[UnusedDonation]:
         """Return the refusals that are known before compilation."""
         takers = self.donation.takers(self.plan)
-        found = [donation_report.refusal(self.plan, i, takers) for i in self.donation.unusable]
-        return found + [donation_report.unused_refusal(value) for value in self.unused]
+        found = [refusal(self.plan, i, takers) for i in self.donation.unusable]
+        return found + [unused_refusal(value) for value in self.unused]
 
-    def _left(self, program: Program) -> "list[donation_report.UnusedDonation]":
+    def _left(self, program: Program) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""
         offered = [i for i, j in enumerate(self.donation.partner) if j is not None]
         if not any(self.donation.donor):
@@ -132,11 +143,11 @@ class LoweredProgram:
 
     def _untaken(
         self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
-    ) -> "list[donation_report.UnusedDonation]":
+    ) -> list[UnusedDonation]:
         offered = {i for i, j in enumerate(self.donation.partner) if j is not None}
         taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
         left = offered - set(taken.values())
-        return [donation_report.refusal(plan, i, dict(taken)) for i in sorted(left)]
+        return [refusal(plan, i, dict(taken)) for i in sorted(left)]
 
 
 def _sum(sizes: Sequence[object]) -> int:
@@ -250,7 +261,7 @@ def compile_program(
     request = _request(lowered, options)
     fingerprint = None
     if not plan.is_of_one_process:
-        fingerprint = consistency.ProgramFingerprint(
+        fingerprint = fingerprints.ProgramFingerprint(
             plan, body.module, request, body.callbacks, closed
         )
     try:
@@ -259,7 +270,7 @@ def compile_program(
         raise
     except RuntimeError as error:
         if compiler.ran_out_of_memory(error):
-            text = oom.oom_text(plan, compiler.error_text(error))
+            text = _oom_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     chosen = ExecutableShardings(loaded.executable)
@@ -326,3 +337,48 @@ def _request(
         options=(*plan.options, *options),
         host_callbacks=body.host_callbacks,
     )
+
+
+_SIZE = r"([\d.]+)([KMGT]?)B?"
+_FIGURES = (
+    rf"\bUsed {_SIZE} of {_SIZE} (?:hbm|HBM)",
+    rf"\({_SIZE}\) exceeds available (?:hbm|HBM) \({_SIZE}\)",
+)
+_EXCESS = rf"\bExceeded (?:hbm|HBM) capacity by {_SIZE}"
+_STATUS = r"^(?:[A-Z_]+:\s+)?(?:[A-Z]\d+:\s+)?(?:\w+:\s+)?"
+"""Prefix of an error of XLA: its class, number and name."""
+
+
+def _oom_text(plan: ProgramPlan, message: str) -> str:
+    """Return the needed and available memory of a program, and suggestions.
+
+    Args:
+        plan: Plan of the program.
+        message: The compiler's error. Its memory figures are used if it has any, else its first
+            line.
+    """
+    name, device = plan.name.removeprefix("pjit_"), plan.devices[0]
+    figures = next(filter(None, (re.search(form, message) for form in _FIGURES)), None)
+    if figures is None:
+        line = re.sub(_STATUS, "", message).partition("\n")[0].rstrip(" .-")
+        return f"{name} needs more memory than a {device.device_kind} has: {line}"
+    needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
+    excess = re.search(_EXCESS, message)
+    more = f", {_text(*excess.groups())} more than fits" if excess is not None else ""
+    return (
+        f"{name} does not fit: it needs {needed} of the memory of each {device.device_kind}"
+        f"{_of_arguments(plan)}, and may use {available}{more}. Inspect it by "
+        f"xlashard.preflight({name}, ..., topology=...); then shard arguments over more devices, "
+        "donate those that results replace, or recompute in the backward pass with jax.checkpoint"
+    )
+
+
+def _text(number: str, unit: str) -> str:
+    return f"{number} {unit}iB" if unit else f"{number} B"
+
+
+def _of_arguments(plan: ProgramPlan) -> str:
+    """Return the part of the memory that arguments take, without the padding of layouts."""
+    sizes = [bytes_of(value) for value in plan.args]
+    known = sum(size for size in sizes if isinstance(size, int))
+    return f", {in_bytes(known)} of it for arguments" if known else ""

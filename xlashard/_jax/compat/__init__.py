@@ -1,1 +1,0 @@
-"""Supported JAX releases, registration with JAX, and the interfaces of older releases."""

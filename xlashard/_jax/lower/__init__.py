@@ -1,1 +1,0 @@
-"""StableHLO modules: lower, read and annotate."""

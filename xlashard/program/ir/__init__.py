@@ -1,1 +1,0 @@
-"""Plans of programs, and the annotations that they add to a StableHLO module."""

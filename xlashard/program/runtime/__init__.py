@@ -1,1 +1,0 @@
-"""Compilation and execution of annotated modules."""

@@ -1,1 +1,0 @@
-"""Serialization of compiled programs."""
