@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.forking import python_command
-from xlashard.cli import main
+from xlashard.cli import main, make_parser
 from xlashard.testing.launch.pod_environment import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ["compile", "legacy", "pod", "preflight", "train"]
 TINY = str(ROOT / "configs" / "tiny.toml")
 SMALL = [
     *("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.mlp=32"),
@@ -143,13 +145,69 @@ def test_help_names_commands_and_options(capsys: pytest.CaptureFixture[str]) -> 
         assert option in out
 
 
+def sections(text: str) -> dict[str, list[str]]:
+    """Return the lines below each heading of a help text, by heading."""
+    found: dict[str, list[str]] = {}
+    for block in text.split("\n\n"):
+        heading, *lines = block.strip().splitlines()
+        if lines and all(line.startswith("  ") for line in lines):
+            found[heading] = lines
+    return found
+
+
+def test_help_lists_each_command_once_below_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _, _ = stdout_and_code(capsys, "--help")
+    tasks = sections(out)
+    del tasks["options:"]
+    listed = [
+        line.split()[0]
+        for lines in tasks.values()
+        for line in lines
+        if not line.strip().startswith("$ ")
+    ]
+    assert len(tasks) == 4
+    assert (
+        sorted(listed) == sorted(set(listed)) == ["compile", "legacy", "pod", "preflight", "train"]
+    )
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_help_has_an_example_of_each_command_that_parses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, _, _ = stdout_and_code(capsys, "--help")
+    examples = [shlex.split(line)[1:] for line in out.splitlines() if line.strip().startswith("$")]
+    parsed = [make_parser().parse_args(words[1:]).command for words in examples]
+    assert {words[0] for words in examples} == {"xlashard"}
+    assert sorted(parsed) == COMMANDS
+    named = {word for words in examples for word in words if word.startswith("configs/")}
+    assert named and all((ROOT / word).exists() for word in named)
+
+
+def test_wrong_use_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err, code = stdout_and_code(capsys, "tarin")
+    assert code == 2
+    assert err.startswith("usage: xlashard COMMAND")
+    assert "'tarin'" in err and "train" in err.replace("'tarin'", "")
+
+
 @pytest.mark.slow
 def test_the_command_line_starts_without_what_a_command_needs() -> None:
-    check = "import sys, xlashard.cli as c; c.make_parser(); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environment(), capture_output=True, text=True, check=True
+    check = (
+        "import sys, xlashard; before = set(sys.modules)\n"
+        "import xlashard.cli as c; c.make_parser().format_help(); print(*{*sys.modules} - before)"
     )
-    assert not {"optax", "matplotlib", "xlashard.train"} & set(done.stdout.split())
+    done = subprocess.run(
+        [*python_command(environment()), "-c", check],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    ours = {"xlashard.cli", "xlashard.commands", "xlashard.commands.cli_args", "xlashard.wording"}
+    assert {name for name in loaded if name.startswith("xlashard")} <= ours
+    assert not {name for name in loaded if name.startswith(("jax", "optax", "matplotlib", "rich"))}
 
 
 def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,32 +1,87 @@
 """The command line: ``xlashard COMMAND``, or ``python -m xlashard COMMAND``.
 
-This module reads the words and nothing else. What a command does stands in a module of its own,
-named in `_COMMANDS` and imported when it is asked for, so that ``--help`` does not pay for it.
+This module parses arguments only. Each command is implemented in a module of its own, named in
+`_TASKS` and imported when the command runs, so that ``--help`` does not import it.
 """
 
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 from xlashard.commands.cli_args import (
     add_compile,
     add_legacy,
+    add_pod,
     add_preflight,
-    add_settings,
-    count,
-    seconds,
+    add_train,
 )
 from xlashard.wording import printable
 
-_COMMANDS = {
-    "train": "xlashard.train.command",
-    "pod": "xlashard.testing.launch.pod_command",
-    "preflight": "xlashard.commands.preflight",
-    "compile": "xlashard.commands.compile",
-    "legacy": "xlashard.commands.legacy",
+
+class _Command(NamedTuple):
+    """A subcommand.
+
+    Attributes:
+        summary: One line for ``xlashard --help``.
+        example: A command line.
+        module: Name of the module whose `run` executes it.
+        add_arguments: Function that adds its arguments to a parser.
+    """
+
+    summary: str
+    example: str
+    module: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+_TASKS = {
+    "Predict a program on TPU chips, on a machine without one": {
+        "preflight": _Command(
+            "report whether it fits, the time of a step, collectives and cost",
+            "xlashard preflight --topology v5p-128 configs/8b_v5p_64.toml",
+            "xlashard.commands.preflight",
+            add_preflight,
+        ),
+        "compile": _Command(
+            "compile it into a file that the chips run",
+            "xlashard compile --topology v5p-128 configs/8b_v5p_64.toml",
+            "xlashard.commands.compile",
+            add_compile,
+        ),
+    },
+    "Train": {
+        "train": _Command(
+            "train a byte-level transformer on text, or resume a run",
+            "xlashard train --config configs/tiny.toml",
+            "xlashard.train.command",
+            add_train,
+        ),
+    },
+    "Run on several processes": {
+        "pod": _Command(
+            "run a command in every process of an emulated pod",
+            "xlashard pod -n 4 -d 2 -- python script.py",
+            "xlashard.testing.launch.pod_command",
+            add_pod,
+        ),
+    },
+    "Use programs of 2022 and 2023": {
+        "legacy": _Command(
+            "rewrite them for today's JAX, as a diff first",
+            "xlashard legacy --migrate old_train.py",
+            "xlashard.commands.legacy",
+            add_legacy,
+        ),
+    },
 }
+_COMMANDS = {name: command for task in _TASKS.values() for name, command in task.items()}
+_EPILOG = """\
+Options of a command: xlashard COMMAND --help.
+What a program sends and holds, and how an array lies on its devices, is shown in Python:
+xlashard.explain(function, *arguments) and xlashard.visualize(array).
+"""
 _EXTRAS = {"libcst": "legacy", "matplotlib": "train", "optax": "train", "orbax": "train"}
 
 
@@ -44,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
         # With the usage of the command, not with that of all commands together.
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return importlib.import_module(_COMMANDS[arguments.command]).run(arguments)
+        return importlib.import_module(_COMMANDS[arguments.command].module).run(arguments)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -68,113 +123,31 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The words that the command line understands."""
-    parser = _Parser(prog="xlashard", description="Arrays, shardings and pjit over many devices.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_train(commands.add_parser("train", help="train a byte-level transformer on text"))
-    _add_pod(commands.add_parser("pod", help="run a command in every process of an emulated pod"))
-    add_preflight(
-        commands.add_parser("preflight", help="say what a program would take and cost on TPU chips")
+    """Return the parser of the command line."""
+    parser = _Parser(
+        prog="xlashard",
+        usage="xlashard COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_description(),
+        epilog=_EPILOG,
     )
-    add_compile(commands.add_parser("compile", help="compile a program for TPU chips into a file"))
-    add_legacy(
-        commands.add_parser("legacy", help="migrate programs of 2022 and 2023 to today's JAX")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="xlashard",
+        help=argparse.SUPPRESS,
     )
+    for name, command in _COMMANDS.items():
+        command.add_arguments(commands.add_parser(name))
     return parser
 
 
-def _add_train(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(parser=parser)
-    parser.description = (
-        "Trains a byte-level transformer with the settings of a TOML file, and leaves settings, "
-        "measurements and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a "
-        "checkpoint, from which --resume continues."
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="the settings file, such as configs/tiny.toml"
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        nargs="?",
-        const="",
-        help="go on with a run from its last checkpoint, in its folder and with its settings; "
-        "without RUN: with the last one in RUNS",
-    )
-    parser.add_argument(
-        "--auto-resume",
-        action="store_true",
-        help="resume the newest run of that name in RUNS that has a checkpoint; start it if there "
-        "is none. For jobs that are restarted after preemption",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        nargs="+",
-        help="text files or folders of them, instead of the prose that ships with Python",
-    )
-    add_settings(parser)
-    parser.add_argument("--name", help="folder of the results below RUNS; default: the file's name")
-    parser.add_argument("--steps", type=int, metavar="N", help="the same as --set training.steps=N")
-    parser.add_argument(
-        "--runs", metavar="FOLDER", default="runs", help="where the results go (default: runs)"
-    )
-    parser.add_argument(
-        "--keys", action="store_true", help="print every key with its type and default, and end"
-    )
-
-
-def _add_pod(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(parser=parser)
-    parser.usage = (
-        "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J] -- COMMAND ..."
-    )
-    parser.description = (
-        "Runs a command in N processes of this machine that JAX can join to a pod, each with D "
-        "emulated CPU devices: jax.distributed.initialize() and xlashard.multihost.initialize() "
-        "find their place by themselves. Every line of output has the number of its process. When "
-        "one fails the others are ended, and when this command ends in any way, so do all."
-    )
-    parser.add_argument(
-        *("-n", "--processes"),
-        type=count,
-        default=2,
-        metavar="N",
-        help="how many processes (default: 2)",
-    )
-    parser.add_argument(
-        *("-d", "--devices"),
-        type=count,
-        default=1,
-        metavar="D",
-        help="how many emulated devices each has (default: 1)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        metavar="S",
-        help="seconds after which all show the stacks of their threads and are ended",
-    )
-    parser.add_argument(
-        "--grace",
-        type=seconds,
-        default=5.0,
-        metavar="S",
-        help="seconds that the others have when one has failed (default: 5)",
-    )
-    parser.add_argument(
-        "--only",
-        type=_numbers,
-        metavar="I,J",
-        help="show the output of these processes alone; of another that fails, its last lines",
-    )
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="such as python script.py"
-    )
-
-
-def _numbers(text: str) -> list[int]:
-    words = text.split(",")
-    if all(word.isascii() and word.isdecimal() for word in words):
-        return sorted({int(word) for word in words})
-    raise argparse.ArgumentTypeError(f"{text!r} is not a list of processes such as 0,2")
+def _description() -> str:
+    """Return the text of ``--help`` that lists the commands by task."""
+    lines = ["Arrays, shardings and pjit over many devices."]
+    for task, commands in _TASKS.items():
+        lines += ["", f"{task}:"]
+        for name, command in commands.items():
+            lines += [f"  {name:<10} {command.summary}", f"  {'':<10} $ {command.example}"]
+    return "\n".join(lines)
