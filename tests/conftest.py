@@ -43,6 +43,8 @@ def _prepare_jax() -> None:
         )
     asked_for = os.environ.get("XLASHARD_TEST_PLATFORM", "")
     os.environ["JAX_PLATFORMS"] = asked_for or "cpu"
+    # Exception notes of the code that is tested stand alone.
+    os.environ.setdefault("XLASHARD_DOCS_URL", "")
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
     os.environ["XLA_FLAGS"] = " ".join(
         [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={DEVICE_COUNT}"]

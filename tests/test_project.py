@@ -46,7 +46,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert pinned.pop("jaxlib") == pinned["jax"]
-    names = ("equinox", "flatbuffers", "flax", "orbax")
+    names = ("equinox", "flatbuffers", "flax", "ipython", "orbax")
     libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(names)]
     used = [*EXTRAS["train"], *EXTRAS["legacy"], *libraries]
     bounds = lower_bounds([*PROJECT["project"]["dependencies"], *used])

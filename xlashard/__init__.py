@@ -16,6 +16,7 @@ import typing as _typing
 
 from xlashard.config import read_flags as _read_flags
 from xlashard.errors import ConfigError as _ConfigError
+from xlashard.errors import XlashardError as _XlashardError
 
 # Before all else is imported, so that the error has no frames of those imports.
 try:
@@ -143,6 +144,7 @@ else:
         },
     )
 
+_XlashardError.docs_url = _flags.docs_url
 _apply_flags(_flags)
 _CONSISTENCY.use(_Policy(_flags.check_programs, _flags.programs_timeout))
 _install(

@@ -7,6 +7,7 @@
 | `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between their processes; done if unset |
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
+| `XLASHARD_DOCS_URL` | address | documentation that errors link to; empty: errors without links |
 
 The launcher of emulated pods (`xlashard pod`) is the only program that sets these, in each process:
 
@@ -22,7 +23,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from xlashard.errors import ConfigError
+from xlashard.errors import DEFAULT_DOCS_URL, ConfigError
 from xlashard.lazily import dataclass
 
 type PartitionerName = Literal["shardy", "gspmd"]
@@ -37,6 +38,7 @@ EXPLAIN_RECOMPILES = f"{PREFIX}EXPLAIN_RECOMPILES"
 CHECK_PROGRAMS = f"{PREFIX}CHECK_PROGRAMS"
 PROGRAMS_TIMEOUT = f"{PREFIX}PROGRAMS_TIMEOUT"
 CHECK_DEVICE_PUT = f"{PREFIX}CHECK_DEVICE_PUT"
+DOCS_URL = f"{PREFIX}DOCS_URL"
 
 RECOMPILE_LOGGER = "xlashard.recompile"
 """The logger that reports why functions are compiled again."""
@@ -53,6 +55,7 @@ _FOR_USERS = (
     CHECK_PROGRAMS,
     PROGRAMS_TIMEOUT,
     CHECK_DEVICE_PUT,
+    DOCS_URL,
 )
 _KNOWN = (*_FOR_USERS, *_POD)
 _WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
@@ -88,6 +91,7 @@ class Flags:
         pod: The place in an emulated pod; None outside of one.
         check_programs: Whether processes compare their programs before they run them.
         programs_timeout: How long a process waits for others to run a program, in seconds.
+        docs_url: Base address of the documentation that errors link to; "" for no links.
     """
 
     partitioner: PartitionerName | None = None
@@ -96,10 +100,11 @@ class Flags:
     pod: PodPlace | None = None
     check_programs: bool = True
     programs_timeout: int = 3600
+    docs_url: str = DEFAULT_DOCS_URL
 
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
-    """Reads the variables of this project; an empty one counts as unset.
+    """Read the variables of this project; an empty one counts as unset, but for the address.
 
     Args:
         environment: For example `os.environ`.
@@ -121,6 +126,7 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         pod=_pod(environment),
         check_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS) or "1"),
         programs_timeout=_number(PROGRAMS_TIMEOUT, environment.get(PROGRAMS_TIMEOUT) or "3600", 1),
+        docs_url=environment.get(DOCS_URL, DEFAULT_DOCS_URL).strip(),
     )
 
 

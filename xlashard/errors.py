@@ -6,6 +6,11 @@ message are attributes, so that an upper layer can raise them again with the arg
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+DEFAULT_DOCS_URL = "https://xlashard.readthedocs.io/en/latest/"
+"""Address of the documentation, unless `XLASHARD_DOCS_URL` names another."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -20,7 +25,21 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 class XlashardError(Exception):
-    """Base class of all exceptions that this project raises."""
+    """Base class of all exceptions that this project raises.
+
+    A traceback shows the address of the documentation's page about the class below the message, as
+    an exception note; `str(error)` is the message alone.
+
+    Attributes:
+        docs_url: Base address of the documentation; "" for tracebacks without an address.
+    """
+
+    docs_url: ClassVar[str] = DEFAULT_DOCS_URL
+
+    @cached_property
+    def __notes__(self) -> list[str]:
+        """Notes of the exception, made when they are first read: raising takes no more time."""
+        return _page_notes(type(self))
 
     def __reduce__(self) -> tuple[object, ...]:
         # The attributes are keyword arguments, which an exception's own pickling would lose.
@@ -33,6 +52,14 @@ def _rebuild(
     error = cls.__new__(cls, *args)
     error.__dict__.update(attributes)
     return error
+
+
+def _page_notes(cls: type) -> list[str]:
+    """Return the note with the address of a class's page; none for classes without a page."""
+    documented = next((base for base in cls.__mro__ if base.__module__ == __name__), XlashardError)
+    if not XlashardError.docs_url or documented is XlashardError:
+        return []
+    return [f"See {XlashardError.docs_url.rstrip('/')}/errors/{documented.__name__}"]
 
 
 class ConfigError(XlashardError, ValueError):
@@ -376,11 +403,21 @@ class DonationError(XlashardError, ValueError):
     """A donated argument whose buffers no result can reuse, where this is an error."""
 
 
-class SharedBinaryWarning(UserWarning):
+class XlashardWarning(UserWarning):
+    """Base class of all warnings that this project issues.
+
+    Their text ends with the address of the class's page: Python shows no notes of warnings.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *_page_notes(type(self))])
+
+
+class SharedBinaryWarning(XlashardWarning):
     """A program that every process compiled, because sharing one binary failed."""
 
 
-class DonationWarning(UserWarning):
+class DonationWarning(XlashardWarning):
     """A donated argument whose buffers no result can reuse."""
 
 

@@ -41,10 +41,25 @@ Messages are wrapped here. All calls run after these lines, on a machine with ei
 def write_pages(topics: Sequence[Topic], folder: Path) -> None:
     """Write `index.md` and one page per exception class into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    classes = sorted({m.error for topic in topics for m in topic.mistakes})
-    pages = {"index": index(topics), **{name: class_page(name, topics) for name in classes}}
+    mistakes = [m for topic in topics for m in topic.mistakes]
+    pages = {"index": index(topics)}
+    pages |= {name: class_page(name, topics) for name in documented(mistakes)}
     for name, lines in pages.items():
         (folder / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def documented(mistakes: Sequence[Mistake]) -> list[str]:
+    """Return the names of all classes with a page: those that mistakes raise, and all of xlashard.
+
+    The address of a class's page stands below each error of xlashard, whichever check raised it.
+    """
+    ours = {name for name, kind in vars(errors).items() if isinstance(kind, type) and is_own(kind)}
+    return sorted({m.error for m in mistakes} | ours)
+
+
+def is_own(kind: type) -> bool:
+    """Return True for a class of xlashard.errors."""
+    return kind.__module__ == errors.__name__ and issubclass(kind, BaseException)
 
 
 def index(topics: Sequence[Topic]) -> Iterator[str]:
@@ -54,7 +69,7 @@ def index(topics: Sequence[Topic]) -> Iterator[str]:
     yield from block(NO_RUN, SETUP + "\n" + SHARED)
     yield "## Classes\n"
     yield "| class | derives from | meaning | mistakes |\n|---|---|---|---|"
-    for name in sorted({m.error for m in mistakes}):
+    for name in documented(mistakes):
         count = sum(m.error == name for m in mistakes)
         yield f"| [`{name}`]({name}.md) | {_bases(name)} | {_meaning(name)} | {count} |"
     yield ""
@@ -65,6 +80,8 @@ def index(topics: Sequence[Topic]) -> Iterator[str]:
 def class_page(name: str, topics: Sequence[Topic]) -> Iterator[str]:
     """Yield the lines of the page of one exception class."""
     yield f"# {name}\n\n{_meaning(name)}\n"
+    if not any(m.error == name for topic in topics for m in topic.mistakes):
+        yield "The catalogue has no call that raises it.\n"
     for topic in topics:
         chosen = [m for m in topic.mistakes if m.error == name]
         if not chosen:
