@@ -29,10 +29,12 @@ python := $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 # One stamp for each set of extras: what `make train` needs is a quarter of what the tests need.
 installed := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+documenting := $(VENV)/.installed-docs-$(subst $(comma),-,$(TEST_EXTRAS))
 developing := $(VENV)/.installed-$(subst $(comma),-,$(TEST_EXTRAS))
 install = $(python) -m pip install --quiet --disable-pip-version-check \
 	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
 train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $(CONFIG)) $(ARGS)
+mkdocs := JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m mkdocs
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
 oldest := VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' CONSTRAINTS=.ci/oldest.txt
 
@@ -89,24 +91,18 @@ goldens: $(developing) ## Rewrite all golden files, or those of ARGS=tests/FOLDE
 	$(python) -m pytest -q --update-goldens $(or $(ARGS),tests)
 	git diff --stat -- tests docs
 
-.PHONY: docs-errors
-docs-errors: $(developing) ## Generate a page per exception class in site/errors/
-	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		$(python) -m tests.errors.pages site/errors
+.PHONY: docs
+docs: $(documenting) browser ## Build the documentation into site/ and test it in a browser
+	$(mkdocs) build --strict
+	$(python) -m pytest -q tests/site $(ARGS)
 
-.PHONY: docs-legacy
-docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries
-	$(python) -m pytest -q tests/legacy/modules/test_docs_page.py --update-goldens
-	git diff --stat -- docs/legacy.md
+.PHONY: docs-serve
+docs-serve: $(documenting) ## Serve the documentation on http://127.0.0.1:8000 and rebuild it on changes
+	$(mkdocs) serve
 
 .PHONY: preflights
-preflights: $(developing) ## Compile configs/, write the table of docs/configs.md (10 minutes; NAMES=...)
+preflights: $(developing) ## Compile configs/ and keep the facts in benchmarks/ (10 minutes; NAMES=...)
 	$(python) -m benchmarks._preflights $(NAMES)
-
-.PHONY: docs-preflight
-docs-preflight: $(developing) ## Write docs/preflight.schema.json from what reports are made of
-	$(python) -m pytest -q tests/tpu/preflight/report/test_schema.py --update-goldens
-	git diff --stat -- docs/preflight.schema.json
 
 .PHONY: lint
 lint: $(developing) ## Run ruff and pyright
@@ -120,7 +116,7 @@ format: $(developing) ## Let ruff put the code into its form
 	$(VENV)/bin/ruff format
 
 .PHONY: bench
-bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to docs/performance.md
+bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to benchmarks/figures.json
 	mkdir -p bench-results
 	failed=; \
 	for file in $(sort $(wildcard benchmarks/[a-z]*.py)); do \

@@ -1,11 +1,11 @@
-"""Writes docs/performance.md: the words of a template, the figures of the benchmarks' JSON files.
+"""Tables of docs/how/performance.md, from the figures that the benchmarks measured.
 
-    python -m benchmarks._page RESULTS_FOLDER [PAGE]
+    python -m benchmarks._page RESULTS_FOLDER
 
-In the template, `{{tables NAME}}` stands for all tables of `NAME.json`, `{{environment}}` for what
-they were measured on, and `{{NAME: table: candidate: KEY}}` for one figure, where KEY is `ratio`
-(to the baseline) or `floor_ratio` (to the least that must be done). What was not measured is said
-to be so.
+It copies the medians and ratios of the benchmarks' JSON files into `benchmarks/figures.json`; the
+site is built from there. On the page, `{{tables NAME}}` stands for all tables of a benchmark,
+`{{environment}}` for the machine and versions, and `{{NAME: table: candidate: KEY}}` for one figure,
+where KEY is `ratio` (to the baseline) or `floor_ratio` (to the least that must be done).
 """
 
 import argparse
@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks._measure import format_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = Path(__file__).with_name("performance.md")
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "how" / "performance.md"
+FIGURES = Path(__file__).with_name("figures.json")
 NOT_MEASURED = "not measured"
 
 _MARKER = re.compile(r"\{\{([^{}]+)\}\}")
@@ -60,11 +60,6 @@ def render(template: str, results: Results) -> str:
         return _figure(results.get(parts[0]), *parts[1:])
 
     return _MARKER.sub(replaced, template)
-
-
-def fixed_parts(template: str) -> list[str]:
-    """What of a template is on every page made from it, in order."""
-    return [part for part in _MARKER.split(template)[::2] if part.strip()]
 
 
 def marked(template: str) -> list[str]:
@@ -124,15 +119,49 @@ def factor(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
+def figures(results: Results) -> dict[str, Any]:
+    """What the page shows of the benchmarks' results."""
+    shown = ("name", "baseline", "floor", "median_s", "ratio", "floor_ratio", "goal", "ok")
+    return {
+        name: {
+            "benchmark": name,
+            "environment": result["environment"],
+            "tables": [
+                {
+                    "title": table["title"],
+                    "rows": [{key: _rounded(row[key]) for key in shown} for row in table["rows"]],
+                }
+                for table in result["tables"]
+            ],
+        }
+        for name, result in results.items()
+    }
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def read_figures() -> dict[str, Any]:
+    """The figures that were measured last."""
+    return json.loads(FIGURES.read_text(encoding="utf-8"))
+
+
+def write_figures(measured: Mapping[str, Any]) -> None:
+    """Keep figures, one row of a table in a line."""
+    text = json.dumps(measured, ensure_ascii=False, sort_keys=True)
+    text = re.sub(r'(?=\{"(?:baseline|environment|rows)")', "\n", text)
+    FIGURES.write_text(text + "\n", encoding="utf-8")
+
+
 def main() -> None:
-    """Writes the page."""
+    """Keep the figures of the benchmarks that ran."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path, help="folder of the benchmarks' JSON files")
-    parser.add_argument("page", type=Path, nargs="?", default=PAGE, help="the file to write")
-    given = parser.parse_args()
-    page = render(TEMPLATE.read_text(encoding="utf-8"), read_results(given.results))
-    given.page.write_text(page, encoding="utf-8")
-    print(f"wrote {given.page}")
+    options = parser.parse_args()
+    before = read_figures() if FIGURES.exists() else {}
+    write_figures(before | figures(read_results(options.results)))
+    print(f"wrote {FIGURES}")
 
 
 if __name__ == "__main__":

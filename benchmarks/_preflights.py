@@ -1,8 +1,8 @@
-"""Preflights of the settings files for real runs: their facts and the table in the guide.
+"""Preflights of the settings files for real runs: their facts and the table of the guide.
 
 `python -m benchmarks._preflights [NAME ...]` compiles the training step of each file in `configs/`
 that names a topology (minutes each, on any machine) and writes the facts of its report to
-`benchmarks/_preflights.json` and the table to `docs/configs.md`. `--table` writes the table alone.
+`benchmarks/_preflights.json`, from which the site's table of settings is made.
 """
 
 import argparse
@@ -22,7 +22,6 @@ from xlashard.train.model.programs import training_step
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = ROOT / "benchmarks" / "_preflights.json"
-PAGE = ROOT / "docs" / "configs.md"
 # The smallest settings file with smaller arrays: it compiles in a seventh of the time.
 SMALL = "1b_v5e_16 small"
 _SMALL_OF = "1b_v5e_16"
@@ -30,7 +29,6 @@ _SMALL_WORDS = (
     *("model.width=256", "model.heads=4", "model.kv_heads=2", "model.mlp=1024"),
     *("model.vocab=4096", "model.length=512", "model.attention_block=128", "training.batch=32"),
 )
-_BEGIN, _END = "<!-- table: make preflights -->", "<!-- end of table -->"
 _HEADER = (
     "| settings | chips | mesh | parameters | tokens a step | HBM a chip | spare | seconds a step "
     "| waits for | tokens/s | MFU |"
@@ -189,7 +187,7 @@ def _row(name: str, facts: Facts) -> str:
         count += f", {facts.active_parameters / 1e9:.1f} B active"
     highest = facts.utilisation * facts.seconds / facts.roofline_seconds
     cells = [
-        f"[`{name}.toml`](../configs/{name}.toml)",
+        f"[`{name}.toml`](../../configs/{name}.toml)",
         f"{facts.chips:,} of {facts.generation}",
         " × ".join(f"{axis}={size}" for axis, size in facts.mesh.items()),
         count,
@@ -204,21 +202,13 @@ def _row(name: str, facts: Facts) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def page() -> str:
-    """Return the guide with the table of the checked-in facts."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, rest = text.split(_BEGIN)
-    return f"{head}{_BEGIN}\n{table()}\n{_END}{rest.split(_END)[1]}"
-
-
 def main(arguments: list[str]) -> int:
     """Compile the chosen settings files and write their facts and the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="settings files, by name; by default all")
-    parser.add_argument("--table", action="store_true", help="write the table alone")
     options = parser.parse_args(arguments)
     for name, settings in {**topology_settings(), SMALL: small_settings()}.items():
-        if options.table or (options.names and name not in options.names):
+        if options.names and name not in options.names:
             continue
         began = time.perf_counter()
         facts = compile_facts(name, settings)
@@ -226,7 +216,6 @@ def main(arguments: list[str]) -> int:
         seconds = time.perf_counter() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"{name}: {facts.outcome}, {seconds:.0f} s, {peak:.1f} GiB", flush=True)
-    PAGE.write_text(page(), encoding="utf-8")
     return 0
 
 

@@ -3,4 +3,4 @@
 from xlashard.cloud.script import removed
 
 if __name__ == "__main__":
-    removed("write jobset.py FLAGS | kubectl apply --filename=-, or use xpk (docs/tpu_pods.md)")
+    removed("write jobset.py FLAGS | kubectl apply --filename=-, or use xpk (docs/tpu/pods.md)")

@@ -346,7 +346,7 @@ def test_copies_that_are_donated_do_not_overwrite_each_other(size: int) -> None:
 
 
 def test_the_leading_dimension_joins_another_on_the_devices() -> None:
-    """As docs/pmap.md says."""
+    """As docs/guides/pmap.md says."""
     x = device_put_sharded(list(value(np.float32, (8, 4, 3))), DEVICES)
     joined = x.reshape(-1, *x.shape[2:])
     assert joined.shape == (32, 3)

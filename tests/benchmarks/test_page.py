@@ -74,13 +74,19 @@ def test_ratios_have_as_many_digits_as_mean_something(ratio: float, text: str) -
 
 def test_every_benchmark_is_on_the_page() -> None:
     programs = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
-    assert programs <= set(_page.marked(_page.TEMPLATE.read_text(encoding="utf-8")))
+    assert programs <= set(_page.marked(_page.PAGE.read_text(encoding="utf-8")))
 
 
-def test_the_page_is_of_this_template() -> None:
-    page, at = _page.PAGE.read_text(encoding="utf-8"), 0
-    for part in _page.fixed_parts(_page.TEMPLATE.read_text(encoding="utf-8")):
-        found = page.find(part, at)
-        assert found >= 0, f"run make bench: docs/performance.md lacks, at its place: {part!r}"
-        at = found + len(part)
+def test_every_figure_of_the_page_was_measured() -> None:
+    page = _page.render(_page.PAGE.read_text(encoding="utf-8"), _page.read_figures())
     assert "{{" not in page
+    assert _page.NOT_MEASURED not in page
+
+
+def test_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_page, "FIGURES", tmp_path / "figures.json")
+    results = {"demo": made_up()}
+    _page.write_figures(_page.figures(results))
+    assert _page.render("{{tables demo}}", _page.read_figures()) == _page.render(
+        "{{tables demo}}", results
+    )

@@ -164,7 +164,7 @@ def test_rows_that_are_left_out_are_shown_by_a_word_of_the_command(
 
 def test_the_schema(run: Run) -> None:
     code, out, _ = run("--schema")
-    published = ROOT / "docs" / "preflight.schema.json"
+    published = ROOT / "tests" / "tpu" / "preflight" / "report" / "preflight.schema.json"
     assert code == 0
     assert json.loads(out) == json.loads(published.read_text(encoding="utf-8"))
 
@@ -231,7 +231,10 @@ BAD_INPUT = {
     "no settings file": ((*AT, "configs/none.toml"), "Write the path of an existing file."),
     "one report to compare": ((*AT, PRODUCT, "--compare"), "--compare takes two reports"),
     "no report": (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
-    "foreign JSON": (("docs/preflight.schema.json",), "not a preflight report"),
+    "foreign JSON": (
+        ("tests/tpu/preflight/report/preflight.schema.json",),
+        "not a preflight report",
+    ),
     "a file that can't be written": (
         (*AT, PRODUCT, "--html", "README.md/x.html"),
         "README.md/x.html can't be written: ",

@@ -10,7 +10,7 @@ from tests.errors import pages
 from tests.errors.catalogue import SETUP, SHARED, Mistake, read_topics, wrapped
 from tests.errors.messages import message
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "errors.md"
 MISTAKES = {mistake.slug: mistake for topic in read_topics() for mistake in topic.mistakes}
 # The blocks of an entry stand between `<!-- mistake: SLUG -->` and `<!-- end -->`.
 ENTRY = re.compile(r"(?<=<!-- mistake: )(\S+) -->\n\n.*?(?=<!-- end -->)", flags=re.DOTALL)

@@ -123,7 +123,7 @@ def test_pmap_gives_what_the_makers_take() -> None:
 
 @pytest.mark.slow
 def test_the_same_step_under_pjit_needs_no_leading_dimension() -> None:
-    """What docs/pmap.md advises."""
+    """What docs/guides/pmap.md advises."""
     mesh = Mesh(np.array(DEVICES), ("batch",))
     everywhere, by_rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
 

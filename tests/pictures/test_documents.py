@@ -23,11 +23,11 @@ def text_blocks(name):
 
 def test_the_page_shows_what_its_code_prints(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    page = (ROOT / "docs/pictures.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/pictures.md").read_text(encoding="utf-8")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(program(page), "docs/pictures.md", "exec"), {"__name__": "__main__"})
-    shown = text_blocks("docs/pictures.md")
+        exec(compile(program(page), "docs/guides/pictures.md", "exec"), {"__name__": "__main__"})
+    shown = text_blocks("docs/guides/pictures.md")
     assert len(shown) == 3
     for block in shown:
         assert block in printed.getvalue()

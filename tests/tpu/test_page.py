@@ -1,4 +1,4 @@
-"""The tables of docs/tpu.md, and the command that makes one of them."""
+"""The tables of docs/tpu/topologies.md, and the command that makes one of them."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from benchmarks._tpu_programs import PROGRAMS
 from tests.goldens import check_golden
 from xlashard.tpu import GENERATIONS, Generation, topology
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tpu.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tpu" / "topologies.md"
 GIB = 2**30
 
 

@@ -1,26 +1,16 @@
-"""Writes the table of `docs/legacy.md` from the entries."""
+"""The table of `docs/reference/legacy_names.md`, from the entries."""
 
 import importlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from xlashard.legacy.modules import Entry, entries_by_module
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "legacy.md"
-BEGIN, END = "<!-- table -->", "<!-- /table -->"
 _HEAD = "| name | until JAX | what it does | today |\n|---|---|---|---|"
 _VERBS = {"works": "works", "differs": "works, but ", "refused": "is refused: "}
 
 
-def with_table(page: str) -> str:
-    """The page, with the table that the entries make."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
-
-
 def table() -> str:
-    """All entries, by module."""
+    """Return the table of all entries, by module."""
     sections = (_section(*item) for item in entries_by_module().items())
     return "\n\n".join("\n".join(lines) for lines in sections)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.documents import program, read_blocks
 
-PAGE = Path(__file__).parents[3] / "docs" / "explain.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "explain.md"
 
 
 def stable(text, partitioner):
@@ -21,7 +21,7 @@ def test_the_picture_on_the_page_is_what_its_program_prints(monkeypatch, update_
     text = PAGE.read_text()
     (shown,) = ("\n".join(b.code) for b in read_blocks(text) if b.info == "text")
     names = {"__name__": "__main__"}
-    exec(compile(program(text), "docs/explain.md", "exec"), names)
+    exec(compile(program(text), "docs/guides/explain.md", "exec"), names)
     report = names["report"]
     new, old = stable(str(report), report.place.partitioner), stable(shown, "shardy")
     if update_goldens and new != old:

@@ -8,7 +8,7 @@ from tests.documents import program, read_blocks
 from xlashard.tpu.preflight import PreflightReport
 from xlashard.tpu.preflight.report.budget import KEYS
 
-GUIDE = Path(__file__).parents[3] / "docs" / "preflight.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "tpu" / "preflight.md"
 
 
 def stable(text: str, partitioner: str) -> list[str]:
@@ -28,7 +28,7 @@ def test_the_guide_shows_the_printed_report(
     shown = next("\n".join(b.code) for b in read_blocks(text) if b.info == "text")
     names: dict[str, object] = {"__name__": "__main__"}
     first = program(text).partition("print(report)")[0]
-    exec(compile(first, "docs/preflight.md", "exec"), names)
+    exec(compile(first, "docs/tpu/preflight.md", "exec"), names)
     report = names["report"]
     assert isinstance(report, PreflightReport)
     new, old = stable(str(report), report.partitioner), stable(shown, "shardy")

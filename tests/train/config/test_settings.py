@@ -60,6 +60,6 @@ def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 def test_the_guide_has_the_table_of_keys() -> None:
-    guide = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "guides" / "training.md").read_text(encoding="utf-8")
     rows = [f"| `{key}` | {kind} | `{default}` | {note} |" for key, kind, default, note in KEYS]
     assert "\n".join(rows) in guide

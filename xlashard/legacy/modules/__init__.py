@@ -2,7 +2,7 @@
 
 Each file defines the names that today's JAX lacks, and lists them as its `ENTRIES`: since which
 release a name is gone, whether it works, differs or is refused, and what to write today. The
-installer, the report, `--migrate` and docs/legacy.md read those entries.
+installer, the report, `--migrate` and docs/guides/legacy.md read those entries.
 
 | files | JAX modules |
 |---|---|

@@ -24,7 +24,7 @@ class PreflightReport(SerializableReport, PreflightFields):
     """Report of a program on a TPU topology. Made by `xlashard.preflight`.
 
     `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it as
-    specified by `docs/preflight.schema.json`.
+    specified by the schema of `make_schema`.
 
     Attributes:
         name: Name of the function.

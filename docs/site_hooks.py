@@ -1,0 +1,167 @@
+"""Generated parts of the site: tables, command lines, errors, schemas, files of the repository.
+
+MkDocs calls `on_files` once and `on_page_markdown` for every page. The pages in `docs/` contain
+marker comments such as `<!-- table: settings -->` where generated text belongs, so that no generated
+text is kept in git.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import _page, _preflights
+from tests.documents import LINK
+from tests.errors import pages as error_pages
+from tests.errors.catalogue import read_topics
+from tests.legacy.modules.docs_page import table as legacy_table
+from xlashard.cli import make_parser
+from xlashard.tpu.preflight.report.preflight_report import make_schema
+
+# Files of the repository that pages link to are part of the site, below this folder.
+REPOSITORY = "repository"
+_FENCE = re.compile(r"^( *```+)python no-run.*$", re.MULTILINE)
+_MARKER = re.compile(r"<!-- (table|commands|api): ?([^>]*?) ?-->")
+
+
+def on_config(config: Any) -> Any:
+    """List the pages of all exception classes in the navigation."""
+    (reference,) = [each["Reference"] for each in config.nav if "Reference" in each]
+    classes = [path for path, _ in _error_pages()]
+    classes.sort(key=lambda path: (not path.endswith("index.md"), path))
+    reference.insert(_position(reference, "Errors") + 1, {"All errors": classes})
+    return config
+
+
+def _position(entries: list[dict[str, Any]], title: str) -> int:
+    return next(i for i, each in enumerate(entries) if isinstance(each, dict) and title in each)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages, and the files outside `docs/` that pages link to."""
+    for path, content in (
+        ("reference/preflight.schema.json", json.dumps(make_schema(), indent=2) + "\n"),
+        *_error_pages(),
+    ):
+        files.append(File.generated(config, path, content=content))
+    for name in sorted(_linked_files()):
+        file = ROOT / name
+        files.append(File.generated(config, f"{REPOSITORY}/{name}", abs_src_path=str(file)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Fill the markers of a page, and redirect links to files of the repository."""
+    path = page.file.src_uri
+    if path == "how/performance.md":
+        markdown = _page.render(markdown, _page.read_figures())
+    markdown = _MARKER.sub(lambda match: _generated(match[1], match[2]), markdown)
+    # The reason why the tests do not run a block stays in the source.
+    markdown = _FENCE.sub(r"\1python", markdown)
+    return LINK.sub(lambda match: _redirected(match, path), markdown)
+
+
+def _generated(kind: str, name: str) -> str:
+    if kind == "api":
+        return "\n\n".join(_api(each) for each in name.split(", "))
+    if kind == "commands":
+        return "\n\n".join(_command_line())
+    return {"settings": _preflights.table, "legacy names": legacy_table}[name]()
+
+
+def _api(name: str) -> str:
+    """Refer to a public name by the module that defines it."""
+    target: Any = sys.modules["xlashard"]
+    for part in name.split(".")[1:]:
+        target = getattr(target, part)
+    origin = f"{target.__module__}.{target.__qualname__}"
+    if not origin.startswith("xlashard"):
+        return f"## {name}\n\nThe class or function of JAX: `{origin}`."
+    return f"::: {origin}\n    options:\n      heading: {name}\n      toc_label: {name}"
+
+
+def _command_line() -> Iterator[str]:
+    """Yield the help of every command."""
+    parser = make_parser()
+    (commands,) = [each for each in parser._actions if each.dest == "command"]
+    assert isinstance(commands.choices, dict)
+    os.environ["COLUMNS"] = "88"
+    for name, each in commands.choices.items():
+        yield f"## xlashard {name}\n\n```text\n{each.format_help().rstrip()}\n```"
+
+
+@cache
+def _error_pages() -> tuple[tuple[str, str], ...]:
+    """Run the catalogue of errors and write a page per exception class.
+
+    `mkdocs serve` builds again at every change and keeps these pages.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        error_pages.write_pages(read_topics(), Path(folder, "pages"))
+        tempfile.tempdir = None
+        made = sorted(Path(folder, "pages").glob("*.md"))
+        return tuple((f"reference/errors/{file.name}", file.read_text()) for file in made)
+
+
+@cache
+def _tracked() -> frozenset[str]:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return frozenset(done.stdout.split())
+
+
+def _linked_files() -> set[str]:
+    """Return the files outside `docs/` that pages link to, and what those link to."""
+    reached: set[str] = set()
+    new = {"CONTRIBUTING.md", "CHANGELOG.md", *_outside(_preflights.table(), "docs/tpu/configs.md")}
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT).as_posix()
+        new |= set(_outside(page.read_text(encoding="utf-8"), name))
+    while new:
+        reached |= new
+        linked = [n for n in new if n.endswith(".md")]
+        new = {t for n in linked for t in _outside((ROOT / n).read_text(), n)} - reached
+    return reached
+
+
+def _outside(text: str, name: str) -> Iterator[str]:
+    """Yield the tracked files outside `docs/` that a file links to."""
+    for match in LINK.finditer(text):
+        target = _resolved(match["target"], name)
+        if target in _tracked() and not target.startswith("docs/"):
+            yield target
+
+
+def _resolved(target: str, name: str) -> str:
+    folder = os.path.dirname(name)
+    return os.path.normpath(os.path.join(folder, target.partition("#")[0]))
+
+
+def _redirected(match: re.Match[str], path: str) -> str:
+    """Point a link between `docs/` and the rest of the repository into the site."""
+    target = match["target"]
+    inside = path.removeprefix(f"{REPOSITORY}/")
+    name = inside if inside != path else f"docs/{path}"
+    if "://" in target or target.startswith(("#", "mailto:")):
+        return match[0]
+    resolved = _resolved(target, name)
+    if resolved in _linked_files():
+        place = f"{REPOSITORY}/{resolved}"
+    elif resolved.startswith("docs/") and inside != path:
+        place = resolved.removeprefix("docs/")
+    else:
+        return match[0]
+    anchor = target.partition("#")[2]
+    relative = os.path.relpath(place, os.path.dirname(path) or ".")
+    return match[0].replace(f"({target})", f"({relative}{'#' + anchor if anchor else ''})")
