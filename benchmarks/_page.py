@@ -4,8 +4,8 @@
 
 It copies the medians and ratios of the benchmarks' JSON files into `benchmarks/figures.json`; the
 site is built from there. On the page, `{{tables NAME}}` stands for all tables of a benchmark,
-`{{environment}}` for the machine and versions, and `{{NAME: table: candidate: KEY}}` for one figure,
-where KEY is `ratio` (to the baseline) or `floor_ratio` (to the least that must be done).
+`{{environment}}` for the machine and versions, and `{{NAME: table: candidate: KEY}}` for one
+figure, where KEY is `ratio` (to the baseline) or `floor_ratio` (to the least that must be done).
 """
 
 import argparse

@@ -1,15 +1,14 @@
 """Generated parts of the site: tables, command lines, errors, schemas, files of the repository.
 
 MkDocs calls `on_files` once and `on_page_markdown` for every page. The pages in `docs/` contain
-marker comments such as `<!-- table: settings -->` where generated text belongs, so that no generated
-text is kept in git.
+marker comments such as `<!-- table: settings -->` where generated text belongs, so that git
+holds no generated text. MkDocs has to run in the root of the repository, by `python -m mkdocs`.
 """
 
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -18,9 +17,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
+import xlashard
 from benchmarks import _page, _preflights
 from tests.documents import LINK
 from tests.errors import pages as error_pages
@@ -28,6 +25,8 @@ from tests.errors.catalogue import read_topics
 from tests.legacy.modules.docs_page import table as legacy_table
 from xlashard.cli import make_parser
 from xlashard.tpu.preflight.report.preflight_report import make_schema
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # Files of the repository that pages link to are part of the site, below this folder.
 REPOSITORY = "repository"
@@ -82,7 +81,7 @@ def _generated(kind: str, name: str) -> str:
 
 def _api(name: str) -> str:
     """Refer to a public name by the module that defines it."""
-    target: Any = sys.modules["xlashard"]
+    target: Any = xlashard
     for part in name.split(".")[1:]:
         target = getattr(target, part)
     origin = f"{target.__module__}.{target.__qualname__}"

@@ -26,9 +26,8 @@ HOLDERS = (preflight_model.PreflightFields, preflight_model.ComparisonFields)
 
 def test_the_published_schema_is_in_step(update_goldens: bool) -> None:
     text = json.dumps(make_schema(), indent=2, ensure_ascii=False) + "\n"
-    check_golden(
-        PUBLISHED, text, update=update_goldens, by="make goldens ARGS=tests/tpu/preflight/report"
-    )
+    by = "make goldens ARGS=tests/tpu/preflight/report"
+    check_golden(PUBLISHED, text, update=update_goldens, by=by)
 
 
 @pytest.fixture(scope="module")
