@@ -24,8 +24,7 @@ from xlashard.train.command import start_devices
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.data import plan_batch, read_corpus, training_starts
 from xlashard.train.model.layout import Axes, Layout, build_mesh
-from xlashard.train.model.programs import batch_sharding
-from xlashard.train.model.step import make_recipe, state_shardings
+from xlashard.train.model.programs import batch_sharding, make_recipe, state_shardings
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_DEVICE = ["mesh={data = 1}", "devices.emulate=1"] + [

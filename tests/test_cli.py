@@ -13,7 +13,7 @@ import pytest
 
 from tests.forking import python_command
 from xlashard.cli import main, make_parser
-from xlashard.testing.launch.pod_environment import DEVICE_COUNT_FLAG
+from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ["compile", "legacy", "pod", "preflight", "train"]

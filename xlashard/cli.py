@@ -63,7 +63,7 @@ _TASKS = {
         "pod": _Command(
             "run a command in every process of an emulated pod",
             "xlashard pod -n 4 -d 2 -- python script.py",
-            "xlashard.testing.launch.pod_command",
+            "xlashard.testing.pod_command",
             add_pod,
         ),
     },

@@ -16,9 +16,8 @@ import pytest
 
 from tests.forking import python_command
 from xlashard.cloud.cloud_settings import load_settings
-from xlashard.cloud.gcloud import Command, Runner
-from xlashard.cloud.session import Session
-from xlashard.testing.launch.pod_environment import flags_for_devices
+from xlashard.cloud.session import Command, Runner, Session
+from xlashard.testing.emulated_devices import flags_for_devices
 
 ROOT = Path(__file__).parents[2]
 

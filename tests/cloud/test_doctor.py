@@ -14,13 +14,15 @@ from rich.console import Console
 
 from tests.cloud.conftest import Cloud
 from tests.forking import python_command
-from xlashard.cloud.doctor import check, check_machine, report
-from xlashard.cloud.findings import (
+from xlashard.cloud.doctor import (
     Finding,
+    check,
+    check_machine,
     compare_versions,
     findings_of,
     judge_chips,
     judge_reach,
+    report,
 )
 from xlashard.cloud.tpu import create
 from xlashard.cloud.workers import REMOTE

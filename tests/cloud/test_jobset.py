@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.cloud.conftest import ROOT, Cloud
-from xlashard.cloud.accelerators import read_accelerator
+from xlashard.cloud.cloud_settings import read_accelerator
 from xlashard.cloud.jobset import manifest
 from xlashard.errors import CloudError
 

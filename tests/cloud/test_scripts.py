@@ -12,13 +12,11 @@ from tests.cloud.conftest import ROOT, Cloud
 from tests.forking import python_command
 from xlashard.cloud.cloud_settings import CloudSettings
 from xlashard.cloud.doctor import check
-from xlashard.cloud.gcloud import Runner
-from xlashard.cloud.jobs import logs
+from xlashard.cloud.jobs import logs, watch
 from xlashard.cloud.jobs import run as run_command
 from xlashard.cloud.script import run
-from xlashard.cloud.session import Session
+from xlashard.cloud.session import Runner, Session
 from xlashard.cloud.tpu import create, delete
-from xlashard.cloud.watching import watch
 from xlashard.errors import CloudError
 from xlashard.train.config.schema import leaves
 

@@ -4,8 +4,7 @@ import pytest
 
 from tests.cloud.conftest import Cloud
 from tests.facts import naming
-from xlashard.cloud.gcloud import Command, Finished, Runner
-from xlashard.cloud.session import backoff
+from xlashard.cloud.session import Command, Finished, Runner, backoff
 from xlashard.cloud.tpu import create, delete, query, ready_status
 from xlashard.errors import CloudError
 

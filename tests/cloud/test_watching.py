@@ -9,7 +9,7 @@ import pytest
 from tests.cloud.conftest import Cloud
 from tests.cloud.test_jobs import in_background
 from tests.waiting import wait_for
-from xlashard.cloud.watching import Actions, Next, keep_running, watch
+from xlashard.cloud.jobs import Actions, Next, keep_running, watch
 from xlashard.errors import CloudError
 
 LOST, BROKEN = (1, Next.RECREATE), (75, Next.RESTART)

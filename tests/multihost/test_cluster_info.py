@@ -10,8 +10,8 @@ from jax._src.clusters import cloud_tpu_cluster
 
 from xlashard.config import PodPlace, place_variables
 from xlashard.errors import ProcessesError
-from xlashard.multihost.lifecycle import cluster_info
-from xlashard.multihost.lifecycle.cluster_info import InitializeRequest, bind_address, find_cluster
+from xlashard.multihost import cluster_info
+from xlashard.multihost.cluster_info import InitializeRequest, bind_address, find_cluster
 
 SLURM = {
     "SLURM_JOB_ID": "4097",

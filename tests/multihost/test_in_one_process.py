@@ -21,7 +21,7 @@ from xlashard.multihost import (
     host_local_array_to_global_array,
     process_allgather,
 )
-from xlashard.multihost.packing import packed, unpacked
+from xlashard.multihost.host_collectives import packed, unpacked
 
 AXES = ("x", "y", "z")
 V = np.arange(64, dtype=np.float32).reshape(8, 8)

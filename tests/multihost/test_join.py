@@ -9,9 +9,14 @@ import pytest
 
 from tests.processes.test_startup_barrier import free_port
 from xlashard.errors import ProcessesError
-from xlashard.multihost.lifecycle.cluster_info import ClusterInfo, InitializeRequest
-from xlashard.multihost.lifecycle.environments import GIVEN, SLURM, LaunchEnvironment
-from xlashard.multihost.lifecycle.join import join_processes
+from xlashard.multihost.cluster_info import (
+    GIVEN,
+    SLURM,
+    ClusterInfo,
+    InitializeRequest,
+    LaunchEnvironment,
+)
+from xlashard.multihost.join import join_processes
 from xlashard.processes.connections import listen
 
 LOOPBACK = "127.0.0.1"
@@ -52,7 +57,7 @@ def test_timeout_shows_the_process_ids_to_pass() -> None:
 def test_missing_processes_are_logged_while_waiting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlashard.multihost.lifecycle.join._FIRST_LOG", 0.9)
+    monkeypatch.setattr("xlashard.multihost.join._FIRST_LOG", 0.9)
     with caplog.at_level(logging.WARNING, "xlashard.multihost"):
         # One message is due after a second, and the next one after two.
         come(0, free_port(), timeout=1.9)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.processes import ROOT, run_pod
 from tests.processes.test_startup_barrier import free_port
-from xlashard.testing.launch.launcher import PodSize
-from xlashard.testing.launch.supervision import EndingRules, PodRun
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.supervision import EndingRules, PodRun
 
 HERE = Path(__file__).parent
 

@@ -13,9 +13,14 @@ import pytest
 
 from tests.processes import ROOT
 from xlashard.multihost import STUCK_EXIT_CODE, Watchdog
-from xlashard.multihost.lifecycle.hang_report import HangReport
-from xlashard.processes.stack_dump import ProcessDump, StepProgress
-from xlashard.processes.thread_stacks import StackFrame, ThreadStack, own_stacks
+from xlashard.multihost.watchdog import HangReport
+from xlashard.processes.stack_dump import (
+    ProcessDump,
+    StackFrame,
+    StepProgress,
+    ThreadStack,
+    own_stacks,
+)
 
 
 class _Said(logging.Handler):

@@ -18,7 +18,7 @@ from xlashard.errors import ArgumentError
 from xlashard.pictures import read_tree
 from xlashard.pictures.picture_plan import COLOURS
 from xlashard.train.model.layout import Layout, build_mesh
-from xlashard.train.model.step import make_recipe, state_shardings
+from xlashard.train.model.programs import make_recipe, state_shardings
 
 
 def named(*spec):

@@ -10,9 +10,9 @@ import jax
 
 from tests.forking import python_command
 from xlashard.config import PodPlace
-from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.launch.pod_environment import pod_environment
-from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end
+from xlashard.testing.emulated_devices import pod_environment
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from tests.together import Together
-from xlashard.processes.connections import Connection, ProcessIdentity, connect, listen
-from xlashard.processes.liveness import LivenessMonitor
+from xlashard.processes.connections import (
+    Connection,
+    LivenessMonitor,
+    ProcessIdentity,
+    connect,
+    listen,
+)
 from xlashard.processes.startup_barrier import (
     MissingProcessesError,
     ProcessConflictError,

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.testing.helpers import python, start
 from xlashard.cli import main
-from xlashard.testing.launch.launcher import OutputChunk
-from xlashard.testing.launch.output_text import last_lines, without_noise
-from xlashard.testing.launch.prefix_printer import PrefixPrinter, as_shown
+from xlashard.testing.launcher import OutputChunk
+from xlashard.testing.pod_command import PrefixPrinter, as_shown
+from xlashard.testing.supervision import last_lines, without_noise
 
 WHO = "import os; me = os.environ['XLASHARD_POD_PROCESS_ID']; "
 

@@ -14,20 +14,20 @@ from tests.facts import naming
 from tests.testing.helpers import all_gone, plan, python, ran
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import LaunchError
-from xlashard.testing.launch.launcher import (
+from xlashard.testing.emulated_devices import (
+    flagged_devices,
+    flags_for_devices,
+    pod_environment,
+)
+from xlashard.testing.launcher import (
     ChannelData,
     Launch,
     LaunchPlan,
     OutputChunk,
     ProcessExit,
 )
-from xlashard.testing.launch.pipes import CHANNEL
-from xlashard.testing.launch.pod_environment import (
-    flagged_devices,
-    flags_for_devices,
-    pod_environment,
-)
-from xlashard.testing.launch.supervision import EndingRules, Verdict, run_to_end
+from xlashard.testing.pipes import CHANNEL
+from xlashard.testing.supervision import EndingRules, Verdict, run_to_end
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.testing.helpers import all_gone, families, family, plan, python, ran, start
-from xlashard.testing.launch.launcher import Launch, OutputChunk
+from xlashard.testing.launcher import Launch, OutputChunk
 
 POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
 

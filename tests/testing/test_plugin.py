@@ -10,9 +10,9 @@ import pytest
 
 from tests.forking import python_command
 from tests.testing.helpers import environment
-from xlashard.testing.launch.launcher import PodSize, ProcessExit
-from xlashard.testing.workers.channel import RemoteException, Reply
-from xlashard.testing.workers.pool_result import PoolResult, Timeouts, pod_error
+from xlashard.testing.launcher import PodSize, ProcessExit
+from xlashard.testing.pod_worker import RemoteException, Reply
+from xlashard.testing.worker_pool import PoolResult, Timeouts, pod_error
 
 SAMPLE = Path(__file__).with_name("plugin_tests.py")
 

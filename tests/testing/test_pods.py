@@ -15,9 +15,8 @@ from tests.processes import pod_python
 from tests.testing import pod_functions as functions
 from tests.testing.helpers import ROOT, environment
 from xlashard.errors import ArgumentError, PodError
-from xlashard.testing import Pod, pod
-from xlashard.testing.workers import worker_pool
-from xlashard.testing.workers.function_lookup import name_of
+from xlashard.testing import Pod, pod, worker_pool
+from xlashard.testing.function_lookup import name_of
 
 pytestmark = pytest.mark.slow
 

@@ -2,11 +2,11 @@
 
 | modules | content |
 |---|---|
-| `cloud_settings`, `accelerators`, `script` | settings and flags; types of TPUs; exit codes |
-| `gcloud`, `session` | commands as values, and the process that runs or prints them |
+| `cloud_settings`, `script` | settings, types of TPUs; flags and exit codes |
+| `session` | commands of gcloud as values, and the object that runs or prints them |
 | `tpu`, `workers` | state of a TPU, creating and deleting it; commands and code on its workers |
-| `jobs`, `watching` | a job on all workers; the same job again after a preemption |
+| `jobs` | a job on all workers; the same job again after a preemption |
 | `jobset` | the manifest of a job on GKE |
-| `doctor`, `findings` | checks of the workers, and advice |
+| `doctor` | checks of the workers, and advice |
 | `remote/` | programs that are copied to the workers and run there without xlashard |
 """

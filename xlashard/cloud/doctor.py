@@ -4,32 +4,58 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.cloud.findings import (
-    Finding,
-    compare_versions,
-    findings_of,
-    judge_chips,
-    judge_reach,
-)
-from xlashard.cloud.gcloud import Command, Finished
 from xlashard.cloud.jobs import end_process
-from xlashard.cloud.session import Session
+from xlashard.cloud.session import Command, Finished, Session
 from xlashard.cloud.tpu import ready_status
 from xlashard.cloud.workers import REMOTE, copy_tools, run_on_all
 from xlashard.errors import counted
+from xlashard.wording import in_bytes
+
+_LEAST_DISK = 5 * 1024**3
+
+
+_LEAST_LOCKED = 64 * 1024**3
+
+
+_INSTALL = "install what jax requires: pip install --upgrade 'jax[tpu]', or run.py again"
+
+
+_SET_UP = "install the code: run.py"
+
 
 _PROBE = "python3 ~/.xlashard/probe.py"
 # Time for all workers to connect to worker 0, in seconds.
 _LISTENS = 120
 _MARKS = {True: ("✓", "green"), None: ("!", "yellow"), False: ("✗", "red")}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        worker: Label of the worker; empty for a check of all workers together.
+        subject: Subject of the check.
+        ok: Verdict; None for a nuisance.
+        observed: Observation.
+        advice: Remedy, unless all is well.
+    """
+
+    worker: str
+    subject: str
+    ok: bool | None
+    observed: str
+    advice: str = ""
 
 
 def check(session: Session) -> int:
@@ -174,3 +200,169 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         workers.setdefault(replace(finding, worker=""), []).append(finding.worker)
     return [replace(finding, worker=", ".join(labels)) for finding, labels in workers.items()]
+
+
+def findings_of(worker: str, look: Mapping[str, Any], chips: int | None) -> list[Finding]:
+    """Return the findings for one worker.
+
+    Args:
+        worker: Label of the worker.
+        look: Report of `probe.py look` on the worker.
+        chips: Expected number of chips; None if unknown.
+    """
+    return [
+        _chips(worker, look["chips"], chips),
+        _holders(worker, look["holders"], look["unseen"]),
+        _lock(worker, look["lock"], look["holders"]),
+        _versions(worker, look["versions"]),
+        *_memory(worker, look["memory"]),
+    ]
+
+
+def _chips(worker: str, found: Sequence[str], expected: int | None) -> Finding:
+    observed = counted(len(found), "chip") + (f" ({found[0]} ...)" if found else "")
+    if not found:
+        advice = "the VM has no TPU, or its driver is not loaded: create the TPU again"
+        return Finding(worker, "TPU", False, "no /dev/accel* and no /dev/vfio/*", advice)
+    if expected is not None and len(found) != expected:
+        advice = "a chip or its driver is broken: create the TPU again"
+        return Finding(worker, "TPU", False, f"{observed}, expected {expected}", advice)
+    return Finding(worker, "TPU", True, observed)
+
+
+def _holders(worker: str, found: Sequence[Mapping[str, Any]], unseen: int) -> Finding:
+    if found:
+        observed = "; ".join(f"process {each['pid']}: {each['command'] or '?'}" for each in found)
+        pids = " ".join(str(each["pid"]) for each in found)
+        own = all(each["own"] for each in found)
+        how = f"kill {pids}" if own else f"sudo kill {pids}"
+        advice = f"wait for the job to end, or end it: {how}"
+        return Finding(worker, "held by", False, observed, advice)
+    if unseen:
+        hidden = counted(unseen, "process", "processes")
+        observed = f"no process; {hidden} of other users can't be inspected"
+        return Finding(worker, "held by", True, observed)
+    return Finding(worker, "held by", True, "no process")
+
+
+def _lock(
+    worker: str, lock: Mapping[str, Any] | None, holders: Sequence[Mapping[str, Any]]
+) -> Finding:
+    if lock is None:
+        return Finding(worker, "libtpu's lock", True, "none")
+    if lock["opened"] or holders:
+        return Finding(worker, "libtpu's lock", True, "of the process that holds the TPU")
+    observed = "/tmp/libtpu_lockfile exists, but no process holds the TPU"
+    if lock["own"]:
+        return Finding(worker, "libtpu's lock", True, observed)
+    advice = "it belongs to another user: sudo rm /tmp/libtpu_lockfile"
+    return Finding(worker, "libtpu's lock", False, observed, advice)
+
+
+def _versions(worker: str, report: Mapping[str, Any]) -> Finding:
+    if report["problem"]:
+        return Finding(worker, "versions", False, report["problem"], _SET_UP)
+    found = report["found"]
+    observed = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    missing = [name for name in ("jax", "jaxlib", "libtpu") if not found.get(name)]
+    if missing:
+        text = f"{observed}; no {', no '.join(missing)}"
+        return Finding(worker, "versions", False, text, _SET_UP)
+    wrong = [
+        f"{name} {found[name]}, but jax {found['jax']} requires {versions}"
+        for name, versions in required_versions(report["requirements"]).items()
+        if not versions.contains(found[name], prereleases=True)
+    ]
+    if wrong:
+        return Finding(worker, "versions", False, "; ".join(wrong), _INSTALL)
+    return Finding(worker, "versions", True, observed)
+
+
+def _memory(worker: str, report: Mapping[str, Any]) -> Iterable[Finding]:
+    total, free = report["total"], report["available"]
+    if total and free is not None:
+        ok = True if free > 0.2 * total else None
+        observed = f"{in_bytes(free)} of {in_bytes(total)} free"
+        advice = "" if ok else "find the process that uses it: ps aux --sort=-rss"
+        yield Finding(worker, "memory", ok, observed, advice)
+    locked = report["locked"]
+    if locked is not None and 0 <= locked < _LEAST_LOCKED:
+        observed = f"a process may lock {in_bytes(locked)}"
+        advice = "transfers may fail: raise it, ulimit -l unlimited, or memlock in limits.conf"
+        yield Finding(worker, "locked memory", None, observed, advice)
+    pages = report["hugepages"]
+    if pages not in (None, "always"):
+        advice = (
+            "transfers are faster with them: "
+            "sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'"
+        )
+        yield Finding(worker, "huge pages", None, f"transparent_hugepage is {pages}", advice)
+    disk = report["disk"]
+    if disk < _LEAST_DISK:
+        yield Finding(worker, "disk", None, f"{in_bytes(disk)} free", "delete files")
+
+
+def compare_versions(looks: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """Check that all workers have the same versions."""
+    by_text: dict[str, list[str]] = {}
+    for worker, look in looks.items():
+        found = look["versions"]["found"]
+        text = ", ".join(f"{name} {version}" for name, version in found.items())
+        by_text.setdefault(text, []).append(worker)
+    if len(by_text) == 1:
+        return Finding("", "same versions", True, f"on {counted(len(looks), 'worker')}")
+    observed = "; ".join(f"{text} on {', '.join(workers)}" for text, workers in by_text.items())
+    return Finding("", "same versions", False, observed, "install the code again: run.py")
+
+
+def judge_reach(worker: str, to: str, report: Mapping[str, Any]) -> Finding:
+    """Check that a worker reaches the coordinator."""
+    if report["reached"]:
+        return Finding(worker, "coordinator", True, f"{to} in {1000 * report['seconds']:.0f} ms")
+    advice = "check the firewall: allow traffic in the network (default-allow-internal)"
+    return Finding(worker, "coordinator", False, f"{to}: {report['problem']}", advice)
+
+
+def judge_chips(
+    reports: Mapping[str, Mapping[str, Any] | None], workers: int, devices: int | None
+) -> Finding:
+    """Check that all workers see all chips.
+
+    Args:
+        reports: Report of `chips.py` by worker; None where it failed.
+        workers: Expected number of processes.
+        devices: Expected number of devices; None if unknown.
+    """
+    subject = "all chips"
+    silent = [worker for worker, report in reports.items() if report is None]
+    if silent:
+        observed = f"the program that counts them failed on {', '.join(silent)}"
+        return Finding("", subject, False, observed, "read its output above")
+    counts = {w: (each["processes"], each["devices"]) for w, each in reports.items() if each}
+    processes, found = next(iter(counts.values()))
+    summed = all(each["summed"] == found for each in reports.values() if each)
+    expected = devices in (None, found) and processes == workers
+    if len(set(counts.values())) == 1 and expected and summed:
+        observed = f"{found} devices, of {counted(processes, 'process', 'processes')}"
+        return Finding("", subject, True, observed)
+    observed = "; ".join(
+        f"{processes} processes, {found} devices on {worker}"
+        for worker, (processes, found) in counts.items()
+    )
+    observed += f"; expected {workers} processes" + (f", {devices} devices" if devices else "")
+    return Finding("", subject, False, observed, "create the TPU again: a host is missing")
+
+
+def required_versions(requirements: Sequence[str]) -> dict[str, SpecifierSet]:
+    """Return the versions of jaxlib and libtpu that `jax[tpu]` requires.
+
+    Example:
+        >>> required_versions(["libtpu==0.0.50.*; extra == 'tpu'", "numpy>=2.1"])
+        {'libtpu': <SpecifierSet('==0.0.50.*')>}
+    """
+    found: dict[str, SpecifierSet] = {}
+    for each in map(Requirement, requirements):
+        active = each.marker is None or each.marker.evaluate({"extra": "tpu"})
+        if each.name in ("jaxlib", "libtpu") and active:
+            found[each.name] = found.get(each.name, SpecifierSet()) & each.specifier
+    return found

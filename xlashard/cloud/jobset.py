@@ -8,8 +8,7 @@ import json
 import string
 from pathlib import Path
 
-from xlashard.cloud.accelerators import read_accelerator
-from xlashard.cloud.cloud_settings import CloudSettings, check_command, check_name
+from xlashard.cloud.cloud_settings import CloudSettings, check_command, check_name, read_accelerator
 from xlashard.cloud.session import Session
 from xlashard.errors import CloudError
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from xlashard.cloud.cloud_settings import CloudSettings, load_settings
-from xlashard.cloud.gcloud import Runner
-from xlashard.cloud.session import Session
+from xlashard.cloud.session import Runner, Session
 from xlashard.errors import CloudError
 from xlashard.train.config.schema import Leaf, leaves, reference
 from xlashard.train.errors import RunError

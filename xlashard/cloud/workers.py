@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from xlashard.cloud.gcloud import Finished
-from xlashard.cloud.session import Session
+from xlashard.cloud.session import Finished, Session
 from xlashard.errors import CloudError, counted
 from xlashard.wording import in_bytes
 

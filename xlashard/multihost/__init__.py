@@ -2,27 +2,28 @@
 
 | modules | contents |
 |---|---|
-| `lifecycle/` | `initialize`, cluster detection, watchdog, failed peers, shutdown |
-| `barriers` | `barrier` and `sync_global_devices` |
+| `join`, `cluster_info` | `initialize`, `leave`, cluster detection, launch commands |
+| `shutdown` | exit of this process, and of peers that failed |
+| `watchdog` | detection of a stalled program, and a report of the stuck processes |
+| `collective_call` | agreement on calls; `barrier` and `sync_global_devices` |
 | `host_collectives`, `assert_equal` | values of pytrees exchanged or compared between processes |
-| `collective_call`, `leaves`, `packing` | agreement on calls, reading of trees, transport |
-| `host_local/` | conversion between host-local and global arrays |
-| `consistency` | equality of data that several processes provide for one array |
-| `program_checks` | setting of the comparison of programs before their first run |
+| `leaves` | leaves of pytrees that processes exchange |
+| `host_local_arrays`, `host_mesh` | conversion between host-local and global arrays |
+| `consistency` | comparison of replicated inputs, and of programs before their first run |
 """
 
 from xlashard.multihost.assert_equal import assert_equal
-from xlashard.multihost.barriers import barrier, sync_global_devices
+from xlashard.multihost.cluster_info import MutualTLS
+from xlashard.multihost.collective_call import barrier, sync_global_devices
+from xlashard.multihost.consistency import check_programs, checked_programs
 from xlashard.multihost.host_collectives import broadcast_one_to_all, process_allgather
-from xlashard.multihost.host_local.conversions import (
+from xlashard.multihost.host_local_arrays import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
 )
-from xlashard.multihost.lifecycle.cluster_info import MutualTLS
-from xlashard.multihost.lifecycle.initialize import Pod, initialize, leave
-from xlashard.multihost.lifecycle.peer_failure import GONE_EXIT_CODE
-from xlashard.multihost.lifecycle.watchdog import STUCK_EXIT_CODE, Watchdog
-from xlashard.multihost.program_checks import check_programs, checked_programs
+from xlashard.multihost.join import Pod, initialize, leave
+from xlashard.multihost.shutdown import GONE_EXIT_CODE
+from xlashard.multihost.watchdog import STUCK_EXIT_CODE, Watchdog
 
 __all__ = [
     "GONE_EXIT_CODE",

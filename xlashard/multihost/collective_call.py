@@ -1,4 +1,4 @@
-"""Agreement on a call that all processes make together, before any data is sent.
+"""Named barriers, and agreement on a call that all processes make together.
 
 If one process skips a call or passes a different tree, the others would wait forever. Processes
 therefore exchange a description of the call first, and all of them raise the same error.
@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime import coordination
-from xlashard.errors import ProcessesError, XlashardError
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.errors import ArgumentError, ProcessesError, XlashardError
 from xlashard.lazily import dataclass
 from xlashard.multihost.leaves import HostLeaf
 from xlashard.processes import (
@@ -30,6 +31,7 @@ from xlashard.processes import (
     format_by_process,
     format_processes,
 )
+from xlashard.processes.process_groups import quote_key
 
 SERIES = "multihost"
 """Barrier series shared by all these functions, so that mismatched calls are detected."""
@@ -41,6 +43,12 @@ _REFUSAL_SECONDS = 30.0
 def can_meet() -> bool:
     """Return whether there is a key-value store; TPU hosts can run collectives without one."""
     return coordination.client() is not None
+
+
+_TIMEOUT = 300.0
+
+
+_ADVICE = "; all processes must call it, in the same order"
 
 
 @dataclass(frozen=True)
@@ -207,3 +215,93 @@ def digest_of(types: Sequence[tuple[str, str]]) -> str:
 def leaf_types(leaves: Sequence[HostLeaf]) -> list[tuple[str, str]]:
     """Return path and type of each leaf."""
     return [(leaf.path, leaf.type) for leaf in leaves]
+
+
+def barrier(
+    name: str, *, timeout: float = _TIMEOUT, processes: tuple[int, ...] | None = None
+) -> None:
+    """Wait until all processes have called this function with the same name.
+
+    Devices are not involved. While waiting, it logs the missing processes and the barriers at which
+    they wait. Barriers of different names are independent, so several threads can use them;
+    barriers of the same name are counted.
+
+    Args:
+        name: Name of the barrier, also used in messages.
+        timeout: How long to wait, in seconds.
+        processes: Participating processes, including this one; all by default.
+
+    Raises:
+        ProcessesError: Some processes did not arrive in time.
+        DeadlockError: Some processes can no longer arrive.
+
+    Example:
+        >>> from xlashard import multihost
+        >>> multihost.barrier("the data is there")
+    """
+    with short_tracebacks:
+        _check_name("barrier", name)
+        all_processes = tuple(range(coordination.process_count()))
+        group = all_processes if processes is None else tuple(sorted(set(processes)))
+        me = coordination.process_index()
+        if me not in group or not set(group) <= set(all_processes):
+            raise ProcessesError(
+                f"barrier({name!r}, processes={processes}) of process {me} of "
+                f"{len(all_processes)}: name processes from 0 to {all_processes[-1]}, "
+                "and call it only in those",
+                processes=group,
+            )
+        what = f"barrier {name!r}"
+        invitation = Barrier(group, f"barriers/{quote_key(name)}", timeout, what=what)
+        try:
+            RENDEZVOUS.exchange(invitation, "")
+        except BarrierTimeoutError as error:
+            raise ProcessesError(  # no-catalogue: needs several processes
+                f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
+            ) from None
+
+
+def sync_global_devices(name: str, *, timeout: float = _TIMEOUT) -> None:
+    """Wait until all processes have arrived and all their devices have finished their work.
+
+    Args:
+        name: Must be equal in all processes, which detects calls from different places.
+        timeout: How long to wait for the other processes, in seconds.
+
+    Raises:
+        ProcessesError: Some processes did not arrive in time, or passed another name.
+        DeadlockError: Some processes can no longer arrive.
+
+    Example:
+        >>> from xlashard import multihost
+        >>> multihost.sync_global_devices("before the measurement")
+    """
+    with short_tracebacks:
+        _check_name("sync_global_devices", name)
+        for array in jax.live_arrays():
+            array.block_until_ready()
+        jax.effects_barrier()
+        all_processes = tuple(range(coordination.process_count()))
+        what = f"sync_global_devices({name!r})"
+        try:
+            came = RENDEZVOUS.exchange(Barrier(all_processes, "sync", timeout, what=what), name)
+        except BarrierTimeoutError as error:
+            raise ProcessesError(  # no-catalogue: needs several processes
+                f"{what} {error.after(timeout, len(all_processes))}{_ADVICE}",
+                processes=error.processes,
+            ) from None
+        if len(set(came.values())) > 1:
+            names = format_by_process({process: repr(name) for process, name in came.items()})
+            raise ProcessesError(  # no-catalogue: needs several processes
+                f"sync_global_devices was called with different names at the same time: {names}; "
+                "call it with the same names in the same order in all processes",
+                processes=tuple(came),
+            )
+
+
+def _check_name(function: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise ArgumentError(
+            f"{function}: name must be a text, the same in all processes, not "
+            f"{type(name).__name__}: write {function}('the data is there')"
+        )

@@ -6,8 +6,9 @@
 | `rendezvous` | barriers that exchange one text per process |
 | `wait_graph` | published status of waiting processes, and deadlock detection |
 | `equality` | comparison of values between processes, by digests |
-| `stack_dump`, `thread_stacks` | Python stacks of every process, also of a hung one |
-| `connections`, `startup_barrier`, `liveness` | TCP connections used before JAX's runtime starts |
+| `stack_dump` | Python stacks of every process, also of a hung one |
+| `startup_barrier` | TCP barrier before JAX's runtime starts |
+| `connections` | TCP connections that stay open, and detection of killed peers |
 | `process_groups` | formatting of process lists, and grouping by value |
 """
 

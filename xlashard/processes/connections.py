@@ -1,15 +1,31 @@
-"""TCP connections between processes, one JSON object per line. Independent of JAX."""
+"""TCP connections between processes, and detection of processes that exit or are killed.
 
+Messages are JSON objects, one per line. The kernel closes a connection when its process ends,
+however it ends. A process that ends normally sends a goodbye first, so a connection that closes
+without one belongs to a process that was killed. JAX's coordination service detects a killed
+process only after missed heartbeats, and then terminates all processes without raising an
+exception. Heartbeats remain the way to detect machines that vanish from the network.
+
+A process that ends because of an error reports the error with its goodbye, because its peers may be
+waiting for it in a collective, which no exception can interrupt.
+"""
+
+import contextlib
 import errno
 import json
+import os
+import selectors
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+from xlashard.background import end_thread
 from xlashard.documents import parse_json
 from xlashard.lazily import dataclass
+from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.wording import printable
 
 ATTEMPT = 2.0
@@ -20,6 +36,11 @@ _LONGEST_HOST, _LARGEST_NUMBER = 255, 1 << 31
 
 # Maximum length of a line, in bytes.
 _LONGEST = 1 << 20
+
+
+# TCP keepalive: idle seconds before the first probe, seconds between probes, and failed probes
+# before the connection is considered dead.
+_IDLE, _INTERVAL, _PROBES = 60, 10, 6
 
 
 @dataclass(frozen=True)
@@ -165,3 +186,145 @@ def connect(address: tuple[str, int]) -> socket.socket:
         # no-catalogue: needs a port collision
         raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
     return made
+
+
+class LivenessMonitor:
+    """Connections of this process to its peers.
+
+    Args:
+        connections: Connection of each peer, from the startup barrier.
+        gone: Called in a background thread with the processes that disappeared.
+        failed: Called in a background thread with a process that has ended and its error; "" if its
+            program completed.
+    """
+
+    def __init__(
+        self,
+        connections: dict[int, Connection],
+        gone: Callable[[tuple[int, ...]], None],
+        failed: Callable[[int, str], None] = lambda process, error: None,
+    ) -> None:
+        self._connections = dict(connections)
+        self._ended: set[int] = set()
+        self._all_ended = threading.Event()
+        self._leaving = threading.Event()
+        self._gone = gone
+        self._failed = failed
+        self._have_failed: set[int] = set()
+        for connection in connections.values():
+            _keep_open(connection.socket)
+        # A forked child would keep the connections open after this process is gone.
+        os.register_at_fork(after_in_child=self._close)
+        self._stopped, self._wake = socket.socketpair()
+        # Not stopped at exit, but by `stop`: peers can fail during JAX's own shutdown too.
+        self._thread = threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True)
+        self._thread.start()
+
+    @property
+    def leaving(self) -> bool:
+        """True once this process has sent its goodbye."""
+        return self._leaving.is_set()
+
+    def wait_for_leaving(self, seconds: float) -> bool:
+        """Wait until this process has sent its goodbye; return False after some seconds."""
+        return self._leaving.wait(seconds)
+
+    def stop(self) -> None:
+        """End the background thread, before Python finalizes."""
+        with contextlib.suppress(OSError):
+            end_thread(self._thread, lambda: self._wake.send(b"."))
+
+    def goodbye(self, wait: float = 0, error: str | None = None) -> None:
+        """Announce that this process ends normally, so that peers do not report it as gone.
+
+        Args:
+            wait: Maximum number of seconds to wait for the peers to end first.
+            error: Error that ends this process, or "" if its program completed. None if the peers
+                already have it.
+        """
+        self._leaving.set()
+        me = {} if error is None else {"failed": error}
+        for connection in self._connections.values():
+            connection.send(goodbye=True, **me)
+        self._all_ended.wait(wait)
+
+    def end_failed(self) -> None:
+        """Notify failed peers that still wait in JAX's shutdown that process 0 ends."""
+        for process in self._have_failed & set(self._connections):
+            self._connections[process].send(gone=[0])
+
+    def _close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._stopped.close()
+        self._wake.close()
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for process, connection in self._connections.items():
+                selector.register(connection.socket, selectors.EVENT_READ, process)
+            selector.register(self._stopped, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        return
+                    if not self._hear(key.data):
+                        selector.unregister(key.fileobj)
+
+    def _hear(self, process: int) -> bool:
+        """Handle received messages; return whether the connection is still open."""
+        connection = self._connections[process]
+        try:
+            messages = connection.receive()
+        except ConnectionResetError:
+            messages = None
+        except (OSError, ValueError):
+            return False  # A network error: JAX's heartbeats decide whether the peer is gone.
+        if messages is None:
+            # Without process 0 the coordination service is gone, and JAX's client terminates this
+            # process if it is still running, whether process 0 ended normally or not.
+            if process not in self._ended or (process == 0 and not self.leaving):
+                self._report_gone((process,))
+            return False
+        for line in messages:
+            failed = line.get("process", process)
+            if "failed" in line and type(failed) is int:
+                self._fail(failed, printable(str(line["failed"])))
+            if "goodbye" in line:
+                self._end(process)
+            gone = line.get("gone")
+            if isinstance(gone, list) and gone and all(type(number) is int for number in gone):
+                self._report_gone(tuple(gone))
+        return True
+
+    def _end(self, *processes: int) -> None:
+        self._ended.update(processes)
+        if self._ended >= set(self._connections):
+            self._all_ended.set()
+
+    def _fail(self, process: int, error: str) -> None:
+        if error:
+            self._have_failed.add(process)
+        if 0 not in self._connections:
+            for other, connection in self._connections.items():
+                if other != process and other not in self._ended:
+                    connection.send(failed=error, process=process)
+        self._failed(process, error)
+
+    def _report_gone(self, processes: tuple[int, ...]) -> None:
+        self._end(*processes)
+        if 0 not in self._connections:  # Only process 0 is connected to all processes.
+            for process, connection in self._connections.items():
+                if process not in self._ended:
+                    connection.send(gone=processes)
+        self._gone(processes)
+
+
+def _keep_open(connection: socket.socket) -> None:
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": _IDLE, "TCP_KEEPINTVL": _INTERVAL, "TCP_KEEPCNT": _PROBES}
+    for name, value in options.items():
+        # Each platform supports a subset of the options.
+        with contextlib.suppress(OSError, AttributeError):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -4,7 +4,7 @@ JAX's client terminates its process, without an exception, if not all processes 
 does not report the missing ones. Processes therefore meet first, at the address where the
 coordination service of process 0 will listen: each sends its identity, process 0 reports the
 missing processes to all, and when all have arrived it releases the address for the service. The
-connections stay open: see `liveness`.
+connections stay open: see `connections`.
 
 Messages are JSON objects, one per line. They contain no secrets and are validated only for
 consistency: any client that reaches the address can take the place of a missing process, as with

@@ -2,11 +2,14 @@
 
 | modules | contents |
 |---|---|
-| `emulated_devices` | emulated CPU devices in one process |
+| `emulated_devices` | emulated CPU devices, and the environment of a pod's processes |
 | `expectations` | assertions on the collectives and the memory of a program |
 | `pods` | functions and scripts run in every process of an emulated pod |
-| `launch/` | launch and supervision of processes, and the command `xlashard pod` |
-| `workers/` | processes that stay alive and serve requests |
+| `launcher`, `guard`, `pipes` | start, events and termination of the processes of a pod |
+| `supervision` | timeouts, grace periods, the final verdict, filtering of output |
+| `pod_command` | the command `xlashard pod` |
+| `worker_pool`, `pod_worker`, `bootstrap` | processes that stay alive and serve requests |
+| `function_lookup` | import of a function by module and qualified name |
 | `pytest_plugin/` | implementation of the marker `pod` |
 """
 
@@ -16,9 +19,9 @@ from xlashard.testing.expectations import (
     assert_no_resharding,
     assert_peak_bytes_at_most,
 )
-from xlashard.testing.launch.launcher import PodSize
-from xlashard.testing.launch.supervision import PodRun, Verdict
+from xlashard.testing.launcher import PodSize
 from xlashard.testing.pods import EmulatedPod, Pod, pod
+from xlashard.testing.supervision import PodRun, Verdict
 
 __all__ = [
     "EmulatedDevices",

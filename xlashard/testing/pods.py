@@ -9,12 +9,11 @@ from typing import Any, Self
 
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
-from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end
-from xlashard.testing.workers.function_lookup import check_is_no_import, name_of, unwrap_partial
-from xlashard.testing.workers.pod_worker import FunctionCall
-from xlashard.testing.workers.pool_result import Timeouts, pod_error
-from xlashard.testing.workers.worker_pool import WorkerPool
+from xlashard.testing.function_lookup import check_is_no_import, name_of, unwrap_partial
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.pod_worker import FunctionCall
+from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
+from xlashard.testing.worker_pool import Timeouts, WorkerPool, pod_error
 
 
 class EmulatedPod:

@@ -16,8 +16,8 @@ from tests.legacy.guide import kinds, pairs
 from tests.processes import run_pod
 from xlashard import legacy
 from xlashard.legacy import installer as installing
-from xlashard.testing.launch.launcher import PodSize
-from xlashard.testing.launch.supervision import EndingRules
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.supervision import EndingRules
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.forking import python_command
 from tests.processes import ROOT, pod_python, run_pod
-from xlashard.testing.launch.launcher import PodSize
-from xlashard.testing.launch.supervision import EndingRules
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.supervision import EndingRules
 
 FOLDER = Path(__file__).parent
 MODULE_OF_THE_RUNNER = "xlashard.legacy"

@@ -13,7 +13,7 @@ from tests.legacy.programs.test_checkpointed_trainer import losses_of_six_steps
 from tests.legacy.programs.test_programs import assert_close
 from tests.processes import run_pod
 from xlashard.legacy.migration import Migrated, migrate
-from xlashard.testing.launch.supervision import EndingRules
+from xlashard.testing.supervision import EndingRules
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.legacy.programs import ALONE, MODULE_OF_THE_RUNNER
 from tests.processes import run_pod
-from xlashard.testing.launch.supervision import EndingRules
+from xlashard.testing.supervision import EndingRules
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.processes import run_many, run_pod
 from tests.train.checkpoint.pod_states import COLUMNS, check, metadata, state, values, wanted
-from xlashard.testing.launch.launcher import PodSize
-from xlashard.testing.launch.supervision import EndingRules
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.supervision import EndingRules
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.checkpoint.files import files_in, writer_of
 

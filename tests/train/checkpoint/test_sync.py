@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from xlashard.processes import RENDEZVOUS, BarrierTimeoutError
-from xlashard.train.checkpoint.arrays import ArrayFiles, reason
-from xlashard.train.checkpoint.sync import MissingProcessError, ProcessSync
+from xlashard.train.checkpoint.arrays import ArrayFiles, MissingProcessError, ProcessSync, reason
 from xlashard.train.errors import CheckpointError
 
 

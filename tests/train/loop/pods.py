@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.processes import pod_python
-from xlashard.testing.launch.launcher import Launch, LaunchPlan, OutputChunk, PodSize, ProcessExit
+from xlashard.testing.launcher import Launch, LaunchPlan, OutputChunk, PodSize, ProcessExit
 
 ROOT = Path(__file__).resolve().parents[3]
 _PATIENCE = 240.0

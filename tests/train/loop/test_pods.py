@@ -16,15 +16,14 @@ from tests.train.examples import devices
 from tests.train.loop.pods import signalled, train
 from tests.train.loop.test_job import Recorder
 from xlashard.multihost import GONE_EXIT_CODE
-from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launcher import PodSize
 from xlashard.train.checkpoint import Checkpoints
-from xlashard.train.config.schema import read
+from xlashard.train.config.schema import read, to_toml
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml import to_toml
 from xlashard.train.loop.job import Outcome, run_job
 from xlashard.train.loop.run_folder import CHECKPOINTS, METRICS, read_run
 from xlashard.train.model.layout import Layout, build_mesh
-from xlashard.train.model.step import make_recipe, state_shardings
+from xlashard.train.model.programs import make_recipe, state_shardings
 
 CLOSE = 1e-4
 PAIR = PodSize(2, 2)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xlashard.train.model.attention import blockwise_attention
+from xlashard.train.model.blockwise import blockwise_attention
 
 BATCH, LENGTH, SIZE = 2, 24, 8
 

@@ -6,7 +6,7 @@ import pytest
 from tests.train.examples import devices
 from xlashard import Mesh
 from xlashard.train.config.settings import Rules
-from xlashard.train.model.cross_entropy import cross_entropy
+from xlashard.train.model.blockwise import cross_entropy
 from xlashard.train.model.layout import Layout, Place, unplaced
 
 VOCAB = 48

@@ -13,7 +13,7 @@ from xlashard.train.model.layout import (
     path_name,
     unplaced,
 )
-from xlashard.train.model.step import make_recipe, state_shardings
+from xlashard.train.model.programs import make_recipe, state_shardings
 from xlashard.train.model.transformer import declare
 
 P = xlashard.PartitionSpec

@@ -15,8 +15,7 @@ from xlashard import device_put
 from xlashard.train.config.settings import Settings
 from xlashard.train.data import Text, plan_batch, read_corpus, training_starts
 from xlashard.train.model.layout import Layout, build_mesh
-from xlashard.train.model.programs import Programs, build_programs, initial_state
-from xlashard.train.model.step import make_recipe
+from xlashard.train.model.programs import Programs, build_programs, initial_state, make_recipe
 
 STEPS = 30
 CLOSE = 1e-4

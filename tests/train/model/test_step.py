@@ -10,7 +10,7 @@ import pytest
 from tests.train.examples import settings
 from xlashard.train.config.settings import OptimizerSettings
 from xlashard.train.data import read_corpus, training_starts
-from xlashard.train.model.step import (
+from xlashard.train.model.programs import (
     Recipe,
     global_norm,
     learning_rate,

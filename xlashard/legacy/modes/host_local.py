@@ -20,8 +20,7 @@ from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import resolve_sharding
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
-from xlashard.multihost.host_local.host_mesh import HostMesh, host_mesh
-from xlashard.multihost.host_local.views import as_global, as_host_local
+from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
 from xlashard.pjit.shardings.resources import Auto, FromGda, Resource, to_sharding
 from xlashard.sharding import (
     GSPMDSharding,

@@ -17,7 +17,7 @@ from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, MeshError
 from xlashard.geometry import Box, MeshGrid
 from xlashard.legacy.shardings.parsed_specs import array_mapping_to_axis_resources
-from xlashard.multihost.host_local.host_mesh import host_mesh
+from xlashard.multihost.host_mesh import host_mesh
 from xlashard.sharding import Mesh
 from xlashard.sharding import Mesh as TodaysMesh
 

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from xlashard.errors import LaunchError, PodError
-from xlashard.testing.launch.launcher import PodSize
-from xlashard.testing.launch.prefix_printer import PrefixPrinter
+from xlashard.testing.function_lookup import FunctionName
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.pod_command import PrefixPrinter
+from xlashard.testing.pod_worker import ChannelHandover
 from xlashard.testing.pytest_plugin.in_worker import TestRequest, WorkerPytestSetup
 from xlashard.testing.pytest_plugin.merge_reports import MergedReport, merge, update_report
-from xlashard.testing.workers.function_lookup import FunctionName
-from xlashard.testing.workers.pod_worker import ChannelHandover
-from xlashard.testing.workers.pool_result import Timeouts, pod_error
-from xlashard.testing.workers.worker_pool import WorkerPool
+from xlashard.testing.worker_pool import Timeouts, WorkerPool, pod_error
 
 _TIMEOUT = 180.0
 # Idle processes occupy some hundred MB each.

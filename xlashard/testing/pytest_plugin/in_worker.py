@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from xlashard.errors import PodError
-from xlashard.testing.workers.channel import RemoteException, Reply, pack, receive
+from xlashard.testing.pod_worker import RemoteException, Reply, pack, receive
 
 PLUGIN_NAME = "xlashard_pytest_inside"
 """Registered name of the plugin below, by which `xlashard_pytest` detects a worker."""

@@ -15,10 +15,10 @@ from _pytest._code.code import (
 )
 
 from xlashard.processes import format_processes
-from xlashard.testing.launch.output_text import last_lines
+from xlashard.testing.pod_worker import RemoteException
 from xlashard.testing.pytest_plugin.in_worker import TestResult, is_strict_pass
-from xlashard.testing.workers.channel import RemoteException
-from xlashard.testing.workers.pool_result import PoolResult
+from xlashard.testing.supervision import last_lines
+from xlashard.testing.worker_pool import PoolResult
 
 type Outcome = Literal["passed", "skipped", "xfailed", "failed", "lost"]
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import jax
 
-from xlashard.train.checkpoint.arrays import ArrayFiles, reason
+from xlashard.train.checkpoint.arrays import ArrayFiles, ProcessSync, reason
 from xlashard.train.checkpoint.files import path_of, steps_in
 from xlashard.train.checkpoint.manifest import (
     Damage,
@@ -23,7 +23,6 @@ from xlashard.train.checkpoint.manifest import (
     leaves_of,
     read_manifest,
 )
-from xlashard.train.checkpoint.sync import ProcessSync
 from xlashard.train.checkpoint.writing import ARRAYS, Writer
 from xlashard.train.errors import CheckpointError
 

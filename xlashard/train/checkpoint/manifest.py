@@ -15,7 +15,7 @@ from xlashard._version import __version__
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import counted
 from xlashard.train.checkpoint.files import Digest, digests, files_in, link_out_of
-from xlashard.train.config.toml import differences, setting, setting_changes
+from xlashard.train.config.schema import differences, setting_changes, setting_in
 from xlashard.train.errors import CheckpointError
 from xlashard.wording import typed
 
@@ -322,7 +322,7 @@ def _advice(was: str, now: str) -> list[str]:
     shaping = {k: v for k, v in changed.items() if k.partition(".")[0] == "model"} or changed
     if not shaping:
         return []
-    words = [f"{key}={value}" for key in shaping if (value := setting(was, key)) is not None]
+    words = [f"{key}={value}" for key in shaping if (value := setting_in(was, key)) is not None]
     return [
         f"The settings changed: {'; '.join(shaping.values())} now. Write:",
         "  --set " + " ".join(f"'{word}'" if '"' in word else word for word in words),

@@ -10,9 +10,14 @@ from typing import Any
 import jax
 
 from xlashard.train.checkpoint import files
-from xlashard.train.checkpoint.arrays import ArrayFiles, OthersFailedError, reason
+from xlashard.train.checkpoint.arrays import (
+    ArrayFiles,
+    MissingProcessError,
+    OthersFailedError,
+    ProcessSync,
+    reason,
+)
 from xlashard.train.checkpoint.manifest import Manifest, RunMetadata, array_types
-from xlashard.train.checkpoint.sync import MissingProcessError, ProcessSync
 from xlashard.train.errors import CheckpointError
 
 ARRAYS = "arrays"

@@ -1,1 +1,1 @@
-"""Settings files of training runs: schema, values, and TOML notation."""
+"""Settings files of training runs: schema and values."""

@@ -1,4 +1,4 @@
-"""Typed settings: frozen dataclasses read from TOML tables and ``--set`` arguments.
+"""Typed settings: frozen dataclasses read from TOML tables and ``--set`` words, and written back.
 
 A settings class is a frozen dataclass whose fields come from `setting` (a value) or `section`
 (another settings class). Type, default, bounds and description of a value are declared at its
@@ -6,8 +6,10 @@ field; checks, error texts and the reference table derive from them.
 """
 
 import difflib
+import json
 import math
 import shlex
+import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +17,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from xlashard.documents import parse_toml
-from xlashard.train.config.toml import toml_key, toml_value
 from xlashard.train.errors import SettingsError
 
 
@@ -365,3 +366,99 @@ def _line(path: str, value: Any, word: bool) -> str:
         return "  " + " ".join(f"--set {path}.{k}={toml_value(v)}" for k, v in value.items())
     text = value if isinstance(value, str) else toml_value(value)
     return f"  --set {shlex.quote(f'{path}={text}')}"
+
+
+# ---------------------------------------------------------------- TOML notation
+
+
+def to_toml(settings: Any) -> str:
+    """Write settings as a TOML document that `schema.read` reads back."""
+    lines: list[str] = []
+    _write_table(settings, "", lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """Return a value in TOML notation."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            # JSON and TOML escapes differ only for DEL, which TOML requires escaped.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+        case list() | tuple():
+            return "[" + ", ".join(map(toml_value, value)) + "]"
+        case Mapping():
+            return (
+                "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+            )
+    return json.dumps(str(value))
+
+
+def toml_key(name: str) -> str:
+    """Return a key, bare if TOML allows it."""
+    bare = name.replace("-", "").replace("_", "")
+    return name if bare.isalnum() and bare.isascii() else toml_value(name)
+
+
+def _write_table(settings: Any, path: str, lines: list[str]) -> None:
+    plain = [(s.name, getattr(settings, s.name)) for s in fields(settings)]
+    values = [(k, v) for k, v in plain if not is_dataclass(v) and not isinstance(v, Mapping)]
+    tables = [(k, v) for k, v in plain if is_dataclass(v) or isinstance(v, Mapping)]
+    if path and values:
+        lines.append(f"\n[{path}]")
+    lines.extend(f"{toml_key(k)} = {toml_value(v)}" for k, v in values)
+    for key, value in tables:
+        inner = f"{path}.{key}" if path else key
+        if not isinstance(value, Mapping):
+            _write_table(value, inner, lines)
+            continue
+        lines.append(f"\n[{inner}]")
+        lines.extend(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+
+
+def setting_changes(was: str, now: str) -> dict[str, str]:
+    r"""Return the settings that differ between two TOML documents.
+
+    Args:
+        was: Old document.
+        now: New document.
+
+    Returns:
+        Text by key, with old and new value: `model.width = 64 is 128`.
+
+    Example:
+        >>> setting_changes("[model]\nwidth = 64", "[model]\nwidth = 128")
+        {'model.width': 'model.width = 64 is 128'}
+    """
+    before, after = ({key: toml_value(x) for key, x in _flat(text)} for text in (was, now))
+    return {
+        key: f"{key} = {old or '(not set)'} is {new or 'not set'}"
+        for key, old, new in differences(before, after)
+    }
+
+
+def setting_in(text: str, key: str) -> str | None:
+    """Return a setting of a TOML document in TOML notation."""
+    return {k: toml_value(x) for k, x in _flat(text)}.get(key)
+
+
+def _flat(text: str) -> Iterator[tuple[str, Any]]:
+    waiting: list[tuple[str, Any]] = [("", tomllib.loads(text))]
+    while waiting:
+        path, value = waiting.pop(0)
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{key}" if path else key, x) for key, x in value.items()]
+        else:
+            yield path, value
+
+
+def differences(
+    was: Mapping[str, str], now: Mapping[str, str]
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield the keys whose values differ, each with its old and its new value."""
+    for key in dict.fromkeys([*was, *now]):
+        if was.get(key) != now.get(key):
+            yield key, was.get(key), now.get(key)

@@ -12,8 +12,8 @@ import numpy as np
 from xlashard.multihost import Watchdog
 from xlashard.pictures import TreePicture, read_tree
 from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml import to_toml
 from xlashard.train.data import plan_batch, read_corpus
 from xlashard.train.errors import DataError, SettingsError
 from xlashard.train.loop.console import Screen, log_screen
@@ -33,8 +33,14 @@ from xlashard.train.loop.steps import Progress, Run, is_due, train
 from xlashard.train.loop.stop import Stop, broadcast_from_first, check_same_corpus, make_stop
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, build_mesh
-from xlashard.train.model.programs import batch_sharding, initial_state, parameter_count
-from xlashard.train.model.step import State, make_recipe, state_shardings
+from xlashard.train.model.programs import (
+    State,
+    batch_sharding,
+    initial_state,
+    make_recipe,
+    parameter_count,
+    state_shardings,
+)
 from xlashard.wording import in_bytes
 
 _DRAWN = 4

@@ -15,16 +15,22 @@ from rich.text import Text
 
 from xlashard.multihost import Watchdog
 from xlashard.train.checkpoint import Checkpoints, RunMetadata
+from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml import to_toml
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
 from xlashard.train.loop.run_folder import Records
 from xlashard.train.loop.stop import Stop
 from xlashard.train.model.layout import Layout
-from xlashard.train.model.programs import Programs, build_programs, readable, write_text
-from xlashard.train.model.step import Recipe, State
+from xlashard.train.model.programs import (
+    Programs,
+    Recipe,
+    State,
+    build_programs,
+    readable,
+    write_text,
+)
 
 
 @dataclass(frozen=True)

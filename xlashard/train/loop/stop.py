@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from xlashard import multihost
 from xlashard.background import start_background
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
-from xlashard.processes.thread_stacks import OWN_THREADS
+from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.train.errors import DataError, PeerError, RunError
 from xlashard.train.loop.group import Calls, Group, OwnCalls, SharedCalls, StopMessage
 from xlashard.wording import print_error

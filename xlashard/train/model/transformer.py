@@ -14,8 +14,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.attention import blockwise_attention
-from xlashard.train.model.cross_entropy import cross_entropy
+from xlashard.train.model.blockwise import blockwise_attention, cross_entropy
 from xlashard.train.model.experts import mix_experts
 from xlashard.train.model.layout import Axes, Declaration, Place, placed, unplaced
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xlashard
-from xlashard.processes.thread_stacks import waits_for_device
+from xlashard.processes.stack_dump import waits_for_device
 
 SEEN: list[bool] = []
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from xlashard.config import POD_COORDINATOR, PodPlace
 from xlashard.errors import LaunchError
-from xlashard.testing.launch.pipes import Port, ProcessPipes, StreamName
-from xlashard.testing.launch.pod_environment import LOOPBACK, pod_environment
+from xlashard.testing.emulated_devices import LOOPBACK, pod_environment
+from xlashard.testing.pipes import Port, ProcessPipes, StreamName
 
 _GUARD = Path(__file__).with_name("guard.py")
 _CHUNK = 1 << 16

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from xlashard.testing.launch.pod_environment import LOOPBACK
+from xlashard.testing.emulated_devices import LOOPBACK
 
 type StreamName = Literal["stdout", "stderr"]
 

@@ -1,4 +1,4 @@
-"""``xlashard pod``: run a command in every process of an emulated pod."""
+"""``xlashard pod``: run a command in every process of an emulated pod, with prefixed output."""
 
 import argparse
 import errno
@@ -6,15 +6,21 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Collection, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
 
 from xlashard.errors import LaunchError
-from xlashard.testing.launch.launcher import Launch, LaunchPlan, OutputChunk, PodSize
-from xlashard.testing.launch.prefix_printer import PrefixPrinter
-from xlashard.testing.launch.supervision import (
+from xlashard.testing.launcher import Launch, LaunchPlan, OutputChunk, PodSize
+from xlashard.testing.pipes import StreamName
+from xlashard.testing.supervision import (
     EndingRules,
     Supervisor,
     Verdict,
     collect_signals,
+    is_noise,
     signal_name,
 )
 from xlashard.wording import print_error
@@ -22,6 +28,13 @@ from xlashard.wording import print_error
 _EXAMPLE = "xlashard pod -n 4 -d 2 -- python script.py"
 # Output lines of a hidden process that are shown when it fails.
 _LAST_LINES = 20
+
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+
+
+# Unterminated lines are flushed at this length.
+_LONGEST = 1 << 16
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,3 +123,70 @@ def _show_unseen(verdict: Verdict, unseen: dict[int, bytearray], processes: int)
 def _print(text: str) -> None:
     if text:
         print(f"xlashard pod: {text}", file=sys.stderr)
+
+
+class PrefixPrinter:
+    """Writes complete lines of processes, each with the number of its process.
+
+    Args:
+        stdout: Destination of standard output.
+        stderr: Destination of standard error.
+        processes: Number of processes.
+        only: Processes to show; None means all.
+        names: Prefixes in place of the process numbers.
+    """
+
+    def __init__(
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        processes: int,
+        only: Collection[int] | None = None,
+    ) -> None:
+        names = [str(number) for number in range(processes)]
+        self._streams: dict[StreamName, TextIO] = {"stdout": stdout, "stderr": stderr}
+        self._prefixes = {
+            name: _prefixes(Console(file=stream), names) for name, stream in self._streams.items()
+        }
+        self._only = only
+        self._begun: dict[tuple[int, StreamName], bytes] = {}
+
+    def show(self, printed: OutputChunk) -> None:
+        """Accept output of a process, and write the lines that are complete."""
+        if self._only is not None and printed.process not in self._only:
+            return
+        key = (printed.process, printed.stream)
+        *lines, begun = (self._begun.pop(key, b"") + printed.text).split(b"\n")
+        if begun and (len(begun) > _LONGEST or not printed.text):
+            lines.append(begun)
+        elif begun:
+            self._begun[key] = begun
+        self._write(printed.process, printed.stream, lines)
+
+    def _write(self, process: int, name: StreamName, lines: list[bytes]) -> None:
+        prefix, stream = self._prefixes[name][process], self._streams[name]
+        shown = [prefix + as_shown(line) + "\n" for line in lines if not is_noise(line)]
+        if shown:
+            stream.write("".join(shown))
+            stream.flush()
+
+    def finish(self) -> None:
+        """Write the remaining unterminated lines."""
+        for process, name in list(self._begun):
+            self.show(OutputChunk(process, name, b""))
+
+
+def as_shown(line: bytes) -> str:
+    """Return a line as a terminal displays it, with overwritten progress removed."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+
+
+def _prefixes(console: Console, names: Sequence[str]) -> list[str]:
+    width = max(map(len, names), default=0)
+    found = []
+    for number, name in enumerate(names):
+        with console.capture() as capture:
+            shown = Text(f"[{name:>{width}}]", style=_COLOURS[number % len(_COLOURS)])
+            console.print(shown, end="")
+        found.append(capture.get() + " ")
+    return found

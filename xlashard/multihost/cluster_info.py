@@ -1,20 +1,131 @@
-"""Cluster detection: process count, process id and coordinator address of this process."""
+"""Cluster detection: place of this process, and the launch command of its environment."""
 
 import logging
 import os
 import re
+import shlex
 import socket
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from xlashard._jax.runtime import coordination
-from xlashard._jax.runtime.coordination import Cluster
+from xlashard._jax.runtime.coordination import Cluster, tpu_attribute
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
-from xlashard.multihost.lifecycle import environments
-from xlashard.multihost.lifecycle.environments import LaunchEnvironment
 from xlashard.processes import checked_seconds
+
+# Seconds that a process waits while no other has connected. A launcher starts all processes at
+# once, so a lone process was not started by it. Over ssh and by hand the starts are some seconds
+# apart, as on a machine that is busy emulating them; Kubernetes starts each pod when capacity is
+# available.
+_AT_ONCE = 10.0
+
+
+_OVER_SSH = 15.0
+
+
+_BY_HAND = 30.0
+
+
+_WHEN_THERE_IS_ROOM = 300.0
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """A kind of environment in which several processes run.
+
+    Attributes:
+        title: Name in messages.
+        alone: Seconds that a process waits while no other has connected.
+        launch: Returns the command, or instructions, that start all processes, from the program's
+            command and the number of processes.
+    """
+
+    title: str
+    alone: float
+    launch: Callable[[str, int], str]
+
+
+def _on_tpu_vm(command: str, processes: int) -> str:
+    name = tpu_attribute("NODE_ID") or "$TPU_NAME"
+    zone = tpu_attribute("ZONE") or "$ZONE"
+    every = " (on every slice)" if tpu_attribute("MEGASCALE_NUM_SLICES") else ""
+    quoted = shlex.quote(command)
+    return (
+        f"gcloud compute tpus tpu-vm ssh {name} --zone={zone} --worker=all --command={quoted}"
+        f"{every}"
+    )
+
+
+def _on_kubernetes(command: str, processes: int) -> str:
+    return (
+        f"let the Job's (or JobSet's) container run `{command}`, with parallelism: {processes}, "
+        f"completions: {processes} and completionMode: Indexed; `kubectl get pods` lists the pods "
+        "that are not running yet"
+    )
+
+
+def _by_slurm(command: str, processes: int) -> str:
+    return f"srun --ntasks={processes} {command}"
+
+
+def _by_mpi(command: str, processes: int) -> str:
+    return f"mpirun -n {processes} {command}"
+
+
+def _emulated(command: str, processes: int) -> str:
+    return f"xlashard pod -n {processes} -- {command}"
+
+
+def _by_hand(command: str, processes: int) -> str:
+    return (
+        f"{command}, {processes} times with the same coordinator and with process_id 0 … "
+        f"{processes - 1}"
+    )
+
+
+EMULATED = LaunchEnvironment("an emulated pod", _BY_HAND, _emulated)
+
+
+GIVEN = LaunchEnvironment("its arguments", _BY_HAND, _by_hand)
+
+
+SLURM = LaunchEnvironment("Slurm", _AT_ONCE, _by_slurm)
+
+
+_BY_CLUSTER = {
+    "gcetpu": LaunchEnvironment("a Cloud TPU slice", _OVER_SSH, _on_tpu_vm),
+    "gketpu": LaunchEnvironment("a TPU slice in GKE", _WHEN_THERE_IS_ROOM, _on_kubernetes),
+    "K8sCluster": LaunchEnvironment("Kubernetes", _WHEN_THERE_IS_ROOM, _on_kubernetes),
+    "slurm": SLURM,
+    "ompi": LaunchEnvironment("Open MPI", _AT_ONCE, _by_mpi),
+}
+
+
+def environment_of(cluster: Cluster) -> LaunchEnvironment:
+    """Return the environment that JAX has detected."""
+    other = LaunchEnvironment(cluster.name, _BY_HAND, _by_hand)
+    return _BY_CLUSTER.get(cluster.name, other)
+
+
+def own_command() -> str:
+    """Return the command that started this program: `python train.py --steps=10`."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
+
+
+def unlaunched_tasks(variables: Mapping[str, str]) -> int:
+    """Return the number of tasks of a Slurm job from inside its batch script; otherwise 0.
+
+    A program started there without `srun` runs once, and only the job's variables reveal the other
+    tasks.
+    """
+    if "SLURM_JOB_ID" not in variables or "SLURM_STEP_NODELIST" in variables:
+        return 0
+    tasks = variables.get("SLURM_NTASKS", "")
+    return int(tasks) if tasks.isdecimal() else 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +233,7 @@ def find_cluster(request: InitializeRequest) -> ClusterInfo:
     emulated = read_flags(os.environ).pod
     if emulated is not None:
         found = ClusterInfo(
-            environments.EMULATED,
+            EMULATED,
             emulated.processes,
             emulated.process_id,
             emulated.coordinator,
@@ -143,7 +254,7 @@ def _from_arguments(request: InitializeRequest) -> ClusterInfo:
             f"process_id={process} is invalid for processes={count}: expected 0 to {count - 1}",
             processes=(process,),
         )
-    return ClusterInfo(environments.GIVEN, count, process, request.coordinator or "", None)
+    return ClusterInfo(GIVEN, count, process, request.coordinator or "", None)
 
 
 def _cluster() -> Cluster | None:
@@ -159,7 +270,7 @@ def _cluster() -> Cluster | None:
 
 
 def _detected(cluster: Cluster, request: InitializeRequest) -> ClusterInfo:
-    environment = environments.environment_of(cluster)
+    environment = environment_of(cluster)
     # One process needs no coordinator; a request for one process is handled below.
     if cluster.processes == 1 or request.processes == 1:
         return ClusterInfo(environment, cluster.processes, cluster.process_id, "", None)
@@ -196,14 +307,14 @@ def _agreed(found: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
 
 
 def _alone(request: InitializeRequest) -> ClusterInfo:
-    tasks = environments.unlaunched_tasks(os.environ)
+    tasks = unlaunched_tasks(os.environ)
     expected = request.processes or max(1, tasks)
     if expected == 1 and request.coordinator is None:
         return ClusterInfo(_ONE, 1, 0, "", None)
     if tasks > 1:
         raise ProcessesError(  # no-catalogue: needs the environment of a launcher
             f"this is the batch script of a Slurm job of {tasks} tasks, which runs a program once "
-            f"instead of {tasks} times. {start_text(environments.SLURM, expected)}; or write "
+            f"instead of {tasks} times. {start_text(SLURM, expected)}; or write "
             "initialize(processes=1) for this process alone",
             processes=tuple(range(1, expected)),
         )
@@ -211,7 +322,7 @@ def _alone(request: InitializeRequest) -> ClusterInfo:
         raise ProcessesError(
             f"initialize(processes={expected}): this process was started alone, and its "
             "environment does not specify a process id. "
-            f"{start_text(environments.EMULATED, expected)}; on other machines by their launcher "
+            f"{start_text(EMULATED, expected)}; on other machines by their launcher "
             f"(srun, mpirun, …), or by initialize('HOST:PORT', processes={expected}, process_id=0)",
             processes=tuple(range(1, expected)),
         )
@@ -224,7 +335,7 @@ def _alone(request: InitializeRequest) -> ClusterInfo:
 
 def start_text(environment: LaunchEnvironment, processes: int) -> str:
     """Return a sentence with the command that starts all processes."""
-    command = environment.launch(environments.own_command(), processes)
+    command = environment.launch(own_command(), processes)
     return f"Start it in all {processes}: {command}"
 
 

@@ -1,6 +1,7 @@
-"""Supervision of the processes of a pod until all have exited: timeouts, grace periods, verdict."""
+"""Supervision of the processes of a pod until all have exited: timeouts, verdict, their output."""
 
 import contextlib
+import re
 import signal
 import sys
 import time
@@ -10,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from xlashard.errors import counted
 from xlashard.processes import format_processes
-from xlashard.testing.launch.launcher import Launch, OutputChunk, ProcessExit
-from xlashard.testing.launch.output_text import last_lines, without_noise
+from xlashard.testing.launcher import Launch, OutputChunk, ProcessExit
 
 if sys.platform == "linux":
     import resource
@@ -20,6 +21,19 @@ if sys.platform == "linux":
 # Seconds to exit after SIGTERM, and to print the stacks after SIGABRT.
 _AFTER_TERM = 3.0
 AFTER_ABORT = 5.0
+
+
+# Gloo logs its connections unconditionally; Python's fault handler ends its stacks with a list of
+# modules.
+_NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.|Extension modules: ")
+
+
+# Frames below a test or a function in the stacks of a worker.
+_MACHINERY = re.compile(
+    r'  File "[^"]*/(?:_pytest/|pluggy/|xlashard/testing/(?:'
+    r"pytest_plugin/in_worker|pod_worker|bootstrap)\.py)"
+    r'.*", line \d+ in .*\n'
+)
 
 
 @dataclass(frozen=True)
@@ -296,3 +310,28 @@ def collect_signals() -> Iterator[deque[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def without_machinery(text: str) -> str:
+    """Remove the frames that call tests and functions from the stacks in an output."""
+    return _MACHINERY.sub("", text)
+
+
+def is_noise(line: bytes) -> bool:
+    """Return whether a line carries no information for the user."""
+    return _NOISE.match(line) is not None
+
+
+def without_noise(text: bytes) -> str:
+    """Decode an output without its noise lines."""
+    lines = text.splitlines(keepends=True)
+    kept = b"".join(line for line in lines if not is_noise(line))
+    return kept.decode("utf-8", errors="replace")
+
+
+def last_lines(text: str, most: int) -> str:
+    """Return the last lines of a text, preceded by the number of omitted lines."""
+    lines = text.rstrip().splitlines()
+    left_out = max(0, len(lines) - most)
+    head = [f"[{counted(left_out, 'line')} before]"] if left_out else []
+    return "\n".join([*head, *lines[left_out:]])

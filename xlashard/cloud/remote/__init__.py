@@ -1,1 +1,0 @@
-"""Programs that run on the workers, without xlashard."""
