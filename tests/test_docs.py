@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import pydoc
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+import xlashard
 from tests.documents import local_links, markdown_files, program, read_blocks
 from tests.errors.catalogue import read_topics
 from tests.forking import python_command
@@ -96,6 +98,24 @@ def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = runner.summarize(verbose=False)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+# JAX's own objects, and a string.
+NOT_OURS = {"AbstractMesh", "Mesh", "P", "PartitionSpec", "UNSPECIFIED", "__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(set(xlashard.__all__) - NOT_OURS))
+def test_public_names_begin_with_a_line_and_have_an_example(name: str) -> None:
+    summary, _, rest = (inspect.getdoc(getattr(xlashard, name)) or "").partition("\n")
+    assert summary.endswith("."), summary
+    assert rest == "" or rest.startswith("\n"), f"the summary of {name} has more than one line"
+    assert "\nExample:\n    >>> " in rest
+
+
+def test_help_shows_the_example_of_pjit() -> None:
+    shown = pydoc.render_doc(xlashard.pjit, renderer=pydoc.plaintext)
+    assert "Compile a function into one program that runs over many devices." in shown
+    assert ">>> double = pjit(" in shown
 
 
 def is_documented_by_jax(module: ModuleType, name: str) -> bool:

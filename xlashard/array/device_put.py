@@ -210,6 +210,11 @@ def device_get(x: Any) -> Any:
         NotAddressableError: A value is not wholly in this process.
         DeletedError: An array is deleted.
         TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
+
+    Example:
+        >>> import numpy as np
+        >>> device_get((device_put(np.ones(2, np.float32)), 7))
+        (array([1., 1.], dtype=float32), 7)
     """
     leaves, treedef = jax.tree.flatten(x)
     arrays = [wrap(leaf) if type(leaf) is HandleType else leaf for leaf in leaves]

@@ -56,6 +56,11 @@ def key_shards(keys: Any) -> list[Shard]:
 
     Raises:
         ArgumentError: The value is no array of keys.
+
+    Example:
+        >>> keys = jax.random.split(jax.random.key(0), 4)
+        >>> [shard.data.shape for shard in key_shards(keys)]
+        [(4,)]
     """
     if not is_key_array(keys):
         raise ArgumentError(

@@ -39,7 +39,12 @@ def _whole_number(value: Any, what: str, least: int) -> int:
 
 @dataclass(frozen=True)
 class NoSharding:
-    """The dimension is not cut."""
+    """The dimension is not cut.
+
+    Example:
+        >>> ShardingSpec((Chunked((2,)), NoSharding()), (ShardedAxis(0),)).mesh_shape
+        (2,)
+    """
 
     def __repr__(self) -> str:
         return "NoSharding()"
@@ -55,6 +60,10 @@ class Chunked:
 
     Raises:
         TilingError: A factor is no integer from 1 on.
+
+    Example:
+        >>> ShardingSpec((NoSharding(), Chunked((4,))), (ShardedAxis(0),)).mesh_shape
+        (4,)
     """
 
     chunks: tuple[int, ...]
@@ -81,6 +90,10 @@ class Unstacked:
 
     Raises:
         TilingError: The size is no integer from 1 on.
+
+    Example:
+        >>> ShardingSpec((Unstacked(8), NoSharding()), (ShardedAxis(0),)).mesh_shape
+        (8,)
     """
 
     size: int
@@ -101,6 +114,11 @@ class ShardedAxis:
 
     Raises:
         TilingError: It is no integer from 0 on.
+
+    Example:
+        >>> cuts = (Chunked((2,)), Chunked((4,)))
+        >>> ShardingSpec(cuts, (ShardedAxis(1), ShardedAxis(0))).mesh_shape
+        (4, 2)
     """
 
     axis: int
@@ -121,6 +139,10 @@ class Replicated:
 
     Raises:
         TilingError: It is no integer from 1 on.
+
+    Example:
+        >>> ShardingSpec((Chunked((2,)),), (ShardedAxis(0), Replicated(4))).mesh_shape
+        (2, 4)
     """
 
     replicas: int

@@ -57,6 +57,12 @@ class TreePicture(Printable):
         leaves: The arrays, the biggest first.
         unplaced: Paths of leaves without a sharding, such as host values.
         title: Title.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import device_put, visualize
+        >>> [leaf.path for leaf in visualize({"w": device_put(np.ones(4))}).leaves]
+        ["['w']"]
     """
 
     leaves: tuple[TreeLeaf, ...]
@@ -236,6 +242,12 @@ class ShardingPicture(Printable):
     Attributes:
         subject: The array.
         max_tiles: Maximum number of tiles drawn along a dimension; of more, the first and the last.
+
+    Example:
+        >>> from xlashard import AbstractMesh, NamedSharding, P
+        >>> picture = visualize((4, 6), NamedSharding(AbstractMesh((2,), ("data",)), P("data")))
+        >>> picture.to_svg().startswith("<svg")
+        True
     """
 
     subject: PictureSubject

@@ -213,6 +213,12 @@ class XLACompatibleSharding(Sharding):
     """Sharding whose tiles depend on the rank alone, so that it has an HLO sharding.
 
     Every class of this package that `pjit` takes as it is derives from it.
+
+    Example:
+        >>> from xlashard import AbstractMesh, NamedSharding, P
+        >>> rows = NamedSharding(AbstractMesh((2,), ("data",)), P("data"))
+        >>> isinstance(rows, XLACompatibleSharding), rows.shard_shape((4, 6))
+        (True, (2, 6))
     """
 
     def rank_tiling(self, ndim: int) -> Tiling:

@@ -80,6 +80,13 @@ class ReshardReport:
         target_shard_bytes: Bytes on each destination device.
         peak_bytes: Peak bytes on a device: its two shards and, where tiles change, buffers for at
             most one more. Emulated devices share blocks, and need less.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import device_put
+        >>> x = device_put(np.ones(4, np.float32))
+        >>> reshard_plan(x, x.sharding).bytes_kept
+        16
     """
 
     type: str

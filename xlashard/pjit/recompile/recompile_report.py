@@ -290,6 +290,13 @@ class RecompileReport:
         derived_programs: The programs that transformations derived from its calls.
         dropped: Number of earlier cache misses that are no longer recorded.
         hints: Changes that avoid further compilations.
+
+    Example:
+        >>> from xlashard import explain_recompile, pjit
+        >>> double = pjit(lambda x: x * 2)
+        >>> _ = double(1), double(2.0)
+        >>> len(explain_recompile(double).explanations)
+        2
     """
 
     function: str

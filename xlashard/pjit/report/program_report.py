@@ -53,6 +53,13 @@ class ProgramReport(SerializableReport):
         moves: Arguments that are resharded before the program can run, the largest first.
         donations: Arguments that were donated, and arguments that could be.
         replications: Values with more copies than requested.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import explain, pjit
+        >>> report = explain(pjit(lambda x: x.sum()), np.ones((4, 8), np.float32))
+        >>> report.inputs[0].type, report.memory.argument_bytes
+        ('float32[4,8]', 128)
     """
 
     _format = ReportFormat("program report", FORMAT, "xlashard.explain(f, ...).to_json()")

@@ -39,7 +39,14 @@ UNSPECIFIED = JAX_UNSPECIFIED
 
 @dataclass(frozen=True)
 class Auto:
-    """Leave a sharding wholly to the compiler; write `AUTO`."""
+    """Leave a sharding wholly to the compiler; write `AUTO`.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import AUTO, pjit
+        >>> pjit(lambda x: x * 2, in_shardings=AUTO)(np.ones(2, np.float32))
+        Array([2., 2.], dtype=float32)
+    """
 
     def __repr__(self) -> str:
         return "AUTO"
@@ -52,6 +59,12 @@ class FromGda:
     """Take the sharding of the array that is passed; write `FROM_GDA`.
 
     All instances are equal, since a pickled one comes back as another.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import FROM_GDA, device_put, pjit
+        >>> pjit(lambda x: x * 2, in_shardings=FROM_GDA)(device_put(np.ones(2, np.float32)))
+        Array([2., 2.], dtype=float32)
     """
 
     def __repr__(self) -> str:

@@ -212,6 +212,13 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
     """A compiled program for arguments of one structure, shape and sharding.
 
     It is a `jax.stages.Compiled`.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import pjit
+        >>> compiled = pjit(lambda x: x * 2).lower(np.ones(2, np.float32)).compile()
+        >>> compiled(np.ones(2, np.float32))
+        Array([2., 2.], dtype=float32)
     """
 
     def __init__(self, info: StageInfo, compiled: CompiledProgram, body: Any = None) -> None:

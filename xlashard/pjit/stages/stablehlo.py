@@ -103,6 +103,15 @@ class StableHLOProgram(Executable):
     Call it with one array for each argument of the module, an Array, a `jax.Array`, a NumPy array
     or a number; it returns a tuple with one Array for each result. Committed arrays must have the
     shardings of `input_shardings`; other arrays are placed under them.
+
+    Example:
+        >>> import numpy as np
+        >>> program = compile_stablehlo('''
+        ...   func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+        ...     return %x : tensor<4xf32>
+        ...   }''')
+        >>> program(np.ones(4, np.float32))
+        (Array([1., 1., 1., 1.], dtype=float32),)
     """
 
     def __init__(self, compiled: CompiledProgram, donated: tuple[bool, ...]) -> None:

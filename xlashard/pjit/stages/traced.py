@@ -41,6 +41,12 @@ class Traced(Stage, jax.stages.Traced):
     """A traced function, before its shardings are resolved; a `jax.stages.Traced`.
 
     Calling it runs the traced function.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import pjit
+        >>> pjit(lambda x: x * 2).trace(np.ones(2, np.float32)).jaxpr
+        { lambda ; a:f32[2]. let b:f32[2] = mul a 2.0:f32[] in (b,) }
     """
 
     def __init__(self, function: Function, call: Call) -> None:
@@ -133,7 +139,15 @@ def _platform(requested: Sequence[str] | None, own: str | None, name: str) -> st
 
 
 class Lowered(Stage, jax.stages.Lowered):
-    """A module with its annotations, not compiled yet. It is a `jax.stages.Lowered`."""
+    """A module with its annotations, not compiled yet. It is a `jax.stages.Lowered`.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import pjit
+        >>> lowered = pjit(lambda x: x * 2).lower(np.ones(2, np.float32))
+        >>> "stablehlo.multiply" in lowered.as_text()
+        True
+    """
 
     def __init__(
         self,

@@ -48,6 +48,15 @@ class PreflightReport(SerializableReport, PreflightFields):
         price: Cost at the caller's price.
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
+
+    Example:
+        >>> import jax
+        >>> from xlashard import pjit, preflight
+        >>> x = jax.ShapeDtypeStruct((1024,), "float32")
+        >>> double, chip = pjit(lambda x: x * 2), {"data": 1}
+        >>> report = preflight(double, x, topology="v5e-1", mesh=chip)  # doctest: +SKIP
+        >>> report.outcome, report.memory.argument_bytes  # doctest: +SKIP
+        ('fits', 4096)
     """
 
     _format = REPORT_FORMAT

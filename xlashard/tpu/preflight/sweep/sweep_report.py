@@ -200,6 +200,12 @@ class SweepReport(SerializableReport):
         reused_results: Number of results cached by an earlier sweep in this folder.
         prices: Prices of chips, as specified by the caller.
         skipped_topologies: Topologies without a mesh of these axes.
+
+    Example:
+        >>> from xlashard import preflight_sweep
+        >>> report = preflight_sweep("model:step", "v5e-16")  # doctest: +SKIP
+        >>> report.best.axes  # doctest: +SKIP
+        'data=8 model=2'
     """
 
     _format = ReportFormat("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")

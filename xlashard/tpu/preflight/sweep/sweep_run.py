@@ -258,6 +258,12 @@ def preflight_sweep(
     Raises:
         ArgumentError: If the target is not a function of a module, or no mesh is possible.
         TopologyError: If a topology is unknown, or libtpu is missing.
+
+    Example:
+        >>> meshes = {"data": "auto", "model": "..8"}
+        >>> report = preflight_sweep("model:step", "v5e-16", mesh=meshes)  # doctest: +SKIP
+        >>> report.best.axes  # doctest: +SKIP
+        'data=8 model=2'
     """
     name = target_name(target)
     load_function(name)
