@@ -71,23 +71,20 @@ if _typing.TYPE_CHECKING:
     from xlashard import multihost as multihost
     from xlashard import numpy as numpy
     from xlashard import tpu as tpu
-    from xlashard.array import (
-        ReshardReport,
-        Shard,
-        device_get,
-        device_put_replicated,
-        device_put_sharded,
-        from_dlpack,
-        key_shards,
-        live_arrays,
-        make_array_from_callback,
-        make_array_from_process_local_data,
+    from xlashard.array.constructors import make_array_from_callback
+    from xlashard.array.core.handles import key_shards, live_arrays
+    from xlashard.array.core.shard import Shard
+    from xlashard.array.device_buffers import (
         make_array_from_single_device_arrays,
         make_device_array,
         make_sharded_device_array,
-        reshard_plan,
         unstacked_shards,
     )
+    from xlashard.array.device_put import device_get
+    from xlashard.array.dlpack import from_dlpack
+    from xlashard.array.process_local import make_array_from_process_local_data
+    from xlashard.array.reshard.report import ReshardReport, reshard_plan
+    from xlashard.array.stacked import device_put_replicated, device_put_sharded
     from xlashard.pictures import ShardingPicture, TreePicture, visualize
     from xlashard.pjit import (
         BoundStep,
@@ -107,23 +104,20 @@ else:
         __name__,
         globals(),
         {
-            "xlashard.array": (
-                "ReshardReport",
-                "Shard",
-                "device_get",
-                "device_put_replicated",
-                "device_put_sharded",
-                "from_dlpack",
-                "key_shards",
-                "live_arrays",
-                "make_array_from_callback",
-                "make_array_from_process_local_data",
+            "xlashard.array.constructors": ("make_array_from_callback",),
+            "xlashard.array.core.handles": ("key_shards", "live_arrays"),
+            "xlashard.array.core.shard": ("Shard",),
+            "xlashard.array.device_buffers": (
                 "make_array_from_single_device_arrays",
                 "make_device_array",
                 "make_sharded_device_array",
-                "reshard_plan",
                 "unstacked_shards",
             ),
+            "xlashard.array.device_put": ("device_get",),
+            "xlashard.array.dlpack": ("from_dlpack",),
+            "xlashard.array.process_local": ("make_array_from_process_local_data",),
+            "xlashard.array.reshard.report": ("ReshardReport", "reshard_plan"),
+            "xlashard.array.stacked": ("device_put_replicated", "device_put_sharded"),
             "xlashard.multihost": ("multihost",),
             "xlashard.numpy": ("numpy",),
             "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),

@@ -18,7 +18,7 @@ from tests.array.cases import DEVICES, SHARDINGS, named, same, value
 from tests.facts import naming
 from xlashard import Array, device_get, device_put, make_array_from_callback, pjit
 from xlashard.array import constructors
-from xlashard.array.host import put
+from xlashard.array.placement import put
 from xlashard.errors import DeletedError, OutOfMemoryError, PlacementError
 
 ROOT = Path(__file__).resolve().parents[2]

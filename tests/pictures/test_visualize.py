@@ -11,7 +11,7 @@ from rich.console import Console
 import xlashard
 from tests.array.cases import CONSTRUCTORS, DTYPES, SHAPE, SHARDINGS, value
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding
-from xlashard.array.host import read
+from xlashard.array.placement import read
 from xlashard.errors import ArgumentError, RankError
 
 DEVICES = jax.devices()

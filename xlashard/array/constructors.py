@@ -13,16 +13,22 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
+from xlashard.array.core.handles import (
+    is_key_array,
+    is_key_dtype,
+    key_handle,
+    keys_over,
+    resolve_key_data,
+)
 from xlashard.array.core.shard import index_text
-from xlashard.array.host.put import (
+from xlashard.array.placement.put import (
     as_out_of_memory_error,
     gather_pieces,
     host_value,
     memory_required,
     stage_piece,
 )
-from xlashard.array.host.read import read_value
-from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, resolve_key_data
+from xlashard.array.placement.read import read_value
 from xlashard.array.placement.target import (
     ResolvedSharding,
     check_reduced_sharding,

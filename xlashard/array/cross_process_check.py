@@ -23,11 +23,10 @@ from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import ArrayBase
-from xlashard.array.host.put import as_host_value
-from xlashard.array.host.read import read_value
-from xlashard.array.keys import is_key_array, key_handle
-from xlashard.array.placement.prefix import leaf_paths
-from xlashard.array.placement.target import Placement
+from xlashard.array.core.handles import is_key_array, key_handle
+from xlashard.array.placement.put import as_host_value
+from xlashard.array.placement.read import read_value
+from xlashard.array.placement.target import Placement, leaf_paths
 from xlashard.config import CheckName, read_flags
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError
 from xlashard.lazily import deferred

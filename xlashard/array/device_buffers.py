@@ -1,19 +1,26 @@
-"""Arrays over buffers that are on their devices, as early JAX constructed and showed them."""
+"""Arrays over buffers that are on their devices, without copies."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, Tracer, split, with_sharding
+from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, reshape_buffer
+from xlashard.array.core.donation import record_shard
+from xlashard.array.core.handles import is_key_dtype, key_handle, keys_over
 from xlashard.array.core.shard import Shard
-from xlashard.array.from_single_device_arrays import make_array_from_single_device_arrays
-from xlashard.array.keys import key_handle, keys_over
-from xlashard.errors import ArgumentError, PlacementError, counted
+from xlashard.array.placement.target import (
+    ResolvedSharding,
+    parse_shape,
+    parse_sharding,
+    resolve_sharding,
+)
+from xlashard.errors import ArgumentError, DeletedError, PlacementError, counted
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.sharding_spec import at_numbers, without_dims
 from xlashard.sharding import PmapSharding, SingleDeviceSharding
@@ -229,3 +236,235 @@ def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, 
         cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)
         for cut, size in zip(full, shape, strict=False)
     ]
+
+
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, dtype: Any = None
+) -> Array:
+    """Create an array from single-device arrays, without copying.
+
+    Args:
+        shape: Shape of the whole array, in elements.
+        sharding: A sharding of this package, of JAX or of a class of your own.
+        arrays: One per device of the sharding in this process, in any order: Arrays, arrays or keys
+            of JAX. If all lack the dimensions that a `PmapSharding` unstacks, they are copied into
+            shards that have them.
+        dtype: Dtype of the array; needed only without arrays.
+
+    Returns:
+        A committed `Array` that shares their buffers; a key array of JAX if they are keys.
+
+    Raises:
+        PlacementError: A device is missing, surplus or repeated, or an array has another dtype,
+            shape or memory; with its number and device.
+        ArgumentError: A value is no array on one device.
+        DeletedError: An array is deleted.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import SingleDeviceSharding, device_put
+        >>> from xlashard import make_array_from_single_device_arrays
+        >>> device = jax.devices()[0]
+        >>> piece = device_put(np.zeros((4, 2), np.float32), device)
+        >>> make_array_from_single_device_arrays(
+        ...     (4, 2), SingleDeviceSharding(device), [piece]
+        ... ).shape
+        (4, 2)
+    """
+    with short_tracebacks:
+        there, layout = parse_sharding(sharding, "sharding")
+        if layout is not None:
+            raise ArgumentError("the arrays have their layouts already: give the sharding alone")
+        target = resolve_sharding(parse_shape(shape), there)
+        singles = read_buffers(_with_unstacked_dims(arrays, target), _HERE)
+        return assemble_arrays(
+            singles, target, None if dtype is None else canonical_dtype(dtype), _HERE
+        )
+
+
+def _with_unstacked_dims(arrays: Any, target: ResolvedSharding) -> Any:
+    """Return the arrays with the dimensions that early `pmap` left out."""
+    sharding, shape = target.sharding, target.shard_shape
+    dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
+    if not dims or not isinstance(arrays, Sequence):
+        return arrays
+    spare = without_dims(shape, dims)
+    lacking = all(isinstance(x, jax.Array) and tuple(x.shape) == spare for x in arrays)
+    return [_in_shape(x, shape) for x in arrays] if lacking else arrays
+
+
+def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
+        return array  # refused later, by its number
+    check_alive(array)
+    if is_key_dtype(array.dtype):
+        numbers = key_handle(array)
+        return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
+    return reshape_buffer(array.to_jax() if isinstance(array, Array) else array, shape)
+
+
+class Caller(NamedTuple):
+    """The function and argument that errors name.
+
+    Attributes:
+        function: Name of the function.
+        argument: Name of the argument.
+    """
+
+    function: str
+    argument: str
+
+    def name(self, number: int) -> str:
+        """Return the expression of one of the arrays."""
+        return f"{self.argument}[{number}]"
+
+
+_HERE = Caller("make_array_from_single_device_arrays", "arrays")
+
+
+class DeviceBuffer(NamedTuple):
+    """One of the given arrays.
+
+    Attributes:
+        name: Its expression.
+        array: The array.
+        handle: Its buffer; for keys that of their data.
+        device: Its device.
+        is_key: Whether it is a key array.
+    """
+
+    name: str
+    array: Any
+    handle: Handle
+    device: Device
+    is_key: bool
+
+
+def read_buffers(arrays: Any, caller: Caller) -> list[DeviceBuffer]:
+    """Check that values are arrays on one device each, and alive.
+
+    Raises:
+        ArgumentError: A value is of another type.
+        DeletedError: An array is deleted.
+    """
+    if not isinstance(arrays, Sequence):
+        raise ArgumentError(
+            f"{caller.argument} must be a list of arrays, not {type(arrays).__name__}: for one "
+            "write [array]"
+        )
+    return [_read_buffer(caller, number, array) for number, array in enumerate(arrays)]
+
+
+def assemble_arrays(
+    singles: Sequence[DeviceBuffer], target: ResolvedSharding, dtype: Any, caller: Caller
+) -> Any:
+    """Return one array over arrays that are on its devices.
+
+    Args:
+        singles: The arrays, in any order.
+        target: The sharding.
+        dtype: Dtype of the array; by default that of the first.
+        caller: The function and argument that errors name.
+
+    Raises:
+        PlacementError: The arrays are on other devices, or do not fit the sharding or one another.
+        ArgumentError: Neither arrays nor a dtype are given.
+    """
+    by_device = _by_device(singles, target)
+    for single in singles:
+        dtype = single.array.dtype if dtype is None else dtype
+        _check_fits(single, target, dtype)
+    if dtype is None:
+        raise ArgumentError(  # no-catalogue: needs several processes
+            f"the dtype is unknown without arrays: write {_HERE.function}(shape, sharding, [], "
+            "dtype=...)"
+        )
+    ordered = [by_device[device] for device in target.devices]
+    keys = ordered[0].array if ordered and ordered[0].is_key else None
+    out = finished([single.handle for single in ordered], dtype, target, None, keys)
+    if len(ordered) > 1 and isinstance(out, Array):
+        for single in ordered:
+            record_shard(single.handle, out)
+    return out
+
+
+def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
+    name = caller.name(number)
+    if isinstance(array, Tracer):
+        raise ArgumentError(
+            f"{name} is traced, and only arrays with known values have buffers: call "
+            f"{caller.function} outside of jit, grad and vmap"
+        )
+    if not isinstance(array, jax.Array):
+        raise ArgumentError(
+            f"{name} is {type(array).__name__}, not an array on a device: write "
+            "device_put(value, device)"
+        )
+    is_key = is_key_dtype(array.dtype)
+    handle = key_handle(array) if is_key else array
+    handle = handle.to_jax() if isinstance(handle, Array) else handle
+    if handle.is_deleted():
+        try:
+            check_alive(handle if is_key else array)
+        except DeletedError as error:
+            raise DeletedError(f"{name}: {error}") from None
+    devices = handle.sharding.device_set
+    if len(devices) != 1:
+        raise ArgumentError(
+            f"{name} is on {len(devices)} devices, but must be on one: give "
+            "[shard.data for shard in x.addressable_shards]"
+        )
+    (device,) = devices
+    return DeviceBuffer(name, array, handle, device, is_key)
+
+
+def _by_device(
+    singles: Sequence[DeviceBuffer], target: ResolvedSharding
+) -> dict[Device, DeviceBuffer]:
+    """Check that the arrays are on exactly the devices of this process in the sharding."""
+    found: dict[Device, DeviceBuffer] = {}
+    for single in singles:
+        if single.device in found:
+            raise PlacementError(
+                f"{found[single.device].name} and {single.name} are both on {single.device}; give "
+                "one array per device"
+            )
+        found[single.device] = single
+    wanted = target.devices
+    missing = [device for device in wanted if device not in found]
+    surplus = [device for device in found if device not in set(wanted)]
+    if missing or surplus:
+        parts = [f"{len(singles)} arrays for {len(wanted)} addressable devices of the sharding"]
+        if missing:
+            parts.append(f"none is on {_listed(missing)}: add device_put(piece, device)")
+        if surplus:
+            parts.append(
+                f"not in the sharding: {', '.join(f'{d} ({found[d].name})' for d in surplus)}"
+            )
+        raise PlacementError("; ".join(parts))
+    return found
+
+
+def _listed(devices: list[Device]) -> str:
+    return ", ".join(map(str, devices))
+
+
+def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> None:
+    found = single.array.dtype
+    if found != dtype:
+        raise PlacementError(
+            f"{single.name} on {single.device} is {found.name}, but the array is {dtype.name}: "
+            f"give it by .astype({dtype.name!r})"
+        )
+    shape = tuple(single.array.shape)
+    if shape != target.shard_shape:
+        raise PlacementError(
+            f"{single.name} on {single.device} has shape {shape}, but an array of shape "
+            f"{target.shape} has pieces of shape {target.shard_shape} under {target.sharding}"
+        )
+    kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
+    if kind != target.memory_kind:
+        raise PlacementError(
+            f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
+            f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
+        )

@@ -16,9 +16,15 @@ from xlashard.array.cross_process_check import (
     parse_check,
     spans_processes,
 )
-from xlashard.array.host.read import read_value, start_read
-from xlashard.array.placement.prefix import at_path, broadcast_prefix, leaf_path
-from xlashard.array.placement.target import Placement, is_target, parse_placement
+from xlashard.array.placement.read import read_value, start_read
+from xlashard.array.placement.target import (
+    Placement,
+    at_path,
+    broadcast_prefix,
+    is_target,
+    leaf_path,
+    parse_placement,
+)
 from xlashard.array.placement.transfer_guard import (
     Transfer,
     TransferGuards,

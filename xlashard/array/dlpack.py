@@ -14,7 +14,7 @@ from xlashard._jax.runtime.transfer import ALIGNMENT, Handle, HandleType, copy_t
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import type_text
 from xlashard.array.device_put import device_put
-from xlashard.array.host.put import host_value, put_value
+from xlashard.array.placement.put import host_value, put_value
 from xlashard.array.placement.target import (
     Placement,
     memory_kind_of,

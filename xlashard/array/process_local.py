@@ -10,12 +10,14 @@ from jax.experimental.layout import Layout
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import put, separate
 from xlashard.array.core.array import wrap
-from xlashard.array.host.put import host_value, put_value
-from xlashard.array.keys import is_key_array, key_handle, keys_over, resolve_key_data
-from xlashard.array.placement.prefix import at_path, broadcast_prefix, leaf_path
+from xlashard.array.core.handles import is_key_array, key_handle, keys_over, resolve_key_data
+from xlashard.array.placement.put import host_value, put_value
 from xlashard.array.placement.target import (
+    at_path,
+    broadcast_prefix,
     check_reduced_sharding,
     is_target,
+    leaf_path,
     parse_shape,
     parse_sharding,
     resolve_requested,

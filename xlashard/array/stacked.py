@@ -15,11 +15,10 @@ from xlashard._jax.runtime.transfer import Tracer, host_view, put
 from xlashard.array.constructors import PieceInput, as_piece_input
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import reshape_buffer
-from xlashard.array.host.copying import private_copy
-from xlashard.array.host.put import put_on
-from xlashard.array.keys import keys_over, resolve_key_data
-from xlashard.array.placement.prefix import leaf_path
-from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.core.handles import keys_over, resolve_key_data
+from xlashard.array.placement.copying import private_copy
+from xlashard.array.placement.put import put_on
+from xlashard.array.placement.target import ResolvedSharding, leaf_path, resolve_sharding
 from xlashard.array.placement.transfer_guard import (
     Transfer,
     TransferGuards,

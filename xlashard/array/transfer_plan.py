@@ -10,7 +10,8 @@ from jax.experimental.layout import Format, Layout
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, with_sharding
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
-from xlashard.array.host.put import (
+from xlashard.array.core.handles import is_key_array, key_handle, keys_over, resolve_key_data
+from xlashard.array.placement.put import (
     HostPut,
     as_host_value,
     as_out_of_memory_error,
@@ -18,11 +19,10 @@ from xlashard.array.host.put import (
     memory_required,
     put_values,
 )
-from xlashard.array.keys import is_key_array, key_handle, keys_over, resolve_key_data
-from xlashard.array.placement.prefix import at_path
 from xlashard.array.placement.target import (
     Placement,
     ResolvedSharding,
+    at_path,
     is_in_place,
     reorders_devices,
     resolve_requested,

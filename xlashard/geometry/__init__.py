@@ -2,51 +2,50 @@
 
 import typing as _typing
 
-from xlashard.geometry.mesh import Box, MeshGrid
-from xlashard.geometry.sharding_spec import (
-    Chunked,
-    DimSharding,
-    MeshAxis,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    ShardIndex,
-    ShardingSpec,
-    Unstacked,
-)
-from xlashard.geometry.spec import UNCONSTRAINED, DimAxes, Spec, parse_spec, validate_spec
-from xlashard.geometry.strides import Index
-from xlashard.geometry.tile_assignment import TileAssignment
-from xlashard.geometry.tiling import Tiling
+from xlashard.geometry.assignment import Runs as Runs
+from xlashard.geometry.assignment import explode_superdims as explode_superdims
+from xlashard.geometry.assignment import head_and_tail as head_and_tail
+from xlashard.geometry.assignment import replica_runs as replica_runs
+from xlashard.geometry.assignment import spec_from_tile_assignment as spec_from_tile_assignment
+from xlashard.geometry.assignment import spec_from_tiling as spec_from_tiling
+from xlashard.geometry.assignment import strides_for_sizes as strides_for_sizes
+from xlashard.geometry.assignment import unflatten_array as unflatten_array
+from xlashard.geometry.assignment import unflatten_superdims as unflatten_superdims
+from xlashard.geometry.mesh import Box as Box
+from xlashard.geometry.mesh import MeshGrid as MeshGrid
+from xlashard.geometry.sharding_spec import Chunked as Chunked
+from xlashard.geometry.sharding_spec import DimSharding as DimSharding
+from xlashard.geometry.sharding_spec import MeshAxis as MeshAxis
+from xlashard.geometry.sharding_spec import NoSharding as NoSharding
+from xlashard.geometry.sharding_spec import Replicated as Replicated
+from xlashard.geometry.sharding_spec import ShardedAxis as ShardedAxis
+from xlashard.geometry.sharding_spec import ShardIndex as ShardIndex
+from xlashard.geometry.sharding_spec import ShardingSpec as ShardingSpec
+from xlashard.geometry.sharding_spec import Unstacked as Unstacked
+from xlashard.geometry.spec import UNCONSTRAINED as UNCONSTRAINED
+from xlashard.geometry.spec import DimAxes as DimAxes
+from xlashard.geometry.spec import Spec as Spec
+from xlashard.geometry.spec import parse_spec as parse_spec
+from xlashard.geometry.spec import validate_spec as validate_spec
+from xlashard.geometry.strides import Index as Index
+from xlashard.geometry.tile_assignment import TileAssignment as TileAssignment
+from xlashard.geometry.tiling import Tiling as Tiling
 from xlashard.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
-    from xlashard.geometry.assignment import (
-        explode_superdims,
-        spec_from_tile_assignment,
-        spec_from_tiling,
-        strides_for_sizes,
-        unflatten_array,
-        unflatten_superdims,
-    )
-    from xlashard.geometry.groups import (
-        AxisPart,
-        ReplicaGroups,
-        SourceTargetPairs,
-        read_groups,
-        read_pairs,
-    )
-    from xlashard.geometry.replicas import Runs, head_and_tail, replica_runs
-    from xlashard.geometry.reshard import (
-        Piece,
-        ReshardPlan,
-        Round,
-        TransferLoad,
-        refine,
-        reshard_plan,
-        schedule_rounds,
-        transfer_load,
-    )
+    from xlashard.geometry.groups import AxisPart as AxisPart
+    from xlashard.geometry.groups import ReplicaGroups as ReplicaGroups
+    from xlashard.geometry.groups import SourceTargetPairs as SourceTargetPairs
+    from xlashard.geometry.groups import read_groups as read_groups
+    from xlashard.geometry.groups import read_pairs as read_pairs
+    from xlashard.geometry.reshard import Piece as Piece
+    from xlashard.geometry.reshard import ReshardPlan as ReshardPlan
+    from xlashard.geometry.reshard import Round as Round
+    from xlashard.geometry.reshard import TransferLoad as TransferLoad
+    from xlashard.geometry.reshard import refine as refine
+    from xlashard.geometry.reshard import reshard_plan as reshard_plan
+    from xlashard.geometry.reshard import schedule_rounds as schedule_rounds
+    from xlashard.geometry.reshard import transfer_load as transfer_load
 else:
     __getattr__, __dir__ = _on_demand(
         __name__,
@@ -59,11 +58,6 @@ else:
                 "read_groups",
                 "read_pairs",
             ),
-            "xlashard.geometry.replicas": (
-                "Runs",
-                "replica_runs",
-                "head_and_tail",
-            ),
             "xlashard.geometry.reshard": (
                 "Piece",
                 "ReshardPlan",
@@ -74,57 +68,5 @@ else:
                 "schedule_rounds",
                 "transfer_load",
             ),
-            "xlashard.geometry.assignment": (
-                "explode_superdims",
-                "spec_from_tile_assignment",
-                "spec_from_tiling",
-                "strides_for_sizes",
-                "unflatten_array",
-                "unflatten_superdims",
-            ),
         },
     )
-
-__all__ = [
-    "UNCONSTRAINED",
-    "AxisPart",
-    "Box",
-    "Chunked",
-    "DimAxes",
-    "DimSharding",
-    "Index",
-    "MeshAxis",
-    "MeshGrid",
-    "NoSharding",
-    "Piece",
-    "ReplicaGroups",
-    "Replicated",
-    "ReshardPlan",
-    "Round",
-    "Runs",
-    "ShardIndex",
-    "ShardedAxis",
-    "ShardingSpec",
-    "SourceTargetPairs",
-    "Spec",
-    "TileAssignment",
-    "Tiling",
-    "TransferLoad",
-    "Unstacked",
-    "explode_superdims",
-    "head_and_tail",
-    "parse_spec",
-    "read_groups",
-    "read_pairs",
-    "refine",
-    "replica_runs",
-    "reshard_plan",
-    "schedule_rounds",
-    "spec_from_tile_assignment",
-    "spec_from_tiling",
-    "strides_for_sizes",
-    "transfer_load",
-    "unflatten_array",
-    "unflatten_superdims",
-    "validate_spec",
-]

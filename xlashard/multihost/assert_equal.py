@@ -12,7 +12,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import host_view, split
 from xlashard.array import Array
 from xlashard.array.core.shard import index_text
-from xlashard.array.host.read import distinct_here, reading_allowed
+from xlashard.array.placement.read import distinct_here, reading_allowed
 from xlashard.errors import UnequalError
 from xlashard.multihost.collective_call import CollectiveCall, Contribution, can_meet
 from xlashard.multihost.consistency import PieceDigests, mismatched_pieces

@@ -19,7 +19,7 @@ from xlashard._jax.trace import tracing
 from xlashard._jax.trace.primitives import LinearRules, spmd_axis_names, transposed_pair
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.placement.prefix import at_path, broadcast_prefix, leaf_path
+from xlashard.array.placement.target import at_path, broadcast_prefix, leaf_path
 from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,

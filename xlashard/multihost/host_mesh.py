@@ -13,9 +13,9 @@ from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, split
 from xlashard.array import Array
 from xlashard.array.core.array import wrap
 from xlashard.array.core.base import check_alive, type_text
-from xlashard.array.host.put import as_host_value, host_value, put_value
-from xlashard.array.host.read import read_value
-from xlashard.array.keys import is_key_array, key_handle, keys_over
+from xlashard.array.core.handles import is_key_array, key_handle, keys_over
+from xlashard.array.placement.put import as_host_value, host_value, put_value
+from xlashard.array.placement.read import read_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.placement.transfer_guard import (
     Transfer,

@@ -10,10 +10,10 @@ import numpy as np
 from xlashard._jax.runtime.transfer import HandleType, Tracer
 from xlashard.array import Array
 from xlashard.array.core.base import check_alive
-from xlashard.array.host.put import as_host_value
-from xlashard.array.host.read import read_value, start_read
-from xlashard.array.keys import is_key_array, key_handle, keys_over
-from xlashard.array.placement.prefix import at_path
+from xlashard.array.core.handles import is_key_array, key_handle, keys_over
+from xlashard.array.placement.put import as_host_value
+from xlashard.array.placement.read import read_value, start_read
+from xlashard.array.placement.target import at_path
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.lazily import dataclass
 from xlashard.wording import typed

@@ -1,7 +1,7 @@
-"""The functions of `jax.numpy` for Arrays: they run on the devices of their arguments.
+"""The functions of `jax.numpy` for Arrays, on the devices of their arguments.
 
-A function is made when it is first asked for, once. It takes whatever its namesake in `jax.numpy`
-takes, and gives an `Array` where that gives a `jax.Array`. Under `jit`, `pjit`, `grad` and `vmap`
+A function is created at its first use. It takes whatever its namesake in `jax.numpy` takes, and
+returns an `Array` where the namesake returns a `jax.Array`. Under `jit`, `pjit`, `grad` and `vmap`
 it computes with tracers like its namesake.
 
 Example:
@@ -25,7 +25,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.numpy._typed import *  # noqa: F403  # pyright: ignore[reportMissingModuleSource]
 
 from xlashard.array import Array as ndarray  # noqa: F401
-from xlashard.array import from_dlpack as from_dlpack
+from xlashard.array.dlpack import from_dlpack as from_dlpack
 from xlashard.numpy import fft as fft
 from xlashard.numpy import linalg as linalg
 from xlashard.numpy._namespace import Indexed as _Indexed

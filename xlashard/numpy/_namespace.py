@@ -1,67 +1,228 @@
-"""A module with the names of one of JAX's, each made when it is first asked for."""
+"""Functions, ufuncs and indexed objects of `jax.numpy` for Arrays, each created at first use."""
 
 import difflib
+import inspect
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array import Array
-from xlashard.array.core.fallback import JaxCall, retry_call
+from xlashard._jax.trace.tracing import is_top_level
+from xlashard.array import Array, device_put
 from xlashard.array.core.unwrap import unwrap, wrap_results
-from xlashard.numpy._function import as_named, function_over
+from xlashard.array.core.wrappers import JaxCall, retry_call, wrap_jax_function
+from xlashard.array.placement.target import parse_placement
+from xlashard.pjit import pjit, with_sharding_constraint
+from xlashard.sharding import Sharding
+
+type Function = Callable[..., Any]
 
 
 class Namespace:
-    """The module's `__getattr__` and `__dir__`.
+    """The `__getattr__` and `__dir__` of a module with the names of one of JAX's modules.
 
     Args:
-        theirs: JAX's module.
-        name: The full name of ours.
-        members: What ours has already; what is made is kept there, so that it is made once.
+        jax_module: JAX's module.
+        name: Full name of the module of this package.
+        members: Members of the module; new ones are added, so that each is created once.
     """
 
-    def __init__(self, theirs: ModuleType, name: str, members: dict[str, Any]) -> None:
-        self._theirs = theirs
+    def __init__(self, jax_module: ModuleType, name: str, members: dict[str, Any]) -> None:
+        self._jax_module = jax_module
         self._name = name
         self._members = members
 
     def listing(self) -> list[str]:
-        """The public names of JAX's module."""
-        return [name for name in dir(self._theirs) if not name.startswith("_")]
+        """Return the public names of JAX's module."""
+        return [name for name in dir(self._jax_module) if not name.startswith("_")]
 
     def get(self, name: str) -> Any:
-        """The member of a name, which the module has not yet.
+        """Create the member of a name that the module does not have yet.
 
         Raises:
-            AttributeError: JAX's module has none, either.
+            AttributeError: JAX's module does not have the name.
         """
         if name == "__all__":
             return self.listing()
-        theirs = None if name.startswith("_") else getattr(self._theirs, name, None)
-        if theirs is None and name not in self.listing():
+        member = None if name.startswith("_") else getattr(self._jax_module, name, None)
+        if member is None and name not in self.listing():
             close = difflib.get_close_matches(name, self.listing(), n=1)
             hint = f": did you mean {close[0]}?" if close else ""
             raise AttributeError(
-                f"{self._name} has no {name!r}, nor has {self._theirs.__name__}{hint}",
+                f"{self._name} has no {name!r}, nor has {self._jax_module.__name__}{hint}",
                 name=name,
             )
-        # Of several threads that make one at once, all get the same.
-        return self._members.setdefault(name, self._made(name, theirs))
+        if isinstance(member, jnp.ufunc):
+            member = ufunc.over(member, self._name)
+        elif callable(member) and not isinstance(member, type):
+            member = function_over(member, name, self._name)
+        # Of several threads that create one at once, all get the same.
+        return self._members.setdefault(name, member)
 
-    def _made(self, name: str, theirs: Any) -> Any:
-        if isinstance(theirs, jnp.ufunc):
-            return ufunc.over(theirs, self._name)
-        if isinstance(theirs, type) or not callable(theirs):
-            return theirs
-        return function_over(theirs, name, self._name)
+
+def function_over(jax_function: Function, name: str, module: str) -> Function:
+    """Return the function on Arrays of a function of JAX.
+
+    Args:
+        jax_function: A function of arrays and other values.
+        name: Its name in `module`.
+        module: Full name of the module of this package that has the function.
+    """
+    function = wrap_jax_function(jax_function, name, Array)
+    try:
+        has_device = "device" in inspect.signature(jax_function).parameters
+    except ValueError:
+        has_device = False
+    if has_device:
+        function = _with_device(jax_function, function, name)
+    return _as_named(function, jax_function, name, module)
+
+
+def _as_named(member: Any, jax_member: Any, name: str, module: str) -> Any:
+    """Set name, text and signature of JAX's member, and the module that pickles refer to."""
+    member.__name__ = member.__qualname__ = name
+    member.__module__ = module
+    member.__doc__ = jax_member.__doc__
+    member.__wrapped__ = jax_member
+    return member
+
+
+# Functions whose argument is the value, which is moved to the devices; others create it there.
+_CONVERTERS = ("array", "asarray", "astype")
+# Arguments that are numbers to compute with; the others decide what is computed.
+_OPERANDS = {
+    "full": ("fill_value",),
+    "full_like": ("fill_value",),
+    "linspace": ("start", "stop"),
+    "fftfreq": ("d",),
+    "rfftfreq": ("d",),
+}
+# Arguments of which only the shape and the dtype count.
+_MODELS = ("a", "prototype")
+
+
+def _with_device(jax_function: Function, on_arrays: Function, name: str) -> Function:
+    """Return a function with a `device=` that may be any sharding.
+
+    An array that is created of a shape is created by a program on all devices of the sharding at
+    once: no device and no host ever holds the whole of it.
+
+    Args:
+        jax_function: JAX's function.
+        on_arrays: The function on Arrays.
+        name: Name of the function.
+    """
+    signature = inspect.signature(jax_function)
+
+    def function(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        try:
+            if device is not None:
+                return placed(args, kwargs, device)
+            out = on_arrays(*args, **kwargs)
+            if args and type(args[0]) is type(out) is Array and args[0]._handle is out._handle:
+                return args[0]  # `asarray(x)` is `x`
+            return out
+        except Exception as error:
+            shorten(error)
+            raise
+
+    def placed(args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
+        placement = parse_placement(device, f"device of {name}()")
+        sharding = placement.sharding
+        if sharding is None:
+            return on_arrays(*args, **kwargs)
+        if not is_top_level():
+            # Another program has devices of its own, so that only the tiles count.
+            out = on_arrays(*args, **kwargs)
+            return out if sharding.num_devices == 1 else with_sharding_constraint(out, sharding)
+        if name in _CONVERTERS:
+            return device_put(_converted(on_arrays, args, kwargs), device)
+        out = _created(jax_function, signature.bind(*args, **kwargs), sharding)
+        return out if placement.layout is None else device_put(out, device)
+
+    return function
+
+
+def _converted(on_arrays: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the value to move to devices: a NumPy array goes there straight from the host."""
+    value, dtype = args[0], kwargs.get("dtype")
+    if type(value) is not np.ndarray or len(args) > 1 or not set(kwargs) <= {"dtype", "copy"}:
+        return on_arrays(*args, **kwargs)
+    return value if dtype is None else value.astype(dtype)
+
+
+def _created(jax_function: Function, bound: inspect.BoundArguments, sharding: Sharding) -> Array:
+    """Run a function of a shape and some numbers as a program on a sharding's devices."""
+    operands, settings = {}, {}
+    for name, value in bound.arguments.items():
+        if name in _OPERANDS.get(jax_function.__name__, ()):
+            operands[name] = value
+        elif name in _MODELS:
+            aval = jax.typeof(np.asarray(value) if isinstance(value, list | tuple) else value)
+            settings[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        else:
+            settings[name] = value
+    # By type and text too: 0.0 and -0.0 are equal.
+    key = tuple((name, type(v), repr(v)) for name, v in settings.items())
+    program = _program(jax_function, bound.signature, _Settings(key, settings), sharding)
+    return program(operands)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Arguments that decide what is computed, compared by their key."""
+
+    key: tuple[Any, ...]
+    values: dict[str, Any] = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _program(
+    jax_function: Function, signature: inspect.Signature, settings: _Settings, sharding: Sharding
+) -> Function:
+    def make(operands: dict[str, Any]) -> Any:
+        bound = inspect.BoundArguments(signature, OrderedDict())
+        everything = settings.values | operands
+        bound.arguments.update({n: everything[n] for n in signature.parameters if n in everything})
+        return jax_function(*bound.args, **bound.kwargs)
+
+    make.__name__ = jax_function.__name__
+    return pjit(make, out_shardings=sharding)
+
+
+class Indexed:
+    """An object of `jax.numpy` that creates arrays when it is indexed, as Arrays: `mgrid[...]`."""
+
+    def __init__(self, jax_object: Any) -> None:
+        self._jax_object = jax_object
+        self.__doc__ = jax_object.__doc__
+
+    def __getitem__(self, key: Any) -> Any:
+        return wrap_results(Array, self._jax_object[unwrap(key)], (key,))
+
+    def __repr__(self) -> str:
+        return repr(self._jax_object)
 
 
 _NAMES = ("x", "y", "z")
+
+
+def _ufunc_method(name: str) -> cached_property[Function]:
+    def method(self: "ufunc") -> Function:
+        jax_method = getattr(self._jax_ufunc, name)
+        return function_over(jax_method, f"{self.__name__}.{name}", self._module)
+
+    method.__doc__ = getattr(jnp.ufunc, name).__doc__
+    return cached_property(method)
 
 
 class ufunc:
@@ -72,26 +233,26 @@ class ufunc:
 
     __name__: str
 
-    def __init__(self, func: Callable[..., Any], /, nin: int, nout: int, **options: Any) -> None:
-        self._take(jnp.ufunc(func, nin, nout, **options), "")
+    def __init__(self, func: Function, /, nin: int, nout: int, **options: Any) -> None:
+        self._set(jnp.ufunc(func, nin, nout, **options), "")
 
     @classmethod
-    def over(cls, theirs: Any, module: str = "") -> "ufunc":
-        """The one for one of JAX's.
+    def over(cls, jax_ufunc: Any, module: str = "") -> "ufunc":
+        """Return the ufunc on Arrays of a ufunc of JAX.
 
         Args:
-            theirs: A `jax.numpy.ufunc`.
-            module: The module in which it is found by its name; empty if it is in none.
+            jax_ufunc: A `jax.numpy.ufunc`.
+            module: The module that has it by its name; empty if none has.
         """
         self = cls.__new__(cls)
-        self._take(theirs, module)
+        self._set(jax_ufunc, module)
         return self
 
-    def _take(self, theirs: Any, module: str) -> None:
-        self._theirs = theirs
-        self._call = theirs.__call__
+    def _set(self, jax_ufunc: Any, module: str) -> None:
+        self._jax_ufunc = jax_ufunc
+        self._call = jax_ufunc.__call__
         self._module = module
-        as_named(self, theirs, theirs.__name__, module or __name__)
+        _as_named(self, jax_ufunc, jax_ufunc.__name__, module or __name__)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = self._call
@@ -115,102 +276,51 @@ class ufunc:
             return array
         return wrap_results(Array, out, (args, kwargs))
 
-    def _method(self, name: str) -> Callable[..., Any]:
-        return function_over(getattr(self._theirs, name), f"{self.__name__}.{name}", self._module)
+    reduce = _ufunc_method("reduce")
+    accumulate = _ufunc_method("accumulate")
+    at = _ufunc_method("at")
+    outer = _ufunc_method("outer")
+    reduceat = _ufunc_method("reduceat")
 
-    @cached_property
-    def reduce(self) -> Callable[..., Any]:
-        """Brings all elements along an axis together in one."""
-        return self._method("reduce")
-
-    @cached_property
-    def accumulate(self) -> Callable[..., Any]:
-        """Brings each element together with all before it."""
-        return self._method("accumulate")
-
-    @cached_property
-    def at(self) -> Callable[..., Any]:
-        """Gives the first argument with the function applied to the elements at indices."""
-        return self._method("at")
-
-    @cached_property
-    def outer(self) -> Callable[..., Any]:
-        """Brings every element of one argument together with every one of the other."""
-        return self._method("outer")
-
-    @cached_property
-    def reduceat(self) -> Callable[..., Any]:
-        """Brings the elements of each of several slices together in one."""
-        return self._method("reduceat")
-
-    @property
-    def nin(self) -> int:
-        """The number of arrays it takes."""
-        return self._theirs.nin
-
-    @property
-    def nout(self) -> int:
-        """The number of arrays it returns."""
-        return self._theirs.nout
-
-    @property
-    def nargs(self) -> int:
-        """The number of arrays it takes, by JAX's count."""
-        return self._theirs.nargs
-
-    @property
-    def identity(self) -> Any:
-        """The identity element of the operation."""
-        return self._theirs.identity
+    nin = property(attrgetter("_jax_ufunc.nin"), doc="Number of arrays that it takes.")
+    nout = property(attrgetter("_jax_ufunc.nout"), doc="Number of arrays that it returns.")
+    nargs = property(attrgetter("_jax_ufunc.nargs"), doc="Number of arguments, as JAX counts them.")
+    identity = property(attrgetter("_jax_ufunc.identity"), doc="Identity element.")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ufunc) and self._theirs == other._theirs
+        return isinstance(other, ufunc) and self._jax_ufunc == other._jax_ufunc
 
     def __hash__(self) -> int:
-        return hash(self._theirs)
+        return hash(self._jax_ufunc)
 
     def __repr__(self) -> str:
         return f"<xlashard.numpy.ufunc {self.__name__!r}>"
 
     def __reduce__(self) -> Any:
-        return self.__name__ if self._module else (ufunc.over, (self._theirs,))
+        return self.__name__ if self._module else (ufunc.over, (self._jax_ufunc,))
 
 
-def frompyfunc(func: Callable[..., Any], /, nin: int, nout: int, *, identity: Any = None) -> ufunc:
-    """A `ufunc` of a Python function of scalars, as `jax.numpy.frompyfunc` makes one.
+def frompyfunc(func: Function, /, nin: int, nout: int, *, identity: Any = None) -> ufunc:
+    """Return the `ufunc` of a Python function of scalars, as `jax.numpy.frompyfunc` does.
 
     Args:
         func: The function; it is traced by JAX.
-        nin: How many scalars it takes.
-        nout: How many it gives.
-        identity: What a reduction over nothing gives.
+        nin: Number of scalars that it takes.
+        nout: Number of scalars that it returns.
+        identity: The reduction of no elements.
     """
     return ufunc.over(jnp.frompyfunc(func, nin, nout, identity=identity))
 
 
-def vectorize(pyfunc: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-    """A function of arrays made of one of single elements, as `jax.numpy.vectorize` makes one.
+def vectorize(pyfunc: Function, *args: Any, **options: Any) -> Function:
+    """Return a function of arrays for one of single elements, as `jax.numpy.vectorize` does.
 
     Args:
         pyfunc: The function; it is traced by JAX.
         args: As for `jax.numpy.vectorize`.
         options: `excluded` and `signature`, as for `jax.numpy.vectorize`.
     """
-    theirs = jnp.vectorize(pyfunc, *args, **options)
-    ours = function_over(theirs, theirs.__name__, theirs.__module__)
-    ours.__qualname__ = theirs.__qualname__
-    return ours
-
-
-class Indexed:
-    """An object of `jax.numpy` of which `[...]` gives arrays, as Arrays."""
-
-    def __init__(self, theirs: Any) -> None:
-        self._theirs = theirs
-        self.__doc__ = theirs.__doc__
-
-    def __getitem__(self, key: Any) -> Any:
-        return wrap_results(Array, self._theirs[unwrap(key)], (key,))
-
-    def __repr__(self) -> str:
-        return repr(self._theirs)
+    vectorized = jnp.vectorize(pyfunc, *args, **options)
+    function = function_over(vectorized, vectorized.__name__, vectorized.__module__)
+    function.__qualname__ = vectorized.__qualname__
+    return function

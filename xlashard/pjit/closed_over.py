@@ -11,7 +11,7 @@ from xlashard._jax.runtime.dispatch import handles_of_keys
 from xlashard._jax.trace.jaxprs import array_literals, is_host_array, is_ref
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.array.core.closure_names import closure_variable_name
-from xlashard.array.host.read import handle_value
+from xlashard.array.placement.read import handle_value
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare, check_alive
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax

@@ -13,9 +13,14 @@ from xlashard.geometry import (
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
 from xlashard.sharding.convert import from_hlo, from_jax, on_mesh, to_jax
 from xlashard.sharding.gspmd import GSPMDSharding, OpShardingSharding
-from xlashard.sharding.named import NamedSharding, grid_of, partition_spec, spec_of
+from xlashard.sharding.named import (
+    NamedSharding,
+    SingleDeviceSharding,
+    grid_of,
+    partition_spec,
+    spec_of,
+)
 from xlashard.sharding.pmap import PmapSharding
-from xlashard.sharding.single import SingleDeviceSharding
 
 __all__ = [
     "AbstractMesh",

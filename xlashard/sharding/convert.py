@@ -19,8 +19,7 @@ from xlashard.errors import GeometryError, ShardingError
 from xlashard.geometry import TileAssignment, spec_from_tile_assignment, spec_from_tiling
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
 from xlashard.sharding.gspmd import GSPMDSharding
-from xlashard.sharding.named import NamedSharding, grid_of, partition_spec
-from xlashard.sharding.single import SingleDeviceSharding
+from xlashard.sharding.named import NamedSharding, SingleDeviceSharding, grid_of, partition_spec
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ from xlashard.array.core.indexing import Indexing
 from xlashard.array.core.members import NumpyMethods, Operators
 from xlashard.array.core.protocols import HostProtocols
 from xlashard.array.core.shard import Shard
-from xlashard.array.host.read import BRING_HERE, Policy, start_read, to_host
+from xlashard.array.placement.read import BRING_HERE, Policy, start_read, to_host
 from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.sharding import Sharding, from_jax, to_jax
 from xlashard.sharding.checks import is_index

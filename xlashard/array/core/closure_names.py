@@ -12,7 +12,7 @@ import numpy as np
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_host_array
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.host.read import holds_value
+from xlashard.array.placement.read import holds_value
 from xlashard.errors import DeletedError, NotAddressableError
 
 # Longest chain of attributes and items that is followed: self.layer.weight has three.

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to
 from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
 from xlashard.array.core.unwrap import unwrap, wrap_results
 from xlashard.array.core.wrappers import wrap_jax_function
-from xlashard.array.host.read import check_reduced
+from xlashard.array.placement.read import check_reduced
 from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling

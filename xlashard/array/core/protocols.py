@@ -17,7 +17,13 @@ from xlashard._jax.runtime.transfer import (
 )
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.core.unwrap import wrap_results
-from xlashard.array.host.read import distinct_here, has_value, is_unreduced, may_read, read_value
+from xlashard.array.placement.read import (
+    distinct_here,
+    has_value,
+    is_unreduced,
+    may_read,
+    read_value,
+)
 from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
 from xlashard.errors import ArgumentError, DLPackError, counted
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding, from_jax

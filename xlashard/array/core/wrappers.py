@@ -2,18 +2,34 @@
 
 A wrapper with `*args, **kwargs` spends more on packing than on the rest: with the exact signature
 an operation on a small array costs a twentieth more than JAX's own, without it a sixth.
+
+A failed call is retried under other shardings, or gets a better error. JAX's programs fail on some
+shardings that XLA supports. Under Shardy they accept tiles only if a mesh of the devices, in their
+order, has them; after sorting the devices by tile, any tiles have one. Under GSPMD they name every
+result on the mesh of an argument, even a result that no spec there describes; from arguments with a
+`GSPMDSharding`, results have one too.
 """
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.runtime.tracebacks import shorten
-from xlashard._jax.runtime.transfer import HandleType
-from xlashard.array.core.fallback import JaxCall, retry_call
-from xlashard.array.core.unwrap import PLAIN, unwrap, wrap_results
-from xlashard.sharding import Sharding, to_jax
+import jax
+import numpy as np
+
+from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten
+from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, with_sharding
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.array.core.unwrap import PLAIN, map_arrays, unwrap, wrap_results
+from xlashard.array.placement.target import resolve_sharding
+from xlashard.array.reshard.execute import has_permuted_tiles, reshard, with_device_order
+from xlashard.errors import DeviceMismatchError, UnreducedError
+from xlashard.lazily import dataclass
+from xlashard.sharding import GSPMDSharding, Sharding, from_jax, to_jax
 
 _KINDS = inspect.Parameter
 _PACKED = (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)
@@ -163,3 +179,162 @@ def _keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _jax_sharding(sharding: Any) -> Any:
     """Return JAX's class of a sharding, which results carry."""
     return to_jax(sharding, ()) if isinstance(sharding, Sharding) else sharding
+
+
+_IDS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class JaxCall:
+    """A call of a function of JAX with arrays.
+
+    Attributes:
+        name: Name of the function in errors.
+        function: JAX's function.
+        args: Positional arguments, with Arrays or handles anywhere inside.
+        kwargs: Keyword arguments.
+        names: Names of the positional arguments; those of the signature if empty.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...] = ()
+
+    def operands(self) -> list[tuple[str, Any]]:
+        """Return every array among the arguments with its path."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._bound())
+        found = []
+        for (first, *rest), leaf in leaves:
+            if isinstance(leaf, ArrayBase) or type(leaf) is HandleType:
+                found.append((f"{first.key}{jax.tree_util.keystr(tuple(rest))}", leaf))
+        return found
+
+    def _bound(self) -> dict[str, Any]:
+        if self.names:
+            return dict(zip(self.names, self.args, strict=False)) | self.kwargs
+        try:
+            return inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+        except TypeError:
+            return {f"args[{i}]": x for i, x in enumerate(self.args)} | self.kwargs
+
+    def again(self, change: Callable[[Handle], Handle]) -> Any:
+        """Call the function with every handle changed."""
+        args, kwargs = unwrap(list(self.args)), unwrap(self.kwargs)
+        return self.function(*map_arrays(args, change), **map_arrays(kwargs, change))
+
+
+def retry_call(error: Exception, call: JaxCall) -> Any:
+    """Retry a failed call under other shardings, or raise a better error.
+
+    Args:
+        error: The error of the first attempt, raised again if there is no better one.
+        call: The call.
+
+    Raises:
+        DeletedError: An array among the arguments is deleted.
+        DeviceMismatchError: The arguments are committed to different devices.
+    """
+    with short_tracebacks:
+        if isinstance(error, RuntimeError):
+            check_alive(*(x for _, x in call.operands()))
+        elif isinstance(error, TypeError | UnnamedResultError):
+            return _retry_on_other_shardings(error, call)
+        elif isinstance(error, AssertionError):
+            _check_unreduced(call)
+        elif isinstance(error, ValueError):
+            _check_devices(call)
+            _note_memory(error, call)
+        raise error  # no-catalogue: raises an error of JAX or of the caller again
+
+
+def _check_unreduced(call: JaxCall) -> None:
+    """Check that no argument is unreduced, which JAX's rules do not support under GSPMD.
+
+    Raises:
+        UnreducedError: An argument is unreduced.
+    """
+    for name, x in call.operands():
+        if not uses_shardy() and from_jax(x.sharding).is_unreduced:
+            raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
+                f"{call.name} does not support unreduced arrays under the GSPMD partitioner, but "
+                f"{name}, {type_text(x)}, is unreduced: reduce it first, by device_put({name}, "
+                f"{name}.sharding.reduced_sharding), or use Shardy, by XLASHARD_PARTITIONER=shardy"
+            ) from None
+
+
+def _check_devices(call: JaxCall) -> None:
+    bound = [(name, x) for name, x in call.operands() if x.committed]
+    for name, x in bound[1:]:
+        first, other = bound[0]
+        mine, its = ([d.id for d in y.sharding._device_assignment] for y in (other, x))
+        if mine != its:
+            raise DeviceMismatchError(
+                f"{call.name} needs its arrays on the same devices in the same order: {first}, "
+                f"{type_text(other)}, is on {_ids_text(mine)} and {name}, {type_text(x)}, on "
+                f"{_ids_text(its)}; move one of them, for example "
+                f"device_put({name}, {first}.sharding)"
+            ) from None
+
+
+def _note_memory(error: ValueError, call: JaxCall) -> None:
+    """Add a note about arguments in other memory, with which JAX supports few operations."""
+    for name, x in call.operands():
+        sharding = from_jax(x.sharding)
+        usual = default_memory_kind(sharding.devices[0])
+        if sharding.memory_kind not in (None, usual):
+            error.add_note(
+                f"{name}, {type_text(x)}, is in {sharding.memory_kind} memory, which few "
+                f"operations of JAX support: write device_put({name}, "
+                f"{name}.sharding.with_memory_kind({usual!r}))"
+            )
+
+
+def _ids_text(ids: list[int]) -> str:
+    if len(ids) <= _IDS_SHOWN:
+        return str(ids)
+    shown = ", ".join(map(str, ids[: _IDS_SHOWN - 1]))
+    return f"[{shown}, ..., {ids[-1]}] ({len(ids)} devices)"
+
+
+def _retry_on_other_shardings(error: Exception, call: JaxCall) -> Any:
+    if isinstance(error, UnnamedResultError):
+        return call.again(_as_gspmd_sharding)
+    first = next((x for _, x in call.operands() if has_permuted_tiles(x)), None)
+    if first is None:
+        raise error  # no-catalogue: raises an error of JAX or of the caller again
+    sharding = from_jax(first.sharding)
+    by_tile = np.argsort(sharding.tiling(first.shape).tile_ids(), kind="stable")
+    devices = tuple(sharding.devices[i] for i in by_tile.tolist())
+    out = call.again(lambda handle: _on_mesh_order(handle, devices))
+    return map_arrays(out, lambda handle: _restore_order(handle, sharding.devices))
+
+
+def _as_gspmd_sharding(handle: Handle) -> Handle:
+    sharding = from_jax(handle.sharding)
+    tiles = sharding.tiling(handle.shape).to_tile_assignment()
+    there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+    return with_sharding(handle, there.jax_sharding(handle.shape))
+
+
+def _on_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+    """Return the handle with devices in an order, under tiles that a mesh in that order has."""
+    sharding = from_jax(handle.sharding)
+    if set(sharding.devices) != set(devices):
+        return handle
+    handle = with_device_order(handle, devices)
+    if not has_permuted_tiles(handle):
+        return handle
+    # Two arrays with different orders of tiles: one of them is resharded.
+    counts = from_jax(handle.sharding).tiling(handle.shape).counts
+    dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
+    text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"
+    there = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
+    return reshard(handle, resolve_sharding(handle.shape, there))
+
+
+def _restore_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+    if type(handle) is HandleType and handle.sharding.device_set == set(devices):
+        return with_device_order(handle, devices)
+    return handle

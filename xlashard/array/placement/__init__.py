@@ -1,1 +1,1 @@
-"""Targets of transfers: resolved shardings, prefixes of trees, transfer guards, memory errors."""
+"""Targets of arrays, transfer guards, and transfers between host memory and devices."""

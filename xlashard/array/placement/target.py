@@ -1,6 +1,8 @@
-"""Targets of arrays: parsed from what callers pass, and resolved for one shape."""
+"""Targets of arrays: parsed from what callers pass, alone or in trees, and resolved for a shape."""
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -11,7 +13,13 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
 from xlashard._jax.runtime.transfer import make_aval
 from xlashard._jax.trace.tracing import mesh_in_force
-from xlashard.errors import ArgumentError, PlacementError
+from xlashard.errors import (
+    ArgumentError,
+    GeometryError,
+    OutOfMemoryError,
+    PlacementError,
+    XlashardError,
+)
 from xlashard.geometry import Tiling
 from xlashard.lazily import dataclass
 from xlashard.sharding import (
@@ -270,3 +278,71 @@ def parse_shape(value: Any, name: str = "shape") -> tuple[int, ...]:
 def _brief(x: Any) -> str:
     text = repr(x) if isinstance(x, int | float | str | tuple | list | None) else type(x).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def broadcast_prefix(
+    prefix: Any, tree: Any, is_entry: Callable[[Any], bool], name: str, tree_name: str
+) -> list[Any]:
+    """Return the entry of a prefix for each leaf of a tree.
+
+    Args:
+        prefix: Tree of entries with the structure of the upper part of `tree`.
+        tree: The values.
+        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is returned, for
+            the caller to refuse.
+        name: Name of the prefix in errors.
+        tree_name: Name of the tree in errors.
+
+    Raises:
+        ArgumentError: The structures differ; the message has the path.
+    """
+    if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
+        return [prefix] * jax.tree.structure(tree).num_leaves
+    entries, prefix_def = _one_level(prefix)
+    children, tree_def = _one_level(tree)
+    if prefix_def != tree_def:
+        raise ArgumentError(
+            f"{name} does not have the structure of {tree_name}: {name} is {_outline(prefix)}, "
+            f"{tree_name} is {_outline(tree)}; give a tree like {tree_name}, or one entry for all "
+            "of it"
+        )
+    found: list[Any] = []
+    for (path, entry), (_, child) in zip(entries, children, strict=True):
+        step = jax.tree_util.keystr(path)
+        found += broadcast_prefix(entry, child, is_entry, name + step, tree_name + step)
+    return found
+
+
+def _one_level(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+
+
+def _outline(tree: Any) -> str:
+    if isinstance(tree, dict):
+        return f"a dict with keys {sorted(map(repr, tree))}".replace('"', "")
+    if isinstance(tree, list | tuple):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return f"a {type(tree).__name__}"
+
+
+def leaf_path(tree: Any, number: int, name: str) -> str:
+    """Return the path of a leaf as source code: `x['w'][0]`."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return name + jax.tree_util.keystr(paths[number][0])
+
+
+def leaf_paths(tree: Any, name: str) -> list[str]:
+    """Return the path of each leaf as source code."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [name + jax.tree_util.keystr(path) for path, _ in found]
+
+
+def at_path(error: XlashardError, path: str) -> XlashardError:
+    """Return an error with the path of a leaf in front; those of lower layers become ours."""
+    if isinstance(error, GeometryError | PlacementError):
+        return PlacementError(f"{path}: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
+    if not isinstance(type(error).__init__, FunctionType):
+        return type(error)(f"{path}: {error}")
+    return error

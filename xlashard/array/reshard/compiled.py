@@ -24,7 +24,7 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, layout_text
 from xlashard._jax.runtime.transfer import Handle, run_one
 from xlashard._jax.trace.jaxprs import from_function
-from xlashard.array.host.put import put_value
+from xlashard.array.placement.put import put_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.geometry import Tiling
 from xlashard.lazily import dataclass

@@ -19,7 +19,7 @@ from xlashard._jax.runtime.transfer import (
     split,
     with_sharding,
 )
-from xlashard.array.host.put import put_value
+from xlashard.array.placement.put import put_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.errors import PlacementError
 from xlashard.geometry import Tiling

@@ -30,8 +30,8 @@ from xlashard._jax.runtime.transfer import (
     put,
     split,
 )
-from xlashard.array.host.copying import Copy, copy_all
-from xlashard.array.host.put import put_on, put_value
+from xlashard.array.placement.copying import Copy, copy_all
+from xlashard.array.placement.put import put_on, put_value
 from xlashard.array.placement.target import ResolvedSharding
 from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan
 from xlashard.lazily import dataclass

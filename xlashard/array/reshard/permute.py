@@ -19,7 +19,7 @@ import numpy as np
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard.array.core.base import reshape_by_program as in_shape
-from xlashard.array.host.put import put_on
+from xlashard.array.placement.put import put_on
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.array.reshard.compiled import reshard_by_program, unusual_layout
 from xlashard.array.reshard.p2p import TilingOnDevices, cut, in_turn, numbered, pasted

@@ -17,7 +17,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
 from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
 from xlashard.array.core.handles import as_class, wrap_result
-from xlashard.array.host.read import distinct_here
+from xlashard.array.placement.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.assignment import sharding_spec_from_tiling
 from xlashard.legacy.modes.array_mode import as_jax_arrays, current_array_mode

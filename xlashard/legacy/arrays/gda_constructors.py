@@ -12,7 +12,7 @@ from xlashard.array.constructors import array_of_pieces
 from xlashard.array.core.array import wrap
 from xlashard.array.core.base import type_text
 from xlashard.array.core.protocols import sharding_text
-from xlashard.array.from_single_device_arrays import (
+from xlashard.array.device_buffers import (
     Caller,
     assemble_arrays,
     read_buffers,

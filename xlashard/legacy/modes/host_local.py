@@ -13,11 +13,10 @@ import jax
 
 from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.trace.tracing import abstractify
-from xlashard.array import Array, device_put, make_array_from_single_device_arrays
-from xlashard.array.core.handles import wrap_result
-from xlashard.array.keys import is_key_array, key_handle, keys_over
-from xlashard.array.placement.prefix import at_path
-from xlashard.array.placement.target import resolve_sharding
+from xlashard.array import Array, device_put
+from xlashard.array.core.handles import is_key_array, key_handle, keys_over, wrap_result
+from xlashard.array.device_buffers import make_array_from_single_device_arrays
+from xlashard.array.placement.target import at_path, resolve_sharding
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
 from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh

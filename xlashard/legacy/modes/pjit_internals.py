@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
-from xlashard.array.placement.prefix import broadcast_prefix
+from xlashard.array.placement.target import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modes.array_mode import PositionalSemantics, current_array_mode

@@ -11,8 +11,8 @@ from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorst
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.base import check_alive
-from xlashard.array.host.put import as_host_value
-from xlashard.array.keys import is_key_array
+from xlashard.array.core.handles import is_key_array
+from xlashard.array.placement.put import as_host_value
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
 from xlashard.legacy.serialization.deserialize_args import as_list
 from xlashard.legacy.serialization.tensorstore_specs import (

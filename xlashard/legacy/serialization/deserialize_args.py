@@ -18,8 +18,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
-from xlashard.array.placement.prefix import at_path
-from xlashard.array.placement.target import parse_shape, parse_sharding
+from xlashard.array.placement.target import at_path, parse_shape, parse_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.serialization.tensorstore_specs import Spec, spec_to_read, stored_at
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, Sharding

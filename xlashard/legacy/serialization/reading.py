@@ -15,9 +15,8 @@ from xlashard._jax.array_serialization import (
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.array.core.array import wrap
-from xlashard.array.host.put import gather_pieces, put_on
-from xlashard.array.placement.prefix import at_path
-from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.placement.put import gather_pieces, put_on
+from xlashard.array.placement.target import ResolvedSharding, at_path, resolve_sharding
 from xlashard.array.reshard.execute import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from xlashard._jax import array_serialization as door
-from xlashard.array.host.put import as_host_value
+from xlashard.array.placement.put import as_host_value
 from xlashard.errors import ArgumentError, SerializationError
 
 type Spec = dict[str, Any]

@@ -13,7 +13,7 @@ import numpy as np
 from xlashard._jax.runtime.transfer import Handle, bits_of, host_view, split, start_host_copy
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.core.shard import index_text
-from xlashard.array.host.copying import copy_all
+from xlashard.array.placement.copying import copy_all
 from xlashard.array.placement.target import resolve_sharding
 from xlashard.array.placement.transfer_guard import (
     Transfer,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlashard.array.host import copying
-from xlashard.array.host.copying import copy_all, private_copy
+from xlashard.array.placement import copying
+from xlashard.array.placement.copying import copy_all, private_copy
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tests.array.cases import DEVICES, DTYPES, MESH, SHARDINGS, named, same, value
 from xlashard import Array, device_put, make_array_from_callback
-from xlashard.array.host import copying, put
+from xlashard.array.placement import copying, put
 from xlashard.errors import DeletedError, PlacementError
 
 ON_HOST = DEVICES[0].platform == "cpu"

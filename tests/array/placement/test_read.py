@@ -9,7 +9,7 @@ import pytest
 import xlashard
 from tests.array.cases import DEVICES, SHARDINGS, named, same, value
 from xlashard import device_get, device_put
-from xlashard.array.host import read
+from xlashard.array.placement import read
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from xlashard._jax.runtime.transfer import (
     put,
     separate,
 )
-from xlashard.array.host.copying import Copy, MemoryPool, StagingBuffer, copy_all, private_copy
+from xlashard.array.placement.copying import Copy, MemoryPool, StagingBuffer, copy_all, private_copy
 from xlashard.array.placement.target import ResolvedSharding
 from xlashard.errors import ArgumentError, OutOfMemoryError, counted
 from xlashard.sharding import SingleDeviceSharding

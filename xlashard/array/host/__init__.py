@@ -1,1 +1,0 @@
-"""Transfers between the memory of the host and devices."""
