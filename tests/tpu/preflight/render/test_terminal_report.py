@@ -84,7 +84,7 @@ def test_an_axis_goes_around_where_there_are_two_ways_to_go(
     place = topology(name)
     mesh = describe_mesh(place, place.mesh(axes))
     assert mesh_text(mesh).startswith(text)
-    rows = re.findall(r"<tr data-axis.*?</tr>", page(replace(SMALL, mesh=mesh)))
+    rows = re.findall(r"(?s)<tr data-axis.*?</tr>", page(replace(SMALL, mesh=mesh)))
     assert [">closed<" in row for row in rows] == ["around" in t for t in text.split(", ")]
     assert all((">closed<" in row) != (">open<" in row) for row in rows)
 

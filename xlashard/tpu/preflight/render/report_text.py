@@ -46,11 +46,20 @@ FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
 
 def topology_text(topology: TopologyReport) -> str:
     """Return the topology with its number of chips: `2 × v5p:4x4x2 (64 chips)`."""
-    name = topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
     devices = ""
     if topology.devices != topology.chips:
         devices = f", {topology.devices:,} devices"
-    return f"{name} ({topology.chips:,} chip{'s' * (topology.chips != 1)}{devices})"
+    return f"{topology_name(topology)} ({many(topology.chips, 'chip')}{devices})"
+
+
+def topology_name(topology: TopologyReport) -> str:
+    """Return the topology with its number of slices: `2 × v5p:4x4x2`."""
+    return topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
+
+
+def axes_text(mesh: Sequence[AxisReport]) -> str:
+    """Return the axes of a mesh with their sizes: `data=4 × model=2`."""
+    return " × ".join(f"{axis.name}={axis.size}" for axis in mesh)
 
 
 def memory_summary(report: PreflightFields) -> str:
@@ -143,7 +152,7 @@ def in_thousands(number: float) -> str:
     return three_digits(number)
 
 
-def price_with_currency(amount: float, currency: str) -> str:
+def price_with_currency(amount: float, currency: str = "") -> str:
     """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
     return f"{price_text(amount)} {currency}".rstrip()
 

@@ -352,6 +352,11 @@ class AmountChange:
     new: float | None
 
     @property
+    def is_changed(self) -> bool:
+        """True if the values differ."""
+        return self.old != self.new
+
+    @property
     def ratio(self) -> float | None:
         """Second value divided by the first; None if one is missing or the first is 0."""
         return None if not self.old or self.new is None else self.new / self.old

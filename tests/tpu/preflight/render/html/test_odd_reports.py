@@ -9,7 +9,7 @@ from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.html.markup import MOST_ROWS
-from xlashard.tpu.preflight.render.html.timing import read_roofline
+from xlashard.tpu.preflight.render.html.roofline import read_roofline
 from xlashard.tpu.preflight.report.preflight_model import AxisReport
 
 IDLE = replace(
@@ -116,7 +116,7 @@ def test_of_very_many_values_the_first_are_shown_and_the_others_counted() -> Non
     value = FITTING.inputs[0]
     many = tuple(replace(value, path=f"state[{n}]") for n in range(MOST_ROWS + 2345))
     html = page(replace(FITTING, inputs=many))
-    assert "and 2,345 more, in the report&#x27;s JSON" in html
+    assert "and 2,345 more, in the report's JSON" in html
     assert f"state[{MOST_ROWS - 1}]" in html.split("application/json")[0]
     assert f"state[{MOST_ROWS}]" not in html.split("application/json")[0]
 

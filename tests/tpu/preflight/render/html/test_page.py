@@ -10,7 +10,7 @@ from tests.browser import Browser, Tab
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from tests.tpu.preflight.render.html.reading import column, numbers
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.html.memory_bar import segments
+from xlashard.tpu.preflight.render.html.bars import memory_segments
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def test_every_report_is_shown_with_its_numbers_and_asks_for_nothing(
 
 def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     memory, time = report.memory, report.time
-    parts = {s.name: s.nbytes for s in segments(memory)} | {"spare": memory.spare_bytes}
+    parts = {s.name: s.nbytes for s in memory_segments(memory)} | {"spare": memory.spare_bytes}
     assert numbers(tab, ".memory [data-part]", "part") == parts
     bars = numbers(tab, ".time [data-bar]", "bar")
     expected = {"compute": time.compute_seconds, "hbm": time.hbm_seconds, "ici": time.ici_seconds}

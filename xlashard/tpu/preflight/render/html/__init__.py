@@ -1,15 +1,12 @@
 """Preflight reports as a self-contained HTML page.
 
-| module | contents |
+| module or folder | contents |
 | --- | --- |
-| `document` | the page, with its style, script, embedded JSON, and tables of a comparison |
-| `markup` | escaped HTML elements, and tables that sort and filter |
-| `verdict` | outcome and key figures; one row per report for several reports |
-| `memory_bar`, `timing` | memory bar; time bars and roofline |
-| `torus_drawing` | mesh positions on the torus, and their drawing |
-| `report_tables` | tables of collectives, shardings and donations |
+| `page` | the page and the fragment for notebooks, from `templates/` and `assets/` |
+| `markup` | Jinja environment: escaped text, filters |
+| `bars`, `roofline`, `torus_drawing` | bars of memory and time; plot; mesh positions on the torus |
 """
 
-from xlashard.tpu.preflight.render.html.document import fragment, page
+from xlashard.tpu.preflight.render.html.page import fragment, page
 
 __all__ = ["fragment", "page"]

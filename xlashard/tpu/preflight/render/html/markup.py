@@ -1,53 +1,131 @@
-"""Escaped HTML and SVG elements, and tables that sort and filter."""
+"""Jinja environment of the page: escaped text, and filters for the values of reports."""
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from collections.abc import Sequence
+from functools import lru_cache
 
-type Child = "str | int | Iterable[Child] | None"
-type Attribute = str | int | float | bool | None
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-_VOID = frozenset({"br", "hr", "input", "link", "meta", "wbr"})
+from xlashard.pjit.report.model import CollectiveReport, ReplicationReport, SourceLine
+from xlashard.pjit.report.tables import (
+    decided_text,
+    groups_text,
+    line_text,
+    operation_text,
+    short_type,
+    types_text,
+)
+from xlashard.tpu.preflight.render.html.bars import memory_segments, time_bars, uncounted_work
+from xlashard.tpu.preflight.render.html.roofline import RooflinePlot, read_roofline
+from xlashard.tpu.preflight.render.html.torus_drawing import (
+    device_positions,
+    gradient,
+    lies_along,
+    torus_rings,
+)
+from xlashard.tpu.preflight.render.report_text import (
+    FORMATTERS,
+    NETWORKS,
+    ORIGINS,
+    axes_text,
+    in_thousands,
+    is_visible_ring,
+    many,
+    price_with_currency,
+    three_digits,
+    topology_name,
+    topology_text,
+)
+from xlashard.tpu.preflight.report.preflight_model import (
+    AxisReport,
+    TimeEstimate,
+    TrafficReport,
+    Unit,
+)
+from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
+
+MOST_ROWS = 1000
+"""Maximum number of table rows, which keeps browsers responsive."""
+
+BOUNDS = {
+    "compute": "arithmetic",
+    "hbm": "the chip's memory (HBM)",
+    "ici": "the links between chips (ICI)",
+    "dcn": "the network between slices (DCN)",
+}
+"""Descriptions of the resources that bound the time."""
+
+SHORT = {"compute": "compute", "hbm": "HBM", **NETWORKS}
+"""Short names of the resources."""
+
 _KEPT = "\n\t"
 _BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
 """Positions where a line may break."""
 
 
-class Html(str):
-    """Text that is already HTML."""
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Return the environment of the templates; text is escaped where it is inserted."""
+    made = Environment(
+        loader=PackageLoader(__package__ or ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: (
+            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+    )
+    made.globals.update(
+        BOUNDS=BOUNDS,
+        MOST_ROWS=MOST_ROWS,
+        ORIGINS=ORIGINS,
+        SHORT=SHORT,
+        read_roofline=read_roofline,
+        roofline_plot=RooflinePlot,
+        segments=memory_segments,
+        time_bars=time_bars,
+        torus_drawing=device_positions,
+        uncounted=uncounted_work,
+    )
+    made.filters.update(
+        amount=_amount,
+        axes=_axes,
+        bytes=in_bytes,
+        cause=_cause,
+        decided=decided_text,
+        filter_choices=_filter_choices,
+        flop=in_flop,
+        gradient=gradient,
+        groups=groups_text,
+        is_visible_ring=is_visible_ring,
+        lies_along=lies_along,
+        line=line_text,
+        many=many,
+        mesh=axes_text,
+        operation=operation_text,
+        percent=in_percent,
+        pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
+        price=price_with_currency,
+        ratio=_ratio,
+        replication_reason=_replication_reason,
+        rings=torus_rings,
+        seconds=in_seconds,
+        short_type=short_type,
+        text=user_text,
+        thousands=in_thousands,
+        three_digits=three_digits,
+        topology=topology_text,
+        topology_name=topology_name,
+        traffic_along=_traffic_along,
+        types=types_text,
+    )
+    return made
 
-    __slots__ = ()
 
-
-def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """Return an element.
-
-    Args:
-        name: Name of the element.
-        children: Elements, texts (which are escaped), and nested lists of them; None is ignored.
-        attributes: Attributes by name, with `_` for `-`, and a trailing `_` after Python keywords.
-            True writes no value; None and False omit the attribute.
-
-    Example:
-        >>> tag("p", "a < b ", tag("b", "so"), class_="note", data_value=1)
-        '<p class="note" data-value="1">a &lt; b <b>so</b></p>'
-    """
-    written = "".join(_attributes(attributes))
-    if name in _VOID:
-        return Html(f"<{name}{written}>")
-    return Html(f"<{name}{written}>{join(*children)}</{name}>")
-
-
-def join(*children: Child) -> Html:
-    """Concatenate elements and texts."""
-    return Html("".join(_written(child) for child in children))
-
-
-def user_text(
-    text: str, /, name: str = "bdi", *, whole: bool = False, **attributes: Attribute
-) -> Html:
+def user_text(text: str, name: str = "bdi", *, whole: bool = False, title: str = "") -> Markup:
     """Return an element for text from the user's program, such as a path.
 
     The text is isolated from its surroundings for bidirectional text, and may break after
@@ -57,16 +135,13 @@ def user_text(
         text: The text.
         name: Name of the element; elements other than `bdi` get `dir="auto"`.
         whole: Whether line breaks are suppressed.
-        attributes: Attributes of the element.
+        title: Tooltip.
     """
-    if name != "bdi":
-        attributes["dir"] = "auto"
-    if whole:
-        return tag(name, text, **attributes)
-    parts: list[Child] = []
-    for part in _BREAKS.sub("\\g<0>\0", printable(text)).split("\0"):
-        parts += [part, Html("<wbr>")]
-    return tag(name, *parts[:-1], **attributes)
+    direction = "" if name == "bdi" else ' dir="auto"'
+    tip = f' title="{escape(printable(title))}"' if title else ""
+    shown = printable(text)
+    parts = [shown] if whole else _BREAKS.sub("\\g<0>\0", shown).split("\0")
+    return Markup(f"<{name}{direction}{tip}>{Markup('<wbr>').join(parts)}</{name}>")
 
 
 def printable(text: str) -> str:
@@ -82,178 +157,57 @@ def _is_printable(character: str) -> bool:
     return unicodedata.category(character) == "Zs"
 
 
-def _attributes(attributes: dict[str, Attribute]) -> Iterable[str]:
-    for name, value in attributes.items():
-        if value is None or value is False:
-            continue
-        name = name.removesuffix("_").replace("_", "-")
-        yield f" {name}" if value is True else f' {name}="{escape(printable(_plain(value)))}"'
+def _amount(value: float | None, unit: Unit) -> str:
+    if value is None:
+        return "–"
+    text = FORMATTERS[unit](abs(value))
+    return f"−{text}" if value < 0 else text
 
 
-def _plain(value: str | int | float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def _written(child: Child) -> str:
-    if child is None:
+def _ratio(ratio: float | None) -> str:
+    if ratio is None or ratio <= 0:
         return ""
-    if isinstance(child, Html):
-        return child
-    if isinstance(child, str | int):
-        return escape(printable(str(child)))
-    return "".join(_written(one) for one in child)
+    return f"×{ratio:,.1f}" if ratio >= 2 else f"{ratio - 1:+.1%}".replace("-", "−")
 
 
-MOST_ROWS = 1000
-"""Maximum number of table rows, which keeps browsers responsive."""
+def _axes(collective: CollectiveReport) -> tuple[str, ...]:
+    return ("other groups",) if collective.axes is None else collective.axes
 
 
-@dataclass(frozen=True)
-class TableColumn:
-    """Column of a table.
-
-    Attributes:
-        name: Header.
-        is_number: Whether cells are right-aligned numbers, sorted in descending order first.
-        title: Tooltip of the header.
-    """
-
-    name: str
-    is_number: bool = False
-    title: str = ""
+def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
+    """Return the operation of a collective and its line; for an all-gather its consumer."""
+    name, source = collective.op_name, collective.source
+    gathers = collective.kind == "all-gather" and not name.endswith("sharding_constraint")
+    if collective.needed_by and (gathers or source is None):
+        return collective.needed_by, collective.needed_by_source
+    return name, source
 
 
-@dataclass(frozen=True)
-class TableCell:
-    """Cell of a table.
-
-    Attributes:
-        shown: Content.
-        value: Sort key.
-    """
-
-    shown: Child
-    value: str | int | float
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """Row of a table.
-
-    Attributes:
-        cells: One cell per column.
-        search: Text for the text filter.
-        keys: Values for the other filters, by name; several values separated by `|`.
-        kind: CSS class.
-    """
-
-    cells: Sequence[TableCell]
-    search: str
-    keys: Mapping[str, str] = field(default_factory=dict)
-    kind: str = ""
+def _filter_choices(traffic: Sequence[TrafficReport]) -> dict[str, list[str]]:
+    """Return the values to filter collectives by."""
+    choices = {
+        "kind": sorted({t.collective.kind for t in traffic}),
+        "axis": sorted({axis for t in traffic for axis in _axes(t.collective)}),
+        "reason": ["required", "not required"],
+    }
+    if len({t.network for t in traffic}) > 1:
+        choices["network"] = ["ICI", "DCN"]
+    return choices
 
 
-def table(
-    label: str,
-    columns: Sequence[TableColumn],
-    rows: Sequence[TableRow],
-    sums: Sequence[tuple[str, str, Sequence[float]]] = (),
-) -> Html:
-    """Return a table that sorts by any column.
-
-    Args:
-        label: Label of the table.
-        columns: Columns.
-        rows: Rows in initial order; rows beyond `MOST_ROWS` are counted.
-        sums: Sums over the filtered rows: label, number format, and one number per row.
-    """
-    shown = rows[:MOST_ROWS]
-    head = tag("tr", [_head(column) for column in columns], role="row")
-    body = [_row(row, columns, [s[2][n] for s in sums]) for n, row in enumerate(shown)]
-    made = tag(
-        "table",
-        tag("caption", label, class_="unseen"),
-        tag("thead", head, role="rowgroup"),
-        tag("tbody", body, role="rowgroup"),
-        role="table",
-        class_="sorts",
-        data_sums="|".join(f"{word}:{way}" for word, way, _ in sums) or None,
+def _replication_reason(replication: ReplicationReport) -> str:
+    axes = " and ".join(replication.axes)
+    dims = (
+        f"dimension{'s' * (len(replication.dims) > 1)} {' and '.join(map(str, replication.dims))}"
     )
-    left_out = len(rows) - len(shown)
-    more = tag("p", f"and {left_out:,} more, in the report's JSON", class_="note")
-    return join(
-        tag("div", made, class_="scrolls", tabindex=0, role="region", aria_label=label),
-        more if left_out else None,
-    )
+    return {
+        "result": f"unspecified, and replicated along {axes}",
+        "open dimension": f"the partitioner did not shard {dims}",
+        "constraint": f"the constraint unshards {dims}: gathered along {axes}",
+    }[replication.kind]
 
 
-def filters(label: str, choices: Mapping[str, Iterable[str]], placeholder: str) -> Html:
-    """Return the filter fields of the following table, hidden without scripts.
-
-    Args:
-        label: Label of the filtered rows.
-        choices: Values by key of the rows.
-        placeholder: Placeholder of the text field.
-    """
-    search = tag(
-        "input",
-        type="search",
-        placeholder=placeholder,
-        aria_label=f"Filter {label} by text",
-        autocomplete="off",
-        spellcheck="false",
-    )
-    return tag(
-        "div",
-        search,
-        [_choice(label, name, values) for name, values in choices.items()],
-        tag("output", class_="count", role="status"),
-        class_="filters needs-script",
-        role="search",
-        aria_label=f"Filter {label}",
-    )
-
-
-def _choice(label: str, name: str, values: Iterable[str]) -> Html:
-    options = [tag("option", value, value=value) for value in values]
-    return tag(
-        "select",
-        tag("option", f"any {name}", value=""),
-        options,
-        data_key=name,
-        aria_label=f"Filter {label} by {name}",
-    )
-
-
-def _head(column: TableColumn) -> Html:
-    return tag(
-        "th",
-        tag("button", column.name, type="button", title=column.title or None),
-        scope="col",
-        role="columnheader",
-        class_="number" if column.is_number else None,
-        aria_sort="none",
-    )
-
-
-def _row(row: TableRow, columns: Sequence[TableColumn], sums: Sequence[float]) -> Html:
-    cells = [
-        tag(
-            "td",
-            cell.shown,
-            role="cell",
-            class_="number" if column.is_number else None,
-            data_label=column.name,
-            data_value=repr(cell.value) if isinstance(cell.value, float) else cell.value,
-        )
-        for cell, column in zip(row.cells, columns, strict=True)
-    ]
-    return tag(
-        "tr",
-        cells,
-        role="row",
-        class_=row.kind or None,
-        data_search=row.search,
-        data_sums="|".join(map(repr, sums)) or None,
-        **{f"data_{name.replace('-', '_')}": value for name, value in row.keys.items()},
-    )
+def _traffic_along(axis: AxisReport, time: TimeEstimate) -> tuple[int, float]:
+    """Return the bytes sent along a mesh axis, and their time."""
+    found = [t for t in time.traffic if axis.name in t.along.split(", ")]
+    return sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
