@@ -37,6 +37,9 @@ from xlashard.legacy.module_shims import (
     resolve_source,
 )
 from xlashard.legacy.modules import Entry, entries
+from xlashard.legacy.modules.entry import ALIASES
+
+_OTHER_NAMES = {**ALIASES, **{name: alias for alias, name in ALIASES.items()}}
 
 
 class Installation:
@@ -125,13 +128,11 @@ class Installation:
         Args:
             module: The name of the module.
         """
-        whole = self._table.get(module)
+        other = _OTHER_NAMES.get(module)
         return {
             _last(name): replace(entry, name=f"{module}.{_last(name)}")
-            for alias, other in self._table.items()
-            if whole is not None and alias != module and other.source == whole.source
             for name, entry in self._table.items()
-            if _parent(name) == alias and name not in self._own
+            if _parent(name) == other and name not in self._own
         }
 
     def _is_inside(self, parent: str) -> bool:
@@ -244,7 +245,7 @@ def _restore_modules() -> None:
 
 def _replaced_modules(table: Mapping[str, Entry]) -> set[str]:
     """Return the modules that are entries, and the missing packages that contain them."""
-    own = {name for name, entry in table.items() if ":" not in entry.source}
+    own = {name for name, entry in table.items() if entry.is_module}
     parts = [name.split(".") for name in own]
     around = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
     return own | {name for name in around - own if not has_module(name)}

@@ -10,7 +10,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.legacy.modules.entry import Entry
+from xlashard.legacy.modules.entry import REMOVED, Entry, RemovedApi
 
 type Listener = Callable[[Entry, Any, FrameType], None]
 """Called on each access, with the entry, its object and the accessing frame."""
@@ -20,13 +20,16 @@ def resolve_source(source: str) -> Any:
     """Import the object of an entry's `source`.
 
     Args:
-        source: `module:attribute`, or `module` for a whole module.
+        source: `module:attribute`, `module` or `module:` for a module, or `removed:name` for the
+            placeholder of a removed name.
 
     Example:
         >>> resolve_source("math:pi")
         3.141592653589793
     """
     home, _, member = source.partition(":")
+    if home == REMOVED:
+        return RemovedApi(member)
     value = importlib.import_module(home)
     for part in filter(None, member.split(".")):
         value = getattr(value, part)

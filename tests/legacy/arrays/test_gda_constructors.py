@@ -25,7 +25,7 @@ from xlashard.errors import (
 )
 from xlashard.legacy import DeviceArray, GlobalDeviceArray
 from xlashard.legacy.arrays.shards import get_shard_indices, get_shard_indices_replica_ids
-from xlashard.legacy.modules.experimental.global_device_array import _GdaFastPathArgs
+from xlashard.legacy.modules.arrays import _GdaFastPathArgs
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 WHOLE = f32(8, 2)

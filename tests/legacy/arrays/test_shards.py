@@ -11,6 +11,8 @@ from hypothesis import given
 
 from benchmarks._gda_loops import indices_in_loops, indices_replica_ids_in_loops
 from tests.facts import naming
+from tests.legacy.removed import global_device_array as era
+from tests.legacy.removed import maps
 from xlashard import Mesh
 from xlashard.errors import (
     ArgumentError,
@@ -26,8 +28,6 @@ from xlashard.legacy.arrays.shards import (
     get_shard_indices_replica_ids,
     get_shard_shape,
 )
-from xlashard.legacy.modules.experimental import global_device_array as era
-from xlashard.legacy.modules.experimental import maps
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 AXES = ("x", "y", "z")

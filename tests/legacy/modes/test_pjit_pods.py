@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.forking import python_command
+from tests.legacy.removed import maps, pjit
 from xlashard import NamedSharding, legacy
 from xlashard.errors import BoxError
-from xlashard.legacy.modules.experimental import maps, pjit
-from xlashard.legacy.modules.experimental.pjit import PartitionSpec as P
+from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 
 @pytest.mark.slow

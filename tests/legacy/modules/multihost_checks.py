@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.legacy.removed import multihost_utils
 from tests.processes import expect
 from xlashard import Mesh, NamedSharding, device_put
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.legacy import jax_array
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modules.experimental import multihost_utils
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 

@@ -11,11 +11,11 @@ import pytest
 
 import xlashard
 from tests.facts import naming
+from tests.legacy.removed import maps
 from tests.pjit.helpers import f32, spec_of
 from xlashard import NamedSharding, pjit
 from xlashard.errors import ArgumentError, BoxError, MeshError
 from xlashard.legacy.modes.array_mode import positional_semantics, semantics_in_force
-from xlashard.legacy.modules.experimental import maps
 from xlashard.legacy.shardings.legacy_mesh import global_to_local, local_to_global
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 

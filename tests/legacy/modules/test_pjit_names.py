@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import xlashard
 from tests.facts import naming
+from tests.legacy.removed import maps
+from tests.legacy.removed import pjit as era
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
 from xlashard._jax.runtime.shardings import HloSharding, OpSharding
@@ -26,8 +28,6 @@ from xlashard.errors import (
 )
 from xlashard.legacy import installer as installing
 from xlashard.legacy.modes.array_mode import PositionalSemantics
-from xlashard.legacy.modules.experimental import maps
-from xlashard.legacy.modules.experimental import pjit as era
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 from xlashard.legacy.shardings.sharding_classes import op_sharding
 

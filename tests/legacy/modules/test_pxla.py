@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import xlashard
 from tests.facts import naming
+from tests.legacy.removed import maps, pxla, sharded_jit, xla
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
 from xlashard._jax.runtime.shardings import HloSharding
@@ -18,8 +19,6 @@ from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import DivisibilityError, RefusedError, TilingError
 from xlashard.legacy import installer as installing
 from xlashard.legacy.modules import sharding
-from xlashard.legacy.modules.experimental import maps
-from xlashard.legacy.modules.interpreters import pxla, sharded_jit, xla
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 pytestmark = pytest.mark.partitioner

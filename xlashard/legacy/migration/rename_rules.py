@@ -154,7 +154,7 @@ def _rule_of_entry(entry: Entry, last: str) -> Rule:
         return _mark(entry)
     if found := _IMPORT.fullmatch(today):
         return Module(found[1] or f"{found[2]}.{found[3]}")
-    if ":" not in entry.source:
+    if entry.is_module:
         return Module(today) if today == "jax.core" else _mark(entry)
     if today.startswith("xlashard"):
         return _mark(entry)

@@ -272,7 +272,7 @@ def is_lost_module(name: str) -> bool:
         name: The full name.
     """
     entry = entries().get(name) or entries().get(canonical(name))
-    return entry is not None and ":" not in entry.source and not entry.stays
+    return entry is not None and entry.is_module and not entry.stays
 
 
 def import_of(name: str, local: str) -> cst.BaseSmallStatement:

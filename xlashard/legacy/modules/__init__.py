@@ -1,17 +1,19 @@
-"""The removed names of JAX: one file per module that programs of 2022 and 2023 import.
+"""The removed names of JAX, by the modules from which programs of 2022 and 2023 import them.
 
-Each file defines the names that today's JAX lacks, and lists them as its `ENTRIES`: since which
-release a name is gone, whether it works, differs or is refused, and what to write today. The
-installer, the report, `--migrate` and docs/guides/legacy.md read those entries.
+Each file lists the names of its modules as its `ENTRIES`: since which release a name is gone,
+whether it works, differs or is refused, what to write today, and where the object is defined: in
+the same file, unless another part of this package has it. The installer, the report, `--migrate`
+and docs/guides/legacy.md read those entries.
 
 | files | JAX modules |
 |---|---|
 | `toplevel` | `jax` itself, `jax.config`, and single names elsewhere |
-| `core`, `linear_util`, `util` | the building blocks of jaxprs and of trees |
+| `core`, `util` | `jax.core`, `jax.linear_util`, `jax.util` and `jax.tree_util` |
 | `random`, `numpy` | keys, and functions of arrays |
+| `arrays` | the array classes before `jax.Array`, and their checkpoints |
 | `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
-| `device_array`, `xla_bridge` | `jax._src.device_array`, `jax.lib.xla_bridge` |
-| `experimental`, `interpreters` | the modules of these packages |
+| `interpreters` | `jax.interpreters` and `jax.lib` |
+| `maps`, `pjit`, `multihost_utils`, `host_callback` | modules of `jax.experimental` |
 | `entry` | `Entry`, which describes one name, and `RemovedApi`, whose use raises an error |
 """
 

@@ -1,4 +1,4 @@
-"""`jax.core` and `jax.abstract_arrays`: jaxprs, primitives, abstract values, named shapes."""
+"""`jax.core`, `jax.abstract_arrays` and `jax.linear_util`: jaxprs, primitives, abstract values."""
 
 from collections.abc import Sequence
 from math import prod
@@ -6,63 +6,17 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.legacy_api import core, jaxprs, util
-from xlashard.legacy.modules.entry import Entry, RemovedApi, members
-
-AbstractToken = jaxprs.AbstractToken
-ClosedJaxpr = jaxprs.ClosedJaxpr
-ConcretizationTypeError = jax.errors.ConcretizationTypeError
-DropVar = jaxprs.DropVar
-Effect = jaxprs.Effect
-Effects = jaxprs.Effects
-InconclusiveDimensionOperation = jaxprs.InconclusiveDimensionOperation
-Jaxpr = jaxprs.Jaxpr
-JaxprEqn = jaxprs.JaxprEqn
-JaxprTypeError = jaxprs.JaxprTypeError
-Literal = jaxprs.Literal
-Primitive = jaxprs.Primitive
-Token = jaxprs.Token
-TracerArrayConversionError = jax.errors.TracerArrayConversionError
-TracerIntegerConversionError = jax.errors.TracerIntegerConversionError
-UnexpectedTracerError = jax.errors.UnexpectedTracerError
-Var = jaxprs.Var
-
-abstract_token = core.abstract_token
-call_p = core.call_p
-check_jaxpr = jaxprs.check_jaxpr
-closed_call_p = core.closed_call_p
-concrete_or_error = jaxprs.concrete_or_error
-find_top_trace = jaxprs.find_top_trace
-get_aval = jax.typeof
-jaxpr_as_fun = jaxprs.jaxpr_as_fun
-jaxprs_in_params = jaxprs.jaxprs_in_params
-join_effects = core.join_effects
-mapped_aval = jaxprs.mapped_aval
-new_jaxpr_eqn = jaxprs.new_jaxpr_eqn
-no_effects = jaxprs.no_effects
-primal_dtype_to_tangent_dtype = jaxprs.primal_dtype_to_tangent_dtype
-safe_map = util.safe_map
-safe_zip = util.safe_zip
-subjaxprs = jaxprs.subjaxprs
-trace_state_clean = core.trace_state_clean
-unmapped_aval = jaxprs.unmapped_aval
-valid_jaxtype = jaxprs.valid_jaxtype
+from xlashard._jax.legacy_api import core, linear_util
+from xlashard.legacy.modules.entry import Entry, RemovedApi, differs, moved, refused, works
 
 type Shape = Sequence[Any]
-
-CallPrimitive = RemovedApi("jax.core.CallPrimitive")
-ConcreteArray = RemovedApi("jax.core.ConcreteArray")
-MainTrace = RemovedApi("jax.core.MainTrace")
-MapPrimitive = RemovedApi("jax.core.MapPrimitive")
 UnitVar = RemovedApi("jax.core.UnitVar")
-UnshapedArray = RemovedApi("jax.core.UnshapedArray")
-cur_sublevel = RemovedApi("jax.core.cur_sublevel")
-extend_axis_env = RemovedApi("jax.core.extend_axis_env")
-full_lower = RemovedApi("jax.core.full_lower")
-new_base_main = RemovedApi("jax.core.new_base_main")
-new_main = RemovedApi("jax.core.new_main")
-new_sublevel = RemovedApi("jax.core.new_sublevel")
-thread_local_state = RemovedApi("jax.core.thread_local_state")
+ConcreteArray = RemovedApi("jax.core.ConcreteArray")
+
+# Names of `jax.linear_util` without an entry.
+Store = linear_util.Store
+annotate = linear_util.annotate
+hashable_partial = linear_util.hashable_partial
 
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
@@ -84,7 +38,7 @@ def gensym(jaxprs: Any = None, suffix: str = "") -> Any:
         jaxprs: Ignored.
         suffix: Ignored.
     """
-    return Var
+    return core.Var
 
 
 def canonicalize_shape(shape: Any, context: str = "") -> tuple[Any, ...]:
@@ -209,150 +163,133 @@ def as_named_shape(shape: Any) -> NamedShape:
     return shape if isinstance(shape, NamedShape) else NamedShape(*shape)
 
 
+_API = "xlashard._jax.legacy_api"
+_NOW = "jax.extend.core"
+_TRACE = "jax.extend.core.take_current_trace()"
 _NO_STACK = "JAX has one current trace instead of a stack of traces"
+_NO_INSTANCES = "it has no instances and cannot be constructed"
 
-
-def _extended(*names: str) -> dict[str, str]:
-    return {name: f"jax.extend.core.{name}" for name in names}
-
-
-def _refused(name: str, gone: str, today: str, note: str) -> Entry:
-    return Entry(f"jax.core.{name}", gone, "refused", f"{__name__}:{name}", today, note)
-
-
-def _differs(name: str, gone: str, today: str, note: str) -> Entry:
-    return Entry(f"jax.core.{name}", gone, "differs", f"{__name__}:{name}", today, note)
-
-
-ShapedArray = core.ShapedArray
-array_types = jaxprs.array_types
 
 ENTRIES: tuple[Entry, ...] = (
-    *members(
-        "jax.core", "0.6.0", __name__, _extended("Literal", "Primitive", "Token", "jaxpr_as_fun")
-    ),
-    *members(
-        "jax.core", "0.10.0", __name__, _extended("AbstractToken", "mapped_aval", "subjaxprs")
-    ),
-    *members("jax.core", "0.10.0", __name__, _extended("unmapped_aval")),
-    *members(
+    *moved("jax.core", "0.6.0", _NOW, "Literal", "Primitive", "Token", "jaxpr_as_fun"),
+    *moved("jax.core", "0.10.0", _NOW, "AbstractToken", "mapped_aval", "subjaxprs"),
+    *moved("jax.core", "0.10.0", _NOW, "unmapped_aval"),
+    *moved(
         "jax.core",
         "0.11.0",
-        __name__,
-        _extended(
-            *("DropVar", "Effect", "Effects", "InconclusiveDimensionOperation", "JaxprTypeError"),
-            *("check_jaxpr", "concrete_or_error", "find_top_trace", "jaxprs_in_params"),
-            *("new_jaxpr_eqn", "no_effects", "primal_dtype_to_tangent_dtype", "valid_jaxtype"),
-        ),
+        _NOW,
+        *("DropVar", "Effect", "Effects", "InconclusiveDimensionOperation", "JaxprTypeError"),
+        *("check_jaxpr", "concrete_or_error", "find_top_trace", "jaxprs_in_params"),
+        *("new_jaxpr_eqn", "no_effects", "primal_dtype_to_tangent_dtype", "valid_jaxtype"),
     ),
-    *members(
+    *moved("jax.core", "0.7.0", "jax.errors", "ConcretizationTypeError"),
+    *works("jax.core", "0.7.0", __name__, axis_frame="jax.lax.axis_size(axis_name)"),
+    *moved("jax.core", "0.7.0", "jax.extend.core.primitives", "call_p", "closed_call_p"),
+    *works(
         "jax.core",
         "0.7.0",
-        __name__,
-        {
-            "ConcretizationTypeError": "jax.errors.ConcretizationTypeError",
-            "axis_frame": "jax.lax.axis_size(axis_name)",
-            "call_p": "jax.extend.core.primitives.call_p",
-            "closed_call_p": "jax.extend.core.primitives.closed_call_p",
-            "trace_state_clean": "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()",
-        },
+        f"{_API}:core",
+        trace_state_clean="jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()",
     ),
-    *members(
+    *moved(
         "jax.core",
         "0.4.24",
-        __name__,
-        {
-            "TracerArrayConversionError": "jax.errors.TracerArrayConversionError",
-            "TracerIntegerConversionError": "jax.errors.TracerIntegerConversionError",
-            "UnexpectedTracerError": "jax.errors.UnexpectedTracerError",
-            "safe_map": "[f(x, y) for x, y in zip(xs, ys, strict=True)]",
-            "safe_zip": "zip(xs, ys, strict=True)",
-        },
+        "jax.errors",
+        *("TracerArrayConversionError", "TracerIntegerConversionError", "UnexpectedTracerError"),
     ),
-    *members(
+    *works(
         "jax.core",
-        "0.4.30",
-        __name__,
-        {
-            "Shape": "tuple[int, ...]",
-        },
+        "0.4.24",
+        f"{_API}:util",
+        safe_map="[f(x, y) for x, y in zip(xs, ys, strict=True)]",
+        safe_zip="zip(xs, ys, strict=True)",
     ),
-    *members(
-        "jax.core",
-        "0.6.0",
-        __name__,
-        {"join_effects": "frozenset().union(*effects)", "raise_to_shaped": "aval"},
-    ),
-    *members(
+    *works("jax.core", "0.4.30", __name__, Shape="tuple[int, ...]"),
+    *works("jax.core", "0.6.0", f"{_API}:core", join_effects="frozenset().union(*effects)"),
+    *works("jax.core", "0.6.0", __name__, raise_to_shaped="aval"),
+    *works(
         "jax.core",
         "0.4.31",
         __name__,
-        {name: "tuple(shape)" for name in ("NamedShape", "as_named_shape", "canonicalize_shape")},
+        NamedShape="tuple(shape)",
+        as_named_shape="tuple(shape)",
+        canonicalize_shape="tuple(shape)",
     ),
-    *members("jax.core", "0.10.0", __name__, {"get_aval": "jax.typeof"}),
-    *members("jax.core", "0.11.0", __name__, {"abstract_token": "jax.extend.core.AbstractToken()"}),
-    *members("jax.core", "0.11.0", __name__, {"gensym": "jax.extend.core.Var"}),
-    _differs(
-        "Jaxpr",
+    *works("jax.core", "0.10.0", get_aval="jax.typeof"),
+    *works("jax.core", "0.11.0", f"{_API}:core", abstract_token="jax.extend.core.AbstractToken()"),
+    *works("jax.core", "0.11.0", __name__, gensym="jax.extend.core.Var"),
+    *differs(
+        "jax.core",
         "0.6.0",
-        "jax.extend.core.Jaxpr",
-        "a jaxpr contains its closed-over constants, so Jaxpr and ClosedJaxpr are one class",
+        _NOW,
+        Jaxpr=(
+            "jax.extend.core.Jaxpr",
+            "a jaxpr contains its closed-over constants, so Jaxpr and ClosedJaxpr are one class",
+        ),
+        ClosedJaxpr=(
+            "jax.extend.core.Jaxpr",
+            "ClosedJaxpr and Jaxpr are one class; `closed.jaxpr` is the object itself",
+        ),
+        JaxprEqn=(
+            "jax.extend.core.JaxprEqn",
+            "it is not a tuple: change fields with `eqn.replace`, construct it with "
+            "`new_jaxpr_eqn`",
+        ),
+        Var=(
+            "jax.extend.core.Var",
+            "its constructor takes only an abstract value, and it has no `count` or `suffix`",
+        ),
     ),
-    _differs(
-        "ClosedJaxpr",
-        "0.6.0",
-        "jax.extend.core.Jaxpr",
-        "ClosedJaxpr and Jaxpr are one class; `closed.jaxpr` is the object itself",
-    ),
-    _differs(
-        "JaxprEqn",
-        "0.6.0",
-        "jax.extend.core.JaxprEqn",
-        "it is not a tuple: change fields with `eqn.replace`, construct it with `new_jaxpr_eqn`",
-    ),
-    _differs(
-        "Var",
-        "0.6.0",
-        "jax.extend.core.Var",
-        "its constructor takes only an abstract value, and it has no `count` or `suffix`",
-    ),
-    _differs("UnitVar", "0.4.4", "False", "it has no instances and cannot be constructed"),
-    _differs("ConcreteArray", "0.4.36", "False", "it has no instances and cannot be constructed"),
-    _refused(
-        "CallPrimitive",
+    *differs("jax.core", "0.4.4", __name__, UnitVar=("False", _NO_INSTANCES)),
+    *differs("jax.core", "0.4.36", __name__, ConcreteArray=("False", _NO_INSTANCES)),
+    *refused(
+        "jax.core",
         "0.11.0",
         "jax.extend.core.create_call_primitive",
         "a call primitive is created together with all of its rules",
+        "CallPrimitive",
     ),
-    _refused("MapPrimitive", "0.6.0", "jax.shard_map", "JAX has no map primitives"),
-    _refused("UnshapedArray", "0.8.2", "jax.core.ShapedArray", "every abstract array has a shape"),
-    _refused("MainTrace", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused("new_main", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused("new_base_main", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused("new_sublevel", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused("cur_sublevel", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused("full_lower", "0.6.0", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused("thread_local_state", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
-    _refused(
-        "extend_axis_env",
+    *refused("jax.core", "0.6.0", "jax.shard_map", "JAX has no map primitives", "MapPrimitive"),
+    *refused(
+        "jax.core",
+        "0.8.2",
+        "jax.core.ShapedArray",
+        "every abstract array has a shape",
+        "UnshapedArray",
+    ),
+    *refused(
+        "jax.core",
+        "0.4.36",
+        _TRACE,
+        _NO_STACK,
+        *("MainTrace", "new_main", "new_base_main", "new_sublevel", "cur_sublevel"),
+    ),
+    *refused("jax.core", "0.6.0", _TRACE, _NO_STACK, "full_lower"),
+    *refused("jax.core", "0.4.36", _TRACE, _NO_STACK, "thread_local_state"),
+    *refused(
+        "jax.core",
         "0.4.36",
         "jax.vmap(f, axis_name=name)",
         "axis names are bound by the mapping function",
+        "extend_axis_env",
     ),
     Entry("jax.abstract_arrays", "0.4.20", "works", __name__, "jax.core"),
-    *members(
-        "jax.abstract_arrays",
-        "0.4.16",
-        __name__,
-        {
-            "ShapedArray": "jax.core.ShapedArray",
-            "raise_to_shaped": "aval",
-        },
+    *moved("jax.abstract_arrays", "0.4.16", "jax.core", "ShapedArray"),
+    *works("jax.abstract_arrays", "0.4.16", __name__, raise_to_shaped="aval"),
+    *moved("jax.abstract_arrays", "0.4.20", _NOW, "array_types"),
+    Entry("jax.linear_util", "0.4.24", "works", __name__, "import jax.extend.linear_util"),
+    *moved(
+        "jax.linear_util",
+        "0.4.24",
+        "jax.extend.linear_util",
+        *("StoreException", "WrappedFun", "cache", "merge_linear_aux"),
     ),
-    *members(
-        "jax.abstract_arrays",
-        "0.4.20",
-        __name__,
-        {"array_types": "jax.extend.core.array_types"},
+    *works(
+        "jax.linear_util",
+        "0.4.24",
+        f"{_API}:functions",
+        transformation="jax.extend.linear_util.transformation2",
+        transformation_with_aux="jax.extend.linear_util.transformation_with_aux2",
     ),
+    *moved("jax.linear_util", "0.4.24", "jax.extend.linear_util", "wrap_init"),
 )

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +23,9 @@ class Entry:
         name: The full name: `jax.experimental.maps.Mesh`.
         gone: The release of JAX that removed or changed it: `0.4.14`.
         treatment: `works`, `differs` (works with differences) or `refused` (raises an error).
-        source: The installed object, imported on first access: `module:attribute`, or `module`
-            for a whole module.
+        source: The installed object, imported on first access: `module:attribute`, `module:` for
+            a module, `removed:name` for a `RemovedApi`; or `module` for the home of all
+            attributes of a removed module.
         today: Today's code.
         note: The difference, or the reason of the refusal; empty if it works unchanged.
     """
@@ -37,6 +38,11 @@ class Entry:
     note: str = ""
 
     @property
+    def is_module(self) -> bool:
+        """True if the name is a module, which a shim replaces."""
+        return ":" not in self.source
+
+    @property
     def stays(self) -> bool:
         """True if a program may keep the name, because today's JAX has it too."""
         parent = self.name.rpartition(".")[0]
@@ -45,6 +51,16 @@ class Entry:
             return True
         return self.today in (self.name, f"from {above} import {module}")
 
+
+ALIASES = {
+    "jax.pxla": "jax.interpreters.pxla",
+    "jax.xla": "jax.interpreters.xla",
+    "jax._src.lib.xla_bridge": "jax.lib.xla_bridge",
+    "jax.experimental.gda_serialization.serialization": (
+        "jax.experimental.array_serialization.serialization"
+    ),
+}
+"""Modules that JAX had under two names; each of them has the entries of the other."""
 
 _MULTIHOST = "jax.experimental.multihost_utils"
 _STAYING = frozenset(
@@ -57,18 +73,92 @@ _STAYING = frozenset(
 )
 
 
-def members(parent: str, gone: str, source: str, today: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield entries of one module that were removed together and work unchanged.
+type _Today = str | tuple[str, str]
+"""Today's code, or today's code and the note."""
+
+
+def works(parent: str, gone: str, source: str = "", /, **today: _Today) -> Iterator[Entry]:
+    """Yield entries of one module that were removed together and work.
 
     Args:
         parent: The module.
         gone: The release that removed them.
-        source: The module that defines them, under the same names.
-        today: Today's code, by name.
-    """
-    for name, code in today.items():
-        yield Entry(f"{parent}.{name}", gone, "works", f"{source}:{name}", code)
+        source: The module, or `module:attribute`, that has them under the same names; empty for
+            names whose today's code is the full name of the object.
+        **today: Today's code by name, or a tuple of today's code and the note.
 
+    Example:
+        >>> [entry.source for entry in works("jax.numpy", "0.4.16", alltrue="jax.numpy.all")]
+        ['jax.numpy:all']
+    """
+    return _entries(parent, gone, "works", source, today)
+
+
+def differs(parent: str, gone: str, source: str, /, **today: _Today) -> Iterator[Entry]:
+    """Yield entries of one module that were removed together and work with differences.
+
+    Args:
+        parent: The module.
+        gone: The release that removed them.
+        source: The module that has them under the same names.
+        **today: Today's code and the difference, by name.
+    """
+    return _entries(parent, gone, "differs", source, today)
+
+
+def _entries(
+    parent: str, gone: str, treatment: Treatment, source: str, today: Mapping[str, _Today]
+) -> Iterator[Entry]:
+    for name, value in today.items():
+        code, note = (value, "") if isinstance(value, str) else value
+        home, last = (source, name) if source else code.rsplit(".", 1)
+        separator = "." if ":" in home else ":"
+        yield Entry(f"{parent}.{name}", gone, treatment, f"{home}{separator}{last}", code, note)
+
+
+def works_in(parent: str, homes: Mapping[str, Sequence[tuple[str, str, str]]]) -> Iterator[Entry]:
+    """Yield entries of one module that work, by the modules that define them.
+
+    Args:
+        parent: The module.
+        homes: For each module that defines names, without a leading underscore: the name, the
+            release that removed it, and today's code.
+    """
+    for home, rows in homes.items():
+        for name, gone, today in rows:
+            source = f"{home}:{name.removeprefix('_')}"
+            yield Entry(f"{parent}.{name}", gone, "works", source, today)
+
+
+def moved(parent: str, gone: str, to: str, /, *names: str) -> Iterator[Entry]:
+    """Yield entries of names that another module has today.
+
+    Args:
+        parent: The module that had them.
+        gone: The release that removed them.
+        to: The module that has them.
+        *names: The names.
+    """
+    return works(parent, gone, **{name: f"{to}.{name}" for name in names})
+
+
+def refused(parent: str, gone: str, today: str, note: str, /, *names: str) -> Iterator[Entry]:
+    """Yield entries of names of one module that are refused for the same reason.
+
+    Args:
+        parent: The module.
+        gone: The release that removed them.
+        today: Today's code.
+        note: The reason.
+        *names: The names.
+    """
+    for name in names:
+        full = f"{parent}.{name}"
+        yield Entry(full, gone, "refused", f"{REMOVED}:{full}", today, note)
+
+
+REMOVED = "removed"
+"""Module part of the `source` of names that a `RemovedApi` replaces."""
 
 _HOMES = {
     "ad": "jax.interpreters.ad",
@@ -102,35 +192,19 @@ IMPORTED = {
 """The imported modules of each module of 2022, by its name."""
 
 
-def imports(module: str) -> dict[str, str]:
-    """Map each imported module's short name to the statement that imports it today.
-
-    Args:
-        module: The full name of the module.
-    """
-    return {name: f"import {_TODAY.get(name, _HOMES[name])}" for name in IMPORTED[module]}
-
-
-def imported_modules(module: str) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`, which imports the modules of `IMPORTED` when they are read.
+def imports(module: str, gone: str) -> Iterator[Entry]:
+    """Yield entries of the modules that a module of 2022 imported.
 
     While the removed names are installed, they resolve to the installed shims.
 
     Args:
         module: The full name of the module.
-
-    Example:
-        >>> imported_modules("jax.experimental.pjit")("np").__name__
-        'numpy'
+        gone: The release that removed it.
     """
-
-    def attribute(name: str) -> Any:
-        if name not in IMPORTED[module]:
-            # no-catalogue: Python's own message for a missing attribute
-            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
-        return importlib.import_module(_HOMES[name])
-
-    return attribute
+    for name in IMPORTED[module]:
+        home = _HOMES[name]
+        today = f"import {_TODAY.get(name, home)}"
+        yield Entry(f"{module}.{name}", gone, "works", f"{home}:", today)
 
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -145,14 +219,9 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
         >>> [entry.today for entry in listed if entry.name == "jax.tree_map"]
         ['jax.tree.map']
     """
-    listed = {name: getattr(importlib.import_module(name), "ENTRIES", ()) for name in _modules()}
-    return {name.removeprefix(f"{_PACKAGE}."): found for name, found in listed.items() if found}
-
-
-def _modules() -> Iterator[str]:
-    for info in pkgutil.walk_packages([str(Path(__file__).parent)], f"{_PACKAGE}."):
-        if not info.ispkg:
-            yield info.name
+    names = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    listed = {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
+    return {name: home.ENTRIES for name, home in listed.items() if hasattr(home, "ENTRIES")}
 
 
 @lru_cache(maxsize=1)

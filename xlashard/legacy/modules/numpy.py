@@ -6,25 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard.legacy.modules.entry import Entry, RemovedApi, members
+from xlashard.legacy.modules.entry import Entry, refused, works
 
 NINF = -jnp.inf
 NZERO = -0.0
 PZERO = 0.0
-alltrue = jnp.all
-cumproduct = jnp.cumprod
-fix = jnp.trunc
-issubsctype = jnp.issubdtype
-normalize = jax.nn.standardize
-product = jnp.prod
-round_ = jnp.round
-row_stack = jnp.vstack
-sometrue = jnp.any
-trapz = jnp.trapezoid
-tril = jnp.tril
-triu = jnp.triu
-xeinsum = RemovedApi("jax.lax.xeinsum")
-zeros_like_array = jnp.zeros_like
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:
@@ -98,60 +84,47 @@ def index_max(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    *members("jax.numpy", "0.4.9", __name__, {"msort": "jax.numpy.sort(a, axis=0)"}),
-    *members(
+    *works("jax.numpy", "0.4.9", __name__, msort="jax.numpy.sort(a, axis=0)"),
+    *works(
         "jax.numpy",
         "0.4.16",
-        __name__,
-        {
-            "alltrue": "jax.numpy.all",
-            "cumproduct": "jax.numpy.cumprod",
-            "product": "jax.numpy.prod",
-            "sometrue": "jax.numpy.any",
-        },
+        alltrue="jax.numpy.all",
+        cumproduct="jax.numpy.cumprod",
+        product="jax.numpy.prod",
+        sometrue="jax.numpy.any",
     ),
-    *members(
+    *works("jax.numpy", "0.4.24", __name__, NINF="-jax.numpy.inf", NZERO="-0.0", PZERO="0.0"),
+    *works("jax.numpy", "0.4.24", __name__, in1d="jax.numpy.isin"),
+    *works(
         "jax.numpy",
         "0.4.24",
-        __name__,
-        {
-            "NINF": "-jax.numpy.inf",
-            "NZERO": "-0.0",
-            "PZERO": "0.0",
-            "in1d": "jax.numpy.isin",
-            "issubsctype": "jax.numpy.issubdtype",
-            "row_stack": "jax.numpy.vstack",
-            "trapz": "jax.numpy.trapezoid",
-        },
+        issubsctype="jax.numpy.issubdtype",
+        row_stack="jax.numpy.vstack",
+        trapz="jax.numpy.trapezoid",
     ),
-    *members("jax.numpy", "0.4.32", __name__, {"isscalar": "numpy.isscalar(x)"}),
-    *members("jax.numpy", "0.5.0", __name__, {"round_": "jax.numpy.round"}),
-    *members("jax.numpy", "0.10.0", __name__, {"fix": "jax.numpy.trunc"}),
-    *members("jax.lax", "0.4.30", __name__, {"tie_in": "y"}),
-    *members("jax.lax", "0.9.0", __name__, {"zeros_like_array": "jax.numpy.zeros_like"}),
-    Entry(
-        "jax.lax.xeinsum",
+    *works("jax.numpy", "0.4.32", __name__, isscalar="numpy.isscalar(x)"),
+    *works("jax.numpy", "0.5.0", round_="jax.numpy.round"),
+    *works("jax.numpy", "0.10.0", fix="jax.numpy.trunc"),
+    *works("jax.lax", "0.4.30", __name__, tie_in="y"),
+    *works("jax.lax", "0.9.0", zeros_like_array="jax.numpy.zeros_like"),
+    *refused(
+        "jax.lax",
         "0.4.31",
-        "refused",
-        f"{__name__}:xeinsum",
         "jax.numpy.einsum",
         "subscripts with named axes were removed with xmap",
+        "xeinsum",
     ),
-    *members("jax.nn", "0.4.30", __name__, {"normalize": "jax.nn.standardize"}),
-    *members(
+    *works("jax.nn", "0.4.30", normalize="jax.nn.standardize"),
+    *works(
         "jax.ops",
         "0.3.2",
         __name__,
-        {
-            "index": "numpy.index_exp",
-            "index_add": "x.at[idx].add(y)",
-            "index_max": "x.at[idx].max(y)",
-            "index_min": "x.at[idx].min(y)",
-            "index_mul": "x.at[idx].multiply(y)",
-            "index_update": "x.at[idx].set(y)",
-        },
+        index="numpy.index_exp",
+        index_add="x.at[idx].add(y)",
+        index_max="x.at[idx].max(y)",
+        index_min="x.at[idx].min(y)",
+        index_mul="x.at[idx].multiply(y)",
+        index_update="x.at[idx].set(y)",
     ),
-    *members(
-        "jax.scipy.linalg", "0.4.24", __name__, {"tril": "jax.numpy.tril", "triu": "jax.numpy.triu"}
-    ),
+    *works("jax.scipy.linalg", "0.4.24", tril="jax.numpy.tril", triu="jax.numpy.triu"),
 )

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.legacy_api import generators, key_types, random
-from xlashard.legacy.modules.entry import Entry, members
+from xlashard._jax.legacy_api import generators, key_types
+from xlashard.legacy.modules.entry import Entry, moved, works
 
 
 class _KeyType(type):
@@ -41,13 +41,7 @@ class KeyArray(metaclass=_KeyType):
 
 PRNGImpl = key_types.PRNGImpl
 PRNGKeyArray = KeyArray
-default_prng_impl = random.default_prng_impl
-rbg_prng_impl = generators.rbg_prng_impl
-seed_with_impl = generators.seed_with_impl
 threefry2x32_p = generators.threefry2x32_p
-threefry_2x32 = generators.threefry_2x32
-threefry_prng_impl = generators.threefry_prng_impl
-unsafe_rbg_prng_impl = generators.unsafe_rbg_prng_impl
 
 
 def threefry2x32_key(seed: Any) -> jax.Array:
@@ -81,46 +75,46 @@ def unsafe_raw_array(keys: jax.Array) -> jax.Array:
     return jax.random.key_data(keys)
 
 
+_API = "xlashard._jax.legacy_api"
+
 ENTRIES: tuple[Entry, ...] = (
-    *members(
+    *works("jax.random", "0.4.24", __name__, KeyArray="jax.Array", PRNGKeyArray="jax.Array"),
+    *works(
+        "jax.random",
+        "0.4.24",
+        f"{_API}:random",
+        default_prng_impl="jax.random.key_impl(jax.random.key(0))",
+    ),
+    *works(
         "jax.random",
         "0.4.24",
         __name__,
-        {
-            "KeyArray": "jax.Array",
-            "PRNGKeyArray": "jax.Array",
-            "default_prng_impl": "jax.random.key_impl(jax.random.key(0))",
-            "rbg_key": "jax.random.key(seed, impl='rbg')",
-            "threefry2x32_key": "jax.random.key(seed, impl='threefry2x32')",
-            "threefry_2x32": "jax.extend.random.threefry_2x32",
-            "unsafe_rbg_key": "jax.random.key(seed, impl='unsafe_rbg')",
-        },
+        rbg_key="jax.random.key(seed, impl='rbg')",
+        threefry2x32_key="jax.random.key(seed, impl='threefry2x32')",
     ),
-    *members(
+    *moved("jax.random", "0.4.24", "jax.extend.random", "threefry_2x32"),
+    *works(
+        "jax.random", "0.4.24", __name__, unsafe_rbg_key="jax.random.key(seed, impl='unsafe_rbg')"
+    ),
+    *works(
         "jax.random",
         "0.4.31",
         __name__,
-        {"shuffle": "jax.random.permutation(key, x, independent=True)"},
+        shuffle="jax.random.permutation(key, x, independent=True)",
     ),
-    Entry(
-        "jax._src.random.prng.PRNGKeyArray.unsafe_raw_array",
-        "0.4.24",
-        "works",
-        f"{__name__}:unsafe_raw_array",
-        "jax.random.key_data(keys)",
-    ),
-    Entry("jax.prng", "0.4.24", "works", __name__, "import jax.extend.random"),
-    *members(
-        "jax.prng",
+    *works(
+        "jax._src.random.prng.PRNGKeyArray",
         "0.4.24",
         __name__,
-        {
-            "PRNGKeyArray": "jax.Array",
-            "rbg_prng_impl": "jax.extend.random.rbg_prng_impl",
-            "seed_with_impl": "jax.extend.random.seed_with_impl",
-            "threefry_2x32": "jax.extend.random.threefry_2x32",
-            "threefry_prng_impl": "jax.extend.random.threefry_prng_impl",
-            "unsafe_rbg_prng_impl": "jax.extend.random.unsafe_rbg_prng_impl",
-        },
+        unsafe_raw_array="jax.random.key_data(keys)",
+    ),
+    Entry("jax.prng", "0.4.24", "works", __name__, "import jax.extend.random"),
+    *works("jax.prng", "0.4.24", __name__, PRNGKeyArray="jax.Array"),
+    *moved(
+        "jax.prng",
+        "0.4.24",
+        "jax.extend.random",
+        *("rbg_prng_impl", "seed_with_impl", "threefry_2x32", "threefry_prng_impl"),
+        "unsafe_rbg_prng_impl",
     ),
 )

@@ -17,15 +17,10 @@ from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.array_mode import current_array_mode
 from xlashard.legacy.modes.config_flags import pmap_no_rank_reduction
-from xlashard.legacy.modules.entry import Entry, RemovedApi, members
+from xlashard.legacy.modules.entry import Entry, differs, moved, refused, works
 from xlashard.sharding import Mesh
 
-clear_backends = legacy_api.backend.clear_backends
 config = jax.config
-loops = RemovedApi("jax.experimental.loops")
-mask = RemovedApi("jax.mask")
-soft_pmap = RemovedApi("jax.soft_pmap")
-xla_computation = RemovedApi("jax.xla_computation")
 
 
 def curry(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,141 +175,122 @@ def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> Pm
     return PmapSharding.default(shape, dim, devices, unstacked=unstacked and dim is not None)
 
 
+_FLAGS = "xlashard.legacy.modes.config_flags"
+_CACHE = "jax.experimental.compilation_cache.compilation_cache"
+
 ENTRIES: tuple[Entry, ...] = (
-    *members("jax", "0.4.14", "jax.core", {"ShapedArray": "jax.core.ShapedArray"}),
-    *members("jax", "0.4.14", __name__, {"curry": "functools.partial"}),
-    *members("jax", "0.4.36", __name__, {"clear_backends": "jax.extend.backend.clear_backends()"}),
-    *members(
+    *moved("jax", "0.4.14", "jax.core", "ShapedArray"),
+    *works("jax", "0.4.14", __name__, curry="functools.partial"),
+    *works(
+        "jax",
+        "0.4.36",
+        "jax.extend.backend",
+        clear_backends="jax.extend.backend.clear_backends()",
+    ),
+    *works(
         "jax",
         "0.10.0",
         "xlashard",
-        {
-            "device_put_replicated": "jax.device_put(x, jax.NamedSharding(mesh, jax.P()))",
-            "device_put_sharded": "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))",
-        },
+        device_put_replicated="jax.device_put(x, jax.NamedSharding(mesh, jax.P()))",
+        device_put_sharded="jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))",
     ),
-    Entry(
-        "jax.xla_computation",
+    *refused(
+        "jax",
         "0.4.34",
-        "refused",
-        f"{__name__}:xla_computation",
         "jax.jit(f).lower(x).compiler_ir('hlo')",
         "only `jit` lowers functions",
+        "xla_computation",
     ),
-    Entry(
-        "jax.soft_pmap",
-        "0.3.25",
-        "refused",
-        f"{__name__}:soft_pmap",
-        "jax.vmap",
-        "it was removed with xmap",
-    ),
-    Entry(
-        "jax.mask",
+    *refused("jax", "0.3.25", "jax.vmap", "it was removed with xmap", "soft_pmap"),
+    *refused(
+        "jax",
         "0.3.16",
-        "refused",
-        f"{__name__}:mask",
         "jax.numpy.where(valid, x, 0)",
         "JAX has no transformation for padded arrays",
+        "mask",
     ),
-    *members(
+    *works(
         "jax.experimental",
         "0.9.0",
         __name__,
-        {"disable_x64": "jax.enable_x64(False)", "enable_x64": "jax.enable_x64(True)"},
+        disable_x64="jax.enable_x64(False)",
+        enable_x64="jax.enable_x64(True)",
     ),
-    Entry(
-        "jax.experimental.loops",
+    *refused(
+        "jax.experimental",
         "0.3.16",
-        "refused",
-        f"{__name__}:loops",
         "jax.lax.fori_loop",
         "JAX's loops are functions of their state",
+        "loops",
     ),
-    Entry(
-        "jax.experimental.optimizers",
-        "0.3.16",
-        "works",
-        "jax.example_libraries.optimizers",
-        "import jax.example_libraries.optimizers",
+    *(
+        Entry(f"jax.experimental.{name}", "0.3.16", "works", home, f"import {home}")
+        for name in ("optimizers", "stax")
+        for home in (f"jax.example_libraries.{name}",)
     ),
-    Entry(
-        "jax.experimental.stax",
-        "0.3.16",
-        "works",
-        "jax.example_libraries.stax",
-        "import jax.example_libraries.stax",
+    *works(
+        "jax.ad_checkpoint", "0.10.0", "jax", checkpoint="jax.checkpoint", remat="jax.checkpoint"
     ),
-    *members("jax.ad_checkpoint", "0.10.0", "jax", {"checkpoint": "jax.checkpoint"}),
-    *members("jax.ad_checkpoint", "0.10.0", "jax", {"remat": "jax.checkpoint"}),
-    *members(
+    *works(
         "jax._src.test_util",
         "0.6.0",
         __name__,
-        {"create_global_mesh": "jax.make_mesh(shape, names)"},
+        create_global_mesh="jax.make_mesh(shape, names)",
     ),
-    *members("jax.dlpack", "0.7.0", __name__, {"to_dlpack": "x.__dlpack__()"}),
-    Entry(
-        "jax.Device.live_buffers",
+    *works("jax.dlpack", "0.7.0", __name__, to_dlpack="x.__dlpack__()"),
+    *differs(
+        "jax.Device",
         "0.4.36",
-        "differs",
-        f"{__name__}:live_buffers",
-        "jax.live_arrays()",
-        "arrays over several devices are excluded; jax.live_arrays() returns all",
+        __name__,
+        live_buffers=(
+            "jax.live_arrays()",
+            "arrays over several devices are excluded; jax.live_arrays() returns all",
+        ),
     ),
-    Entry(
-        "jax.pmap",
+    *works(
+        "jax",
         "0.8.0",
-        "works",
-        f"{__name__}:pmap",
-        "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
-        "An index of a result is the shard of one device; an index of today's `jax.pmap` result is "
-        "replicated.",
+        __name__,
+        pmap=(
+            "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
+            "An index of a result is the shard of one device; an index of today's `jax.pmap` "
+            "result is replicated.",
+        ),
     ),
-    *members(
-        "jax.experimental.compilation_cache.compilation_cache",
+    *works(
+        _CACHE,
         "0.4.26",
         __name__,
-        {
-            "initialize_cache": "jax.config.update('jax_compilation_cache_dir', path)",
-            "is_initialized": "jax.config.jax_compilation_cache_dir is not None",
-        },
+        initialize_cache="jax.config.update('jax_compilation_cache_dir', path)",
+        is_initialized="jax.config.jax_compilation_cache_dir is not None",
     ),
     Entry("jax.config", "0.4.25", "works", __name__, "jax.config"),
-    *members("jax.config", "0.4.25", __name__, {"config": "jax.config"}),
+    *works("jax.config", "0.4.25", __name__, config="jax.config"),
     Entry(
-        name="jax.config.jax_array",
-        gone="0.4.7",
-        treatment="works",
-        source="xlashard.legacy.modes.config_flags:jax_array",
-        today="isinstance(x, jax.Array)",
+        "jax.config.jax_array",
+        "0.4.7",
+        "works",
+        f"{_FLAGS}:jax_array",
+        "isinstance(x, jax.Array)",
     ),
     Entry(
-        name="jax.config.jax_parallel_functions_output_gda",
-        gone="0.4.7",
-        treatment="works",
-        source="xlashard.legacy.modes.config_flags:parallel_functions_output_gda",
-        today="jax.jit(f, out_shardings=shardings)",
+        "jax.config.jax_parallel_functions_output_gda",
+        "0.4.7",
+        "works",
+        f"{_FLAGS}:parallel_functions_output_gda",
+        "jax.jit(f, out_shardings=shardings)",
     ),
     *(
-        Entry(
-            name=name,
-            gone="0.7.0",
-            treatment="works",
-            source="xlashard.legacy.modes.config_flags:spmd_mode",
-            today="jax.jit(f)(x)",
-        )
+        Entry(name, "0.7.0", "works", f"{_FLAGS}:spmd_mode", "jax.jit(f)(x)")
         for name in ("jax.config.jax_spmd_mode", "jax.spmd_mode")
     ),
     Entry(
-        name="jax.config.jax_pmap_no_rank_reduction",
-        gone="0.8.0",
-        treatment="differs",
-        source="xlashard.legacy.modes.config_flags:pmap_no_rank_reduction",
-        today="xlashard.unstacked_shards(x)",
-        note=(
-            "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
-            "while the removed names are installed, keep the mapped dimension of size 1"
-        ),
+        "jax.config.jax_pmap_no_rank_reduction",
+        "0.8.0",
+        "differs",
+        f"{_FLAGS}:pmap_no_rank_reduction",
+        "xlashard.unstacked_shards(x)",
+        "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
+        "while the removed names are installed, keep the mapped dimension of size 1",
     ),
 )

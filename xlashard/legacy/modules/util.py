@@ -8,19 +8,9 @@ from typing import Any, NamedTuple
 import jax
 
 from xlashard._jax.legacy_api import util
-from xlashard.legacy.modules.entry import Entry, members
+from xlashard.legacy.modules.entry import Entry, differs, moved, works
 
-HashableFunction = util.HashableFunction
-cache = util.cache
 prod = math.prod
-safe_map = util.safe_map
-safe_zip = util.safe_zip
-split_list = util.split_list
-subvals = util.subvals
-toposort = util.toposort
-unzip2 = util.unzip2
-wrap_name = util.wrap_name
-wraps = util.wraps
 
 
 def as_hashable_function(closure: Any) -> Any:
@@ -29,7 +19,7 @@ def as_hashable_function(closure: Any) -> Any:
     Args:
         closure: The key.
     """
-    return lambda f: HashableFunction(f, closure)
+    return lambda f: util.HashableFunction(f, closure)
 
 
 def split_dict(dct: Mapping[Any, Any], names: Iterable[Any]) -> list[Any]:
@@ -141,61 +131,63 @@ def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None
     KEY_PATHS[ty] = handler
 
 
-def _trees(*names: str) -> dict[str, str]:
-    return {name: f"jax.tree.{name.removeprefix('tree_')}" for name in names}
-
+_UTIL = "xlashard._jax.legacy_api:util"
 
 ENTRIES: tuple[Entry, ...] = (
-    Entry("jax.util", "0.8.0", "works", __name__, "import functools"),
-    *members(
-        "jax.util",
-        "0.7.0",
-        __name__,
-        {
-            "HashableFunction": "functools.partial",
-            "as_hashable_function": "functools.partial",
-            "cache": "functools.lru_cache",
-            "safe_map": "[f(x, y) for x, y in zip(xs, ys, strict=True)]",
-            "safe_zip": "zip(xs, ys, strict=True)",
-            "split_dict": "[mapping[name] for name in names]",
-            "split_list": "xs[:n], xs[n:]",
-            "split_merge": "[x for x in xs if predicate(x)]",
-            "subvals": "[new.get(n, x) for n, x in enumerate(xs)]",
-            "toposort": "graphlib.TopologicalSorter",
-            "unzip2": "tuple(zip(*pairs, strict=True))",
-            "wrap_name": "f'{transform}({name})'",
-            "wraps": "functools.wraps",
-        },
-    ),
-    *members("jax._src.util", "0.4.14", __name__, {"prod": "math.prod"}),
-    *members(
+    *works(
         "jax",
         "0.6.0",
         "jax.tree_util",
-        _trees(
-            *("tree_flatten", "tree_leaves", "tree_map", "tree_structure", "tree_transpose"),
-            *("tree_unflatten",),
-        ),
+        tree_flatten="jax.tree.flatten",
+        tree_leaves="jax.tree.leaves",
+        tree_map="jax.tree.map",
+        tree_structure="jax.tree.structure",
+        tree_transpose="jax.tree.transpose",
+        tree_unflatten="jax.tree.unflatten",
     ),
-    *members("jax", "0.6.0", "jax.tree_util", {"treedef_is_leaf": "jax.tree_util.treedef_is_leaf"}),
-    *members("jax", "0.3.16", __name__, {"tree_multimap": "jax.tree.map"}),
-    *members("jax.tree_util", "0.3.16", __name__, {"tree_multimap": "jax.tree.map"}),
-    *members("jax.tree_util", "0.7.0", __name__, {"build_tree": "jax.tree.unflatten"}),
-    *members(
+    *moved("jax", "0.6.0", "jax.tree_util", "treedef_is_leaf"),
+    *works("jax", "0.3.16", __name__, tree_multimap="jax.tree.map"),
+    *works("jax.tree_util", "0.3.16", __name__, tree_multimap="jax.tree.map"),
+    *works("jax.tree_util", "0.7.0", __name__, build_tree="jax.tree.unflatten"),
+    *works(
         "jax.tree_util",
         "0.4.26",
         __name__,
-        {
-            "AttributeKeyPathEntry": "jax.tree_util.GetAttrKey",
-            "GetitemKeyPathEntry": "jax.tree_util.DictKey",
-        },
+        AttributeKeyPathEntry="jax.tree_util.GetAttrKey",
+        GetitemKeyPathEntry="jax.tree_util.DictKey",
     ),
-    Entry(
-        "jax.tree_util.register_keypaths",
+    *differs(
+        "jax.tree_util",
         "0.4.26",
-        "differs",
-        f"{__name__}:register_keypaths",
-        "jax.tree_util.register_pytree_with_keys",
-        "JAX's messages use the keys only if they are registered with today's function.",
+        __name__,
+        register_keypaths=(
+            "jax.tree_util.register_pytree_with_keys",
+            "JAX's messages use the keys only if they are registered with today's function.",
+        ),
     ),
+    Entry("jax.util", "0.8.0", "works", __name__, "import functools"),
+    *works("jax.util", "0.7.0", _UTIL, HashableFunction="functools.partial"),
+    *works("jax.util", "0.7.0", __name__, as_hashable_function="functools.partial"),
+    *works(
+        "jax.util",
+        "0.7.0",
+        _UTIL,
+        cache="functools.lru_cache",
+        safe_map="[f(x, y) for x, y in zip(xs, ys, strict=True)]",
+        safe_zip="zip(xs, ys, strict=True)",
+    ),
+    *works("jax.util", "0.7.0", __name__, split_dict="[mapping[name] for name in names]"),
+    *works("jax.util", "0.7.0", _UTIL, split_list="xs[:n], xs[n:]"),
+    *works("jax.util", "0.7.0", __name__, split_merge="[x for x in xs if predicate(x)]"),
+    *works(
+        "jax.util",
+        "0.7.0",
+        _UTIL,
+        subvals="[new.get(n, x) for n, x in enumerate(xs)]",
+        toposort="graphlib.TopologicalSorter",
+        unzip2="tuple(zip(*pairs, strict=True))",
+        wrap_name="f'{transform}({name})'",
+        wraps="functools.wraps",
+    ),
+    *works("jax._src.util", "0.4.14", prod="math.prod"),
 )

@@ -8,11 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from xlashard.legacy.modules.entry import Entry, RemovedApi, members, raise_removed
-
-CallbackException = jax.errors.JaxRuntimeError
-call_with_device = RemovedApi("jax.experimental.host_callback.call_with_device")
-stop_outfeed_receiver = RemovedApi("jax.experimental.host_callback.stop_outfeed_receiver")
+from xlashard.legacy.modules.entry import Entry, differs, raise_removed, refused, works
 
 
 def call(
@@ -153,54 +149,35 @@ _NAME = "jax.experimental.host_callback"
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(_NAME, "0.4.36", "differs", __name__, "jax.experimental.io_callback", "see its names"),
-    Entry(
-        f"{_NAME}.call",
-        "0.4.36",
-        "differs",
-        f"{__name__}:call",
-        "jax.experimental.io_callback",
-        "`call_with_device` is refused; under vmap the function gets one element at a time",
-    ),
-    Entry(
-        f"{_NAME}.id_tap",
-        "0.4.36",
-        "differs",
-        f"{__name__}:id_tap",
-        "jax.debug.callback",
-        "the list of transformations is empty, and under vmap the function gets one element at a "
-        "time",
-    ),
-    Entry(
-        f"{_NAME}.id_print",
-        "0.4.36",
-        "differs",
-        f"{__name__}:id_print",
-        "jax.debug.print",
-        "under vmap each element is printed by itself",
-    ),
-    *members(
+    *differs(
         _NAME,
         "0.4.36",
         __name__,
-        {
-            "CallbackException": "jax.errors.JaxRuntimeError",
-            "barrier_wait": "jax.effects_barrier()",
-        },
+        call=(
+            "jax.experimental.io_callback",
+            "`call_with_device` is refused; under vmap the function gets one element at a time",
+        ),
+        id_tap=(
+            "jax.debug.callback",
+            "the list of transformations is empty, and under vmap the function gets one element "
+            "at a time",
+        ),
+        id_print=("jax.debug.print", "under vmap each element is printed by itself"),
     ),
-    Entry(
-        f"{_NAME}.call_with_device",
+    *works(_NAME, "0.4.36", CallbackException="jax.errors.JaxRuntimeError"),
+    *works(_NAME, "0.4.36", __name__, barrier_wait="jax.effects_barrier()"),
+    *refused(
+        _NAME,
         "0.4.36",
-        "refused",
-        f"{__name__}:call_with_device",
         "jax.experimental.io_callback",
         "callbacks do not receive the device of their program",
+        "call_with_device",
     ),
-    Entry(
-        f"{_NAME}.stop_outfeed_receiver",
+    *refused(
+        _NAME,
         "0.4.36",
-        "refused",
-        f"{__name__}:stop_outfeed_receiver",
         "jax.effects_barrier()",
         "callbacks need no receiver thread",
+        "stop_outfeed_receiver",
     ),
 )

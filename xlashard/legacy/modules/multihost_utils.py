@@ -12,18 +12,8 @@ from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
 from xlashard.legacy.modes.mode_function import is_gda
-from xlashard.legacy.modules.entry import Entry
-from xlashard.multihost import assert_equal, broadcast_one_to_all, sync_global_devices
+from xlashard.legacy.modules.entry import Entry, differs, works
 from xlashard.sharding import Mesh
-
-__all__ = [
-    "assert_equal",
-    "broadcast_one_to_all",
-    "global_array_to_host_local_array",
-    "host_local_array_to_global_array",
-    "process_allgather",
-    "sync_global_devices",
-]
 
 
 def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
@@ -161,51 +151,34 @@ ENTRIES: tuple[Entry, ...] = (
         "from xlashard import multihost",
         "Its other names are unchanged.",
     ),
-    Entry(
-        f"{_THERE}.process_allgather",
+    *works(
+        _THERE,
         _GONE,
-        "works",
-        f"{__name__}:process_allgather",
-        "multihost.process_allgather(x, tiled=True)",
+        __name__,
+        process_allgather="multihost.process_allgather(x, tiled=True)",
     ),
-    Entry(
-        f"{_THERE}.broadcast_one_to_all",
+    *differs(
+        _THERE,
         _GONE,
-        "differs",
-        f"{__name__}:broadcast_one_to_all",
-        "multihost.broadcast_one_to_all(x)",
-        _WHO,
+        "xlashard.multihost",
+        broadcast_one_to_all=("multihost.broadcast_one_to_all(x)", _WHO),
+        sync_global_devices=(
+            "multihost.sync_global_devices(name)",
+            "Errors name the missing processes, or those with another name.",
+        ),
+        assert_equal=("multihost.assert_equal(x)", _WHO),
     ),
-    Entry(
-        f"{_THERE}.sync_global_devices",
+    *differs(
+        _THERE,
         _GONE,
-        "differs",
-        f"{__name__}:sync_global_devices",
-        "multihost.sync_global_devices(name)",
-        "Errors name the missing processes, or those with another name.",
-    ),
-    Entry(
-        f"{_THERE}.assert_equal",
-        _GONE,
-        "differs",
-        f"{__name__}:assert_equal",
-        "multihost.assert_equal(x)",
-        _WHO,
-    ),
-    Entry(
-        f"{_THERE}.host_local_array_to_global_array",
-        _GONE,
-        "differs",
-        f"{__name__}:host_local_array_to_global_array",
-        "multihost.host_local_array_to_global_array(x, mesh, specs)",
-        _KINDS + "GlobalDeviceArrays.",
-    ),
-    Entry(
-        f"{_THERE}.global_array_to_host_local_array",
-        _GONE,
-        "differs",
-        f"{__name__}:global_array_to_host_local_array",
-        "multihost.global_array_to_host_local_array(x, mesh, specs)",
-        _KINDS + "host-local arrays.",
+        __name__,
+        host_local_array_to_global_array=(
+            "multihost.host_local_array_to_global_array(x, mesh, specs)",
+            f"{_KINDS}GlobalDeviceArrays.",
+        ),
+        global_array_to_host_local_array=(
+            "multihost.global_array_to_host_local_array(x, mesh, specs)",
+            f"{_KINDS}host-local arrays.",
+        ),
     ),
 )

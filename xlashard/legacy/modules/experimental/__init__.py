@@ -1,1 +1,0 @@
-"""The removed names of `jax.experimental`, one file per module."""

@@ -1,1 +1,0 @@
-"""The removed names of `jax.interpreters`, one file per module."""
