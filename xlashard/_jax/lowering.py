@@ -28,7 +28,8 @@ class LoweredBody:
     """A module with an unannotated `@main`, and the objects that must live as long as its program.
 
     Attributes:
-        module: The module; `@main` takes the tokens of `ordered_effects`, then the arguments.
+        module: The module, whose `@main` takes the tokens of `ordered_effects`, then the arguments;
+            None for a loaded program.
         main: The `func.func @main` operation.
         ordered_effects: Effects whose tokens come first among arguments and results.
         has_effects: True if the program must be run with tokens.
@@ -37,13 +38,18 @@ class LoweredBody:
         callbacks: The names of the Python functions that the program calls.
     """
 
-    module: Any
-    main: Any
-    ordered_effects: tuple[Any, ...]
-    has_effects: bool
-    keepalives: tuple[Any, ...]
-    host_callbacks: tuple[Any, ...]
+    module: Any = None
+    main: Any = None
+    ordered_effects: tuple[Any, ...] = ()
+    has_effects: bool = False
+    keepalives: tuple[Any, ...] = ()
+    host_callbacks: tuple[Any, ...] = ()
     callbacks: tuple[str, ...] = ()
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Return True for a program that its module defines, without effects and Python objects."""
+        return not (self.has_effects or self.keepalives or self.host_callbacks)
 
 
 @dataclass(frozen=True)
@@ -200,9 +206,8 @@ def manual_text(ctx: Any, sharding: JaxSharding, ndim: int) -> str:
     return hlo_text(mlir.add_manual_axes(axis_context, sharding, ndim)._to_xla_hlo_sharding(ndim))
 
 
-def register_lowering(primitive: Any, rule: Any) -> None:
-    """Register the lowering rule of a primitive, for every platform."""
-    mlir.register_lowering(primitive, rule)
+register_lowering = mlir.register_lowering
+"""Register the lowering rule of a primitive, for every platform."""
 
 
 def dtype_name(aval: Any) -> str:

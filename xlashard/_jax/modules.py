@@ -57,9 +57,8 @@ def to_text(module: Module, *, debug_info: bool = False) -> str:
     return mlir.module_to_string(module, enable_debug_info=debug_info)
 
 
-def to_bytecode(module: Module) -> bytes:
-    """Return the module as MLIR bytecode."""
-    return mlir.module_to_bytecode(module)
+to_bytecode = mlir.module_to_bytecode
+"""Return the module as MLIR bytecode."""
 
 
 def without_locations(module: Module) -> Module:
@@ -94,13 +93,22 @@ def digest(module: Module) -> str:
     return hashlib.sha256(to_bytecode(without_locations(module))).hexdigest()
 
 
+def functions(module: Module) -> dict[str, Function]:
+    """Return the functions of a module by name, in order."""
+    return {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in module.body.operations
+        if isinstance(op, func_dialect.FuncOp)
+    }
+
+
 def main_function(module: Module) -> Function | None:
     """Return the entry point of a module: `@main`, or the only public function."""
     public = []
-    for op in module.body.operations:
-        if not isinstance(op, func_dialect.FuncOp) or op.is_external:
+    for name, op in functions(module).items():
+        if op.is_external:
             continue
-        if ir.StringAttr(op.attributes["sym_name"]).value == ENTRY:
+        if name == ENTRY:
             return op
         visibility = op.attributes.get("sym_visibility")
         if visibility is None or ir.StringAttr(visibility).value == "public":
@@ -130,28 +138,25 @@ def single_device_results(main: Function) -> list[bool]:
     A callback into Python is such an operation. As a result of a program over several devices its
     value is zeros on the other devices.
     """
-    functions = {
-        ir.StringAttr(op.attributes["sym_name"]).value: op
-        for op in main.operation.parent.opview.body.operations
-        if isinstance(op, func_dialect.FuncOp)
-    }
-    return [_is_of_one_device(value, functions) for value in _returned(main)]
+    callees = functions(main.operation.parent.opview)
+    return [_is_of_one_device(value, callees) for value in _return(main).operands]
 
 
-def _returned(function: Function) -> Sequence[Value]:
-    block = entry_block(function)
-    return block.operations[len(block.operations) - 1].operands
+def _return(function: Function) -> Any:
+    """Return the operation that ends a function."""
+    operations = entry_block(function).operations
+    return operations[len(operations) - 1]
 
 
-def _is_of_one_device(value: Value, functions: Mapping[str, Function]) -> bool:
+def _is_of_one_device(value: Value, callees: Mapping[str, Function]) -> bool:
     """Follow a value through calls to the operation that it comes from."""
     while not isinstance(value.owner, ir.Block):
         op = value.owner.operation
         if op.name != "func.call":
             shardings = map(op.attributes.get, ("sdy.sharding", "mhlo.sharding"))
             return any([s is not None and _ONE_DEVICE.search(str(s)) for s in shardings])
-        callee = functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
-        value = _returned(callee)[ir.OpResult(value).result_number]
+        callee = callees[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
+        value = _return(callee).operands[ir.OpResult(value).result_number]
     return False
 
 
@@ -292,8 +297,7 @@ def constrain_boundary(
     """Insert sharding constraints after the arguments and before the results."""
     if not any(args) and not any(results):
         return
-    block = entry_block(main)
-    ret = block.operations[len(block.operations) - 1]
+    block, ret = entry_block(main), _return(main)
     with within(main):
         with ir.InsertionPoint.at_block_begin(block):
             for value, constraint in zip(block.arguments, args, strict=True):
@@ -314,8 +318,7 @@ def annotate_memory_kinds(main: Function, memory_kinds: Sequence[str | None]) ->
     """Annotate results that must be in another memory than the device's default one."""
     if not any(memory_kinds):
         return
-    block = entry_block(main)
-    ret = block.operations[len(block.operations) - 1]
+    ret = _return(main)
     with within(main), ir.InsertionPoint(ret):
         for i, kind in enumerate(memory_kinds):
             if kind is not None:

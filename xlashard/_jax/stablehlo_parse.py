@@ -2,16 +2,16 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax._src import core
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
-from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
 
 from xlashard._jax import modules
@@ -48,19 +48,6 @@ class NamedMesh:
 
     def __str__(self) -> str:
         return ", ".join(f"{name!r}={size}" for name, size in self.axes)
-
-
-@dataclass(frozen=True)
-class ShardingDialects:
-    """The partitioners whose annotations a module contains.
-
-    Attributes:
-        shardy: An example of Shardy's annotations, or None.
-        gspmd: An example of GSPMD's annotations, or None.
-    """
-
-    shardy: str | None
-    gspmd: str | None
 
 
 def read_module(source: str | bytes) -> Module:
@@ -102,42 +89,35 @@ def _diagnosis(error: Any, source: str | bytes) -> str:
     return f"line {line}, column {column}: {first.message}\n{shown}\n{' ' * (column - 1)}^"
 
 
-def sharding_dialects(module: Module) -> ShardingDialects:
-    """Return an example of the annotations of each partitioner in a module."""
+def sharding_dialects(module: Module) -> tuple[str | None, str | None]:
+    """Return an example of the annotations of Shardy and of GSPMD in a module, each or None."""
     shardy = gspmd = None
     for op in modules.operations(module.operation):
-        found_shardy, found_gspmd = _annotations(op)
-        shardy = shardy or found_shardy
-        gspmd = gspmd or found_gspmd
-    return ShardingDialects(shardy, gspmd)
+        names = {name for name, _ in _shardings(op)}
+        if "sdy.sharding" in names:
+            shardy = shardy or "sdy.sharding"
+        elif op.name.startswith("sdy.") and op.name != "sdy.mesh":
+            shardy = shardy or op.name
+        if "mhlo.sharding" in names:
+            gspmd = "mhlo.sharding"
+    return shardy, gspmd
 
 
-def _annotations(op: Any) -> tuple[str | None, str | None]:
-    attributes = op.attributes
-    shardy = op.name if op.name.startswith("sdy.") and op.name != "sdy.mesh" else None
-    names = set(attributes)
-    for of in ("arg_attrs", "res_attrs"):
-        for row in attributes.get(of) or ():
-            names |= {a.name for a in ir.DictAttr(row)}
-    if "sdy.sharding" in names:
-        shardy = "sdy.sharding"
-    return shardy, "mhlo.sharding" if "mhlo.sharding" in names else None
+def _shardings(op: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the sharding attributes of an operation, and of a function's arguments and results."""
+    rows = [op.attributes.get(of) or () for of in ("arg_attrs", "res_attrs")]
+    inner = ((a.name, a.attr) for row in chain(*rows) for a in ir.DictAttr(row))
+    own = ((name, op.attributes.get(name)) for name in _SHARDINGS)
+    yield from ((name, text) for name, text in (*inner, *own) if name in _SHARDINGS and text)
+
+
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 
 def gspmd_texts(module: Module) -> set[str]:
     """Return the texts of all HLO shardings in a module."""
-    texts: set[str] = set()
-    for op in modules.operations(module.operation):
-        for of in ("arg_attrs", "res_attrs"):
-            for row in op.attributes.get(of) or ():
-                texts |= {
-                    ir.StringAttr(a.attr).value
-                    for a in ir.DictAttr(row)
-                    if a.name == "mhlo.sharding"
-                }
-        if (own := op.attributes.get("mhlo.sharding")) is not None:
-            texts.add(ir.StringAttr(own).value)
-    return texts
+    pairs = chain.from_iterable(map(_shardings, modules.operations(module.operation)))
+    return {ir.StringAttr(text).value for name, text in pairs if name == "mhlo.sharding"}
 
 
 def named_meshes(module: Module) -> list[NamedMesh]:
@@ -181,25 +161,12 @@ def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 def body_of_module(module: Module) -> LoweredBody:
     """Return a module without effects or callbacks as a lowered body."""
-    return LoweredBody(module, modules.main_function(module), (), False, (), ())
-
-
-def function_names(module: Module) -> list[str]:
-    """Return the names of a module's functions, in order."""
-    return [
-        ir.StringAttr(op.attributes["sym_name"]).value
-        for op in module.body.operations
-        if isinstance(op, func_dialect.FuncOp)
-    ]
+    return LoweredBody(module, modules.main_function(module))
 
 
 def call_cycle(module: Module) -> list[str]:
     """Return the names of functions that call each other in a cycle; an empty list without one."""
-    calls = {
-        ir.StringAttr(op.attributes["sym_name"]).value: _callees(op)
-        for op in module.body.operations
-        if isinstance(op, func_dialect.FuncOp)
-    }
+    calls = {name: _callees(function) for name, function in modules.functions(module).items()}
     try:
         TopologicalSorter(calls).prepare()
     except CycleError as error:

@@ -132,26 +132,25 @@ class LoweredProgram:
 
     def _left(self, program: Program) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""
-        offered = [i for i, j in enumerate(self.donation.partner) if j is not None]
         if not any(self.donation.donor):
             return []
         plan, tokens = _settled_plan(program), len(self.body.ordered_effects)
-        sizes = [bytes_of(plan.args[i]) for i in offered]
-        if executables.alias_bytes(program.executable) in (None, _sum(sizes)):
+        offered = _known_bytes([plan.args[i] for i in self.donation.pairs])
+        if executables.alias_bytes(program.executable) in (None, offered):
             return []
         return self._untaken(plan, executables.aliases(program.executable), tokens)
 
     def _untaken(
         self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
     ) -> list[UnusedDonation]:
-        offered = {i for i, j in enumerate(self.donation.partner) if j is not None}
         taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
-        left = offered - set(taken.values())
+        left = self.donation.pairs.keys() - taken.values()
         return [refusal(plan, i, dict(taken)) for i in sorted(left)]
 
 
-def _sum(sizes: Sequence[object]) -> int:
-    return sum(size for size in sizes if isinstance(size, int))
+def _known_bytes(values: Sequence[ValuePlan]) -> int:
+    """Return the bytes of values per device, keys left out."""
+    return sum(size for size in map(bytes_of, values) if isinstance(size, int))
 
 
 def _settled_plan(program: Program) -> ProgramPlan:
@@ -310,10 +309,7 @@ def _is_defined_by_text(lowered: LoweredProgram) -> bool:
     A module refers to Python objects by number only. Processes that compile one program together
     must all compile it, even if one of them has the executable.
     """
-    body = lowered.body
-    if body.has_effects or body.keepalives or body.host_callbacks:
-        return False
-    return lowered.plan.is_of_one_process
+    return lowered.body.is_self_contained and lowered.plan.is_of_one_process
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:
@@ -379,6 +375,5 @@ def _text(number: str, unit: str) -> str:
 
 def _of_arguments(plan: ProgramPlan) -> str:
     """Return the part of the memory that arguments take, without the padding of layouts."""
-    sizes = [bytes_of(value) for value in plan.args]
-    known = sum(size for size in sizes if isinstance(size, int))
+    known = _known_bytes(plan.args)
     return f", {in_bytes(known)} of it for arguments" if known else ""

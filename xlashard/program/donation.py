@@ -29,11 +29,14 @@ class Donation:
     unusable: tuple[int, ...]
     partner: tuple[int | None, ...]
 
+    @property
+    def pairs(self) -> dict[int, int]:
+        """Return the result of each paired argument."""
+        return {i: j for i, j in enumerate(self.partner) if j is not None}
+
     def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
         """Return the argument of each paired result; None for pairs of the module itself."""
-        found: dict[int, int | None] = dict.fromkeys(plan.aliased)
-        found |= {j: i for i, j in enumerate(self.partner) if j is not None}
-        return found
+        return {**dict.fromkeys(plan.aliased), **{j: i for i, j in self.pairs.items()}}
 
 
 def plan_donation(plan: ProgramPlan) -> Donation:

@@ -5,13 +5,12 @@ of a trace contains more than reaches the program: a mesh or setting that the fu
 causes another trace. Its module is equal, and the executable is shared.
 """
 
-import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.global_state import cleared_with_jax
@@ -151,18 +150,6 @@ type Shardings = tuple[XLACompatibleSharding, ...]
 type Side = Literal["parameters", "outputs"]
 
 
-class PropagatedShardings(Protocol):
-    """Reader of the propagated shardings of a program."""
-
-    def shardings(self, of: Side, count: int) -> Sequence[str] | None:
-        """Return the propagated shardings in HLO's syntax; None if unknown."""
-        ...
-
-    def memory_kinds(self, count: int) -> Sequence[str | None]:
-        """Return the memory of each result; None for the default one."""
-        ...
-
-
 @dataclass(frozen=True)
 class ExecutableShardings:
     """Propagated shardings, read from an executable.
@@ -183,7 +170,7 @@ class ExecutableShardings:
 
 
 def resolve_shardings(
-    chosen: PropagatedShardings, plan: ProgramPlan, tokens: int
+    chosen: "PropagatedShardings", plan: ProgramPlan, tokens: int
 ) -> tuple[Shardings, Shardings]:
     """Return the sharding of every argument and result: the requested or the propagated one.
 
@@ -213,7 +200,7 @@ def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
 
 
 def _reported(
-    chosen: PropagatedShardings, of: Side, plan: ProgramPlan, tokens: int
+    chosen: "PropagatedShardings", of: Side, plan: ProgramPlan, tokens: int
 ) -> Sequence[str]:
     count = len(plan.args if of == "parameters" else plan.results)
     if len(plan.devices) == 1:
@@ -265,10 +252,8 @@ def _with_reductions(
     spec = requested.spec
     if not (spec.unreduced or spec.reduced):
         return found
-    kind = spec.unreduced_kind
-    return found.with_spec(
-        found.spec.update(unreduced=spec.unreduced, reduced=spec.reduced, unreduced_kind=kind)
-    )
+    names = ("unreduced", "reduced", "unreduced_kind")
+    return found.with_spec(found.spec.update(**{name: getattr(spec, name) for name in names}))
 
 
 def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:
@@ -319,11 +304,11 @@ class HloShardings:
         if entry is None:
             return None
         if of == "parameters":
-            found = [i for i in entry.instructions.values() if i.opcode == "parameter"]
-            found.sort(key=lambda i: int(i.operands))
+            values = [i for i in entry.instructions.values() if i.opcode == "parameter"]
+            values.sort(key=lambda i: i.parameter_number)
         else:
-            found = [entry.root] if entry.root is not None else []
-        texts = [text for instruction in found for text in _shardings(instruction)]
+            values = [entry.root] if entry.root is not None else []
+        texts = [text for value in values for text in _shardings(value)]
         return texts if len(texts) == count else None
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
@@ -334,23 +319,19 @@ class HloShardings:
         return kinds if len(kinds) == count else [None] * count
 
 
+type PropagatedShardings = ExecutableShardings | HloShardings
+"""Reader of the propagated shardings of a program."""
+
+
 def _shardings(instruction: "hlo.Instruction") -> list[str]:
     """Return the sharding of an instruction, or those of the elements of a tuple."""
     count = len(hlo.element_types(instruction.type))
     text = instruction.attribute("sharding")
     # A value without sharding is replicated; equal shardings of a tuple are written once.
-    texts = ["{replicated}"] if text is None else tile_texts(text[: _end(text)])
+    texts = (
+        ["{replicated}"] if text is None else tile_texts(text[: executables.end_of_braces(text)])
+    )
     return texts * count if len(texts) == 1 else texts
-
-
-def _end(text: str) -> int:
-    """Return the offset past the brace that closes the one at the start of a text."""
-    depth = 0
-    for found in re.finditer(r"[{}]", text):
-        depth += 1 if found[0] == "{" else -1
-        if depth == 0:
-            return found.end()
-    return len(text)
 
 
 def result_type(header: str) -> str:
@@ -361,5 +342,5 @@ def result_type(header: str) -> str:
         '(s32[], f32[8]{0})'
     """
     _, _, rest = header.partition("entry_computation_layout=")
-    _, _, result = rest[1 : _end(rest) - 1].partition("->")
+    _, _, result = rest[1 : executables.end_of_braces(rest) - 1].partition("->")
     return result if hlo.array_types(result) else ""

@@ -116,20 +116,23 @@ class Program:
         return _jax_shardings(self.parts.out_shardings, self.parts.out_avals)
 
     @cached_property
+    def _raw_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+        raw, tokens = compiler.raw_layouts(self.executable), len(self.parts.body.ordered_effects)
+        return None if raw is None else (tuple(raw[0][tokens:]), tuple(raw[1][tokens:]))
+
+    @cached_property
     def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return the layouts of arguments and of results in memory; None where unknown."""
-        layouts = compiler.layouts_of(self.executable)
-        tokens = len(self.parts.body.ordered_effects)
-        if layouts is None:
+        if self._raw_layouts is None:
             return (None,) * len(self.in_jax_shardings), (None,) * len(self.out_jax_shardings)
-        return tuple(layouts[0][tokens:]), tuple(layouts[1][tokens:])
+        ins, outs = (tuple(map(compiler.layout_from_raw, side)) for side in self._raw_layouts)
+        return ins, outs
 
     @cached_property
     def raw_in_layouts(self) -> tuple[Any, ...]:
         """Return the layout of each argument in the form of a handle's own; None if unknown."""
-        raw = compiler.raw_layouts(self.executable)
-        tokens = len(self.parts.body.ordered_effects)
-        return (None,) * len(self.in_jax_shardings) if raw is None else tuple(raw[0][tokens:])
+        raw = self._raw_layouts
+        return (None,) * len(self.in_jax_shardings) if raw is None else raw[0]
 
     @cached_property
     def in_layouts(self) -> tuple[Any, ...]:
@@ -175,54 +178,51 @@ class Program:
 
         Values with the required placement are unchanged.
         """
-        if not values:
-            return []
-        self._must_run()
-        for sharding, plan, value in zip(
-            self.parts.in_shardings, self.parts.plan.args, values, strict=False
-        ):
-            self._check_unreduced(sharding, plan, value)
-        layouts = _settled(values, self.in_layouts, self.full_layouts[0])
-        return list(dispatch.place(values, self.in_jax_shardings[: len(values)], layouts))
+        return self._place_arguments(values, slice(len(values)))
 
     def place_one(self, position: int, value: Any) -> Handle:
         """Return the handle of a value, as the program requires its argument at a position."""
-        self._must_run()
+        return self._place_arguments([value], slice(position, position + 1))[0]
+
+    def _place_arguments(self, values: Sequence[Any], at: slice) -> list[Handle]:
+        if not values:
+            return []
         parts = self.parts
-        self._check_unreduced(parts.in_shardings[position], parts.plan.args[position], value)
-        at = slice(position, position + 1)
-        layouts = _settled([value], self.in_layouts[at], self.full_layouts[0][at])
-        return dispatch.place([value], self.in_jax_shardings[at], layouts)[0]
-
-    def _check_unreduced(
-        self, sharding: XLACompatibleSharding, plan: ValuePlan, value: Any
-    ) -> None:
-        """Check that a value for an unreduced argument or result has the same pending reduction.
-
-        Raises:
-            UnreducedError: It has another one.
-        """
-        if not sharding.is_unreduced:
-            return
-        actual = getattr(value, "sharding", None)
-        if actual is not None and sharding.is_equivalent_to(actual, value.ndim):
-            return
-        name = plan.name or "an argument"
-        raise UnreducedError(
-            f"{self.name.removeprefix('pjit_')} takes {name} as partial results, by {sharding}, "
-            f"and got a {type(value).__name__}: write device_put({name}, sharding)"
-        )
+        self._check(values, parts.in_shardings[at], parts.plan.args[at])
+        layouts = _settled(values, self.in_layouts[at], self.full_layouts[0][at])
+        return list(dispatch.place(values, self.in_jax_shardings[at], layouts))
 
     def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
         """Return handles of values in the form of the program's leading results."""
-        self._must_run()
-        parts = self.parts
-        for sharding, plan, value in zip(
-            parts.out_shardings, parts.plan.results, values, strict=False
-        ):
-            self._check_unreduced(sharding, plan, value)
+        parts, shardings = self.parts, self.out_jax_shardings[: len(values)]
+        self._check(values, parts.out_shardings, parts.plan.results)
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
-        return list(dispatch.place(values, self.out_jax_shardings[: len(values)], layouts))
+        return list(dispatch.place(values, shardings, layouts))
+
+    def _check(
+        self,
+        values: Sequence[Any],
+        shardings: Sequence[XLACompatibleSharding],
+        plans: Sequence[ValuePlan],
+    ) -> None:
+        """Check that values for unreduced arguments or results have the same pending reductions.
+
+        Raises:
+            CompileOnlyError: The devices only compile.
+            UnreducedError: A value has another one.
+        """
+        self._must_run()
+        for sharding, plan, value in zip(shardings, plans, values, strict=False):
+            if not sharding.is_unreduced:
+                continue
+            actual = getattr(value, "sharding", None)
+            if actual is not None and sharding.is_equivalent_to(actual, value.ndim):
+                continue
+            name = plan.name or "an argument"
+            raise UnreducedError(
+                f"{self.name.removeprefix('pjit_')} takes {name} as partial results, by "
+                f"{sharding}, and got a {type(value).__name__}: write device_put({name}, sharding)"
+            )
 
     def admit(self, naming: "ValueNamer | None" = None) -> None:
         """Return once all processes of the program have arrived at its first run.

@@ -140,7 +140,7 @@ def _count(module: modules.Module, name: str) -> int | None:
 
 
 def _no_entry_text(module: modules.Module) -> str:
-    names = stablehlo_parse.function_names(module)
+    names = modules.functions(module)
     start = "the module has no function @main, and not exactly one public function"
     if not names:
         return f"{start}; it has no function"
@@ -186,15 +186,15 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Mo
 
 
 def _partitioner(module: modules.Module) -> Partitioner | None:
-    found = stablehlo_parse.sharding_dialects(module)
-    if found.shardy and found.gspmd:
+    shardy, gspmd = stablehlo_parse.sharding_dialects(module)
+    if shardy and gspmd:
         raise ModuleError(  # no-catalogue: covered by tests/program/goldens/modules/errors.txt
-            f"the module holds annotations for both partitioners, {found.shardy} and "
-            f"{found.gspmd}: no program can follow both"
+            f"the module holds annotations for both partitioners, {shardy} and "
+            f"{gspmd}: no program can follow both"
         )
-    if found.shardy:
+    if shardy:
         return Partitioner.SHARDY
-    return Partitioner.GSPMD if found.gspmd else None
+    return Partitioner.GSPMD if gspmd else None
 
 
 def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgram:

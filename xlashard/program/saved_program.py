@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
@@ -93,7 +94,7 @@ def _check_self_contained(program: Program) -> None:
             f"{'s' if len(body.callbacks) > 1 else ''} {', '.join(body.callbacks)}, which other "
             "processes lack: remove the callback, or compile it where it runs"
         )
-    if body.has_effects or body.keepalives or body.host_callbacks:
+    if not body.is_self_contained:
         raise SavedProgramError(  # no-catalogue: effects come with callbacks, refused before
             f"{program.name} can't be saved: it has effects, or refers to objects of this process: "
             "compile it where it runs"
@@ -188,7 +189,7 @@ def load_program(
             in_avals=tuple(aval for _, aval in ins),
             out_avals=tuple(aval for _, aval in outs),
             committed=bool(header["committed"]),
-            body=executables.empty_body(),
+            body=LoweredBody(),
         )
         machine_code = bytes(contents.sections[_EXECUTABLE])
     _check_widths(parts)

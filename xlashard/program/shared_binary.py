@@ -89,7 +89,7 @@ class SharedBinaries:
             self._done.add(fingerprint.digest)
         if not first_time:
             return compile_here()
-        if body.has_effects or body.keepalives or body.host_callbacks:
+        if not body.is_self_contained:
             _warn(
                 fingerprint,
                 "it calls Python functions, or has effects, which stay in their process",

@@ -14,7 +14,7 @@ from jax._src.interpreters import pxla
 from jax._src.layout import AutoLayout, Layout
 
 from xlashard._jax import modules
-from xlashard._jax.runtime.shardings import Device, device_list, hlo_text
+from xlashard._jax.runtime.shardings import Device, device_list, hlo_text, if_reported
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
@@ -23,9 +23,8 @@ type Executable = Any
 type Handle = jax.Array
 
 
-def client_of(device: Device) -> Any:
-    """Return the PJRT client of a device."""
-    return xla_bridge.get_device_backend(device)
+client_of = xla_bridge.get_device_backend
+"""Return the PJRT client of a device."""
 
 
 def platform_of(device: Device) -> str:
@@ -262,11 +261,8 @@ def executable_shardings(
 
 def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
     """Return the memory kind of each result."""
-    try:
-        kinds = list(executable.get_output_memory_kinds()[0])
-    except Exception:  # not every PJRT plugin answers
-        return [None] * count
-    return kinds if len(kinds) == count else [None] * count
+    kinds = if_reported(lambda: list(executable.get_output_memory_kinds()[0]))
+    return kinds if kinds is not None and len(kinds) == count else [None] * count
 
 
 def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
@@ -274,24 +270,16 @@ def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
 
     They are comparable with the `_pjrt_layout` of handles.
     """
-    try:
-        return list(executable.get_parameter_layouts()), list(executable.get_output_layouts())
-    except Exception:  # not every PJRT plugin answers
-        return None
+    return if_reported(
+        lambda: (list(executable.get_parameter_layouts()), list(executable.get_output_layouts()))
+    )
 
 
-def layouts_of(executable: Executable) -> tuple[list[Any], list[Any]] | None:
-    """Return the layouts of parameters and results as JAX's `Layout`, or None."""
-    raw = raw_layouts(executable)
-    if raw is None:
-        return None
-    read = Layout.from_pjrt_layout
-    return [read(x) for x in raw[0]], [read(x) for x in raw[1]]
+layout_from_raw = Layout.from_pjrt_layout
+"""Return an element of `raw_layouts` as JAX's `Layout`."""
 
-
-def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Sequence[Any]) -> Any:
-    """Return layouts for the placement of arguments, with None for default layouts."""
-    return pxla.get_dispatch_layouts(layouts, shardings, avals)
+dispatch_layouts = pxla.get_dispatch_layouts
+"""Return layouts for the placement of arguments, with None for default layouts."""
 
 
 def custom_layout(handle: Any) -> Any:

@@ -3,9 +3,9 @@
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +20,13 @@ from jax._src.lib import xla_client as xc
 from jaxlib import gpu_solver
 
 from xlashard._jax import modules
-from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime.compiler import Executable, assigned, client_of
-from xlashard._jax.runtime.shardings import Device, device_list
+from xlashard._jax.runtime.shardings import Device, device_list, if_reported
 from xlashard._jax.runtime.transfer import make_aval
 
 type TreeDef = Any
 
-_KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+_KEY_NAMES = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def to_bytes(executable: Executable) -> bytes:
@@ -41,10 +40,7 @@ def to_bytes(executable: Executable) -> bytes:
 
 def fingerprint(executable: Executable) -> str:
     """Return the runtime's fingerprint of a program in hex; empty if it has none."""
-    try:
-        digest = executable.fingerprint
-    except (AttributeError, RuntimeError):  # not every PJRT plugin has one
-        return ""
+    digest = if_reported(lambda: executable.fingerprint)
     return digest.hex() if isinstance(digest, bytes) else str(digest or "")
 
 
@@ -70,18 +66,6 @@ def from_bytes(data: bytes, devices: Sequence[Device], arguments: int) -> Execut
     return client.deserialize_executable(data, device_list(devices), options)
 
 
-def empty_body() -> LoweredBody:
-    """Return the lowered body of a compiled program without effects and callbacks."""
-    return LoweredBody(
-        module=None,
-        main=None,
-        ordered_effects=(),
-        has_effects=False,
-        keepalives=(),
-        host_callbacks=(),
-    )
-
-
 def aval(
     shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False, sharding: Any = None
 ) -> Any:
@@ -98,10 +82,7 @@ def is_typed_by_mesh(value: Any) -> bool:
 
 @lru_cache(maxsize=1)
 def _key_dtypes() -> dict[str, Any]:
-    keys = (
-        jax.eval_shape(lambda implementation=implementation: jax.random.key(0, impl=implementation))
-        for implementation in _KEY_IMPLEMENTATIONS
-    )
+    keys = [jax.eval_shape(partial(jax.random.key, 0, impl=name)) for name in _KEY_NAMES]
     return {str(key.dtype): key.dtype for key in keys}
 
 
@@ -121,12 +102,7 @@ def key_data(value: Any) -> Any:
 
 def keys_of(data: np.ndarray, dtype: Any) -> Any:
     """Return the key array of integers."""
-    for implementation in _KEY_IMPLEMENTATIONS:
-        keys = jax.random.wrap_key_data(jnp.asarray(data), impl=implementation)
-        if keys.dtype == dtype:
-            return keys
-    # no-catalogue: dtypes of other keys are refused before
-    raise TypeError(f"unknown key dtype {dtype}")
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=dtype._impl.name)
 
 
 def make_node(kind: type, data: Any, children: Sequence[TreeDef]) -> TreeDef:
@@ -164,10 +140,7 @@ def compiled_memory(executable: Any) -> Any:
 
 def alias_bytes(executable: Any) -> int | None:
     """Return the bytes of arguments per device that results alias; None if unknown."""
-    try:
-        return executable.get_compiled_memory_stats().alias_size_in_bytes
-    except Exception:  # not every PJRT plugin answers
-        return None
+    return if_reported(lambda: executable.get_compiled_memory_stats().alias_size_in_bytes)
 
 
 def extra_bytes(executable: Any) -> int | None:
@@ -175,11 +148,8 @@ def extra_bytes(executable: Any) -> int | None:
 
     Results that alias an argument reduce the number.
     """
-    try:
-        stats = executable.get_compiled_memory_stats()
-        return stats.temp_size_in_bytes - stats.alias_size_in_bytes
-    except Exception:  # not every PJRT plugin answers
-        return None
+    stats = if_reported(executable.get_compiled_memory_stats)
+    return None if stats is None else stats.temp_size_in_bytes - stats.alias_size_in_bytes
 
 
 def aliases(executable: Any) -> dict[int, int]:
@@ -189,24 +159,22 @@ def aliases(executable: Any) -> dict[int, int]:
 
 def aliases_in(header: str) -> dict[int, int]:
     """Parse the aliases of results from the first line of a module's text."""
-    _, _, rest = header.partition("input_output_alias={")
-    aliases = {}
-    for result, argument, part in _ALIAS.findall(rest[: _closing(rest)]):
-        # Arguments that are passed as one tuple are its elements.
-        aliases[int(result or 0)] = int(part or argument)
-    return aliases
+    _, _, rest = header.partition("input_output_alias=")
+    found = _ALIAS.findall(rest[: end_of_braces(rest)])
+    # Arguments that are passed as one tuple are its elements.
+    return {int(result or 0): int(part or argument) for result, argument, part in found}
 
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
 
 
-def _closing(text: str) -> int:
-    """Return the position of the brace that closes one opened before the text."""
-    depth = 1
-    for i, letter in enumerate(text):
-        depth += (letter == "{") - (letter == "}")
-        if not depth:
-            return i
+def end_of_braces(text: str) -> int:
+    """Return the offset past the brace that closes the one at the start of a text."""
+    depth = 0
+    for brace in re.finditer(r"[{}]", text):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.end()
     return len(text)
 
 
@@ -288,11 +256,10 @@ def _layout(text: str) -> Any:
 
 def describe(executable: Executable) -> bytes:
     """Serialize the properties of a compiled program."""
-    memory = _if_reported(executable.get_compiled_memory_stats)
-    cost = _if_reported(executable.cost_analysis)
+    memory = if_reported(executable.get_compiled_memory_stats)
     properties = {
         "modules": [module.to_string() for module in executable.hlo_modules()],
-        "cost": dict(cost[0] if isinstance(cost, list | tuple) else cost or {}),
+        "cost": if_reported(lambda: compiled_cost(executable)) or {},
         "memory": None if memory is None else _numbers(memory),
         "layouts": [
             [str(layout) for layout in executable.get_parameter_layouts()],
@@ -301,13 +268,6 @@ def describe(executable: Executable) -> bytes:
         "memory_kinds": list(executable.get_output_memory_kinds()[0]),
     }
     return zlib.compress(json.dumps(properties).encode())
-
-
-def _if_reported(query: Callable[[], Any]) -> Any:
-    try:
-        return query()
-    except RuntimeError:  # not every compiler reports before its program is loaded
-        return None
 
 
 def _numbers(stats: Any) -> dict[str, int]:

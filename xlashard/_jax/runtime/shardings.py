@@ -1,7 +1,7 @@
 """JAX's sharding classes, layouts and memory kinds, and HLO shardings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -104,9 +104,8 @@ def device_list(devices: Sequence[Device]) -> Any:
     return xc.DeviceList(tuple(devices))
 
 
-def hlo_from_text(text: str) -> Any:
-    """Parse the HLO syntax, `{devices=[2,4]<=[8]}`."""
-    return HloSharding.from_string(text)
+hlo_from_text = HloSharding.from_string
+"""Parse the HLO syntax, `{devices=[2,4]<=[8]}`."""
 
 
 def hlo_text(sharding: Any) -> str:
@@ -161,22 +160,23 @@ def layout_text(layout: Any, dtype: Any) -> str | None:
     return str(layout._to_xla_layout(dtype))
 
 
+def if_reported[T](query: Callable[[], T]) -> T | None:
+    """Return the result of a query of a PJRT plugin; None if the plugin does not answer it."""
+    try:
+        return query()
+    except Exception:  # plugins raise errors of many classes
+        return None
+
+
 def memory_kinds(device: Device) -> tuple[str, ...]:
     """Return the memory kinds of a device; an empty tuple if its plugin reports none."""
-    try:
-        return tuple(memory.kind for memory in device.addressable_memories())
-    except Exception:  # not every PJRT plugin has memories
-        return ()
+    return if_reported(lambda: tuple(m.kind for m in device.addressable_memories())) or ()
 
 
-def is_symbolic_size(size: object) -> bool:
-    """Return True if a size of a shape is an expression of `jax.export`."""
-    return core.is_symbolic_dim(size)
+is_symbolic_size = core.is_symbolic_dim
+"""Return True if a size of a shape is an expression of `jax.export`."""
 
 
 def default_memory_kind(device: Device) -> str | None:
     """Return the default memory kind of a device; None if its plugin reports none."""
-    try:
-        return device.default_memory().kind
-    except Exception:  # not every PJRT plugin has memories
-        return None
+    return if_reported(lambda: device.default_memory().kind)

@@ -13,10 +13,8 @@ from pathlib import Path
 import jax
 from jax._src import traceback_util
 
-
-def hide_frames(folder: str) -> None:
-    """Hide the frames of the code in a folder from tracebacks."""
-    traceback_util.register_exclusion(folder)
+hide_frames = traceback_util.register_exclusion
+"""Hide the frames of the code in a folder from tracebacks."""
 
 
 def shorten(error: BaseException) -> None:

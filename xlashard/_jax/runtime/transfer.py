@@ -1,7 +1,7 @@
 """Move values between host memory, buffers, handles and DLPack, and reshard handles in place."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,18 +45,11 @@ def make_aval(
     return core.update_aval_with_sharding(aval, sharding)
 
 
-def aval_of(x: Any) -> Aval:
-    """Return the abstract value of anything that JAX accepts as an array.
+aval_of: Callable[[Any], Aval] = core.typeof
+"""Return the abstract value of an array for JAX; raises `TypeError` for any other object."""
 
-    Raises:
-        TypeError: For any other object.
-    """
-    return core.typeof(x)
-
-
-def default_device() -> Device:
-    """Return the device of uncommitted values."""
-    return pxla.get_default_device()
+default_device: Callable[[], Device] = pxla.get_default_device
+"""Return the device of uncommitted values."""
 
 
 def split(handle: Handle) -> Sequence[Handle]:
@@ -315,9 +308,8 @@ def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray
     return np.ndarray((count, *shape), dtype, memory, start, (step, *reversed(strides)))
 
 
-def collect_garbage() -> None:
-    """Free the host memory of deleted buffers, which jaxlib delays until this call."""
-    xc._xla.collect_garbage()
+collect_garbage = xc._xla.collect_garbage
+"""Free the host memory of deleted buffers, which jaxlib delays until this call."""
 
 
 def is_takeable(block: np.ndarray) -> bool:

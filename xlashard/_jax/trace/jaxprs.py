@@ -99,13 +99,12 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     )
 
 
-def array_literals(jaxpr: Jaxpr) -> list[tuple[Any, Any]]:
-    """Return the arrays that stand in a jaxpr and in those inside it, each with its aval.
+array_literals = core.jaxpr_const_args
+"""Return the arrays that stand in a jaxpr and in those inside it, each with its aval.
 
-    JAX puts closed-over arrays there under `jax_use_simplified_jaxpr_constants`, and passes those
-    above `jax_embedded_constants_max_bytes` to the program as its first arguments.
-    """
-    return core.jaxpr_const_args(jaxpr)
+JAX puts closed-over arrays there under `jax_use_simplified_jaxpr_constants`, and passes those above
+`jax_embedded_constants_max_bytes` to the program as its first arguments.
+"""
 
 
 def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
@@ -133,9 +132,8 @@ def is_host_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | literals.TypedNdArray)
 
 
-def as_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
-    """Return a function of flat arguments that evaluates a closed jaxpr."""
-    return core.jaxpr_as_fun(jaxpr)
+as_function: Callable[[Jaxpr], Callable[..., list[Any]]] = core.jaxpr_as_fun
+"""Return a function of flat arguments that evaluates a closed jaxpr."""
 
 
 def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str) -> Jaxpr:

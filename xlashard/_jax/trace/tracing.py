@@ -162,9 +162,8 @@ def manual_axes() -> frozenset[str]:
     return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
-def is_top_level() -> bool:
-    """Return True outside of all transformations and traces."""
-    return core.trace_state_clean()
+is_top_level = core.trace_state_clean
+"""Return True outside of all transformations and traces."""
 
 
 def is_staging() -> bool:
@@ -205,13 +204,8 @@ def value_behind(value: Any) -> Any:
     return value
 
 
-def abstractify(value: object) -> Any:
-    """Return the abstract value of an argument.
-
-    Raises:
-        TypeError: If JAX does not support the type of the argument.
-    """
-    return core.shaped_abstractify(value)
+abstractify = core.shaped_abstractify
+"""Return the abstract value of an argument; raises `TypeError` for an unsupported type."""
 
 
 def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
@@ -282,9 +276,8 @@ def moved_to_memory(value: Any, kind: str | None) -> Any:
     return jax.device_put(value, space, src=core.typeof(value).memory_space)
 
 
-def physical_aval(aval: Any) -> Any:
-    """Return the aval of the buffers of a value: integers for keys."""
-    return core.physical_aval(aval)
+physical_aval: Callable[[Any], Any] = core.physical_aval
+"""Return the aval of the buffers of a value: integers for keys."""
 
 
 def is_token(aval: Any) -> bool:
@@ -311,9 +304,8 @@ def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
     return list(dict.fromkeys(s for s in found.values() if isinstance(s, JaxSharding)))
 
 
-def needs_devices(jaxpr: Jaxpr) -> bool:
-    """Return True if the lowering of a primitive inside depends on the devices."""
-    return dispatch.jaxpr_has_prim_requiring_devices(jaxpr)
+needs_devices = dispatch.jaxpr_has_prim_requiring_devices
+"""Return True if the lowering of a primitive inside depends on the devices."""
 
 
 def source_of(jaxpr: Jaxpr) -> str:
