@@ -7,6 +7,9 @@ and never in a RecursionError, nor in the memory of the whole machine.
 import json
 import os
 import re
+import types
+import typing
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +112,71 @@ def _checked[T](document: T, bits: int) -> T:
 
 def _is_nested(x: object) -> bool:
     return isinstance(x, dict | list)
+
+
+def decode(kind: Any, value: Any, path: str = "") -> Any:
+    """Return a JSON value as an instance of a type; `asdict` of a dataclass is read back.
+
+    Unknown fields are ignored, and missing fields with a default get it.
+
+    Args:
+        kind: A dataclass, or the annotation of a field of one.
+        value: The JSON value.
+        path: Path of the value in messages.
+
+    Raises:
+        ValueError: The value is of another shape.
+    """
+    if isinstance(kind, typing.TypeAliasType):
+        return decode(kind.__value__, value, path)
+    if is_dataclass(kind):
+        return _dataclass(kind, value, path)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        (other,) = (a for a in arguments if a is not types.NoneType)
+        return None if value is None else decode(other, value, path)
+    if origin is tuple:
+        return _tuple(arguments, value, path)
+    if origin is dict:
+        _expected(value, isinstance(value, dict), "an object", path)
+        return {name: decode(arguments[1], item, f"{path}.{name}") for name, item in value.items()}
+    if origin is typing.Literal:
+        return _expected(value, value in arguments, "one of " + ", ".join(arguments), path)
+    if kind is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return _expected(value, is_number, "a number", path)
+    return _expected(value, type(value) is kind, _NOUNS[kind], path)
+
+
+_NOUNS: typing.Mapping[type, str] = {str: "a string", int: "an integer", bool: "true or false"}
+
+
+def _expected(value: Any, fits: bool, expected: str, path: str) -> Any:
+    if not fits:
+        raise ValueError(f"{path} is {json.dumps(value)[:60]}, not {expected}")
+    return value
+
+
+def _dataclass(kind: Any, value: Any, path: str) -> Any:
+    _expected(value, isinstance(value, dict), "an object", path)
+    hints, prefix = typing.get_type_hints(kind), f"{path}." if path else ""
+    for field in fields(kind):
+        if field.name not in value and not _has_default(field):
+            raise ValueError(f"{prefix}{field.name} is missing")
+    names = [field.name for field in fields(kind) if field.name in value]
+    return kind(**{name: decode(hints[name], value[name], f"{prefix}{name}") for name in names})
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    _expected(value, isinstance(value, list), "a list", path)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    _expected(value, len(value) == len(kinds), f"a list of {len(kinds)}", path)
+    return tuple(
+        decode(kind, item, f"{path}[{index}]")
+        for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )

@@ -136,7 +136,7 @@ class LoweredProgram:
             return []
         plan, tokens = _settled_plan(program), len(self.body.ordered_effects)
         offered = _known_bytes([plan.args[i] for i in self.donation.pairs])
-        if executables.alias_bytes(program.executable) in (None, offered):
+        if compiler.alias_bytes(program.executable) in (None, offered):
             return []
         return self._untaken(plan, executables.aliases(program.executable), tokens)
 

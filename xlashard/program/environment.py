@@ -4,25 +4,15 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import libtpu_in_use
-from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard._jax.runtime.topologies import is_compile_only, libtpu_in_use, torus_wraps
 from xlashard.lazily import dataclass
-from xlashard.program.device_topology import (
-    DeviceFacts,
-    TorusFacts,
-    device_differences,
-    processes_of,
-    torus_differences,
-)
 from xlashard.sharding import Mesh
 
 type Flags = tuple[tuple[str, str], ...]
@@ -38,6 +28,92 @@ NOT_COMPILED_IN = (
 """Flags that do not change the program: output folders, the number of host devices, and flags that
 JAX sets on a TPU."""
 _OF_PLATFORMS = {"cpu": "--xla_cpu_", "tpu": "--xla_tpu_", "gpu": "--xla_gpu_"}
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """Facts of a device that a compiled program depends on.
+
+    Attributes:
+        id: Its number.
+        process: Its process.
+        kind: Its kind, such as `"TPU v4"`.
+        coords: Its coordinates in the torus; empty for other devices.
+        core: Its core on the chip.
+        slice: Its slice, for slices that are joined by a network.
+    """
+
+    id: int
+    process: int
+    kind: str
+    coords: tuple[int, ...]
+    core: int
+    slice: int = 0
+
+    @classmethod
+    def of(cls, device: Device) -> "DeviceFacts":
+        """Return the facts of a device."""
+        return cls(
+            id=device.id,
+            process=device.process_index,
+            kind=device.device_kind,
+            # Only devices in a torus have coordinates.
+            coords=tuple(getattr(device, "coords", None) or ()),
+            core=getattr(device, "core_on_chip", None) or 0,
+            slice=getattr(device, "slice_index", None) or 0,
+        )
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """Return its position among all devices of its torus."""
+        return self.slice, *self.coords, self.core
+
+    def __str__(self) -> str:
+        core = f", core {self.core}" if self.core else ""
+        of_slice = f" of slice {self.slice}" if self.slice else ""
+        return f"{self.coords}{core}{of_slice}"
+
+
+@dataclass(frozen=True)
+class TorusFacts:
+    """Facts of the whole torus of a program's devices.
+
+    Attributes:
+        shape: Chips along each dimension, in each slice.
+        slices: Number of slices.
+        devices: Number of devices, in all slices.
+        wraps: Whether the links of each dimension close to a ring; empty where the shape
+            determines it.
+    """
+
+    shape: tuple[int, ...]
+    slices: int
+    devices: int
+    wraps: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, device: Device) -> "TorusFacts | None":
+        """Return the facts of a device's torus; None for a device outside of a torus."""
+        if not getattr(device, "coords", None):
+            return None
+        facts = [DeviceFacts.of(other) for other in device.client.devices()]
+        return cls(
+            shape=tuple(max(along) + 1 for along in zip(*(f.coords for f in facts), strict=True)),
+            slices=len({f.slice for f in facts}),
+            devices=len(facts),
+            wraps=torus_wraps(device),
+        )
+
+    def __str__(self) -> str:
+        slices = f"{self.slices} slices of " if self.slices > 1 else ""
+        return f"{slices}{'x'.join(map(str, self.shape))} chips with {self.devices} devices"
+
+
+def _process_count(device: Device) -> int:
+    """Return the number of processes of a device's client."""
+    if is_compile_only(device):
+        return len({other.process_index for other in device.client.devices()})
+    return jax.process_count()
 
 
 @dataclass(frozen=True)
@@ -78,52 +154,28 @@ class Environment:
         first = devices[0]
         on_host = first.platform == "cpu"
         return cls(
-            **_versions(first.platform),
+            **versions(first.platform),
             platform=first.platform,
             runtime=first.client.platform_version,
             machine=platform.machine() if on_host else "",
             features=_processor_features() if on_host else (),
-            processes=processes_of(first),
+            processes=_process_count(first),
             torus=TorusFacts.of(first),
             devices=tuple(map(DeviceFacts.of, devices)),
             flags=flags_here(),
-            settings=_settings(first),
+            settings=tuple(compiler.default_settings(first).items()),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Environment":
-        """Parse `to_json`; raises `KeyError`, `TypeError` or `ValueError` for other values."""
-        devices = tuple(map(DeviceFacts.from_json, record["devices"]))
-        if not devices:
+    def __post_init__(self) -> None:
+        if not self.devices:
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("no devices")
-        texts = ("jax", "jaxlib", "libtpu", "platform", "runtime", "machine")
-        flags, settings = (
-            tuple((str(name), str(value)) for name, value in record[field])
-            for field in ("flags", "settings")
-        )
-        return cls(
-            devices=devices,
-            torus=TorusFacts.from_json(record["torus"]),
-            processes=int(record["processes"]),
-            features=tuple(map(str, record["features"])),
-            flags=flags,
-            settings=settings,
-            **{name: str(record[name]) for name in texts},
-        )
 
 
-def _versions(platform: str) -> dict[str, str]:
+def versions(platform: str) -> dict[str, str]:
+    """Return the versions of the compiler's packages."""
     libtpu = libtpu_in_use() if platform == "tpu" else None
     return {"jax": jax.__version__, "jaxlib": executables.jaxlib_version(), "libtpu": libtpu or ""}
-
-
-def _settings(device: Device) -> tuple[tuple[str, str], ...]:
-    return tuple(compiler.default_settings(device).items())
 
 
 @lru_cache(maxsize=1)
@@ -155,90 +207,6 @@ class LoadTarget:
     allow_other_flags: bool = False
 
 
-def find_devices(saved: Environment, target: LoadTarget) -> tuple[Device, ...]:
-    """Return the devices for a saved program, checked against its environment.
-
-    Args:
-        saved: Environment of its compilation.
-        target: Devices and flags of the caller.
-
-    Raises:
-        ArgumentError: The target's devices are invalid.
-        SavedProgramError: The environments differ; with all differences.
-    """
-    try:
-        devices = (
-            _same_devices(saved) if target.devices is None else _requested(saved, target.devices)
-        )
-    except SavedProgramError:
-        # A program of other versions fails on any devices.
-        _refuse(version_differences(saved, _versions(saved.platform)))
-        raise
-    here = Environment.of(devices)
-    if target.allow_other_flags:
-        here = replace(here, flags=saved.flags, settings=saved.settings)
-    _refuse(differences(saved, here))
-    return devices
-
-
-def _refuse(found: Sequence[str]) -> None:
-    if found:
-        raise SavedProgramError(
-            f"the saved program does not fit this process: {'; '.join(found)}. Compile and "
-            "serialize() it again here"
-        )
-
-
-def _requested(saved: Environment, requested: Sequence[Device] | Mesh) -> tuple[Device, ...]:
-    devices = requested._flat_devices_tuple if isinstance(requested, Mesh) else tuple(requested)
-    if not all(isinstance(d, jax.Device) for d in devices):
-        raise ArgumentError("devices must be a Mesh or a sequence of devices such as jax.devices()")
-    if len(devices) != len(saved.devices):
-        raise SavedProgramError(
-            f"the saved program is for {len(saved.devices)} devices, and devices has "
-            f"{len(devices)}: pass {len(saved.devices)} devices, or compile it for these"
-        )
-    return devices
-
-
-def _same_devices(saved: Environment) -> tuple[Device, ...]:
-    """Return the devices at the same positions of the torus, else those with the same ids."""
-    try:
-        all_here = jax.devices(saved.platform)
-    except RuntimeError:
-        raise SavedProgramError(_other_platform(saved)) from None
-    if saved.devices[0].coords:
-        placed = {DeviceFacts.of(d).position: d for d in all_here}
-        if all(d.position in placed for d in saved.devices):
-            return tuple(placed[d.position] for d in saved.devices)
-    known = {d.id: d for d in all_here}
-    missing = [str(d.id) for d in saved.devices if d.id not in known]
-    if not missing:
-        return tuple(known[d.id] for d in saved.devices)
-    shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-    advice = "compile and serialize() it again for the devices at hand"
-    if len(known) >= len(saved.devices):
-        advice = f"pass other devices, devices=jax.devices()[:{len(saved.devices)}]"
-    raise SavedProgramError(
-        f"the saved program was made for {len(saved.devices)} {saved.platform} devices, of which "
-        f"this process, having {len(known)}, lacks number {shown}: {advice}"
-    )
-
-
-def _other_platform(saved: Environment) -> str:
-    here = ", ".join(sorted({d.platform for d in jax.devices()}))
-    advice = "compile and serialize() it again here"
-    if saved.torus is not None:
-        advice = (
-            f"load it where its {len(saved.devices)} {saved.devices[0].kind} devices are, or to "
-            "inspect it pass those of a topology, devices=xlashard.tpu.topology(...).devices"
-        )
-    return (
-        f"the saved program was made for {saved.platform}, and this process has {here} only: "
-        f"{advice}"
-    )
-
-
 def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str]:
     """Return the differences of compiler versions, as texts."""
     pairs = ((name, getattr(saved, name), here[name]) for name in ("jaxlib", "jax", "libtpu"))
@@ -251,7 +219,7 @@ def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str
 
 def differences(saved: Environment, here: Environment) -> list[str]:
     """Return the reasons why a saved program can't run in an environment, as texts."""
-    found = version_differences(saved, {n: getattr(here, n) for n in ("jax", "jaxlib", "libtpu")})
+    found = version_differences(saved, vars(here))
     if saved.platform != here.platform:
         return [*found, f"it was made for the platform {saved.platform}, this is {here.platform}"]
     found += [
@@ -347,3 +315,75 @@ def _flag_words(text: str) -> list[str]:
         return Path(text.strip()).read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return []
+
+
+def torus_differences(saved: TorusFacts | None, here: TorusFacts | None) -> list[str]:
+    """Return the differences of two topologies, as texts."""
+    if saved is None or here is None:
+        return []
+    found = []
+    if (saved.shape, saved.slices, saved.devices) != (here.shape, here.slices, here.devices):
+        found.append(f"it was made for a topology of {saved}, this is one of {here}")
+    elif saved.wraps and here.wraps and saved.wraps != here.wraps:
+        found.append(
+            f"it was made for a topology that wraps {_dimensions(saved.wraps)}, this one wraps "
+            f"{_dimensions(here.wraps)}"
+        )
+    return found
+
+
+def _dimensions(wraps: Sequence[bool]) -> str:
+    names = [name for name, wrap in zip("xyz", wraps, strict=False) if wrap]
+    return f"along {' and '.join(names)}" if names else "nowhere"
+
+
+def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
+    """Return the differences of two device lists, as texts; the first example of each kind.
+
+    A program may move within the torus, if its devices keep their relative positions.
+    """
+    pairs = list(enumerate(zip(saved, here, strict=True)))
+    for i, (old, new) in pairs:
+        if old.kind != new.kind:
+            return [f"its device {i} was made for a {old.kind}, this is a {new.kind}"]
+    found = _order_difference(saved, here) or _place_difference(saved, here)
+    for i, (old, new) in pairs:
+        if old.process != new.process and not found:
+            found.append(
+                f"its device {i} belonged to process {old.process}, this one to process "
+                f"{new.process}"
+            )
+    return found
+
+
+def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
+    """Return the first position at which equal devices are in another order."""
+    if not saved[0].coords:
+        return []
+    old, new = [f.position for f in saved], [f.position for f in here]
+    if old == new or sorted(old) != sorted(new):
+        return []
+    i = next(i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+    return [
+        f"its devices are here in another order: device {i} was the one at {saved[i]}, and is the "
+        f"one at {here[i]}, which was device {old.index(new[i])}: pass devices=mesh, the mesh "
+        "of its compilation"
+    ]
+
+
+def _place_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
+    for i, (old, new) in enumerate(zip(saved, here, strict=True)):
+        if _offset(old, saved[0]) != _offset(new, here[0]):
+            return [
+                f"its device {i} was at {old} in the torus, its first one at {saved[0]}; here "
+                f"they are at {new} and {here[0]}"
+            ]
+    return []
+
+
+def _offset(device: DeviceFacts, first: DeviceFacts) -> tuple[int, ...]:
+    """Return the position of a device relative to the first one."""
+    if len(device.coords) != len(first.coords):
+        return device.position
+    moved = (a - b for a, b in zip(device.coords, first.coords, strict=True))
+    return (device.slice - first.slice, *moved, device.core)

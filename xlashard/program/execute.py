@@ -292,7 +292,7 @@ class Program:
 
     @cached_property
     def _may_take_over(self) -> bool:
-        return any(self.parts.plan.donated) or executables.alias_bytes(self.executable) != 0
+        return any(self.parts.plan.donated) or compiler.alias_bytes(self.executable) != 0
 
     @cached_property
     def _taken_over(self) -> frozenset[int]:

@@ -1,7 +1,7 @@
 """Serialization of compiled programs: executable, plan and closed-over values."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -11,10 +11,19 @@ from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import is_compile_only
-from xlashard.errors import SavedProgramError
+from xlashard.documents import decode
+from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.program.consistency.fingerprint import ProgramFingerprint
-from xlashard.program.environment import Environment, LoadTarget, find_devices
+from xlashard.program.environment import (
+    DeviceFacts,
+    Environment,
+    LoadTarget,
+    differences,
+    version_differences,
+    versions,
+)
 from xlashard.program.executables import LoadedExecutable
 from xlashard.program.execute import Handle, Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
@@ -28,7 +37,7 @@ from xlashard.program.saved_format import (
     type_from_json,
     type_to_json,
 )
-from xlashard.sharding import XLACompatibleSharding
+from xlashard.sharding import Mesh, XLACompatibleSharding
 
 _EXECUTABLE = "executable"
 _DESCRIPTION = "description"
@@ -70,7 +79,7 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
         "in": _values(writer, parts.in_avals, parts.in_shardings, parts.plan.args),
         "out": _values(writer, parts.out_avals, parts.out_shardings, parts.plan.results),
         "meshes": writer.meshes,
-        "environment": Environment.of(parts.plan.devices).to_json(),
+        "environment": asdict(Environment.of(parts.plan.devices)),
     }
     if not parts.plan.is_of_one_process:
         # Its processes compare this digest, since a saved program has no module.
@@ -164,7 +173,7 @@ def load_program(
         SavedProgramError: It was compiled for another environment, or is inconsistent.
     """
     with reading():
-        environment = Environment.from_json(header["environment"])
+        environment = decode(Environment, header["environment"])
     chosen = find_devices(environment, target)
     with reading():
         shardings = ShardingReader(header["meshes"], chosen)
@@ -273,3 +282,87 @@ def _loading(machine_code: bytes, plan: ProgramPlan) -> Callable[[], Any]:
             ) from None
 
     return load
+
+
+def find_devices(saved: Environment, target: LoadTarget) -> tuple[Device, ...]:
+    """Return the devices for a saved program, checked against its environment.
+
+    Args:
+        saved: Environment of its compilation.
+        target: Devices and flags of the caller.
+
+    Raises:
+        ArgumentError: The target's devices are invalid.
+        SavedProgramError: The environments differ; with all differences.
+    """
+    try:
+        devices = (
+            _same_devices(saved) if target.devices is None else _requested(saved, target.devices)
+        )
+    except SavedProgramError:
+        # A program of other versions fails on any devices.
+        _refuse(version_differences(saved, versions(saved.platform)))
+        raise
+    here = Environment.of(devices)
+    if target.allow_other_flags:
+        here = replace(here, flags=saved.flags, settings=saved.settings)
+    _refuse(differences(saved, here))
+    return devices
+
+
+def _refuse(found: Sequence[str]) -> None:
+    if found:
+        raise SavedProgramError(
+            f"the saved program does not fit this process: {'; '.join(found)}. Compile and "
+            "serialize() it again here"
+        )
+
+
+def _requested(saved: Environment, requested: Sequence[Device] | Mesh) -> tuple[Device, ...]:
+    devices = requested._flat_devices_tuple if isinstance(requested, Mesh) else tuple(requested)
+    if not all(isinstance(d, jax.Device) for d in devices):
+        raise ArgumentError("devices must be a Mesh or a sequence of devices such as jax.devices()")
+    if len(devices) != len(saved.devices):
+        raise SavedProgramError(
+            f"the saved program is for {len(saved.devices)} devices, and devices has "
+            f"{len(devices)}: pass {len(saved.devices)} devices, or compile it for these"
+        )
+    return devices
+
+
+def _same_devices(saved: Environment) -> tuple[Device, ...]:
+    """Return the devices at the same positions of the torus, else those with the same ids."""
+    try:
+        all_here = jax.devices(saved.platform)
+    except RuntimeError:
+        raise SavedProgramError(_other_platform(saved)) from None
+    if saved.devices[0].coords:
+        placed = {DeviceFacts.of(d).position: d for d in all_here}
+        if all(d.position in placed for d in saved.devices):
+            return tuple(placed[d.position] for d in saved.devices)
+    known = {d.id: d for d in all_here}
+    missing = [str(d.id) for d in saved.devices if d.id not in known]
+    if not missing:
+        return tuple(known[d.id] for d in saved.devices)
+    shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+    advice = "compile and serialize() it again for the devices at hand"
+    if len(known) >= len(saved.devices):
+        advice = f"pass other devices, devices=jax.devices()[:{len(saved.devices)}]"
+    raise SavedProgramError(
+        f"the saved program was made for {len(saved.devices)} {saved.platform} devices, of which "
+        f"this process, having {len(known)}, lacks number {shown}: {advice}"
+    )
+
+
+def _other_platform(saved: Environment) -> str:
+    here = ", ".join(sorted({d.platform for d in jax.devices()}))
+    advice = "compile and serialize() it again here"
+    if saved.torus is not None:
+        advice = (
+            f"load it where its {len(saved.devices)} {saved.devices[0].kind} devices are, or to "
+            "inspect it pass those of a topology, devices=xlashard.tpu.topology(...).devices"
+        )
+    return (
+        f"the saved program was made for {saved.platform}, and this process has {here} only: "
+        f"{advice}"
+    )

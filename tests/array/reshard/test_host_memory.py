@@ -14,7 +14,7 @@ import pytest
 
 from tests.array.cases import DEVICES, named, same
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, Sharding, device_put
-from xlashard._jax.runtime.executables import extra_bytes
+from xlashard._jax.runtime.compiler import extra_bytes
 from xlashard.array.reshard import compiled, p2p, plan
 from xlashard.array.reshard.compiled import split_into_chunks
 from xlashard.geometry import Tiling

@@ -312,3 +312,17 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 def error_text(error: RuntimeError) -> str:
     """Return XLA's message without the locations in XLA's own sources."""
     return str(error).partition("\n=== Source Location Trace")[0].rstrip()
+
+
+def alias_bytes(executable: Any) -> int | None:
+    """Return the bytes of arguments per device that results alias; None if unknown."""
+    return if_reported(lambda: executable.get_compiled_memory_stats().alias_size_in_bytes)
+
+
+def extra_bytes(executable: Any) -> int | None:
+    """Return the bytes per device of a run beyond arguments and results; None if unknown.
+
+    Results that alias an argument reduce the number.
+    """
+    stats = if_reported(executable.get_compiled_memory_stats)
+    return None if stats is None else stats.temp_size_in_bytes - stats.alias_size_in_bytes

@@ -138,20 +138,6 @@ def compiled_memory(executable: Any) -> Any:
     return executable.get_compiled_memory_stats()
 
 
-def alias_bytes(executable: Any) -> int | None:
-    """Return the bytes of arguments per device that results alias; None if unknown."""
-    return if_reported(lambda: executable.get_compiled_memory_stats().alias_size_in_bytes)
-
-
-def extra_bytes(executable: Any) -> int | None:
-    """Return the bytes per device of a run beyond arguments and results; None if unknown.
-
-    Results that alias an argument reduce the number.
-    """
-    stats = if_reported(executable.get_compiled_memory_stats)
-    return None if stats is None else stats.temp_size_in_bytes - stats.alias_size_in_bytes
-
-
 def aliases(executable: Any) -> dict[int, int]:
     """Return for each result that aliases an argument the position of that argument."""
     return aliases_in(executable.hlo_modules()[0].to_string().partition("\n")[0])

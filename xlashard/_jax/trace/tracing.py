@@ -204,7 +204,7 @@ def value_behind(value: Any) -> Any:
     return value
 
 
-abstractify = core.shaped_abstractify
+abstractify: Callable[[object], Any] = core.shaped_abstractify
 """Return the abstract value of an argument; raises `TypeError` for an unsupported type."""
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
-from xlashard._jax.runtime import compiler, executables, execute
+from xlashard._jax.runtime import compiler, execute
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, layout_text
 from xlashard._jax.runtime.transfer import Handle, run_one
@@ -233,7 +233,7 @@ class CompiledReshard:
 def compiled_reshard_for(request: ReshardRequest) -> CompiledReshard:
     """Return the cached program, by chunks if the whole array needed more than a shard's room."""
     whole = _compiled(request, lambda x: [x], ["x"], donated=[request.donate])
-    best = CompiledReshard(whole, None, executables.extra_bytes(whole.executable) or 0)
+    best = CompiledReshard(whole, None, compiler.extra_bytes(whole.executable) or 0)
     if any(tiling.is_partial for tiling in request.tilings):
         return best
     room = max(request.shard_bytes)
@@ -256,7 +256,7 @@ def _by_chunks(request: ReshardRequest, chunks: Chunks) -> CompiledReshard:
     function = reshard_chunk(chunks, *request.tilings, request.devices)
     program = _compiled(request, function, ["x", "out", "number"], donated=[False, True, False])
     # The result is an argument too, and donated.
-    extra = (executables.extra_bytes(program.executable) or 0) + request.shard_bytes[1]
+    extra = (compiler.extra_bytes(program.executable) or 0) + request.shard_bytes[1]
     return CompiledReshard(program, chunks, extra)
 
 

@@ -4,17 +4,15 @@ The JSON format follows from the annotations of the dataclasses.
 """
 
 import json
-import types
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.documents import parse_json
+from xlashard.documents import decode, parse_json
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.tables import Page
 from xlashard.wording import Escaped, plain_text
@@ -112,8 +110,8 @@ class ReportFormat:
                 f"reads format {self.version}: write it again with {self.producer}"
             )
         try:
-            return _decoded(kind, found, "")
-        except _UnexpectedValueError as error:
+            return decode(kind, found)
+        except ValueError as error:
             raise ArgumentError(
                 f"the text is not a {self.noun}: {error}. Write it again with {self.producer}"
             ) from None
@@ -148,61 +146,3 @@ class SerializableReport(PrintableReport):
         """
         with short_tracebacks:
             return cls._format.read(cls, text)
-
-
-class _UnexpectedValueError(Exception):
-    """JSON value that does not fit the annotation of its field."""
-
-
-def _decoded(kind: Any, value: Any, path: str) -> Any:
-    """Convert a JSON value to the type of a field's annotation."""
-    if isinstance(kind, typing.TypeAliasType):
-        return _decoded(kind.__value__, value, path)
-    if is_dataclass(kind):
-        return _dataclass(kind, value, path)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        (other,) = (a for a in arguments if a is not types.NoneType)
-        return None if value is None else _decoded(other, value, path)
-    if origin is tuple:
-        return _tuple(arguments, value, path)
-    if origin is typing.Literal:
-        return _checked(value, value in arguments, "one of " + ", ".join(arguments), path)
-    if kind is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return _checked(value, is_number, "a number", path)
-    return _checked(value, type(value) is kind, _NOUNS[kind], path)
-
-
-_NOUNS: typing.Mapping[type, str] = {str: "a string", int: "an integer", bool: "true or false"}
-
-
-def _checked(value: Any, fits: bool, expected: str, path: str) -> Any:
-    if not fits:
-        raise _UnexpectedValueError(f"{path} is {json.dumps(value)[:60]}, not {expected}")
-    return value
-
-
-def _dataclass(kind: Any, value: Any, path: str) -> Any:
-    _checked(value, isinstance(value, dict), "an object", path)
-    hints, prefix = typing.get_type_hints(kind), f"{path}." if path else ""
-    for field in fields(kind):
-        if field.name not in value and not _has_default(field):
-            raise _UnexpectedValueError(f"{prefix}{field.name} is missing")
-    names = [field.name for field in fields(kind) if field.name in value]
-    return kind(**{name: _decoded(hints[name], value[name], f"{prefix}{name}") for name in names})
-
-
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING or field.default_factory is not MISSING
-
-
-def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
-    _checked(value, isinstance(value, list), "a list", path)
-    if kinds[-1] is Ellipsis:
-        kinds = (kinds[0],) * len(value)
-    _checked(value, len(value) == len(kinds), f"a list of {len(kinds)}", path)
-    return tuple(
-        _decoded(kind, item, f"{path}[{index}]")
-        for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
-    )

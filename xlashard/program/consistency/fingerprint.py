@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from xlashard._jax import modules
 from xlashard._jax.runtime import compiler, coordination
 from xlashard._version import __version__
+from xlashard.documents import decode
 from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
 from xlashard.program.consistency.listing import source_lines
@@ -90,12 +91,7 @@ class ProgramDescription:
     @classmethod
     def from_bytes(cls, data: bytes) -> "ProgramDescription":
         """Parse the JSON of `to_bytes`."""
-        record = json.loads(data)
-        for side in ("arguments", "results"):
-            record[side] = tuple(ValueDescription(**value) for value in record[side])
-        record["closed"] = tuple((name, kind, digest) for name, kind, digest in record["closed"])
-        record["callbacks"], record["before"] = tuple(record["callbacks"]), tuple(record["before"])
-        return cls(**record)
+        return decode(cls, json.loads(data))
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,9 +262,7 @@ class Proposal:
     @classmethod
     def from_text(cls, text: str) -> "Proposal":
         """Parse the JSON of `to_text`."""
-        record = json.loads(text)
-        programs = tuple((digest, brief) for digest, brief in record.pop("programs"))
-        return cls(programs, **record)
+        return decode(cls, json.loads(text))
 
     @property
     def digests(self) -> frozenset[str]:
