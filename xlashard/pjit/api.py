@@ -261,17 +261,17 @@ def explain_recompile(fun: Any) -> "RecompileReport":
 
 
 def _dispatched(function: Function) -> Any:
-    def lower(*args: Any, **kwargs: Any) -> "stages.Lowered":
-        with short_tracebacks:
-            return stages.lower_call(function, args, kwargs)
-
     def trace(*args: Any, **kwargs: Any) -> "stages.Traced":
         with short_tracebacks:
-            return stages.trace_call(function, args, kwargs)
+            return stages.Traced(function, function.trace(args, kwargs))
+
+    def lower(*args: Any, **kwargs: Any) -> "stages.Lowered":
+        with short_tracebacks:
+            return trace(*args, **kwargs).lower()
 
     def eval_shape(*args: Any, **kwargs: Any) -> Any:
         with short_tracebacks:
-            return stages.trace_call(function, args, kwargs).out_info
+            return trace(*args, **kwargs).out_info
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
     return dispatched(function, methods, _dispatched)

@@ -13,10 +13,9 @@ from jax.sharding import AxisType
 
 from xlashard._jax import lowering
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
-from xlashard._jax.runtime.shardings import default_memory_kind, device_assignment
+from xlashard._jax.runtime.shardings import device_assignment
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, from_function
 from xlashard._jax.trace.primitives import (
@@ -32,7 +31,12 @@ from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit.arguments import check_alive, check_values
-from xlashard.pjit.shardings.device_assignment import REPLICATED, names_devices, on_devices
+from xlashard.pjit.shardings.device_assignment import (
+    REPLICATED,
+    custom_memory_kind,
+    names_devices,
+    on_devices,
+)
 from xlashard.pjit.shardings.resolve import described
 from xlashard.pjit.shardings.resources import (
     Resource,
@@ -109,7 +113,7 @@ def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
     if requested is not None:
         sharding = _fitting(requested, tracing.abstractify(leaf), path)
         leaf = constrain(leaf, _on_type(sharding, leaf, path))
-        if isinstance(leaf, tracing.Tracer) and _has_custom_memory(sharding):
+        if isinstance(leaf, tracing.Tracer) and custom_memory_kind(sharding) is not None:
             # Inside a program the memory is part of the value's type.
             leaf = tracing.moved_to_memory(leaf, sharding.memory_kind)
     if resource.layout is not None:
@@ -202,7 +206,13 @@ def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
 def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
     if not names_devices(sharding):
         if not hasattr(x, "sharding"):
-            return _of_host(x, sharding)
+            if sharding is REPLICATED:
+                return x  # a value of the host
+            raise MeshError(
+                f"{sharding} stands on an abstract mesh, and the value is on the host: pass an "
+                "array that is on the devices of a mesh, or give a NamedSharding on a mesh of "
+                "devices"
+            )
         sharding = on_devices(sharding, device_assignment(x.sharding))
     check_can_hold_arrays(sharding.devices)
     aval = tracing.abstractify(x)
@@ -225,20 +235,6 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         )
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
     return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
-
-
-def _of_host(x: Any, sharding: XLACompatibleSharding) -> Any:
-    """Return a value of the host unchanged, under `REPLICATED`.
-
-    Raises:
-        MeshError: If the sharding has axes.
-    """
-    if sharding is REPLICATED:
-        return x
-    raise MeshError(
-        f"{sharding} stands on an abstract mesh, and the value is on the host: pass an array that "
-        "is on the devices of a mesh, or give a NamedSharding on a mesh of devices"
-    )
 
 
 def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACompatibleSharding:
@@ -373,18 +369,7 @@ recompute_in_remat(boundary_p)
 
 def only_places(eqn: Any) -> bool:
     """Return True for an equation of a body's boundary that leaves its value in its memory."""
-    if eqn.primitive is not boundary_p:
-        return False
-    return not _has_custom_memory(eqn.params["sharding"])
-
-
-def _has_custom_memory(sharding: XLACompatibleSharding) -> bool:
-    """Return True if a sharding has another memory kind than the default one."""
-    kind = sharding.memory_kind
-    if kind is None:
-        return False
-    device = sharding.devices[0] if names_devices(sharding) else default_device()
-    return kind != default_memory_kind(device)
+    return eqn.primitive is boundary_p and custom_memory_kind(eqn.params["sharding"]) is None
 
 
 @cached_by_jaxpr

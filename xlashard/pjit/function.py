@@ -25,15 +25,16 @@ from xlashard.pjit.arguments import (
     describe_arguments,
     follow_layouts,
 )
-from xlashard.pjit.closed_over import (
+from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
+from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
+from xlashard.pjit.lower import (
+    LoweredSignature,
+    LoweringRequest,
     check_closed_over,
     closed_over_places,
     closed_over_values,
     named_value,
 )
-from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
-from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
-from xlashard.pjit.lower import LoweredSignature, LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.primitive import (
     all_parts_of,

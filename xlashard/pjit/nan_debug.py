@@ -6,7 +6,7 @@ import jax
 
 from xlashard._jax.runtime.execute import NonFinite, debug_flag, unchecked
 from xlashard._jax.trace.jaxprs import has_effects
-from xlashard._jax.trace.origins import NanOrigin, find_nan_origin
+from xlashard._jax.trace.origins import find_nan_origin
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
@@ -53,32 +53,25 @@ def _origin(run: NonFiniteRun) -> str:
         kind = forbidden.kind_in(arg)
         if kind is not None:
             return f"{path} holds {kind} already"
-    if run.body is None or has_effects(run.body) or not _is_addressable(args):
+    arrays = [arg for arg in args if isinstance(arg, jax.Array)]
+    is_local = all(array.is_fully_addressable for array in arrays)
+    if run.body is None or has_effects(run.body) or not is_local:
         return (
             "call the function inside `with jax.disable_jit():` to stop at the operation that "
             "makes it"
         )
     try:
         with unchecked():
-            found = find_nan_origin(run.body, args, lambda x: forbidden.kind_in(bare(x)))
+            origin = find_nan_origin(run.body, args, lambda x: forbidden.kind_in(bare(x)))
     except Exception as error:  # an error of this second run; the first one counts
         return (
             f"the operation that makes it is unknown, since operations run one by one fail: {error}"
         )
-    return _described(found)
-
-
-def _is_addressable(args: list[Any]) -> bool:
-    """Return True if this process can run an operation without the others."""
-    return all(not isinstance(arg, jax.Array) or arg.is_fully_addressable for arg in args)
-
-
-def _described(found: NanOrigin | None) -> str:
-    if found is None:
+    if origin is None:
         return (
             "its operations make no such value when run one by one, so that it comes from XLA's "
             "fusion of them, or from a constant"
         )
-    source = f" at {found.source}" if found.source else ""
-    rounds = "".join(f", in round {count} of a {loop}" for loop, count in found.rounds)
-    return f"`{found.primitive}` makes {found.kind}{source}{rounds}"
+    source = f" at {origin.source}" if origin.source else ""
+    rounds = "".join(f", in round {count} of a {loop}" for loop, count in origin.rounds)
+    return f"`{origin.primitive}` makes {origin.kind}{source}{rounds}"

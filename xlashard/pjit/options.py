@@ -84,7 +84,7 @@ class Selected:
         """
         return cls(
             None if argnums is None else index_tuple(argnums, f"{what}_argnums"),
-            None if argnames is None else name_tuple(argnames, f"{what}_argnames"),
+            None if argnames is None else _name_tuple(argnames, f"{what}_argnames"),
         )
 
 
@@ -125,6 +125,10 @@ def read_options(
         )
     if rest["donation"] not in ("warn", "strict"):
         raise ArgumentError(f"donation must be 'warn' or 'strict', not {rest['donation']!r}")
+    if not isinstance(rest["inline"], bool):
+        raise ArgumentError(
+            f"inline={rest['inline']!r} is invalid: write inline=True or inline=False"
+        )
     if chosen is not None and not isinstance(chosen, jax.Device):
         raise ArgumentError(
             f"device must be a jax.Device such as jax.devices()[0], not {chosen!r}; for a platform "
@@ -142,7 +146,7 @@ def read_options(
         keep_unused=_flag(rest, "keep_unused"),
         device=chosen,
         backend=backend,
-        inline=_inline(rest["inline"]),
+        inline=rest["inline"],
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
         share_binary=_flag(rest, "share_binary"),
@@ -190,12 +194,6 @@ def _flag(options: Mapping[str, Any], name: str) -> bool:
         ) from None
 
 
-def _inline(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"inline={value!r} is invalid: write inline=True or inline=False")
-    return value
-
-
 def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
     """Return compiler options as items, sorted by name.
 
@@ -218,53 +216,44 @@ def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str,
     return option_items(options)
 
 
-def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
+def index_tuple(positions: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
     """Return positions as a tuple.
+
+    Args:
+        positions: The positions.
+        what: Their keyword: `"static_argnums"`.
 
     Raises:
         ArgumentError: If they are no ints.
     """
-    if given is None:
-        return ()
-    items: tuple[Any, ...] = (given,)
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        items = tuple(given)
+    items = () if positions is None else _as_tuple(positions)
     for item in items:
-        if isinstance(item, bool) or not isinstance(item, int):
+        if not _is_int(item):
+            is_name = isinstance(item, str) and item.isidentifier()
+            kind = what.removesuffix("_argnums")
             raise ArgumentError(
                 f"{what} must be an int or a tuple of ints such as {what}=(0, 1); it holds {item!r}"
-                + (f": for a name write {_other_keyword(what, item)}" if _is_name(item) else "")
+                + (f": for a name write {kind}_argnames={item!r}" if is_name else "")
             )
     return items
 
 
-def name_tuple(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
-    """Return names as a tuple.
-
-    Raises:
-        ArgumentError: If they are no texts.
-    """
-    if given is None:
-        return ()
-    items = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+def _name_tuple(names: str | Sequence[str], what: str) -> tuple[str, ...]:
+    items = _as_tuple(names)
     for item in items:
         if not isinstance(item, str):
+            kind = what.removesuffix("_argnames")
             raise ArgumentError(
                 f"{what} must be a name or a tuple of names such as {what}=('state',); it holds "
                 f"{item!r}"
-                + (f": for a position write {_other_keyword(what, item)}" if _is_int(item) else "")
+                + (f": for a position write {kind}_argnums={item!r}" if _is_int(item) else "")
             )
     return items
 
 
-def _other_keyword(what: str, item: Any) -> str:
-    """Return the keyword for positions in place of the one for names, or vice versa."""
-    kind, _, form = what.partition("_")
-    return f"{kind}_{'argnames' if form == 'argnums' else 'argnums'}={item!r}"
-
-
-def _is_name(item: Any) -> bool:
-    return isinstance(item, str) and item.isidentifier()
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+    return tuple(value) if is_sequence else (value,)
 
 
 def _is_int(item: Any) -> bool:
@@ -282,21 +271,19 @@ def check_callable(fun: Callable[..., Any]) -> None:
             f"pjit takes a function, not {type(fun).__name__}: write pjit(fun)(args), not "
             "pjit(fun(args))"
         )
-    kind = _lazy_kind(fun)
-    if kind is not None:
-        raise ArgumentError(
-            f"pjit can't compile the {kind} function {getattr(fun, '__name__', fun)!s}, whose call "
-            f"computes nothing yet: {_LAZY_ADVICE[kind]}"
-        )
+    for kind, is_lazy, advice in _LAZY_KINDS:
+        if is_lazy(fun):
+            raise ArgumentError(
+                f"pjit can't compile the {kind} function {getattr(fun, '__name__', fun)!s}, whose "
+                f"call computes nothing yet: {advice}"
+            )
 
 
-_LAZY_ADVICE = {
-    "generator": "return the values in a tuple instead",
-    "coroutine": "write def instead of async def, and await around the call",
-}
-
-
-def _lazy_kind(fun: Callable[..., Any]) -> str | None:
-    if inspect.isgeneratorfunction(fun):
-        return "generator"
-    return "coroutine" if inspect.iscoroutinefunction(fun) else None
+_LAZY_KINDS = (
+    ("generator", inspect.isgeneratorfunction, "return the values in a tuple instead"),
+    (
+        "coroutine",
+        inspect.iscoroutinefunction,
+        "write def instead of async def, and await around the call",
+    ),
+)

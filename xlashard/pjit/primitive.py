@@ -21,7 +21,6 @@ from xlashard._jax.trace.primitives import call_primitive
 from xlashard.array.core.donation import DonationTracker, release_shards
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts, may_share
-from xlashard.pjit.closed_over import is_hoisted
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.pjit.constraint import (
     boundary_p,
@@ -31,7 +30,7 @@ from xlashard.pjit.constraint import (
     only_places,
 )
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
-from xlashard.pjit.lower import LoweringRequest
+from xlashard.pjit.lower import LoweringRequest, is_hoisted
 from xlashard.pjit.recompile.history import DERIVED_PROGRAMS, CacheMiss
 from xlashard.pjit.shardings.device_assignment import ShardingRequest, names_devices
 from xlashard.pjit.shardings.resolve import resolve

@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain, count, islice
+from itertools import count, islice
 from typing import Any
 
 import jax
@@ -13,7 +13,13 @@ import jax
 from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.options import Selected
-from xlashard.pjit.shardings.resources import UNSPECIFIED, Resource, ResourceTree, expand
+from xlashard.pjit.shardings.resources import (
+    UNSPECIFIED,
+    Resource,
+    ResourceTree,
+    expand,
+    tree_of_resources,
+)
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -110,14 +116,10 @@ class Signature:
         if position < 0 or (position >= len(self.names) and self.rest is None):
             raise ArgumentError(
                 f"{what}_argnums holds {i}, but {self.function} takes "
-                f"{counted(len(self.names), 'positional argument')} {self.describe()}: give "
-                + positions_text(len(self.names))
+                f"{counted(len(self.names), 'positional argument')} "
+                f"({', '.join(self.names)}): give {positions_text(len(self.names))}"
             )
         return position
-
-    def describe(self) -> str:
-        """Return the positional parameters as code: `(x, y)`."""
-        return f"({', '.join(self.names)})"
 
     def _names_text(self, wrong: str) -> str:
         """Return the names that exist, and the one closest to a wrong name."""
@@ -222,10 +224,8 @@ class Parameters:
                 f"{positions_text(len(args))}"
             )
 
-    def _dynamic(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[list[tuple[str, bool, Any]], list[tuple[str, bool, Any]]]:
-        """Return `(name, donated, value)` of dynamic positional and keyword arguments."""
+    def _dynamic(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, bool, Any]]:
+        """Return `(name, donated, value)` of dynamic arguments, positional ones first."""
         positional = [
             (self.signature.name(i), i in self._donated_positions, arg)
             for i, arg in enumerate(args)
@@ -236,19 +236,19 @@ class Parameters:
             for name in sorted(kwargs)
             if name not in self.static_argnames
         ]
-        return positional, keyword
+        return positional + keyword
 
     def leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Return the dynamic leaves of a call, in the order in which JAX flattens."""
         if not self.static_argnums and not self.static_argnames:
             return _flatten((args, kwargs))[0]
-        return _flatten([value for _, _, value in chain(*self._dynamic(args, kwargs))])[0]
+        return _flatten([value for _, _, value in self._dynamic(args, kwargs)])[0]
 
     def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
         """Return the path of each dynamic leaf."""
         return [
             name + jax.tree_util.keystr(path)
-            for name, _, value in chain(*self._dynamic(args, kwargs))
+            for name, _, value in self._dynamic(args, kwargs)
             for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
         ]
 
@@ -256,9 +256,9 @@ class Parameters:
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[tuple[str, Any, bool], ...]:
         """Return name and value of each static argument, and True if it was passed by name."""
-        given = [i for i in self.static_argnums if i < len(args)]
+        positions = [i for i in self.static_argnums if i < len(args)]
         return (
-            *[(self.signature.name(i), args[i], False) for i in given],
+            *[(self.signature.name(i), args[i], False) for i in positions],
             *[(name, kwargs[name], True) for name in self.static_argnames if name in kwargs],
         )
 
@@ -269,7 +269,7 @@ class Parameters:
         if not self.donates:
             return (False,) * num_leaves
         flags: list[bool] = []
-        for _, donated, value in chain(*self._dynamic(args, kwargs)):
+        for _, donated, value in self._dynamic(args, kwargs):
             flags += [donated] * len(_flatten(value)[0])
         return tuple(flags)
 
@@ -300,19 +300,19 @@ class Parameters:
             ResourceError: If the tuple does not fit the arguments.
         """
         args_tree, kwargs_tree = in_tree.children()
-        given, keywords = args_tree.children(), _keywords(kwargs_tree)
+        positional, keywords = args_tree.children(), kwargs_tree.node_data()[1]
         if not keywords and args_tree == tree.treedef:
             return list(tree.leaves)
-        positions = self._dynamic_positions(len(given))
+        positions = self._dynamic_positions(len(positional))
         entry_of = {
             name: len(self._dynamic_positions(before=self.signature.names.index(name)))
             for name in keywords
             if name in self.signature.names
         }
-        needed = max([len(given), *(i + 1 for i in entry_of.values())])
+        needed = max([len(positional), *(i + 1 for i in entry_of.values())])
         entries = self._entries(tree, needed, args_tree)
         out: list[Resource] = []
-        for position, entry, subtree in zip(positions, entries, given, strict=False):
+        for position, entry, subtree in zip(positions, entries, positional, strict=False):
             out += _expand_one(tree, entry, subtree, self.signature.name(position))
         for name, subtree in zip(keywords, kwargs_tree.children(), strict=True):
             if name in entry_of:
@@ -339,25 +339,21 @@ class Parameters:
         entries_text = counted(len(entries), "entry", "entries")
         named = self._dynamic_positions(before=len(self.signature.names))
         if len(entries) < needed or (self.signature.rest is not None and len(entries) > needed):
-            names = map(self.signature.name, self._dynamic_positions(needed))
-            raise ResourceError(
-                f"{tree.what} has {entries_text}, but {function} was called with "
-                f"{counted(needed, 'argument')} ({', '.join(names)}): give one entry for each"
-                + _tuple_hint(tree, needed, args_tree)
-            )
-        if len(entries) > needed and len(entries) > len(named):
-            names = map(self.signature.name, named)
-            raise ResourceError(
-                f"{tree.what} has {entries_text}, but {function} takes "
-                f"{counted(len(named), 'argument')} ({', '.join(names)}): give one entry for each"
-                + _tuple_hint(tree, needed, args_tree)
-            )
-        return entries
+            verb, named = "was called with", self._dynamic_positions(needed)
+        elif len(entries) > needed and len(entries) > len(named):
+            verb = "takes"
+        else:
+            return entries
+        names = ", ".join(map(self.signature.name, named))
+        raise ResourceError(
+            f"{tree.what} has {entries_text}, but {function} {verb} "
+            f"{counted(len(named), 'argument')} ({names}): give one entry for each"
+            + _tuple_hint(tree, needed, args_tree)
+        )
 
 
 def _expand_one(tree: ResourceTree, entry: Any, subtree: Any, name: str) -> list[Resource]:
-    leaves, treedef = jax.tree_util.tree_flatten(entry, is_leaf=lambda x: isinstance(x, Resource))
-    part = ResourceTree(tree.what, tuple(leaves), treedef)
+    part = tree_of_resources(tree.what, entry)
     return expand(part, subtree, lambda path: name + jax.tree_util.keystr(tuple(path)))
 
 
@@ -369,11 +365,6 @@ def _tuple_hint(tree: ResourceTree, needed: int, args_tree: Any) -> str:
     if kind is None or kind[0] not in (tuple, list):
         return ""
     return f"; for the one argument that is a {kind[0].__name__} write {tree.what}=({tree.text()},)"
-
-
-def _keywords(kwargs_tree: Any) -> list[str]:
-    data = kwargs_tree.node_data()
-    return [] if data is None else list(data[1])
 
 
 def _check_hashable(value: Any, name: str) -> None:

@@ -1,6 +1,6 @@
 """Differences between two calls of a function that need different programs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -64,8 +64,7 @@ def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
     for old, new in both:
         found += _types(old, new)
     if before.mesh != after.mesh:
-        texts = _mesh_texts(before.mesh, after.mesh)
-        found.append(CallDifference("mesh in force", "", *texts))
+        found.append(CallDifference("mesh in force", "", *_mesh_texts(before.mesh, after.mesh)))
     placed = before.devices is not None and after.devices is not None
     if placed:
         for old, new in both:
@@ -75,12 +74,18 @@ def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
     if before.donated != after.donated and before.in_tree == after.in_tree:
         found += _donations(before, after)
     if placed and not found and before.devices != after.devices:
-        texts = _device_text(before.devices), _device_text(after.devices)
-        found.append(CallDifference("device", "", *texts))
+        found.append(_difference("device", "", (before.devices, after.devices), _device_text))
     found += _options(before.options, after.options)
-    for name, old, new in changed_settings(before.context, after.context):
-        found.append(CallDifference("setting", name, shortened(repr(old)), shortened(repr(new))))
+    for name, *values in changed_settings(before.context, after.context):
+        found.append(_difference("setting", name, values, lambda value: shortened(repr(value))))
     return tuple(found)
+
+
+def _difference(
+    part: Part, path: str, values: Sequence[Any], text: Callable[[Any], str]
+) -> CallDifference:
+    before, after = map(text, values)
+    return CallDifference(part, path, before, after)
 
 
 def _structure(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
@@ -95,43 +100,38 @@ def _structure(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
         yield CallDifference("structure", path, "absent", dtype_name(news[path].aval))
     if lost or gained:
         return
-    olds, news = (_keywords(key.in_tree) for key in (before, after))
+    olds, news = (set(key.in_tree.children()[1].node_data()[1]) for key in (before, after))
     for name in sorted(olds ^ news):
-        yield _passed_by(name, by_name=(name in olds, name in news))
+        yield _difference("structure", name, (name in olds, name in news), _passing_text)
     if olds == news:
-        yield CallDifference("structure", "", *_different_subtrees(before.in_tree, after.in_tree))
+        trees = _different_subtrees(before.in_tree, after.in_tree)
+        yield _difference("structure", "", trees, lambda tree: shortened(str(tree)))
 
 
-def _passed_by(name: str, *, by_name: tuple[bool, bool]) -> CallDifference:
-    texts = [f"passed by {'name' if named else 'position'}" for named in by_name]
-    return CallDifference("structure", name, texts[0], texts[1])
+def _passing_text(by_name: bool) -> str:
+    return f"passed by {'name' if by_name else 'position'}"
 
 
-def _keywords(in_tree: Any) -> set[str]:
-    data = in_tree.children()[1].node_data()
-    return set() if data is None else set(data[1])
-
-
-def _different_subtrees(before: Any, after: Any) -> tuple[str, str]:
+def _different_subtrees(before: Any, after: Any) -> tuple[Any, Any]:
     """Return the trees of the first argument that differs in structure, else those of the call."""
     for olds, news in zip(before.children(), after.children(), strict=True):
         for old, new in zip(olds.children(), news.children(), strict=False):
             if old != new:
-                return shortened(str(old)), shortened(str(new))
-    return shortened(str(before)), shortened(str(after))
+                return old, new
+    return before, after
 
 
 def _statics(
     before: tuple[StaticValue, ...], after: tuple[StaticValue, ...]
 ) -> Iterator[CallDifference]:
     olds, news = ({value.name: value for value in values} for values in (before, after))
-    for name in [*olds, *(n for n in news if n not in olds)]:
+    for name in olds | news:
         old, new = olds.get(name), news.get(name)
         if old == new:
             continue
         texts = [value.text if value else "its default" for value in (old, new)]
         if old and new and replace(old, by_name=new.by_name) == new:
-            yield _passed_by(name, by_name=(old.by_name, new.by_name))
+            yield _difference("structure", name, (old.by_name, new.by_name), _passing_text)
             continue
         if texts[0] == texts[1] and old and new:
             other = "an unequal value with the same repr"
@@ -140,20 +140,25 @@ def _statics(
 
 
 def _types(old: Argument, new: Argument) -> Iterator[CallDifference]:
+    avals = old.aval, new.aval
     if old.aval == new.aval:
         return
-    texts = dtype_name(old.aval), dtype_name(new.aval)
     if _shape(old) != _shape(new):
-        yield CallDifference("shape", new.path, *texts)
+        yield _difference("shape", new.path, avals, dtype_name)
     elif old.aval.dtype != new.aval.dtype:
-        yield CallDifference("dtype", new.path, *texts)
-    elif _is_weak(old) != _is_weak(new):
-        words = ["weakly typed" if _is_weak(a) else "not weakly typed" for a in (old, new)]
-        yield CallDifference(
-            "weak type", new.path, f"{texts[0]} {words[0]}", f"{texts[1]} {words[1]}"
-        )
+        yield _difference("dtype", new.path, avals, dtype_name)
+    elif _is_weak(old.aval) != _is_weak(new.aval):
+        yield _difference("weak type", new.path, avals, _weak_text)
     else:
-        yield CallDifference("type", new.path, _type_text(old.aval), _type_text(new.aval))
+        yield _difference("type", new.path, avals, _type_text)
+
+
+def _weak_text(aval: Any) -> str:
+    return f"{dtype_name(aval)} {'weakly' if _is_weak(aval) else 'not weakly'} typed"
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
 
 
 def _type_text(aval: Any) -> str:
@@ -161,9 +166,10 @@ def _type_text(aval: Any) -> str:
     sharding = getattr(aval, "sharding", None)
     if sharding is None:
         return shortened(repr(aval))
-    mesh, spec = sharding.mesh, sharding.spec
-    axes = (f"{n}={s} {t.name.lower()}" for n, s, t in _axes(mesh))
-    text = f"{dtype_name(aval)} as {spec} on " + (", ".join(axes) or "no mesh")
+    mesh = sharding.mesh
+    sizes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    axes = ", ".join([f"{name}={size} {kind.name.lower()}" for name, size, kind in sizes])
+    text = f"{dtype_name(aval)} as {sharding.spec} on {axes or 'no mesh'}"
     manual = ", ".join(sorted(map(str, getattr(aval, "vma", ()) or ())))
     if manual:
         text += f", varying over {manual}"
@@ -171,34 +177,24 @@ def _type_text(aval: Any) -> str:
     return text if memory is None else f"{text} in {memory}"
 
 
-def _axes(mesh: Any) -> Iterator[tuple[str, int, Any]]:
-    return zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-
-
 def _shape(argument: Argument) -> tuple[int, ...]:
     return tuple(getattr(argument.aval, "shape", ()))
-
-
-def _is_weak(argument: Argument) -> bool:
-    return bool(getattr(argument.aval, "weak_type", False))
 
 
 def _placements(old: Argument, new: Argument) -> Iterator[CallDifference]:
     if _shape(old) != _shape(new):
         # The sharding of another shape always differs.
         return
-    before, after = (a.sharding if a.committed else None for a in (old, new))
-    if (before is None) != (after is None):
-        yield CallDifference(
-            "commitment", new.path, _committed_text(before), _committed_text(after)
-        )
-    elif before is not None and after is not None:
-        if not after.is_equivalent_to(before, len(_shape(new))):
-            part = "sharding" if before.memory_kind == after.memory_kind else "memory kind"
-            yield CallDifference(part, new.path, *_sharding_texts(before, after))
-        elif old.layout != new.layout:
-            texts = [str(a.layout) if a.layout else "the default layout" for a in (old, new)]
-            yield CallDifference("layout", new.path, texts[0], texts[1])
+    shardings = before, after = [a.sharding if a.committed else None for a in (old, new)]
+    if before is None or after is None:
+        if before is not after:
+            yield _difference("commitment", new.path, shardings, _committed_text)
+    elif not after.is_equivalent_to(before, len(_shape(new))):
+        part = "sharding" if before.memory_kind == after.memory_kind else "memory kind"
+        yield CallDifference(part, new.path, *_sharding_texts(before, after))
+    elif old.layout != new.layout:
+        layouts = old.layout, new.layout
+        yield _difference("layout", new.path, layouts, lambda x: str(x or "the default layout"))
 
 
 def _committed_text(sharding: XLACompatibleSharding | None) -> str:
@@ -206,20 +202,19 @@ def _committed_text(sharding: XLACompatibleSharding | None) -> str:
 
 
 def _sharding_texts(before: Sharding, after: Sharding) -> tuple[str, str]:
-    texts = described(before), described(after)
-    if texts[0] != texts[1]:
-        return texts
-    devices = (_device_text(tuple(s.devices)) for s in (before, after))
-    first, second = (f"{text} on {its}" for text, its in zip(texts, devices, strict=True))
+    first, second = described(before), described(after)
+    if first == second:
+        first += f" on {_device_text(tuple(before.devices))}"
+        second += f" on {_device_text(tuple(after.devices))}"
     return first, second
 
 
 def _mesh_texts(before: Mesh | None, after: Mesh | None) -> tuple[str, str]:
-    texts = [_mesh_text(mesh) for mesh in (before, after)]
-    if texts[0] == texts[1] and before is not None and after is not None:
-        for i, mesh in enumerate((before, after)):
-            texts[i] += f" on {_device_text(mesh._flat_devices_tuple)}"
-    return texts[0], texts[1]
+    first, second = _mesh_text(before), _mesh_text(after)
+    if first == second and before is not None and after is not None:
+        first += f" on {_device_text(before._flat_devices_tuple)}"
+        second += f" on {_device_text(after._flat_devices_tuple)}"
+    return first, second
 
 
 def _mesh_text(mesh: Mesh | None) -> str:
@@ -238,19 +233,18 @@ def _device_text(devices: tuple[Device, ...] | None) -> str:
 
 def _resources(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
     """Compare requested shardings, under an equal mesh in force."""
-    olds = dict(zip((a.path for a in before.arguments), before.in_shardings, strict=True))
-    for argument, new in zip(after.arguments, after.in_shardings, strict=True):
-        if argument.path in olds and not _same(olds[argument.path], new):
-            texts = _request_texts(olds[argument.path], new)
-            yield CallDifference("in_shardings", argument.path, *texts)
-    olds = dict(zip(before.result_paths, before.out_shardings, strict=True))
-    for path, new in zip(after.result_paths, after.out_shardings, strict=True):
-        if path in olds and not _same(olds[path], new):
-            yield CallDifference("out_shardings", path, *_request_texts(olds[path], new))
+    for part in ("in_shardings", "out_shardings"):
+        olds, news = (_requested(key, part) for key in (before, after))
+        for path, new in news.items():
+            old = olds.get(path, new)
+            if old is not new and old != new:
+                yield CallDifference(part, path, *_request_texts(old, new))
 
 
-def _same(old: Sharding | None, new: Sharding | None) -> bool:
-    return old is new or old == new
+def _requested(key: CallKey, part: Part) -> dict[str, Sharding | None]:
+    if part == "out_shardings":
+        return dict(zip(key.result_paths, key.out_shardings, strict=True))
+    return dict(zip([a.path for a in key.arguments], key.in_shardings, strict=True))
 
 
 def _request_texts(before: Sharding | None, after: Sharding | None) -> tuple[str, str]:
@@ -261,11 +255,10 @@ def _request_texts(before: Sharding | None, after: Sharding | None) -> tuple[str
 
 
 def _donations(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
-    words = {True: "donated", False: "not donated"}
-    donated = zip(after.arguments, before.donated, after.donated, strict=True)
-    for argument, old, new in donated:
-        if old != new:
-            yield CallDifference("donation", argument.path, words[old], words[new])
+    for argument, *flags in zip(after.arguments, before.donated, after.donated, strict=True):
+        if flags[0] != flags[1]:
+            words = {True: "donated", False: "not donated"}
+            yield _difference("donation", argument.path, flags, words.__getitem__)
 
 
 def _options(

@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,13 +12,15 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.runtime.global_state import explains_cache_misses
+from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
 from xlashard.pjit.recompile.history import (
+    CLEAR_COUNTER,
     DERIVED_PROGRAMS,
+    KEPT,
     CacheMiss,
     CallKey,
-    MissHistory,
     MissRecord,
 )
 
@@ -29,7 +32,6 @@ else:
 LOGGER = logging.getLogger(RECOMPILE_LOGGER)
 
 
-_KEPT = 64
 _DEEPEST = 16
 
 
@@ -39,13 +41,16 @@ class Site:
     A function that is defined and pjit-ed again in each iteration of a loop misses every cache.
     Only its code object, which lives as long as the enclosing source, connects it with its
     predecessors. A site outlives the functions, so it keeps only the digest of a call's key.
+
+    Attributes:
+        num_functions: Number of functions with a cache miss so far.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        self._num_functions = 0
+        self._calls: deque[tuple[int, int]] = deque(maxlen=KEPT)
         self._recreated = 0
+        self.num_functions = 0
 
     def is_due(self) -> bool:
         """Count a recreated function; return whether to log this one.
@@ -60,8 +65,8 @@ class Site:
     def add_function(self) -> int:
         """Return a number for one more pjit-ed function, at its first cache miss."""
         with self._lock:
-            self._num_functions += 1
-            return self._num_functions
+            self.num_functions += 1
+            return self.num_functions
 
     def add_call(self, function: int, digest: int) -> None:
         """Add the digest of a call of one of the functions that missed the cache."""
@@ -72,12 +77,6 @@ class Site:
         """Return the digests of calls of functions that were added before a given one."""
         with self._lock:
             return frozenset(digest for number, digest in self._calls if number < function)
-
-    @property
-    def num_functions(self) -> int:
-        """Number of functions with a cache miss so far."""
-        with self._lock:
-            return self._num_functions
 
 
 class Sites:
@@ -121,7 +120,7 @@ def _codes(fun: Any) -> list[CodeType]:
 
 
 class CompileLog:
-    """Cache misses of a pjit-ed function, explained once a log line or report needs the reasons.
+    """Last cache misses of a pjit-ed function, explained once a log line or report needs it.
 
     Args:
         function: Its name.
@@ -131,7 +130,9 @@ class CompileLog:
     def __init__(self, function: str, fun: Callable[..., Any]) -> None:
         self._function = function
         self._fun = fun
-        self._history = MissHistory()
+        self._lock = threading.Lock()
+        self._records: dict[int, MissRecord] = {}
+        self._last = 0
 
     @cached_property
     def _site(self) -> tuple[Site, int]:
@@ -140,16 +141,32 @@ class CompileLog:
         return site, site.add_function()
 
     def record(self, miss: CacheMiss, key: Callable[[], CallKey]) -> None:
-        """Record the stages that a call has run since its last record.
+        """Record a call that has run stages since its last record.
 
         Args:
             miss: The stages of the call.
             key: Returns the key of the call.
         """
-        record = self._history.record(miss, key)
-        if record is not None:
-            site, number = self._site
-            site.add_call(number, record.key.digest())
+        miss.recorded = miss.stages
+        miss.location = miss.location or calling_line()
+        call_key, ended = key(), time.perf_counter()
+        with self._lock:
+            if miss.number is None:
+                self._last = miss.number = self._last + 1
+            self._records[miss.number] = MissRecord(
+                number=miss.number,
+                location=miss.location,
+                key=call_key,
+                seconds=dict(miss.seconds),
+                executable_source=miss.executable_source,
+                began=miss.began,
+                ended=ended,
+                clear_count=CLEAR_COUNTER.count,
+            )
+            while len(self._records) > KEPT:
+                del self._records[min(self._records)]
+        site, number = self._site
+        site.add_call(number, call_key.digest())
 
     def log_reason(self, miss: CacheMiss) -> None:
         """Log the reason of a cache miss, if logging is enabled and the miss is not yet logged."""
@@ -157,7 +174,7 @@ class CompileLog:
         if miss.logged == miss.recorded or not LOGGER.isEnabledFor(level):
             return
         miss.logged = miss.recorded
-        records = [r for r in self._history.records() if r.number <= (miss.number or 0)]
+        records = [r for r in self._in_order() if r.number <= (miss.number or 0)]
         if not records:
             return
         explanation = self._explain(records, len(records) - 1)
@@ -166,33 +183,35 @@ class CompileLog:
         recreated = explanation.reason == "recreated"
         if recreated and level == logging.INFO and not self._site[0].is_due():
             return
-        advice = [
-            f"\n  hint: {hint}"
-            for hint in recompile_report.hints([explanation], records, self._num_functions)
-        ]
-        LOGGER.log(level, "%s%s", explanation.text(self._function), "".join(advice))
+        found = recompile_report.hints([explanation], records, self._site[0].num_functions)
+        advice = "".join([f"\n  hint: {hint}" for hint in found])
+        LOGGER.log(level, "%s%s", explanation.text(self._function), advice)
 
     def report(self) -> "recompile_report.RecompileReport":
         """Return all records with their explanations."""
-        records = self._history.records()
+        records = self._in_order()
         explained = tuple(self._explain(records, i) for i in range(len(records)))
+        count = self._site[0].num_functions if records else 1
         return recompile_report.RecompileReport(
             function=self._function,
             explanations=explained,
             derived_programs=DERIVED_PROGRAMS.of(records[-1].key.source) if records else (),
             dropped=records[0].number - 1 if records else 0,
-            hints=recompile_report.hints(explained, records, self._num_functions if records else 1),
+            hints=recompile_report.hints(explained, records, count),
         )
 
     def clear(self) -> None:
         """Drop all records."""
-        for source in {record.key.source for record in self._history.records()}:
+        with self._lock:
+            sources = {record.key.source for record in self._records.values()}
+            self._records.clear()
+            self._last = 0
+        for source in sources:
             DERIVED_PROGRAMS.drop(source)
-        self._history.clear()
 
-    @property
-    def _num_functions(self) -> int:
-        return self._site[0].num_functions
+    def _in_order(self) -> tuple[MissRecord, ...]:
+        with self._lock:
+            return tuple(self._records[number] for number in sorted(self._records))
 
     def _explain(self, records: Sequence[MissRecord], index: int) -> "recompile_report.Explanation":
         site, number = self._site

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -18,7 +18,9 @@ from xlashard.pjit.arguments import Argument
 from xlashard.sharding import Mesh, Sharding
 from xlashard.wording import in_seconds
 
-_KEPT = 64
+KEPT = 64
+"""Records that a log keeps of one function."""
+
 _SOURCES = 256
 _LONGEST_TEXT = 120
 
@@ -231,7 +233,7 @@ class DerivedPrograms:
             results=results,
         )
         with self._lock:
-            self._by_source.setdefault(source, deque(maxlen=_KEPT)).append(derived)
+            self._by_source.setdefault(source, deque(maxlen=KEPT)).append(derived)
             self._by_source.move_to_end(source)
             while len(self._by_source) > _SOURCES:
                 self._by_source.popitem(last=False)
@@ -262,53 +264,5 @@ class _ClearCounter:
         self.count += 1
 
 
-_clear_counter = cleared_with_jax(_ClearCounter())
-
-
-class MissHistory:
-    """Last records of one function. Cache hits leave no record."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: dict[int, MissRecord] = {}
-        self._last = 0
-
-    def record(self, miss: CacheMiss, key: Callable[[], CallKey]) -> MissRecord | None:
-        """Record the stages that a call has run since its last record; return the new record.
-
-        Args:
-            miss: The stages of the call.
-            key: Returns the key of the call.
-        """
-        if miss.recorded == miss.stages:
-            return None
-        miss.recorded = miss.stages
-        miss.location = miss.location or calling_line()
-        call_key, ended = key(), time.perf_counter()
-        with self._lock:
-            if miss.number is None:
-                self._last = miss.number = self._last + 1
-            record = self._records[miss.number] = MissRecord(
-                number=miss.number,
-                location=miss.location,
-                key=call_key,
-                seconds=dict(miss.seconds),
-                executable_source=miss.executable_source,
-                began=miss.began,
-                ended=ended,
-                clear_count=_clear_counter.count,
-            )
-            while len(self._records) > _KEPT:
-                del self._records[min(self._records)]
-            return record
-
-    def records(self) -> tuple[MissRecord, ...]:
-        """Return the records, in order."""
-        with self._lock:
-            return tuple(self._records[number] for number in sorted(self._records))
-
-    def clear(self) -> None:
-        """Drop all records."""
-        with self._lock:
-            self._records.clear()
-            self._last = 0
+CLEAR_COUNTER = cleared_with_jax(_ClearCounter())
+"""Counter of this process."""

@@ -138,6 +138,11 @@ class MoveReport:
     device_bytes_moved: int
     host_bytes: int
 
+    @property
+    def nbytes(self) -> int:
+        """All bytes that move."""
+        return self.device_bytes_moved + self.host_bytes
+
 
 @dataclass(frozen=True)
 class DonationReport:

@@ -28,7 +28,7 @@ from xlashard.pjit.report.sections import (
     values_section,
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, groups_text, head, section, table, types_text
+from xlashard.pjit.report.tables import Page, groups_text, head, listing, types_text
 from xlashard.program.hlo.collectives import CollectiveKind, CollectiveTotal
 from xlashard.wording import in_bytes, in_flop, plain_text
 
@@ -183,40 +183,28 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
 
 
 def _collectives(found: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
-    if not found:
-        return None
-    rows = [
-        (
+    return listing(
+        page,
+        ("Collectives", "what each device sends in one call"),
+        (">sends", "what", "along", "of", "for"),
+        found,
+        lambda c: (
             in_bytes(c.sent_bytes),
             Text.assemble((c.kind, "cyan"), runs_text(c)),
             groups_text(c),
             types_text(c),
             cause_text(c, page),
-        )
-        for c in page.rows(found)
-    ]
-    return section(
-        "Collectives",
-        "what each device sends in one call",
-        table((">sends", "what", "along", "of", "for"), rows),
-        page.rest(found, lambda c: c.sent_bytes),
+        ),
+        lambda c: c.sent_bytes,
     )
 
 
 def _moves(moves: Sequence[MoveReport], page: Page) -> RenderableType | None:
-    if not moves:
-        return None
-    rows = [
-        (in_bytes(_moved(m)), page.path(m.path), f"{m.source} → {m.target}")
-        for m in page.rows(moves)
-    ]
-    return section(
-        "Moved before each call",
-        "to all devices; device_put them once to save it",
-        table((">moves", "argument", "from → to"), rows),
-        page.rest(moves, _moved),
+    return listing(
+        page,
+        ("Moved before each call", "to all devices; device_put them once to save it"),
+        (">moves", "argument", "from → to"),
+        moves,
+        lambda m: (in_bytes(m.nbytes), page.path(m.path), f"{m.source} → {m.target}"),
+        lambda m: m.nbytes,
     )
-
-
-def _moved(move: MoveReport) -> int:
-    return move.device_bytes_moved + move.host_bytes

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard._jax.trace.jaxprs import is_reference
 from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
 from xlashard.geometry import reshard_plan
@@ -17,6 +16,7 @@ from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.facts import CompiledFacts
 from xlashard.pjit.report.model import Decided, DonationReport, MoveReport, ValueReport
+from xlashard.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.trace import Call
 from xlashard.program.hlo.collectives import HloModule, read_hlo
@@ -144,10 +144,14 @@ class ExplainedProgram:
     @cached_property
     def arguments(self) -> tuple[ProgramValue, ...]:
         """Arguments of the call, in order."""
-        info, facts, first = self.info, self.facts, self.facts.closed_over
+        info, facts, call, first = self.info, self.facts, self.call, self.facts.closed_over
+        called: Sequence[CallArgument | None] = [None] * len(info.paths)
+        if call is not None:
+            placements = describe_arguments(call.values, info.paths, info.in_avals)
+            called = list(map(CallArgument, call.values, placements, call.in_shardings))
         shardings = iter(facts.parts.in_shardings[first:])
         lowered = iter(self.plan.args[first:])
-        arguments = zip(info.paths, info.in_avals, self._call_arguments, facts.kept, strict=True)
+        arguments = zip(info.paths, info.in_avals, called, facts.kept, strict=True)
         return tuple(
             ProgramValue(
                 path=path,
@@ -158,14 +162,6 @@ class ExplainedProgram:
             )
             for path, aval, argument, is_kept in arguments
         )
-
-    @property
-    def _call_arguments(self) -> "Sequence[CallArgument | None]":
-        call = self.call
-        if call is None:
-            return [None] * len(self.info.paths)
-        placements = describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
-        return tuple(map(CallArgument, call.values, placements, call.in_shardings))
 
     @cached_property
     def closed_over(self) -> tuple[ProgramValue, ...]:
@@ -201,17 +197,12 @@ def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
             text = sharding.tile_assignment.to_text()
         case _:
             text = type(sharding).__name__
-    kind = _special_memory(sharding)
+    kind = custom_memory_kind(sharding)
     return text if kind is None else f"{text} in {kind}"
 
 
 def _entry(entry: Any) -> str:
     return "UNCONSTRAINED" if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else repr(entry)
-
-
-def _special_memory(sharding: Any) -> str | None:
-    kind = sharding.memory_kind
-    return None if kind in (None, default_memory_kind(sharding.devices[0])) else kind
 
 
 def describe_inputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
@@ -233,20 +224,15 @@ def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
 
 
 def _decided(value: ProgramValue) -> Decided:
-    alone = value.sharding is None or value.sharding.num_devices == 1
-    if value.argument is None:
-        return (
-            "unknown"
-            if value.lowered_sharding is not None
-            else "default"
-            if alone
-            else "partitioner"
-        )
-    if value.argument.requested is not None:
+    argument, is_lowered = value.argument, value.lowered_sharding is not None
+    if argument is not None and argument.requested is not None:
         return "caller"
-    if value.argument.placement.committed:
+    if argument is not None and argument.placement.committed:
         return "argument"
-    return "default" if value.lowered_sharding is not None or alone else "partitioner"
+    if argument is None and is_lowered:
+        return "unknown"
+    is_alone = value.sharding is None or value.sharding.num_devices == 1
+    return "default" if is_lowered or is_alone else "partitioner"
 
 
 def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
@@ -260,7 +246,7 @@ def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
         nbytes=value.nbytes,
         device_bytes=value.device_bytes,
         copies=0 if sharding is None else sharding.rank_tiling(value.aval.ndim).num_replicas,
-        memory_kind=None if sharding is None else _special_memory(sharding),
+        memory_kind=None if sharding is None else custom_memory_kind(sharding),
         used=sharding is not None,
     )
 
@@ -268,7 +254,7 @@ def _describe(value: ProgramValue, decided: Decided) -> ValueReport:
 def describe_moves(program: ExplainedProgram) -> tuple[MoveReport, ...]:
     """Describe the arguments that a call has to move, most bytes first."""
     moves = [move for value in program.arguments if (move := _move(value)) is not None]
-    return tuple(sorted(moves, key=lambda m: -(m.device_bytes_moved + m.host_bytes)))
+    return tuple(sorted(moves, key=lambda m: -m.nbytes))
 
 
 def _move(value: ProgramValue) -> MoveReport | None:
@@ -289,7 +275,7 @@ def _move(value: ProgramValue) -> MoveReport | None:
         target.rank_tiling(value.aval.ndim),
         [device.id for device in target.devices],
     )
-    same_memory = _special_memory(source) == _special_memory(target)
+    same_memory = custom_memory_kind(source) == custom_memory_kind(target)
     moved = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
     if not moved:
         return None
@@ -328,6 +314,6 @@ def _reusing_result(value: ProgramValue, results: Sequence[ProgramValue]) -> Pro
 
 def _same_place(value: ProgramValue, result: ProgramValue) -> bool:
     one, other = value.sharding, result.sharding
-    if one is None or other is None or _special_memory(one) != _special_memory(other):
+    if one is None or other is None or custom_memory_kind(one) != custom_memory_kind(other):
         return False
     return one.is_equivalent_to(other, value.aval.ndim)

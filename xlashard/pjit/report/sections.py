@@ -20,6 +20,7 @@ from xlashard.pjit.report.tables import (
     Page,
     decided_text,
     line_text,
+    listing,
     operation_text,
     section,
     sharding_text,
@@ -66,7 +67,7 @@ def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
     """Merge moves between the same shardings with similar arguments, the largest first."""
     groups = _groups(moves, lambda m: (_pattern(m.path), m.source, m.target))
     merged = [_merged(group, "path", ("device_bytes_moved", "host_bytes")) for group in groups]
-    return sorted(merged, key=lambda m: -(m.device_bytes_moved + m.host_bytes))
+    return sorted(merged, key=lambda m: -m.nbytes)
 
 
 def merged_donations(found: Sequence[DonationReport]) -> list[DonationReport]:
@@ -192,22 +193,15 @@ def donations_section(found: Sequence[DonationReport], page: Page) -> Renderable
     others = [*lost, *could]
     if not page.is_full:
         others = merged_donations(others)
-    if not others:
-        return section("Donated", note, None)
-    rows = [
-        (
-            in_bytes(d.device_bytes),
-            page.path(d.path),
-            _donation_text(d, page),
-        )
-        for d in page.rows(others)
-    ]
-    return section(
-        "Donated",
-        note if reused or lost else "nothing",
-        table((">each device", "argument", ""), rows),
-        page.rest(others, lambda d: d.device_bytes),
+    shown = listing(
+        page,
+        ("Donated", note if reused or lost else "nothing"),
+        (">each device", "argument", ""),
+        others,
+        lambda d: (in_bytes(d.device_bytes), page.path(d.path), _donation_text(d, page)),
+        lambda d: d.device_bytes,
     )
+    return shown or section("Donated", note, None)
 
 
 def _donation_text(d: DonationReport, page: Page) -> Text:
@@ -219,21 +213,17 @@ def _donation_text(d: DonationReport, page: Page) -> Text:
 
 def replications_section(found: Sequence[ReplicationReport], page: Page) -> RenderableType | None:
     """Return the table of values with more copies than requested."""
-    if not found:
-        return None
-    rows = [
-        (
+    return listing(
+        page,
+        ("Replicated silently", "bytes that each device holds or gathers without a request"),
+        (">wastes", "value", "why"),
+        found,
+        lambda r: (
             in_bytes(r.wasted_bytes),
             Text.assemble(page.path(r.path), " as ", r.spec),
             _why(r),
-        )
-        for r in page.rows(found)
-    ]
-    return section(
-        "Replicated silently",
-        "bytes that each device holds or gathers without a request",
-        table((">wastes", "value", "why"), rows),
-        page.rest(found, lambda r: r.wasted_bytes),
+        ),
+        lambda r: r.wasted_bytes,
     )
 
 

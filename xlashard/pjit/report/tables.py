@@ -205,6 +205,30 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> R
     return Padding(table, (0, 0, 0, 2))
 
 
+def listing[T](
+    page: Page,
+    heading: tuple[str, str],
+    columns: Sequence[str],
+    values: Sequence[T],
+    row: Callable[[T], Sequence[RenderableType]],
+    nbytes: Callable[[T], int],
+) -> RenderableType | None:
+    """Return a section with a table of the first values; None without values.
+
+    Args:
+        page: The page.
+        heading: The title and a note.
+        columns: The names of the columns, as for `table`.
+        values: The values, in order.
+        row: Returns the cells of a value.
+        nbytes: Returns the bytes of a value, of which the omitted ones are summed up.
+    """
+    if not values:
+        return None
+    rows = [row(value) for value in page.rows(values)]
+    return section(*heading, table(columns, rows), page.rest(values, nbytes))
+
+
 def head(
     name: str, where: Sequence[str], facts: Iterable[tuple[str, str | Text]]
 ) -> RenderableType:

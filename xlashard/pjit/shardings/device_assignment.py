@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from xlashard._jax.lowering import memory_kind_of
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace.tracing import sharding_of_type
 from xlashard.errors import DeviceMismatchError, MeshError
 from xlashard.geometry import Tiling
@@ -75,6 +76,15 @@ def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XL
         )
     mesh = mesh_over(tuple(devices), sharding.mesh)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def custom_memory_kind(sharding: Sharding) -> str | None:
+    """Return the memory kind of a sharding; None for the default one of its devices."""
+    kind = sharding.memory_kind
+    if kind is None:
+        return None
+    device = sharding.devices[0] if names_devices(sharding) else default_device()
+    return None if kind == default_memory_kind(device) else kind
 
 
 def mesh_of(sharding: Sharding) -> Mesh | None:

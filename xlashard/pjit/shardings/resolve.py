@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import UnassignedDevice
 from xlashard._jax.runtime.transfer import default_device
 from xlashard.errors import DivisibilityError, GeometryError, ResourceError, ShardingError
@@ -21,6 +21,7 @@ from xlashard.pjit.shardings.device_assignment import (
     agreed_devices,
     assigned_devices,
     common_mesh,
+    custom_memory_kind,
     device_sources,
     typed_sharding,
 )
@@ -60,10 +61,8 @@ def as_code(sharding: Sharding) -> str:
 
 
 def _memory(sharding: Sharding) -> str:
-    kind = sharding.memory_kind
-    if kind is None or not sharding.devices or kind == default_memory_kind(sharding.devices[0]):
-        return ""
-    return f", memory_kind={kind!r}"
+    kind = custom_memory_kind(sharding)
+    return "" if kind is None else f", memory_kind={kind!r}"
 
 
 def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
@@ -139,12 +138,10 @@ def _canonical(sharding: XLACompatibleSharding | None) -> XLACompatibleSharding 
 
 
 def _canonical_on_one(sharding: XLACompatibleSharding | None) -> XLACompatibleSharding | None:
-    if sharding is None or sharding.memory_kind is None:
+    kind = None if sharding is None else custom_memory_kind(sharding)
+    if sharding is None or kind is None:
         return None
-    device, kind = sharding.devices[0], sharding.memory_kind
-    if kind == default_memory_kind(device):
-        return None
-    return SingleDeviceSharding(device, memory_kind=kind)
+    return SingleDeviceSharding(sharding.devices[0], memory_kind=kind)
 
 
 def resolve(request: ShardingRequest) -> ProgramPlacement:

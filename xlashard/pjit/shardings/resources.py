@@ -1,6 +1,6 @@
 """Resources: the shardings that users request for arguments and results, as prefixes of trees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -39,7 +39,7 @@ UNSPECIFIED = JAX_UNSPECIFIED
 
 @dataclass(frozen=True)
 class Auto:
-    """Leave a sharding wholly to the compiler; write `AUTO`.
+    """Marker that leaves a sharding wholly to the compiler; write `AUTO`.
 
     Example:
         >>> import numpy as np
@@ -55,10 +55,9 @@ class Auto:
 AUTO = Auto()
 
 
+@dataclass(frozen=True)
 class FromGda:
-    """Take the sharding of the array that is passed; write `FROM_GDA`.
-
-    All instances are equal, since a pickled one comes back as another.
+    """Marker that takes the sharding of the array that is passed; write `FROM_GDA`.
 
     Example:
         >>> import numpy as np
@@ -69,12 +68,6 @@ class FromGda:
 
     def __repr__(self) -> str:
         return "FROM_GDA"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FromGda)
-
-    def __hash__(self) -> int:
-        return hash(FromGda)
 
 
 FROM_GDA = FromGda()
@@ -136,22 +129,20 @@ class ResourceTree:
         return repr(self.treedef.unflatten([leaf.given for leaf in self.leaves]))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _tree_of, (self.what, self.tree())
+        return tree_of_resources, (self.what, self.tree())
 
 
-def _tree_of(what: str, tree: Any) -> ResourceTree:
+def tree_of_resources(what: str, tree: Any) -> ResourceTree:
+    """Return a tree whose leaves are `Resource`s."""
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: isinstance(x, Resource))
     return ResourceTree(what, tuple(leaves), treedef)
 
 
-_LEAVES = (
-    *(PartitionSpec, Sharding, JaxSharding, Format),
-    *(UnspecifiedValue, Auto, FromGda, Resource),
-)
+_RESOURCES = (PartitionSpec, Sharding, UnspecifiedValue, Auto, FromGda)
 
 
 def _is_leaf(x: object) -> bool:
-    return x is None or isinstance(x, _LEAVES)
+    return x is None or isinstance(x, (*_RESOURCES, JaxSharding, Format, Resource))
 
 
 def check_from_gda(
@@ -227,9 +218,7 @@ def _read_leaf(leaf: Any, path: str) -> Resource:
     if isinstance(leaf, Format):
         given = UNSPECIFIED if leaf.sharding is None else leaf.sharding
         return Resource(_read_leaf(given, path).given, leaf.layout)
-    if leaf is None or isinstance(leaf, PartitionSpec | UnspecifiedValue | Auto | FromGda):
-        return Resource(leaf)
-    if isinstance(leaf, Sharding):
+    if leaf is None or isinstance(leaf, _RESOURCES):
         return Resource(leaf)
     if isinstance(leaf, JaxSharding):
         return Resource(from_jax(leaf))
@@ -347,15 +336,17 @@ def none_as_unspecified(tree: Any) -> Any:
     )
 
 
-def expand(
-    resources: ResourceTree, treedef: Any, path_of: Callable[[Sequence[Any]], str]
-) -> list[Resource]:
+type _PathOf = Callable[[Sequence[Any]], str]
+"""Function that returns the path of a subtree as code: `state['params']`."""
+
+
+def expand(resources: ResourceTree, treedef: Any, path_of: _PathOf) -> list[Resource]:
     """Return one resource for each leaf of a tree, from a prefix of the tree.
 
     Args:
         resources: The prefix.
         treedef: The structure of the full tree.
-        path_of: Returns the path of a subtree as code: `state['params']`.
+        path_of: Returns the path of a subtree.
 
     Raises:
         ResourceError: With the first place where the prefix does not fit, and why.
@@ -367,71 +358,58 @@ def expand(
     if type(full) in (tuple, list) and type(prefix) in (tuple, list):
         # A list and a tuple of arguments are interchangeable.
         prefix = type(full)(prefix)
-    out: list[Resource] = []
-    _expand(prefix, full, (), out, _Naming(resources.what, path_of))
-    return out
+    return list(_expanded(prefix, full, (), resources.what, path_of))
 
 
 class _FullLeaf:
     """An array in a full tree."""
 
 
-@dataclass(frozen=True)
-class _Naming:
-    what: str
-    path_of: Callable[[Sequence[Any]], str]
-
-
-def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return `(key, child)` pairs of a node; None for a leaf."""
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """Return `(key, child)` pairs of a node; none for a leaf."""
     flat, _ = jax.tree_util.tree_flatten_with_path(
         node, is_leaf=lambda x: x is not node or isinstance(x, _FullLeaf | Resource)
     )
-    if len(flat) == 1 and not flat[0][0]:
-        return None
-    return [(path[0] if path else None, child) for path, child in flat]
+    return [(path[0], child) for path, child in flat if path]
 
 
-def _expand(
-    prefix: Any, full: Any, path: tuple[Any, ...], out: list[Resource], naming: _Naming
-) -> None:
+def _expanded(
+    prefix: Any, full: Any, path: tuple[Any, ...], what: str, path_of: _PathOf
+) -> Iterator[Resource]:
+    """Yield the resource of each leaf of a full tree."""
     if isinstance(prefix, Resource):
-        out.extend([prefix] * len(jax.tree_util.tree_leaves(full)))
+        yield from [prefix] * len(jax.tree_util.tree_leaves(full))
         return
-    if isinstance(full, _FullLeaf):
-        raise ResourceError(
-            f"{naming.what} has a {_kind(prefix)} for {naming.path_of(path)}, which is an array: "
-            "give one sharding there",
-            path=naming.path_of(path),
-        )
-    if type(prefix) is not type(full):
-        raise ResourceError(
-            f"{naming.what} has a {_kind(prefix)} where {naming.path_of(path)} is a {_kind(full)}: "
-            f"give a {_kind(full)} of the same structure, or one sharding for all of it",
-            path=naming.path_of(path),
-        )
-    entries, targets = _children(prefix) or [], _children(full) or []
+    entries, targets = _children(prefix), _children(full)
     keys, expected = [str(k) for k, _ in entries], [str(k) for k, _ in targets]
-    if keys != expected:
-        raise ResourceError(
-            _key_mismatch(naming, path, (keys, expected), _kind(full)), path=naming.path_of(path)
+    kinds = type(prefix).__name__, type(full).__name__
+    if type(prefix) is type(full) and keys == expected:
+        for (key, entry), (_, target) in zip(entries, targets, strict=True):
+            yield from _expanded(entry, target, (*path, key), what, path_of)
+        return
+    place = path_of(path)
+    if isinstance(full, _FullLeaf):
+        problem = f"{what} has a {kinds[0]} for {place}, which is an array: give one sharding there"
+    elif type(prefix) is not type(full):
+        problem = (
+            f"{what} has a {kinds[0]} where {place} is a {kinds[1]}: give a {kinds[1]} of the same "
+            "structure, or one sharding for all of it"
         )
-    for (key, entry), (_, target) in zip(entries, targets, strict=True):
-        _expand(entry, target, (*path, key), out, naming)
+    else:
+        problem = _key_mismatch(what, place, keys, expected, kinds[1])
+    raise ResourceError(problem, path=place)
 
 
 def _key_mismatch(
-    naming: _Naming, path: tuple[Any, ...], keys: tuple[list[str], list[str]], kind: str
+    what: str, place: str, keys: Sequence[str], expected: Sequence[str], kind: str
 ) -> str:
-    given, expected = keys
-    place = naming.path_of(path)
     if kind in ("tuple", "list"):
         return (
-            f"{naming.what} has {counted(len(given), 'entry', 'entries')} for {place}, which has "
+            f"{what} has {counted(len(keys), 'entry', 'entries')} for {place}, which has "
             f"{len(expected)}: give one for each, or one sharding for all"
         )
-    missing = [k for k in expected if k not in given]
-    surplus = [k for k in given if k not in expected]
+    missing = [k for k in expected if k not in keys]
+    surplus = [k for k in keys if k not in expected]
     parts, advice = [], []
     if missing:
         parts.append(f"lacks {', '.join(missing)}")
@@ -440,10 +418,6 @@ def _key_mismatch(
         parts.append(f"has {', '.join(surplus)} too many")
         advice.append(f"leave {', '.join(surplus)} out")
     return (
-        f"{naming.what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}: "
+        f"{what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}: "
         f"{'; '.join(advice) or 'give them in the order ' + ', '.join(expected)}"
     )
-
-
-def _kind(node: Any) -> str:
-    return type(node).__name__

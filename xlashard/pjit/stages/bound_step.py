@@ -29,8 +29,8 @@ from xlashard.pjit.arguments import (
     may_share,
 )
 from xlashard.pjit.compile import CompiledProgram
-from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state, plan_step
-from xlashard.pjit.stages.info import StageInfo, check_type
+from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state
+from xlashard.pjit.stages.info import check_type
 
 if TYPE_CHECKING:
     from xlashard.pjit import nan_debug
@@ -296,16 +296,3 @@ def _fitting(value: Any, expected: Input) -> Any:
     ):
         return handle
     return None
-
-
-def bind_step(
-    compiled: CompiledProgram, info: StageInfo, state: Any, argnum: int, body: Any = None
-) -> BoundStep:
-    """Check that a program maps a state to a state, and bind the first one.
-
-    Raises:
-        ArgumentError: If its result does not begin with a state like the argument, or the program
-            was compiled for another state.
-        ResourceError: If the state is committed to another sharding.
-    """
-    return BoundStep(compiled, plan_step(compiled, info, argnum), state, body)

@@ -16,7 +16,8 @@ from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_values, describe_arguments, may_share
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
-from xlashard.pjit.stages.bound_step import BoundStep, bind_step
+from xlashard.pjit.stages.bound_step import BoundStep
+from xlashard.pjit.stages.bound_step_plan import plan_step
 from xlashard.pjit.stages.info import Stage, StageInfo, check_place, struct
 from xlashard.program.environment import LoadTarget
 from xlashard.sharding import Mesh
@@ -298,4 +299,5 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         Raises:
             ArgumentError: If the program's result does not begin with a new state.
         """
-        return bind_step(self._compiled, self._info, state, argnum, self._body)
+        plan = plan_step(self._compiled, self._info, argnum)
+        return BoundStep(self._compiled, plan, state, self._body)

@@ -16,7 +16,7 @@ import base64
 import collections
 import enum
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -129,24 +129,14 @@ def unknown_nodes(saved: Json) -> list[str]:
 
 def fits(saved: Json, tree: Json) -> bool:
     """Return True if a tree, as JSON, is the saved one."""
+    if isinstance(saved, list) and isinstance(tree, list):
+        return len(saved) == len(tree) and all(map(fits, saved, tree))
     if not isinstance(saved, dict) or not isinstance(tree, dict):
         return saved == tree
     if "unknown" in saved:
-        if saved["unknown"] != tree.get("unknown", str(tree.get("class")).replace(":", ".")):
-            return False
-        return _all_fit(saved["children"], tree["children"])
-    if saved.keys() != tree.keys():
-        return False
-    return all(
-        _all_fit(value, tree[name])
-        if name in (*_SEQUENCES, *_KEYED, "children")
-        else value == tree[name]
-        for name, value in saved.items()
-    )
-
-
-def _all_fit(saved: Sequence[Json], trees: Sequence[Json]) -> bool:
-    return len(saved) == len(trees) and all(map(fits, saved, trees))
+        kind = tree.get("unknown", str(tree.get("class")).replace(":", "."))
+        return saved["unknown"] == kind and fits(saved["children"], tree["children"])
+    return saved.keys() == tree.keys() and all(fits(saved[key], tree[key]) for key in saved)
 
 
 def _write_place(value: Any) -> str:
@@ -190,28 +180,34 @@ def _write(value: Any) -> Json:
     """Return a plain value, or the qualified name of a class or function."""
     if value is None or type(value) in (bool, int, str):
         return value
-    if type(value) is float:
-        return {"float": value.hex()}
-    if type(value) is complex:
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if type(value) is bytes:
-        return {"bytes": base64.b64encode(value).decode()}
-    if type(value) in (tuple, list):
-        return {type(value).__name__: [_write(item) for item in value]}
-    if type(value) is dict:
-        return {"dict": [[_write(k), _write(v)] for k, v in value.items()]}
-    if type(value) is frozenset:
-        return {"frozenset": sorted(map(_write, value), key=repr)}
+    if type(value) in _VALUES:
+        name, write = _VALUES[type(value)]
+        return {name: write(value)}
     if isinstance(value, np.dtype):
         return {"dtype": value.name}
     if isinstance(value, enum.Enum):
         return {"enum": _write_place(type(value)), "name": value.name}
-    if isinstance(value, PartitionSpec) and not (value.unreduced or value.reduced):
-        return {"spec": [_write(entry) for entry in value.partitions]}
     if isinstance(value, PartitionSpec):
+        if not value.unreduced and not value.reduced:
+            return {"spec": _write_all(value.partitions)}
         parts = (value.partitions, value.unreduced, value.reduced, value.unreduced_kind)
-        return {"spec_of": [_write(part) for part in parts]}
+        return {"spec_of": _write_all(parts)}
     return {"place": _write_place(value)}
+
+
+def _write_all(values: Iterable[Any]) -> list[Json]:
+    return list(map(_write, values))
+
+
+_VALUES: dict[type, tuple[str, Callable[[Any], Json]]] = {
+    float: ("float", float.hex),
+    complex: ("complex", lambda value: [value.real.hex(), value.imag.hex()]),
+    bytes: ("bytes", lambda value: base64.b64encode(value).decode()),
+    tuple: ("tuple", _write_all),
+    list: ("list", _write_all),
+    dict: ("dict", lambda value: list(map(_write_all, value.items()))),
+    frozenset: ("frozenset", lambda value: sorted(map(_write, value), key=repr)),
+}
 
 
 def _read(saved: Json) -> Any:

@@ -16,7 +16,7 @@ from xlashard._jax.trace import tracing
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.function import Function
-from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_for_platform
+from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.shardings.device_assignment import names_devices
 from xlashard.pjit.shardings.resources import UNSPECIFIED
@@ -25,16 +25,6 @@ from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
 from xlashard.program.compile import LoweredProgram
 from xlashard.sharding import Sharding, XLACompatibleSharding, to_jax
-
-
-def trace_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Traced":
-    """Trace a function for arguments, which may be `jax.ShapeDtypeStruct`s."""
-    return Traced(function, function.trace(args, kwargs))
-
-
-def lower_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Lowered":
-    """Trace and lowers a function for arguments."""
-    return trace_call(function, args, kwargs).lower()
 
 
 class Traced(Stage, jax.stages.Traced):
@@ -118,7 +108,7 @@ class Traced(Stage, jax.stages.Traced):
         if platform == own:
             signature, program = self._function.lower(self._call, request)
         else:
-            signature, program = lower_for_platform(self.jaxpr, request, platform)
+            signature, program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
         return Lowered(self, request, signature, program, platform)
 
 
