@@ -98,7 +98,8 @@ if _typing.TYPE_CHECKING:
         explain,
     )
     from xlashard.tpu.preflight import PreflightReport, preflight
-    from xlashard.tpu.preflight.sweep import SweepReport, preflight_sweep
+    from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
+    from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
 else:
     __getattr__, __dir__ = _on_demand(
         __name__,
@@ -134,7 +135,8 @@ else:
             ),
             "xlashard.tpu": ("tpu",),
             "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
-            "xlashard.tpu.preflight.sweep": ("SweepReport", "preflight_sweep"),
+            "xlashard.tpu.preflight.sweep.sweep_report": ("SweepReport",),
+            "xlashard.tpu.preflight.sweep.sweep_run": ("preflight_sweep",),
         },
     )
 

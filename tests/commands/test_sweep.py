@@ -8,7 +8,9 @@ from xlashard import Compiled, PreflightReport
 from xlashard.cli import main
 from xlashard.commands import sweep
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import SweepReport, SweepResult, sweep_run
+from xlashard.tpu.preflight.sweep import sweep_run
+from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
+from xlashard.tpu.preflight.sweep.sweep_results import SweepResult
 from xlashard.tpu.preflight.sweep.sweep_worker import named
 
 PRODUCT = "tests.commands.programs:product"

@@ -27,7 +27,7 @@ from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.terminal_comparison import SummaryText
+from xlashard.tpu.preflight.render.terminal_report import SummaryText
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema

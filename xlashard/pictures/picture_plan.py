@@ -36,6 +36,11 @@ BLANK = "#d4d4d4"
 """The background of a tile without elements or without holders."""
 
 
+def cut_text(cut: slice) -> str:
+    """Return a range as an index: `0:2`."""
+    return f"{cut.start}:{cut.stop}"
+
+
 @dataclass(frozen=True)
 class Shown:
     """Numbers of a row that are drawn.
@@ -59,6 +64,11 @@ class Shown:
 
     def __len__(self) -> int:
         return len(self.first) + (1 + len(self.last) if self.last else 0)
+
+    @property
+    def left_out_text(self) -> str:
+        """Text for omitted tiles of a row."""
+        return f"… {self.left_out:,} more …" if self.left_out else ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,22 @@ class Picture:
             return last
         longest = max(len(self.panel_numbers.first), len(self.panel_numbers.last))
         return -(-longest // -(-longest // fit))
+
+    @cached_property
+    def row_names(self) -> list[str]:
+        """Text left of each drawn row; empty if no dimension runs down."""
+        return self._names(self.row_dim, self.rows)
+
+    @cached_property
+    def column_names(self) -> list[str]:
+        """Text above each drawn column; empty if no dimension runs across."""
+        return self._names(self.column_dim, self.columns)
+
+    def _names(self, dim: int | None, numbers: Shown) -> list[str]:
+        if dim is None:
+            return []
+        cut = self.subject.placement.cut
+        return [numbers.left_out_text if n is None else cut_text(cut(dim, n)) for n in numbers]
 
     @property
     def num_tiles(self) -> int:

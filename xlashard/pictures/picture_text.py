@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xlashard.geometry import Runs
-from xlashard.pictures.picture_plan import Cell, Picture, Shown
+from xlashard.pictures.picture_plan import Cell, Picture, cut_text
 from xlashard.pictures.subject import PictureSubject
 from xlashard.wording import in_bytes, shape_text, typed
 
@@ -87,11 +87,6 @@ def placed_text(picture: Picture, cell: Cell, most: int = 200) -> str:
     return f"{kind} {'; '.join(groups)}"
 
 
-def cut_text(cut: slice) -> str:
-    """Return a range as an index: `0:2`."""
-    return f"{cut.start}:{cut.stop}"
-
-
 def index_text(picture: Picture, cell: Cell) -> str:
     """Return the index of a tile, `[0:2, :]`; whole dimensions as a colon."""
     whole = set(picture.whole_dims)
@@ -109,11 +104,6 @@ def panel_text(picture: Picture, number: int) -> str:
         cuts = {dim: cut_text(placement.cut(dim, place)) for dim, place in pairs}
     parts = (cuts.get(dim, ":") for dim in range(len(picture.subject.shape)))
     return f"[{', '.join(parts)}]"
-
-
-def left_out_text(row: Shown) -> str:
-    """Return the text for omitted tiles of a row."""
-    return f"… {row.left_out:,} more …" if row.left_out else ""
 
 
 def platform_of(subject: PictureSubject) -> str:

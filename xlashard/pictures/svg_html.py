@@ -10,12 +10,10 @@ from itertools import pairwise
 
 from xlashard.pictures.picture_plan import INK, THICK, Borders, Cell, Panel, Picture
 from xlashard.pictures.picture_text import (
-    cut_text,
     devices_text,
     facts,
     hosts_text,
     index_text,
-    left_out_text,
     panel_text,
     placed_text,
     title_text,
@@ -96,8 +94,8 @@ class _Sheet:
         """Width and height of a tile."""
         picture = self.picture
         words = [w for cell in picture.cells for w in self._words(cell)]
-        if picture.column_dim is not None:
-            words += [self._column_name(c) for c in picture.columns if c is not None]
+        pairs = zip(picture.columns, picture.column_names, strict=False)
+        words += [name for number, name in pairs if number is not None]
         return max(map(len, words)) * _LETTER + 18, 42 if picture.has_hosts else 32
 
     @cached_property
@@ -105,12 +103,12 @@ class _Sheet:
         """Width of what stands left of the tiles."""
         if self.picture.row_dim is None:
             return 0
-        return max(len(self._row_name(row)) for row in self.picture.rows) * _LETTER + 10
+        return max(map(len, self.picture.row_names)) * _LETTER + 10
 
     @cached_property
     def columns(self) -> list[float]:
         """Left edges of the columns, and the right edge of the last one."""
-        gap = len(left_out_text(self.picture.columns)) * _LETTER + 12
+        gap = len(self.picture.columns.left_out_text) * _LETTER + 12
         return _edges(self.label, self.cell[0], gap, list(self.picture.columns))
 
     @cached_property
@@ -178,17 +176,12 @@ class _Sheet:
     def _names(self) -> Iterator[str]:
         """Return the ranges above the columns and left of the rows."""
         picture = self.picture
-        if picture.column_dim is not None:
-            for column, (left, right) in zip(picture.columns, pairwise(self.columns), strict=True):
-                name = (
-                    left_out_text(picture.columns) if column is None else self._column_name(column)
-                )
-                style = ' text-anchor="middle" opacity="0.8"'
-                yield _text((left + right) / 2, self.rows[0] - 6, name, style)
-        if picture.row_dim is not None:
-            for row, (top, bottom) in zip(picture.rows, pairwise(self.rows), strict=True):
-                style = ' text-anchor="end" opacity="0.8"'
-                yield _text(self.label - 7, (top + bottom) / 2 + 4, self._row_name(row), style)
+        style = ' text-anchor="middle" opacity="0.8"'
+        for name, (left, right) in zip(picture.column_names, pairwise(self.columns), strict=False):
+            yield _text((left + right) / 2, self.rows[0] - 6, name, style)
+        style = ' text-anchor="end" opacity="0.8"'
+        for name, (top, bottom) in zip(picture.row_names, pairwise(self.rows), strict=False):
+            yield _text(self.label - 7, (top + bottom) / 2 + 4, name, style)
 
     def _tile(self, cell: Cell | None, row: int, column: int) -> str:
         left, right = self.columns[column : column + 2]
@@ -232,18 +225,6 @@ class _Sheet:
         if self.picture.has_hosts:
             words.append(hosts_text(cell, _LONGEST_CELL))
         return words
-
-    def _column_name(self, column: int) -> str:
-        dim = self.picture.column_dim
-        assert dim is not None
-        return cut_text(self.picture.subject.placement.cut(dim, column))
-
-    def _row_name(self, row: int | None) -> str:
-        dim = self.picture.row_dim
-        assert dim is not None
-        if row is None:
-            return left_out_text(self.picture.rows)
-        return cut_text(self.picture.subject.placement.cut(dim, row))
 
 
 def _edges(start: float, size: float, gap: float, row: Sequence[int | None]) -> list[float]:

@@ -22,12 +22,10 @@ from xlashard.pictures.picture_plan import (
     plan_picture,
 )
 from xlashard.pictures.picture_text import (
-    cut_text,
     devices_text,
     facts,
     hosts_text,
     in_ascii,
-    left_out_text,
     panel_text,
     title_text,
 )
@@ -130,7 +128,7 @@ class _Sheet(NamedTuple):
         """Return the width of a column."""
         if column is not None:
             return self.cell
-        return len(self.screen.encoded(left_out_text(self.picture.columns))) + 2
+        return len(self.screen.encoded(self.picture.columns.left_out_text)) + 2
 
     def lines(self) -> list[Text]:
         """Yield the lines of the panels, as many side by side as fit."""
@@ -171,16 +169,9 @@ class _Sheet(NamedTuple):
         return drawn
 
     def _column_names(self) -> Text:
-        picture = self.picture
-        dim = picture.column_dim
-        assert dim is not None
         text = " " * (self.label + 1)
-        for column in picture.columns:
-            if column is None:
-                name = self.screen.encoded(left_out_text(picture.columns))
-            else:
-                name = cut_text(picture.subject.placement.cut(dim, column))
-            text += f"{name:^{self.column_width(column)}} "
+        for column, name in zip(self.picture.columns, self.picture.column_names, strict=True):
+            text += f"{self.screen.encoded(name):^{self.column_width(column)}} "
         return Text(text.rstrip(), style="cyan")
 
     def _border(self, borders: Borders, row: int) -> Text:
@@ -210,15 +201,9 @@ class _Sheet(NamedTuple):
         return drawn
 
     def _row_name(self, row: int) -> str:
-        dim = self.picture.row_dim
-        if dim is None:
+        if self.picture.row_dim is None:
             return " " * self.label
-        place = list(self.picture.rows)[row]
-        if place is None:
-            name = self.screen.encoded(left_out_text(self.picture.rows))
-        else:
-            name = cut_text(self.picture.subject.placement.cut(dim, place))
-        return f"{name:>{self.label - 1}} "
+        return f"{self.screen.encoded(self.picture.row_names[row]):>{self.label - 1}} "
 
     def _label(self, cell: Cell | None, number: int) -> str:
         room = self.cell - 2
@@ -257,20 +242,11 @@ def _sized(picture: Picture, screen: TerminalCapabilities, longest: int) -> _She
             hosts_text(cell, longest) if picture.has_hosts else "",
         )
     ]
-    placement = picture.subject.placement
-    label = 0
-    if picture.column_dim is not None:
-        dim = picture.column_dim
-        words += [cut_text(placement.cut(dim, c)) for c in picture.columns if c is not None]
-    if picture.row_dim is not None:
-        dim = picture.row_dim
-        names = [
-            left_out_text(picture.rows) if r is None else cut_text(placement.cut(dim, r))
-            for r in picture.rows
-        ]
-        label = max(len(screen.encoded(name)) for name in names) + 3
+    pairs = zip(picture.columns, picture.column_names, strict=False)
+    words += [name for number, name in pairs if number is not None]
+    names = [len(screen.encoded(name)) for name in picture.row_names]
     cell = max(len(screen.encoded(word)) for word in words) + 2
-    return _Sheet(picture, screen, cell, label or 2, platform)
+    return _Sheet(picture, screen, cell, max(names) + 3 if names else 2, platform)
 
 
 def _side_by_side(panels: Sequence[list[Text]], width: int) -> list[Text]:

@@ -156,7 +156,7 @@ def _factorings(size: int, left: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
     first, *others = left
     return tuple(
         (factor, *rest)
-        for factor in _divisors(math.gcd(first, size))
+        for factor in divisors(math.gcd(first, size))
         for rest in _factorings(size // factor, tuple(others))
     )
 
@@ -271,16 +271,18 @@ def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> TopologyErro
         if size != -1 and devices % others == 0:
             fitting = devices // others
             if -1 in axes.values():
-                fitting = min(_divisors(fitting), key=lambda divisor: abs(divisor - size))
+                fitting = min(divisors(fitting), key=lambda divisor: abs(divisor - size))
             return TopologyError(counts, axes=dict(axes) | {name: fitting})
     return TopologyError(
-        f"{counts}; valid axis sizes are its divisors: {_listed(_divisors(devices))}",
+        f"{counts}; valid axis sizes are its divisors: {_listed(divisors(devices))}",
         axes=dict.fromkeys(list(axes)[:1], devices),
     )
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, smallest first."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement
 
 from xlashard.errors import TopologyError
 from xlashard.tpu.generations import BY_NAME, GENERATIONS, Generation
+from xlashard.tpu.mesh_layout import divisors
 
 _ALIASES = {
     **{generation.name: generation.name for generation in GENERATIONS},
@@ -113,10 +114,9 @@ def default_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
     if small or chips % _CUBE**3 or not 0 < chips <= generation.pod_chips:
         return small
     cubes = chips // _CUBE**3
-    divisors = [n for n in range(1, cubes + 1) if cubes % n == 0]
     shapes = [
         (_CUBE * a, _CUBE * b, _CUBE * c)
-        for a, b, c in combinations_with_replacement(divisors, 3)
+        for a, b, c in combinations_with_replacement(divisors(cubes), 3)
         if a * b * c == cubes
     ]
     return min(shapes, key=lambda s: s[0] * s[1] + s[1] * s[2] + s[0] * s[2])

@@ -18,9 +18,10 @@ from xlashard import P, pjit
 from xlashard.tpu import topology
 from xlashard.tpu.preflight import compilation, dump_folder
 from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders, temporary_dump_folder
-from xlashard.tpu.preflight.sweep import AxisRange, sweep_run
+from xlashard.tpu.preflight.sweep import sweep_run
 from xlashard.tpu.preflight.sweep.sweep_pool import WorkerLimits
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
+from xlashard.tpu.preflight.sweep.sweep_run import AxisRange
 
 # The module stands on Python alone, so that the process needs no JAX.
 _HOLD = """

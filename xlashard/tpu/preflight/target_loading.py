@@ -5,7 +5,8 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,9 @@ def _module(name: str, target: str) -> Any:
         ) from None
 
 
-class user_code_errors:
-    """Context manager that reports an exception of user code as one error with its line.
+@contextmanager
+def user_code_errors(what: str) -> Iterator[None]:
+    """Report an exception of user code as one error with its line.
 
     Errors of this package, missing modules, and exceptions without a frame of user code propagate
     unchanged.
@@ -189,24 +191,18 @@ class user_code_errors:
     Args:
         what: Start of the message: `steps:make failed`.
     """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
-        if not isinstance(error, Exception) or isinstance(error, XlashardError):
-            return
-        if isinstance(error, ModuleNotFoundError):
-            return
+    try:
+        yield
+    except (XlashardError, ModuleNotFoundError):
+        raise
+    except Exception as error:
         where = user_line(error)
-        if where:
-            message = " ".join(str(error).split("\n\n")[0].split())
-            raise ArgumentError(
-                f"{self._what} at {where}: {type(error).__name__}{': ' if message else ''}{message}"
-            ) from error
+        if not where:
+            raise
+        message = " ".join(str(error).split("\n\n")[0].split())
+        raise ArgumentError(
+            f"{what} at {where}: {type(error).__name__}{': ' if message else ''}{message}"
+        ) from error
 
 
 def user_line(error: BaseException) -> str:

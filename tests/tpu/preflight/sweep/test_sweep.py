@@ -11,8 +11,9 @@ from rich.console import Console
 from tests.tpu.preflight.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import evaluate, preflight_sweep, sweep_run
+from xlashard.tpu.preflight.sweep import evaluate, sweep_run
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
+from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
 
 GRAM = "tests.tpu.preflight.sweep.programs:gram"
 

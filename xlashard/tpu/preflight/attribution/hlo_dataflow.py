@@ -129,10 +129,11 @@ class HloDataflow:
         if opcode == "custom-call" and instruction.call_target == _JOINS and names:
             # Concatenated slices of one value.
             return computation, names[0], ()
-        if opcode in ("async-start", "async-done"):
-            return self._asynchronous(computation, instruction, path)
-        if opcode == "fusion":
-            return self._into(instruction, path)
+        if opcode == "async-done" and names:
+            return computation, names[0], path
+        if opcode in ("async-start", "fusion"):
+            inner = self._called(instruction)
+            return None if inner is None or inner.root is None else (inner, inner.root.name, path)
         if opcode == "recv-done" and names:
             return self._sent(computation, names[0])
         if opcode == "parameter":
@@ -140,19 +141,6 @@ class HloDataflow:
         if opcode == "while" and path and self._carried(instruction, path[0]) == path[0]:
             return computation, names[0], path
         return None
-
-    def _asynchronous(
-        self, computation: Computation, instruction: Instruction, path: tuple[int, ...]
-    ) -> tuple[Computation, str, tuple[int, ...]] | None:
-        names = instruction.operand_names
-        if not names:
-            return None
-        if instruction.opcode == "async-done":
-            return computation, names[0], path
-        inner = self._called(instruction)
-        if inner is None or inner.root is None:
-            return None
-        return inner, inner.root.name, path
 
     def _sent(
         self, computation: Computation, received: str
@@ -167,14 +155,6 @@ class HloDataflow:
             ):
                 return computation, instruction.operand_names[0], ()
         return None
-
-    def _into(
-        self, fusion: Instruction, path: tuple[int, ...]
-    ) -> tuple[Computation, str, tuple[int, ...]] | None:
-        inner = self._called(fusion)
-        if inner is None or inner.root is None:
-            return None
-        return inner, inner.root.name, path
 
     def _called(self, instruction: Instruction) -> Computation | None:
         called = dict(instruction.called())

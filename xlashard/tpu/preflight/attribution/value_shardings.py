@@ -102,12 +102,6 @@ class ValueShardings:
         )
 
     @cached_property
-    def constraint_lines(self) -> frozenset[Line]:
-        """Lines of the constraints."""
-        lines = (source_line(eqn) for _, eqn, _ in self.constraints)
-        return frozenset(line for line in lines if line is not None)
-
-    @cached_property
     def changes(self) -> tuple[ConstraintChange, ...]:
         """Constraints that differ from arguments and other constraints."""
         found = []

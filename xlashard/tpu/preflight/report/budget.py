@@ -5,23 +5,20 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.tables import line_text, operation_text
 from xlashard.program.hlo.collectives import KINDS
-from xlashard.tpu.preflight.report.preflight_model import TrafficReport
+from xlashard.tpu.preflight.render.report_text import FORMATTERS
+from xlashard.tpu.preflight.report.preflight_model import TrafficReport, Unit
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
-
-type Quantity = Literal["bytes", "seconds", "part", "flop", "number"]
-"""Unit of a limit."""
+from xlashard.wording import in_bytes, in_seconds
 
 _SHOWN = 5
 """Maximum number of contributions listed for an exceeded limit."""
 
-_UNITS: dict[str, dict[str, float]] = {
+_UNITS: dict[Unit, dict[str, float]] = {
     "bytes": {
         "b": 1,
         **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
@@ -33,13 +30,6 @@ _UNITS: dict[str, dict[str, float]] = {
     "number": {},
 }
 _EXAMPLES = {"bytes": "2GB", "seconds": "250ms", "part": "90%", "flop": "3PFLOP", "number": "100"}
-_TEXTS: dict[str, Callable[[float], str]] = {
-    "bytes": in_bytes,
-    "seconds": in_seconds,
-    "part": "{:.1%}".format,
-    "flop": in_flop,
-    "number": in_amount,
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class BudgetKey:
         at_least: Whether the limit is a lower bound.
     """
 
-    quantity: Quantity
+    quantity: Unit
     description: str
     measure: Callable[[PreflightReport], float | None]
     contributors: Callable[[PreflightReport], list[str]] = lambda report: []
@@ -73,7 +63,7 @@ class Limit:
     """
 
     key: str
-    quantity: Quantity
+    quantity: Unit
     value: float
     text: str
 
@@ -96,10 +86,10 @@ class Breach:
         key = KEYS[self.limit.key]
         if self.value is None:
             return f"{self.limit.text} can't be checked: the report has no {key.description}"
-        text = _TEXTS[self.limit.quantity]
-        found, wanted = text(self.value), text(self.limit.value)
+        text = FORMATTERS[self.limit.quantity]
+        value, limit = text(self.value), text(self.limit.value)
         side = "less than" if key.at_least else "more than"
-        head = f"{self.limit.text} is not met: {key.description} is {found}, {side} {wanted}"
+        head = f"{self.limit.text} is not met: {key.description} is {value}, {side} {limit}"
         return "\n".join([head, *(f"  {line}" for line in self.lines)])
 
 
@@ -252,7 +242,7 @@ def _limit(word: str) -> Limit:
             f"; did you mean {' or '.join(near)}?" if near else f": the keys are {', '.join(KEYS)}"
         )
         raise ArgumentError(f"budget {word!r} has an unknown key{meant}")
-    quantities: Sequence[Quantity] = ("part", "bytes") if name == "hbm" else (key.quantity,)
+    quantities: Sequence[Unit] = ("part", "bytes") if name == "hbm" else (key.quantity,)
     for quantity in quantities:
         value = _value(text, quantity, plain=name != "hbm")
         if value is not None:
@@ -261,7 +251,7 @@ def _limit(word: str) -> Limit:
     raise ArgumentError(f"budget {word!r} has the invalid value {text!r}: write {examples}")
 
 
-def _value(text: str, quantity: Quantity, *, plain: bool) -> float | None:
+def _value(text: str, quantity: Unit, *, plain: bool) -> float | None:
     """Return a number with its unit, or None if the text is invalid for the quantity.
 
     Args:

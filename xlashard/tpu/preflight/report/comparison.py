@@ -1,4 +1,4 @@
-"""Comparison of two preflight reports."""
+"""Comparison of two preflight reports, and its terminal output."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -6,18 +6,27 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from xlashard.pjit.report.model import DonationReport, ValueReport
 from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import (
+    WIDE,
     Page,
     line_text,
     operation_text,
+    section,
     sharding_text,
     short_type,
+    table,
 )
-from xlashard.tpu.preflight.render.report_text import BOUNDS, mesh_text, topology_text
-from xlashard.tpu.preflight.render.terminal_comparison import comparison_sections
+from xlashard.tpu.preflight.render.report_text import (
+    BOUNDS,
+    FORMATTERS,
+    axes_text,
+    mesh_text,
+    topology_text,
+)
 from xlashard.tpu.preflight.report.preflight_model import (
     AmountChange,
     ComparisonFields,
@@ -27,6 +36,10 @@ from xlashard.tpu.preflight.report.preflight_model import (
     UsageChange,
 )
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
+from xlashard.wording import in_bytes, in_seconds
+
+_BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
+_COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,13 +64,23 @@ class Comparison(PrintableReport, ComparisonFields):
     @property
     def is_same(self) -> bool:
         """True if nothing but the compile time changed."""
-        moved = any(a.old != a.new for a in self.amounts if a.name != "time to compile")
+        moved = any(a.is_changed for a in self.amounts if a.name != "time to compile")
         return not (
             moved or self.facts or self.memory or self.traffic or self.shardings or self.donations
         )
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
-        return comparison_sections(self, page)
+        yield Text.assemble((self.old, "bold"), "  →  ", (self.new, "bold"))
+        parts = [
+            _facts_section("Changed", self.facts, page),
+            _amounts_section(self.amounts, page),
+            _uses_section("Memory by leaf", "of one device", self.memory, page),
+            _uses_section("Collectives", "what each device sends", self.traffic, page),
+            _facts_section("Shardings", self.shardings, page),
+            _facts_section("Donations", self.donations, page),
+        ]
+        shown = [part for part in parts if part is not None]
+        yield from shown or [Text("\nnothing changed", style="dim")]
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.old} with {self.new}; print it>"
@@ -98,7 +121,7 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
         facts=_facts(old, new),
         amounts=_amounts(old, new),
         memory=_uses(_held(old), _held(new)),
-        traffic=_uses(_sent(old), _sent(new)),
+        traffic=_uses(*([_sent_by(t) for t in report.traffic] for report in (old, new))),
         shardings=_values(old, new),
         donations=_donations(old, new),
     )
@@ -113,7 +136,7 @@ _FACTS: dict[str, Callable[[PreflightReport], str]] = {
     "bound by": lambda r: BOUNDS[r.time.bound],
     "function": lambda r: r.name,
     "topology": lambda r: topology_text(r.topology),
-    "mesh": lambda r: " × ".join(f"{axis.name}={axis.size}" for axis in r.mesh),
+    "mesh": lambda r: axes_text(r.mesh),
     "mesh on the torus": lambda r: mesh_text(r.mesh),
     "partitioner": lambda r: r.partitioner,
     "xlashard": lambda r: r.versions.xlashard,
@@ -202,10 +225,6 @@ def _held(report: PreflightReport) -> list[_Use]:
     return values
 
 
-def _sent(report: PreflightReport) -> list[_Use]:
-    return [_sent_by(t) for t in report.traffic]
-
-
 def _sent_by(t: TrafficReport) -> _Use:
     """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
 
@@ -243,18 +262,17 @@ def _by_key(uses: Sequence[_Use]) -> dict[tuple[str, ...], _Use]:
 
 
 def _use_change(old: _Use | None, new: _Use | None) -> UsageChange:
-    last = _NOTHING if old is None else old
-    last = last if new is None else new
-    before, after = (0 if use is None else use.nbytes for use in (old, new))
     change: Literal["added", "removed", "grown", "shrunk"]
     if old is None:
         change = "added"
     elif new is None:
         change = "removed"
     else:
-        change = "grown" if after > before else "shrunk"
-    seconds = tuple(0.0 if use is None else use.seconds for use in (old, new))
-    return UsageChange(change, last.what, last.where, before, after, *seconds)
+        change = "grown" if new.nbytes > old.nbytes else "shrunk"
+    last, before, after = new or old or _NOTHING, old or _NOTHING, new or _NOTHING
+    return UsageChange(
+        change, last.what, last.where, before.nbytes, after.nbytes, before.seconds, after.seconds
+    )
 
 
 def _values(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:
@@ -282,3 +300,73 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> tuple[FactChange,
         for path in {**before, **after}
         if before.get(path) != after.get(path)
     )
+
+
+def _facts_section(title: str, found: Sequence[FactChange], page: Page) -> RenderableType | None:
+    if not found:
+        return None
+    rows = [
+        (page.path(f.name) if "[" in f.name else f.name, f.old or "–", "→", f.new or "–")
+        for f in page.rows(found)
+    ]
+    rest = page.left(len(found) - len(rows))
+    return section(title, "", table(("", "", "", ""), rows), rest)
+
+
+def _amounts_section(found: Sequence[AmountChange], page: Page) -> RenderableType | None:
+    shown = [a for a in found if page.is_full or _differs(a)]
+    if not shown:
+        return None
+    rows = [(a.name, _amount(a, a.old), "→", _amount(a, a.new), _by(a)) for a in shown]
+    return section("Numbers", "of one device", table(("", ">", "", ">", ">"), rows))
+
+
+def _differs(a: AmountChange) -> bool:
+    """Return whether the printed amounts differ, ignoring the compile time."""
+    if a.name == "time to compile":
+        return False
+    return _amount(a, a.old) != _amount(a, a.new)
+
+
+def _amount(a: AmountChange, value: float | None) -> str:
+    if value is None:
+        return "–"
+    text = FORMATTERS[a.unit]
+    return f"-{text(-value)}" if value < 0 else text(value)
+
+
+def _by(a: AmountChange) -> Text:
+    ratio = a.ratio
+    if ratio is None or ratio <= 0:
+        return Text()
+    text = f"{ratio - 1:+.1%}"
+    if ratio >= 2:
+        text = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
+    is_worse = (ratio > 1) != (a.name in _BETTER_IF_MORE)
+    return Text(text, "" if ratio == 1 else "red" if is_worse else "green")
+
+
+def _uses_section(
+    title: str, note: str, found: Sequence[UsageChange], page: Page
+) -> RenderableType | None:
+    if not found:
+        return None
+    rows: list[Sequence[RenderableType]] = []
+    for u in page.rows(found):
+        what = Text.assemble(u.what, (f"  {u.where}" if u.where else "", "dim"))
+        row: list[RenderableType] = [
+            Text(u.change, _COLOURS[u.change]),
+            in_bytes(u.old_bytes) if u.change != "added" else "–",
+            "→",
+            in_bytes(u.new_bytes) if u.change != "removed" else "–",
+        ]
+        if page.width >= WIDE:
+            row.append(
+                f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
+                if u.old_seconds or u.new_seconds
+                else ""
+            )
+        rows.append((*row, what))
+    columns = ["", ">", "", ">", *([""] if page.width >= WIDE else []), ""]
+    rest = page.left(len(found) - len(rows))
+    return section(title, note, table(columns, rows), rest)

@@ -12,6 +12,7 @@ from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
+from xlashard.tpu.mesh_layout import divisors
 from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders
 from xlashard.tpu.preflight.report.pricing import Workload, parse_price
 from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, cache_key, source_files
@@ -171,15 +172,10 @@ def _products(count: int, ranges: tuple[AxisRange, ...]) -> Iterator[tuple[int, 
         return
     first, *rest = ranges
     least = math.prod(r.least for r in rest)
-    for size in reversed(_divisors(count)):
+    for size in reversed(divisors(count)):
         if size in first and count // size >= least:
             for others in _products(count // size, tuple(rest)):
                 yield (size, *others)
-
-
-def _divisors(count: int) -> list[int]:
-    low = [n for n in range(1, math.isqrt(count) + 1) if count % n == 0]
-    return low + [count // n for n in reversed(low) if n * n != count]
 
 
 type Prices = float | str | Mapping[str, float | str]

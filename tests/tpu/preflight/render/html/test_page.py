@@ -10,7 +10,7 @@ from tests.browser import Browser, Tab
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from tests.tpu.preflight.render.html.reading import column, numbers
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.html.bars import memory_segments
+from xlashard.tpu.preflight.render.html.charts import memory_segments
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow

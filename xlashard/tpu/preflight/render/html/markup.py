@@ -17,8 +17,13 @@ from xlashard.pjit.report.tables import (
     short_type,
     types_text,
 )
-from xlashard.tpu.preflight.render.html.bars import memory_segments, time_bars, uncounted_work
-from xlashard.tpu.preflight.render.html.roofline import RooflinePlot, read_roofline
+from xlashard.tpu.preflight.render.html.charts import (
+    RooflinePlot,
+    memory_segments,
+    read_roofline,
+    time_bars,
+    uncounted_work,
+)
 from xlashard.tpu.preflight.render.html.torus_drawing import (
     device_positions,
     gradient,
