@@ -3,48 +3,32 @@
 import typing as _typing
 
 from xlashard.lazily import on_demand as _on_demand
-from xlashard.pjit.api import explain_recompile, jit, pjit
-from xlashard.pjit.compile import PROGRAMS
-from xlashard.pjit.constraint import with_sharding_constraint
-from xlashard.pjit.shardings.resources import AUTO, FROM_GDA, UNSPECIFIED
+from xlashard.pjit.api import explain_recompile as explain_recompile
+from xlashard.pjit.api import jit as jit
+from xlashard.pjit.api import pjit as pjit
+from xlashard.pjit.compile import PROGRAMS as PROGRAMS
+from xlashard.pjit.constraint import with_sharding_constraint as with_sharding_constraint
+from xlashard.pjit.shardings.resources import AUTO as AUTO
+from xlashard.pjit.shardings.resources import FROM_GDA as FROM_GDA
+from xlashard.pjit.shardings.resources import UNSPECIFIED as UNSPECIFIED
 
 if _typing.TYPE_CHECKING:
-    from xlashard.pjit.recompile.recompile_report import RecompileReport
-    from xlashard.pjit.report import ProgramReport, explain
-    from xlashard.pjit.stages.bound_step import BoundStep
-    from xlashard.pjit.stages.compiled import Compiled
-    from xlashard.pjit.stages.stablehlo import StableHLOProgram, compile_stablehlo
-    from xlashard.pjit.stages.traced import Lowered, Traced
+    from xlashard.pjit.recompile.recompile_report import RecompileReport as RecompileReport
+    from xlashard.pjit.report import ProgramReport as ProgramReport
+    from xlashard.pjit.report import explain as explain
+    from xlashard.pjit.stages.bound_step import BoundStep as BoundStep
+    from xlashard.pjit.stages.compiled import Compiled as Compiled
+    from xlashard.pjit.stages.stablehlo import StableHLOProgram as StableHLOProgram
+    from xlashard.pjit.stages.stablehlo import compile_stablehlo as compile_stablehlo
+    from xlashard.pjit.stages.traced import Lowered as Lowered
+    from xlashard.pjit.stages.traced import Traced as Traced
 else:
-    __getattr__, __dir__ = _on_demand(
-        __name__,
-        globals(),
-        {
-            "xlashard.pjit.stages.compiled": ("Compiled",),
-            "xlashard.pjit.recompile.recompile_report": ("RecompileReport",),
-            "xlashard.pjit.stages.traced": ("Lowered", "Traced"),
-            "xlashard.pjit.stages.bound_step": ("BoundStep",),
-            "xlashard.pjit.report": ("ProgramReport", "explain"),
-            "xlashard.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
-        },
-    )
-
-__all__ = [
-    "AUTO",
-    "FROM_GDA",
-    "PROGRAMS",
-    "UNSPECIFIED",
-    "BoundStep",
-    "Compiled",
-    "Lowered",
-    "ProgramReport",
-    "RecompileReport",
-    "StableHLOProgram",
-    "Traced",
-    "compile_stablehlo",
-    "explain",
-    "explain_recompile",
-    "jit",
-    "pjit",
-    "with_sharding_constraint",
-]
+    _names = {
+        "xlashard.pjit.recompile.recompile_report": ("RecompileReport",),
+        "xlashard.pjit.report": ("ProgramReport", "explain"),
+        "xlashard.pjit.stages.bound_step": ("BoundStep",),
+        "xlashard.pjit.stages.compiled": ("Compiled",),
+        "xlashard.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
+        "xlashard.pjit.stages.traced": ("Lowered", "Traced"),
+    }
+    __getattr__, __dir__ = _on_demand(__name__, globals(), _names)

@@ -173,7 +173,11 @@ def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = 
             if type(value) is np.ndarray and value.dtype.kind in _NUMERIC:
                 continue
             if value.dtype.kind in _NEVER_NUMERIC:
-                raise ArgumentError(_no_numbers(value, path, static))
+                kind = "array" if isinstance(value, np.ndarray) else "scalar"
+                raise ArgumentError(
+                    f"{path} is a NumPy {kind} of dtype {value.dtype}, which no device computes "
+                    f"with: convert it to numbers first{_static_hint(path, static)}"
+                )
         try:
             abstractify(value)
         except OverflowError:
@@ -182,7 +186,10 @@ def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = 
                 "np.int64(...) with jax_enable_x64, or a float"
             ) from None
         except (TypeError, ValueError):
-            raise ArgumentError(_not_an_array(value, path, static)) from None
+            raise ArgumentError(
+                f"{path} is {_short(value)} ({type(value).__name__}), which is no array: pass an "
+                f"array{_static_hint(path, static)}"
+            ) from None
 
 
 # By NumPy's letters: bool, (un)signed int, float, complex. "V" may be a float of ml_dtypes.
@@ -209,24 +216,9 @@ def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
             raise error  # no-catalogue: raises an error of JAX or of the caller again
 
 
-def _no_numbers(value: Any, path: str, static: bool) -> str:
-    return (
-        f"{path} is a NumPy {'array' if isinstance(value, np.ndarray) else 'scalar'} of dtype "
-        f"{value.dtype}, which no device computes with: convert it to numbers first"
-        + (_static_hint(path) if static else "")
-    )
-
-
-def _not_an_array(value: Any, path: str, static: bool) -> str:
-    return (
-        f"{path} is {_short(value)} ({type(value).__name__}), which is no array: pass an array"
-        + (_static_hint(path) if static else "")
-    )
-
-
-def _static_hint(path: str) -> str:
+def _static_hint(path: str, static: bool) -> str:
     name = path.split("[")[0].split(".")[0]
-    return f", or mark the argument static: pjit(f, static_argnames=({name!r},))"
+    return f", or mark the argument static: pjit(f, static_argnames=({name!r},))" if static else ""
 
 
 def _short(value: Any) -> str:

@@ -83,7 +83,6 @@ class Call:
             mesh=self.mesh,
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
-            result_paths=traced.result_paths,
             donated=self.donated,
             devices=None if request is None else request.placement.devices,
             options=options if request is None else request.options,

@@ -25,9 +25,6 @@ type Part = Literal[
     "memory kind",
     "layout",
     "mesh in force",
-    "in_shardings",
-    "out_shardings",
-    "donation",
     "device",
     "compiler option",
     "setting",
@@ -57,7 +54,11 @@ class CallDifference:
 
 
 def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
-    """List all parts in which two calls differ, the most common causes first."""
+    """List all parts in which two calls differ, the most common causes first.
+
+    Requested shardings and donation are options of the function: they differ only with the mesh or
+    with the structure of the arguments.
+    """
     found = [*_structure(before, after), *_statics(before.statics, after.statics)]
     olds = {argument.path: argument for argument in before.arguments}
     both = [(olds[a.path], a) for a in after.arguments if a.path in olds]
@@ -69,10 +70,6 @@ def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
     if placed:
         for old, new in both:
             found += _placements(old, new)
-    if before.mesh == after.mesh:
-        found += _resources(before, after)
-    if before.donated != after.donated and before.in_tree == after.in_tree:
-        found += _donations(before, after)
     if placed and not found and before.devices != after.devices:
         found.append(_difference("device", "", (before.devices, after.devices), _device_text))
     found += _options(before.options, after.options)
@@ -229,36 +226,6 @@ def _device_text(devices: tuple[Device, ...] | None) -> str:
     ids = [str(device.id) for device in devices]
     shown = ids if len(ids) <= 8 else [*ids[:4], "...", ids[-1]]
     return f"{devices[0].platform} device{'s' * (len(ids) > 1)} {', '.join(shown)}"
-
-
-def _resources(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
-    """Compare requested shardings, under an equal mesh in force."""
-    for part in ("in_shardings", "out_shardings"):
-        olds, news = (_requested(key, part) for key in (before, after))
-        for path, new in news.items():
-            old = olds.get(path, new)
-            if old is not new and old != new:
-                yield CallDifference(part, path, *_request_texts(old, new))
-
-
-def _requested(key: CallKey, part: Part) -> dict[str, Sharding | None]:
-    if part == "out_shardings":
-        return dict(zip(key.result_paths, key.out_shardings, strict=True))
-    return dict(zip([a.path for a in key.arguments], key.in_shardings, strict=True))
-
-
-def _request_texts(before: Sharding | None, after: Sharding | None) -> tuple[str, str]:
-    if before is not None and after is not None:
-        return _sharding_texts(before, after)
-    first, second = ("unspecified" if s is None else described(s) for s in (before, after))
-    return first, second
-
-
-def _donations(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
-    for argument, *flags in zip(after.arguments, before.donated, after.donated, strict=True):
-        if flags[0] != flags[1]:
-            words = {True: "donated", False: "not donated"}
-            yield _difference("donation", argument.path, flags, words.__getitem__)
 
 
 def _options(

@@ -117,7 +117,6 @@ class CallKey:
         mesh: The mesh in force, or None.
         in_shardings: The sharding requested for each argument, or None.
         out_shardings: The sharding requested for each result, or None.
-        result_paths: The paths of the results.
         donated: For each argument whether its buffers are donated.
         devices: The device assignment; None before the arguments' placement has been looked up.
         options: Compiler options.
@@ -131,7 +130,6 @@ class CallKey:
     mesh: Mesh | None
     in_shardings: tuple[Sharding | None, ...]
     out_shardings: tuple[Sharding | None, ...]
-    result_paths: tuple[str, ...]
     donated: tuple[bool, ...]
     devices: tuple[Device, ...] | None
     options: tuple[tuple[str, Any], ...]

@@ -1,29 +1,13 @@
 """`explain`, and the report of a compiled program that it returns."""
 
-from xlashard.pjit.report.explain import explain
-from xlashard.pjit.report.model import (
-    CollectiveReport,
-    CostReport,
-    DonationReport,
-    MemoryReport,
-    MoveReport,
-    PlaceReport,
-    ReplicationReport,
-    SourceLine,
-    ValueReport,
-)
-from xlashard.pjit.report.program_report import ProgramReport
-
-__all__ = [
-    "CollectiveReport",
-    "CostReport",
-    "DonationReport",
-    "MemoryReport",
-    "MoveReport",
-    "PlaceReport",
-    "ProgramReport",
-    "ReplicationReport",
-    "SourceLine",
-    "ValueReport",
-    "explain",
-]
+from xlashard.pjit.report.explain import explain as explain
+from xlashard.pjit.report.model import CollectiveReport as CollectiveReport
+from xlashard.pjit.report.model import CostReport as CostReport
+from xlashard.pjit.report.model import DonationReport as DonationReport
+from xlashard.pjit.report.model import MemoryReport as MemoryReport
+from xlashard.pjit.report.model import MoveReport as MoveReport
+from xlashard.pjit.report.model import PlaceReport as PlaceReport
+from xlashard.pjit.report.model import ReplicationReport as ReplicationReport
+from xlashard.pjit.report.model import SourceLine as SourceLine
+from xlashard.pjit.report.model import ValueReport as ValueReport
+from xlashard.pjit.report.program_report import ProgramReport as ProgramReport

@@ -86,11 +86,6 @@ class Resource:
     given: Any
     layout: Any = None
 
-    @property
-    def is_unspecified(self) -> bool:
-        """Return True if it requests no sharding."""
-        return isinstance(self.given, UnspecifiedValue | Auto | FromGda)
-
     def __reduce__(self) -> tuple[object, ...]:
         if isinstance(self.given, UnspecifiedValue):
             return _unspecified_with, (self.layout,)
@@ -114,11 +109,6 @@ class ResourceTree:
     what: str
     leaves: tuple[Resource, ...]
     treedef: Any
-
-    @property
-    def is_unspecified(self) -> bool:
-        """Return True if it requests neither a sharding nor a layout."""
-        return all([r.is_unspecified and r.layout is None for r in self.leaves])
 
     def tree(self) -> Any:
         """Return the tree."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import compress, count
 from typing import Any
 
 import jax
@@ -105,7 +106,7 @@ def plan_step(compiled: CompiledProgram, info: StageInfo, argnum: int) -> StepPl
     out_tree = _tree_besides_state(info.out_tree, state_tree, name)
     _check_same_place(compiled, info, state)
     rest_tree = jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum])
-    inputs_donated = tuple(given for i, given in enumerate(info.donated) if i not in state)
+    inputs_donated = tuple(donated for i, donated in enumerate(info.donated) if i not in state)
     return StepPlan(
         name=name,
         state_tree=state_tree,
@@ -142,17 +143,17 @@ def place_state(
             f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but bind "
             f"got {tree}: give a state of that structure, or lower and compile for this one"
         )
-    parts, count, paths = compiled.program.parts, len(leaves), plan.state_paths
-    avals, shardings = parts.out_avals[:count], parts.out_shardings[:count]
+    parts, number, paths = compiled.program.parts, len(leaves), plan.state_paths
+    avals, shardings = parts.out_avals[:number], parts.out_shardings[:number]
     check_values(leaves, paths, static=False)
     check_concrete(leaves, paths)
     for leaf, path, aval in zip(leaves, paths, avals, strict=True):
         text = f"{plan.name} was compiled for {{}}, but {{}} was bound"
         check_type(leaf, path, aval, text, "lower and compile it for such a state")
-    for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
-        check_place(given, sharding, f"{plan.name} keeps {{}}")
+    for argument, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
+        check_place(argument, sharding, f"{plan.name} keeps {{}}")
     guards = active_guards()
-    jax_shardings = compiled.program.out_jax_shardings[:count]
+    jax_shardings = compiled.program.out_jax_shardings[:number]
     with (
         nullcontext()
         if guards is None
@@ -160,9 +161,9 @@ def place_state(
     ):
         handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
-        pair = shared_pair(list(map(base_handle, handles)), range(count))
+        pair = shared_pair(list(map(base_handle, handles)), range(number))
         if pair is not None:
-            raise refusal(pair, paths, [True] * count, plan.name)
+            raise refusal(pair, paths, [True] * number, plan.name)
     return leaves, handles
 
 
@@ -182,13 +183,9 @@ def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
 
 
 def _program_positions(compiled: CompiledProgram) -> dict[int, int]:
-    """Return the position of each argument that the program takes among its arguments."""
-    positions, at = {}, len(compiled.consts)
-    for i, kept in enumerate(compiled.kept):
-        if kept:
-            positions[i] = at
-            at += 1
-    return positions
+    """Return the position of each argument of a call among those that the program takes."""
+    taken = compress(count(), compiled.kept)
+    return {i: at for at, i in enumerate(taken, len(compiled.consts))}
 
 
 def _as_it_came(aval: Any, new: Any) -> str:
@@ -243,13 +240,8 @@ def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[I
 def _order(compiled: CompiledProgram, state: Sequence[int]) -> tuple[int, ...] | None:
     """Return the position of each program argument in `[*consts, *state, *used arguments]`."""
     consts = len(compiled.consts)
+    rest = count(consts + len(state))
     order = list(range(consts))
-    rest_at = consts + len(state)
-    for i, kept in enumerate(compiled.kept):
-        if i in state:
-            if kept:
-                order.append(consts + i - state[0])
-        elif kept:
-            order.append(rest_at)
-            rest_at += 1
-    return None if order == list(range(rest_at)) else tuple(order)
+    for i in compress(count(), compiled.kept):
+        order.append(consts + i - state[0] if i in state else next(rest))
+    return None if order == list(range(next(rest))) else tuple(order)

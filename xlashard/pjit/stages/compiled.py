@@ -13,7 +13,7 @@ from xlashard._jax.runtime.shardings import Device, Format
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten, shortened
 from xlashard.array.core.donation import SHARDS, DonationTracker, release_shards
 from xlashard.errors import ArgumentError
-from xlashard.pjit.arguments import check_values, describe_arguments, may_share
+from xlashard.pjit.arguments import describe_arguments, may_share
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.stages.bound_step import BoundStep
@@ -198,11 +198,10 @@ class Executable:
         if info.moves_arguments:
             return
         arguments = describe_arguments(values, info.paths, info.in_avals)
-        shardings = iter(compiled.program.parts.in_shardings[len(compiled.consts) :])
-        for argument, kept in zip(arguments, compiled.kept, strict=True):
-            if not kept:
-                continue
-            check_place(argument, next(shardings), f"{info.name} was compiled for {{}}")
+        shardings = compiled.program.parts.in_shardings[len(compiled.consts) :]
+        pairs = zip(compress(arguments, compiled.kept), shardings, strict=True)
+        for argument, sharding in pairs:
+            check_place(argument, sharding, f"{info.name} was compiled for {{}}")
 
 
 def _formats(layouts: Sequence[Any], shardings: Sequence[Any]) -> list[Format]:
@@ -275,13 +274,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
             return cls(*load(cls.__name__, data, target, (in_tree, out_tree)))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
-        info = self._info
-        values, tree = jax.tree_util.tree_flatten((args, kwargs))
-        info.check_tree(tree, "compiled")
-        check_values(values, info.paths, static=False)
-        info.check_concrete(values, f"call the pjit-ed function {info.name} itself there")
-        text = "was compiled for {}, but was called with {}"
-        info.check_types(values, text, info.otherwise("compiled"))
+        values = self._info.checked(args, kwargs, "compiled")
         self._check_places(values)
         return values, True
 

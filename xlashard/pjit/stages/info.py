@@ -10,7 +10,7 @@ from xlashard._jax.trace.tracing import Tracer, abstractify, is_token
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
-from xlashard.pjit.arguments import Argument, check_concrete
+from xlashard.pjit.arguments import Argument, check_concrete, check_values
 from xlashard.pjit.shardings.resolve import as_code, described, type_hint
 from xlashard.pjit.trace import Call
 from xlashard.sharding import XLACompatibleSharding
@@ -59,6 +59,26 @@ class StageInfo:
             moves_arguments=moves_arguments,
         )
 
+    def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any], verb: str) -> list[Any]:
+        """Return the flat arguments of a call, if structure, shapes and dtypes fit.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            verb: `"traced"` or `"compiled"`.
+
+        Raises:
+            ArgumentError: With the path of the first argument that does not fit.
+        """
+        values, tree = jax.tree_util.tree_flatten((args, kwargs))
+        self.check_tree(tree, verb)
+        check_values(values, self.paths, static=False)
+        if verb == "compiled":
+            self.check_concrete(values, f"call the pjit-ed function {self.name} itself there")
+        text = f"was {verb} for {{}}, but was called with {{}}"
+        self.check_types(values, text, self._otherwise(verb))
+        return values
+
     def check_tree(self, tree: Any, verb: str) -> None:
         """Refuse arguments of another structure.
 
@@ -81,10 +101,10 @@ class StageInfo:
         part = next(part for part in expected if expected[part] != actual[part])
         raise ArgumentError(
             f"{self.name} was {verb} for {part} of the structure {expected[part]}, but was called "
-            f"with {actual[part]}: {self.otherwise(verb)}"
+            f"with {actual[part]}: {self._otherwise(verb)}"
         )
 
-    def otherwise(self, verb: str) -> str:
+    def _otherwise(self, verb: str) -> str:
         """Return advice for arguments of other types."""
         again = {"traced": "trace it", "compiled": "lower and compile it"}[verb]
         return f"{again} for that too, or call the pjit-ed function {self.name} itself"

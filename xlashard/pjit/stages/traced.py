@@ -14,7 +14,6 @@ from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
-from xlashard.pjit.arguments import check_values
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.options import compiler_option_items
@@ -58,12 +57,7 @@ class Traced(Stage, jax.stages.Traced):
         Raises:
             ArgumentError: If the arguments have another structure, shape or dtype.
         """
-        values, tree = jax.tree_util.tree_flatten((args, kwargs))
-        self._info.check_tree(tree, "traced")
-        check_values(values, self._info.paths, static=False)
-        text = "was traced for {}, but was called with {}"
-        self._info.check_types(values, text, self._info.otherwise("traced"))
-        return self._function.run(self._call.on(values))
+        return self._function.run(self._call.on(self._info.checked(args, kwargs, "traced")))
 
     @property
     def jaxpr(self) -> Any:
