@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -133,25 +134,17 @@ def named_meshes(module: Module) -> list[NamedMesh]:
     return meshes
 
 
-_ELEMENT = re.compile(r"(?P<kind>b?f|u?i)(?P<bits>\d+)(?P<rest>E\w+)?")
-_KINDS = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}
-
-
 def dtype_of(element: str) -> np.dtype[Any] | None:
     """Return the dtype of a tensor's elements, None for a type that arrays don't have."""
-    if element == "i1":
-        return np.dtype(bool)
-    if element.startswith("complex<"):
-        bits = element.removeprefix("complex<f").removesuffix(">")
-        return np.dtype(f"complex{2 * int(bits)}")
-    match = _ELEMENT.fullmatch(element)
-    if match is None:
-        return None
-    rest = f"_{match['rest'].lower()}" if match["rest"] else ""
-    try:
-        return np.dtype(f"{_KINDS[match['kind']]}{match['bits']}{rest}")
-    except TypeError:
-        return None
+    return _dtypes().get(element)
+
+
+@lru_cache(maxsize=1)
+def _dtypes() -> dict[str, np.dtype[Any]]:
+    with mlir.make_ir_context():
+        dtypes = {str(make()): dtype for dtype, make in mlir._dtype_to_ir_type.items()}
+    # JAX has more dtypes of one bit.
+    return {**dtypes, "i1": np.dtype(bool)}
 
 
 def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

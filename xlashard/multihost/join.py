@@ -8,7 +8,6 @@ import sys
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
-from xlashard._jax.runtime.coordination import InitializeOptions
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
@@ -196,19 +195,18 @@ def _join(request: InitializeRequest) -> Pod:
         )
     bind = bind_address(info, request)
     connections = join_processes(info, request, bind)
-    joining = InitializeOptions(
-        info.coordinator,
-        address_text(bind),
-        info.processes,
-        info.process_id,
-        info.local_devices,
-        _CONNECT,
-        max(1, round(request.heartbeat)),
-        {} if request.tls is None else request.tls.for_jax(),
-    )
     own = next(iter(connections.values())).socket.getsockname()[0]
     coordination.set_cpu_collectives_address(own.removeprefix("::ffff:"))
-    coordination.join(joining)
+    coordination.join(
+        info.coordinator,
+        bind=address_text(bind),
+        processes=info.processes,
+        process_id=info.process_id,
+        timeout=_CONNECT,
+        heartbeat=max(1, round(request.heartbeat)),
+        local_devices=info.local_devices,
+        credentials=None if request.tls is None else request.tls.for_jax(),
+    )
     _joined.ending = ShutdownHandler(connections)
     return Pod(info.process_id, info.processes, info.coordinator, info.environment.title)
 

@@ -214,19 +214,6 @@ def _quoted(name: str) -> str:
     return f'"{plain}"'
 
 
-def main_attributes(plan: ProgramPlan, tokens: int) -> tuple[list[Attributes], list[Attributes]]:
-    """Return the attributes of every argument and result, the leading tokens included.
-
-    Raises:
-        PlanError: A sharding does not fit its value.
-    """
-    args: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
-    results: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
-    args += [value_attributes(v, plan, result=False) for v in plan.args]
-    results += [value_attributes(v, plan, result=True) for v in plan.results]
-    return args, results
-
-
 def _mark_donated(args: list[Attributes], donation: Donation, tokens: int) -> None:
     for i, (target, donor) in enumerate(zip(donation.alias, donation.donor, strict=True)):
         if target is not None:
@@ -255,7 +242,9 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
         # no-catalogue: pjit and compile_stablehlo never make such a plan
         raise ModuleError("the module has no function @main, and not exactly one public function")
     _check_signature(main, plan, tokens)
-    args, results = main_attributes(plan, tokens)
+    token: Attributes = {"jax.token": True}
+    args = [*[token] * tokens, *[value_attributes(v, plan, result=False) for v in plan.args]]
+    results = [*[token] * tokens, *[value_attributes(v, plan, result=True) for v in plan.results]]
     donation = plan_donation(plan)
     _mark_donated(args, donation, tokens)
     modules.make_entry(main)

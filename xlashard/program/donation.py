@@ -1,7 +1,7 @@
 """Pair donated arguments with results, and report the arguments that no result can take over."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log, prod
 
@@ -49,50 +49,32 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     if not any(plan.donated):
         none = (None,) * len(plan.args)
         return Donation(none, plan.donated, (), none)
-    pairs = _Pairs(plan)
-    waiting = [i for i, donated in enumerate(plan.donated) if donated]
+    partner: list[int | None] = [None] * len(plan.args)
+    certain = set()
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
-        waiting = pairs.pair(waiting, key)
-    return Donation(tuple(pairs.alias), tuple(pairs.donor), tuple(waiting), tuple(pairs.partner))
-
-
-type _Key = Callable[[ProgramPlan, ValuePlan, bool], object]
-"""Returns the key by which an argument (False) and a result (True) are paired."""
-
-
-class _Pairs:
-    """Donated arguments and the results that take over their buffers, while they are paired."""
-
-    def __init__(self, plan: ProgramPlan) -> None:
-        self._plan = plan
-        self._taken = set(plan.aliased)
-        self.alias: list[int | None] = [None] * len(plan.args)
-        self.donor = [False] * len(plan.args)
-        self.partner: list[int | None] = [None] * len(plan.args)
-
-    def pair(self, waiting: list[int], key: _Key) -> list[int]:
-        """Pair each argument with the first free result of an equal key; the others are left."""
-        if not waiting:
-            return waiting
-        plan = self._plan
+        taken = {*plan.aliased, *partner}
         free: dict[object, deque[int]] = defaultdict(deque)
         for j, result in enumerate(plan.results):
-            if j not in self._taken:
+            if j not in taken:
                 free[key(plan, result, True)].append(j)
-        left = []
-        for i in waiting:
+        for i in _unpaired(plan, partner):
             candidates = free.get(key(plan, plan.args[i], False))
-            if not candidates:
-                left.append(i)
-                continue
-            j = candidates.popleft()
-            self._taken.add(j)
-            self.partner[i] = j
-            if key is _same_place and _is_certain(plan, i, j):
-                self.alias[i] = j
-            else:
-                self.donor[i] = True
-        return left
+            if candidates:
+                partner[i] = j = candidates.popleft()
+                if key is _same_place and _is_certain(plan, i, j):
+                    certain.add(i)
+    pairs = list(enumerate(partner))
+    return Donation(
+        alias=tuple([j if i in certain else None for i, j in pairs]),
+        donor=tuple([j is not None and i not in certain for i, j in pairs]),
+        unusable=tuple(_unpaired(plan, partner)),
+        partner=tuple(partner),
+    )
+
+
+def _unpaired(plan: ProgramPlan, partner: Sequence[int | None]) -> list[int]:
+    """Return the donated arguments that have no result yet."""
+    return [i for i, donated in enumerate(plan.donated) if donated and partner[i] is None]
 
 
 def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:

@@ -19,7 +19,8 @@ The checksum detects damage. It does not authenticate a file: it can be computed
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,23 +152,17 @@ def _read_header(text: memoryview) -> dict[str, Any]:
         return header
 
 
-# Errors of the reader itself, and of its caller.
-_OWN = (SavedProgramError, ArgumentError)
-
-
-class reading:
-    """Context in which Python's errors of an invalid header become a `SavedProgramError`."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        wrong = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
-        if isinstance(error, wrong) and not isinstance(error, _OWN):
-            raise SavedProgramError(
-                f"the saved program's header is invalid ({error!r}): compile and "
-                "serialize() it again"
-            ) from None
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise a `SavedProgramError` for Python's errors of an invalid header within a block."""
+    try:
+        yield
+    except (SavedProgramError, ArgumentError):
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise SavedProgramError(
+            f"the saved program's header is invalid ({error!r}): compile and serialize() it again"
+        ) from None
 
 
 type Json = Any
@@ -296,8 +291,7 @@ def _reductions_of_json(record: Mapping[str, Json]) -> dict[str, Any]:
 
 
 def _mesh(record: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:
-    grid = np.empty(len(devices), dtype=object)
-    grid[:] = devices
+    grid = np.array(devices, dtype=object)
     names = [name for name, _ in record["axes"]]
     types = tuple(AxisType[kind] for kind in record["types"])
     return Mesh(grid.reshape(_sizes([size for _, size in record["axes"]])), names, axis_types=types)

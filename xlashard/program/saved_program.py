@@ -1,7 +1,8 @@
 """Serialization of compiled programs: executable, plan and closed-over values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -204,9 +205,9 @@ def load_program(
     _check_widths(parts)
     loaded = LoadedExecutable(code=machine_code)
     if is_compile_only(chosen[0]):
-        loaded.load(_looking(contents, plan))
+        loaded.load(partial(_describe, contents, plan))
     else:
-        loaded.load(_loading(machine_code, plan))
+        loaded.load(partial(_load, machine_code, plan))
     fingerprint = None
     if not plan.is_of_one_process:
         fingerprint = ProgramFingerprint(plan, saved=str(header.get("module", "")))
@@ -254,34 +255,26 @@ def _read_values(
     return found
 
 
-def _looking(contents: Contents, plan: ProgramPlan) -> Callable[[], Any]:
-    """Return the loader of an offline executable for compile-only devices."""
-
-    def look() -> Any:
-        if _DESCRIPTION not in contents.sections:
-            raise SavedProgramError(
-                f"the saved program {plan.name} was compiled on its devices, and the devices "
-                "of a topology can't load it: load it there, or compile it for the topology to "
-                "inspect it"
-            )
-        with reading():
-            return described(contents.sections[_DESCRIPTION])
-
-    return look
+def _describe(contents: Contents, plan: ProgramPlan) -> Any:
+    """Return an offline executable for compile-only devices."""
+    if _DESCRIPTION not in contents.sections:
+        raise SavedProgramError(
+            f"the saved program {plan.name} was compiled on its devices, and the devices of a "
+            "topology can't load it: load it there, or compile it for the topology to inspect it"
+        )
+    with reading():
+        return described(contents.sections[_DESCRIPTION])
 
 
-def _loading(machine_code: bytes, plan: ProgramPlan) -> Callable[[], Any]:
-    def load() -> Any:
-        try:
-            return executables.from_bytes(machine_code, plan.devices, len(plan.args))
-        except RuntimeError as error:
-            platform = plan.devices[0].platform
-            raise SavedProgramError(  # no-catalogue: no supported compiler does this
-                f"the runtime of {platform} can't load {plan.name}: {error}; compile and "
-                "serialize() it again here"
-            ) from None
-
-    return load
+def _load(machine_code: bytes, plan: ProgramPlan) -> Any:
+    try:
+        return executables.from_bytes(machine_code, plan.devices, len(plan.args))
+    except RuntimeError as error:
+        platform = plan.devices[0].platform
+        raise SavedProgramError(  # no-catalogue: no supported compiler does this
+            f"the runtime of {platform} can't load {plan.name}: {error}; compile and "
+            "serialize() it again here"
+        ) from None
 
 
 def find_devices(saved: Environment, target: LoadTarget) -> tuple[Device, ...]:

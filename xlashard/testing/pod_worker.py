@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import jax
 
-from xlashard._jax.runtime.coordination import InitializeOptions, join
+from xlashard._jax.runtime.coordination import join
 from xlashard.config import read_flags
 from xlashard.testing.function_lookup import FunctionName, find
 
@@ -159,9 +159,12 @@ def _join() -> Reply:
         assert place is not None, "the launcher sets the pod variables"
         at = place.coordinator
         join(
-            InitializeOptions(
-                at, at, place.processes, place.process_id, None, _JOIN_TIMEOUT, _HEARTBEAT
-            )
+            at,
+            bind=at,
+            processes=place.processes,
+            process_id=place.process_id,
+            timeout=_JOIN_TIMEOUT,
+            heartbeat=_HEARTBEAT,
         )
         jax.devices()
     except Exception as error:

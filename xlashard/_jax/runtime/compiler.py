@@ -197,9 +197,7 @@ def assigned(devices: Sequence[Device], client: Any, **how: Any) -> Any:
 
 
 def _device_grid(devices: Sequence[Device]) -> np.ndarray:
-    grid = np.empty((1, len(devices)), dtype=object)
-    grid[0, :] = devices
-    return grid
+    return np.array([list(devices)], dtype=object)
 
 
 def _compile_options(module: modules.Module, request: CompileRequest) -> Any:

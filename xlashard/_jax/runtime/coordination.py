@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -43,31 +42,6 @@ class Cluster:
     processes: int
     process_id: int
     local_devices: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class InitializeOptions:
-    """Arguments of `jax.distributed.initialize`.
-
-    Attributes:
-        coordinator: Host and port of the service.
-        bind: The host and port where the service of process 0 listens.
-        processes: The number of processes.
-        process_id: The index of this process.
-        local_devices: The devices to use; None for all.
-        timeout: The time to wait for the other processes, in seconds.
-        heartbeat: The time without a heartbeat after which a process counts as dead, in seconds.
-        credentials: JAX's arguments for mutual TLS, by name.
-    """
-
-    coordinator: str
-    bind: str
-    processes: int
-    process_id: int
-    local_devices: tuple[int, ...] | None
-    timeout: int
-    heartbeat: int
-    credentials: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_cluster() -> Cluster | None:
@@ -111,9 +85,29 @@ def _detected() -> Any:
     return None
 
 
-def join(joining: InitializeOptions) -> None:
-    """Start the client and, in process 0, the service."""
-    local = joining.local_devices
+def join(
+    coordinator: str,
+    *,
+    bind: str,
+    processes: int,
+    process_id: int,
+    timeout: int,
+    heartbeat: int,
+    local_devices: tuple[int, ...] | None = None,
+    credentials: Mapping[str, Any] | None = None,
+) -> None:
+    """Start the client and, in process 0, the service.
+
+    Args:
+        coordinator: Host and port of the service.
+        bind: The host and port where the service of process 0 listens.
+        processes: The number of processes.
+        process_id: The index of this process.
+        timeout: The time to wait for the other processes, in seconds.
+        heartbeat: The time without a heartbeat after which a process counts as dead, in seconds.
+        local_devices: The devices to use; None for all.
+        credentials: JAX's arguments for mutual TLS, by name.
+    """
     # JAX aborts a process whose program ends five minutes before those of its peers, although they
     # are alive; `jax.distributed.initialize` sets the timeout of its service only.
     make_client = _jax.get_distributed_runtime_client
@@ -121,16 +115,16 @@ def join(joining: InitializeOptions) -> None:
     _jax.get_distributed_runtime_client = patient  # pyright: ignore[reportPrivateImportUsage]
     try:
         jax.distributed.initialize(
-            joining.coordinator,
-            joining.processes,
-            joining.process_id,
-            local_device_ids=None if local is None else list(local),
+            coordinator,
+            processes,
+            process_id,
+            local_device_ids=None if local_devices is None else list(local_devices),
             cluster_detection_method="deactivate",
-            initialization_timeout=joining.timeout,
-            heartbeat_timeout_seconds=joining.heartbeat,
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=heartbeat,
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
-            coordinator_bind_address=joining.bind,
-            **joining.credentials,
+            coordinator_bind_address=bind,
+            **(credentials or {}),
         )
     finally:
         _jax.get_distributed_runtime_client = make_client

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jax._src import tree_util
@@ -24,33 +25,32 @@ type Handle = Any
 type TreeDef = Any
 
 
-class _Output:
-    """Node of a result that is a single array."""
+class _Node:
+    """Node of a result tree: all its handles, and data about the arrays of them."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("data", "handles")
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-
-
-class _Outputs:
-    """Node of a result tree: all its handles, and the user's tree."""
-
-    __slots__ = ("handles", "treedef")
-
-    def __init__(self, handles: Sequence[Handle], treedef: TreeDef) -> None:
+    def __init__(self, handles: Sequence[Handle], data: Any = None) -> None:
         self.handles = handles
-        self.treedef = treedef
+        self.data = data
 
 
-class _KindOutputs:
-    """Node of a result tree whose arrays have other classes than the usual one."""
+class _Output(_Node):
+    """Node of a result that is a single array; its data is None."""
 
-    __slots__ = ("handles", "plan")
+    __slots__ = ()
 
-    def __init__(self, handles: Sequence[Handle], plan: tuple[TreeDef, tuple[type, ...]]) -> None:
-        self.handles = handles
-        self.plan = plan
+
+class _Outputs(_Node):
+    """Node of a result tree; its data is the user's tree."""
+
+    __slots__ = ()
+
+
+class _KindOutputs(_Node):
+    """Node of a result tree with other classes of arrays; its data is the tree and the classes."""
+
+    __slots__ = ()
 
 
 class Wrappers(NamedTuple):
@@ -74,10 +74,8 @@ def register_unwrapping(array_type: type, handle_field: str) -> None:
 
 def register_wrapping(wrappers: Wrappers) -> None:
     """Register the functions that wrap results with the dispatcher, which calls them directly."""
-    registry = tree_util.dispatch_registry
-    registry.register_node(_Output, lambda out: ((out.handle,), None), wrappers.first)
-    registry.register_node(_Outputs, lambda out: (out.handles, out.treedef), wrappers.tree)
-    registry.register_node(_KindOutputs, lambda out: (out.handles, out.plan), wrappers.kinds)
+    for node, wrap in zip((_Output, _Outputs, _KindOutputs), wrappers, strict=True):
+        tree_util.dispatch_registry.register_node(node, attrgetter("handles", "data"), wrap)
 
 
 _LEAF = tree_util.tree_structure(0)
@@ -107,11 +105,11 @@ def output_tree(
         handles: Its handles, in order.
         kinds: The class of each array; None for the usual one.
     """
-    out: Any = _Outputs(tuple(handles), treedef)
+    out = _Outputs(tuple(handles), treedef)
     if kinds is not None:
         out = _KindOutputs(tuple(handles), (treedef, kinds))
     elif treedef == _LEAF:
-        out = _Output(handles[0])
+        out = _Output(tuple(handles))
     return tree_util.dispatch_registry.flatten(out, None)[1]
 
 

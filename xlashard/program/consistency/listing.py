@@ -152,8 +152,7 @@ def _meeting_again(one: Sequence[str], other: Sequence[str], number: int) -> tup
 def _first_column(one: Sequence[str], other: Sequence[str], number: int) -> int:
     if number >= len(one) or number >= len(other):
         return 0
-    pairs = enumerate(zip_longest(one[number], other[number]))
-    return next((column for column, (a, b) in pairs if a != b), 0)
+    return first_difference(one[number], other[number]) or 0
 
 
 def _cut(line: str, column: int) -> str:

@@ -66,21 +66,18 @@ def find_call_sites(module: HloText) -> dict[str, CallSite]:
     for name in _callers_first(module.entry, calls):
         site = sites[name]
         for callee, call in calls[name]:
-            added = replace(
-                call,
-                times=site.times * call.times,
-                known=site.known and call.known,
-                conditional=site.conditional or call.conditional,
-                asynchronous=site.asynchronous or call.asynchronous,
+            added = _joined(call, site, site.times * call.times)
+            before = sites.get(callee)
+            sites[callee] = (
+                added if before is None else _joined(before, added, before.times + added.times)
             )
-            sites[callee] = _together(sites[callee], added) if callee in sites else added
     return sites
 
 
-def _together(one: CallSite, other: CallSite) -> CallSite:
+def _joined(one: CallSite, other: CallSite, times: int) -> CallSite:
     return replace(
         one,
-        times=one.times + other.times,
+        times=times,
         known=one.known and other.known,
         conditional=one.conditional or other.conditional,
         asynchronous=one.asynchronous or other.asynchronous,
@@ -187,14 +184,12 @@ def _bound(condition: Computation) -> tuple[int, str, int] | None:
     operands = root.operand_names
     if found is None or len(operands) != 2:
         return None
-    index, limit = _state_index(condition, operands[0]), _constant(condition, operands[1])
-    if index is not None and limit is not None:
-        return index, found[1], limit
-    index, limit = _state_index(condition, operands[1]), _constant(condition, operands[0])
     turned = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(found[1])
-    if index is None or limit is None or turned is None:
-        return None
-    return index, turned, limit
+    for (state, bound), direction in ((operands, found[1]), (operands[::-1], turned)):
+        index, limit = _state_index(condition, state), _constant(condition, bound)
+        if index is not None and limit is not None and direction is not None:
+            return index, direction, limit
+    return None
 
 
 def _step(body: Computation, index: int) -> int | None:
