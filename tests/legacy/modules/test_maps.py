@@ -15,7 +15,7 @@ from tests.legacy.removed import maps
 from tests.pjit.helpers import f32, spec_of
 from xlashard import NamedSharding, pjit
 from xlashard.errors import ArgumentError, BoxError, MeshError
-from xlashard.legacy.modes.array_mode import positional_semantics, semantics_in_force
+from xlashard.legacy.modes.array_mode import POSITIONAL, positional_semantics
 from xlashard.legacy.shardings.legacy_mesh import global_to_local, local_to_global
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
@@ -222,11 +222,11 @@ def test_what_is_no_environment_is_refused(mesh):
 
 def test_positional_semantics_can_be_assigned_and_put_back():
     local, everywhere = maps._PositionalSemantics.LOCAL, maps._PositionalSemantics.GLOBAL
-    assert maps._positional_semantics.val is local and semantics_in_force() is local
+    assert maps._positional_semantics.val is local and POSITIONAL.val is local
     before = maps._positional_semantics.val
     maps._positional_semantics.val = everywhere
     try:
-        assert semantics_in_force() is everywhere
+        assert POSITIONAL.val is everywhere
     finally:
         maps._positional_semantics.val = before
     with positional_semantics(everywhere):

@@ -30,7 +30,7 @@ from xlashard.sharding import Mesh, NamedSharding, from_jax
 def _devices_of(x: Any) -> int:
     """Return the number of devices of a fully addressable array; 0 for anything else."""
     kind = type(x)
-    if kind is not HandleType and kind is not Array and not issubclass(kind, _LegacyArray):
+    if kind is not HandleType and kind is not Array and not issubclass(kind, LegacyArray):
         return 0
     handle = _handle_of(x)
     return handle.sharding.num_devices if handle.is_fully_addressable else 0
@@ -72,7 +72,7 @@ def device_buffers(x: Any) -> list[Any]:
 
 def _as_buffer(x: Any, handle: Any) -> Any:
     """Return the array over one buffer: with `jax_array` on, JAX's own for a `jax.Array`."""
-    if jax_array.value and not issubclass(type(x), _LegacyArray):
+    if jax_array.value and not issubclass(type(x), LegacyArray):
         return handle
     return as_device_array(handle)
 
@@ -145,39 +145,30 @@ def to_py(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-class _LegacyArray(Array):
-    """Array with the members of the classes before `jax.Array`."""
+class LegacyArray(Array):
+    """Array with the members of the classes before `jax.Array`.
+
+    While the removed names are installed, today's arrays have its properties too, because they
+    are instances of `DeviceArray`.
+    """
 
     __slots__ = ()
 
-    @property
-    def device_buffer(self) -> Any:
-        """Buffer on the only device; `addressable_data(0)` today."""
-        return device_buffer(self)
-
-    @property
-    def device_buffers(self) -> list[Any]:
-        """Buffer on each device; the data of `addressable_shards` today."""
-        return device_buffers(self)
-
-    @property
-    def sharding_spec(self) -> ShardingSpec:
-        """`ShardingSpec` of the array; `sharding` today."""
-        return sharding_spec(self)
-
-    @property
-    def indices(self) -> tuple[ShardIndex, ...]:
-        """Index of each shard; `sharding.devices_indices_map(shape)` today."""
-        return buffer_indices(self)
-
-    @property
-    def one_replica_buffer_indices(self) -> list[int]:
-        """Numbers of the buffers with replica id 0; `shard.replica_id == 0` today."""
-        return one_replica_buffer_indices(self)
-
-    def to_py(self) -> np.ndarray:
-        """Return the value as a NumPy array; `np.asarray(x)` today."""
-        return to_py(self)
+    device_buffer = property(
+        device_buffer, doc="Buffer on the only device; `addressable_data(0)` today."
+    )
+    device_buffers = property(
+        device_buffers, doc="Buffer on each device; the data of `addressable_shards` today."
+    )
+    sharding_spec = property(sharding_spec, doc="`ShardingSpec` of the array; `sharding` today.")
+    indices = property(
+        buffer_indices, doc="Index of each shard; `sharding.devices_indices_map(shape)` today."
+    )
+    one_replica_buffer_indices = property(
+        one_replica_buffer_indices,
+        doc="Numbers of the buffers with replica id 0; `shard.replica_id == 0` today.",
+    )
+    to_py = to_py
 
     # An element of an array on several devices may be on one of them only.
     def __getitem__(self, index: Any, /) -> Any:
@@ -187,7 +178,7 @@ class _LegacyArray(Array):
         return map(_with_matching_class, super()._iterate(reverse=reverse))
 
 
-class DeviceArray(_LegacyArray, metaclass=_OnDevices):
+class DeviceArray(LegacyArray, metaclass=_OnDevices):
     """Fully addressable array; instances of exactly this class are on one device.
 
     Functions return instances while `jax_array` is off. `isinstance(x, DeviceArray)` holds for
@@ -235,7 +226,7 @@ def device_array_class(handle: Any) -> type[Array]:
 
 def _with_matching_class(x: Any) -> Any:
     """Return an array in the class that fits its number of devices."""
-    if not issubclass(type(x), _LegacyArray) or device_array_class(x._handle) is type(x):
+    if not issubclass(type(x), LegacyArray) or device_array_class(x._handle) is type(x):
         return x
     return wrap_result(x._handle, device_array_class(x._handle))
 
@@ -247,20 +238,6 @@ def as_device_array(handle: Any) -> DeviceArray:
 
 def _handle_of(x: Any) -> Any:
     return x._handle if isinstance(x, ArrayBase) else x
-
-
-class AddedMembers:
-    """Members that today's arrays get while the removed names are installed.
-
-    Today's arrays are instances of `DeviceArray`, so they need its members.
-    """
-
-    device_buffer = property(device_buffer)
-    device_buffers = property(device_buffers)
-    sharding_spec = property(sharding_spec)
-    indices = property(buffer_indices)
-    one_replica_buffer_indices = property(one_replica_buffer_indices)
-    to_py = to_py
 
 
 def device_itself(device: Device) -> Device:

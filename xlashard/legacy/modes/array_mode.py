@@ -138,11 +138,6 @@ It has an effect only while `jax_array` is off.
 """
 
 
-def semantics_in_force() -> PositionalSemantics:
-    """Return the positional semantics of this thread."""
-    return POSITIONAL.val
-
-
 @contextmanager
 def positional_semantics(value: PositionalSemantics) -> Iterator[None]:
     """Set the positional semantics of this thread for the duration of a block.
@@ -155,7 +150,7 @@ def positional_semantics(value: PositionalSemantics) -> Iterator[None]:
 
     Example:
         >>> with positional_semantics(PositionalSemantics.GLOBAL):
-        ...     semantics_in_force().name
+        ...     POSITIONAL.val.name
         'GLOBAL'
     """
     before = POSITIONAL.val

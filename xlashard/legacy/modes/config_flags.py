@@ -17,6 +17,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,13 +32,6 @@ _WORDS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
 }
-
-
-def _reader(name: str) -> Any:
-    def read(value: Any) -> bool:
-        return _truth(name, value)
-
-    return read
 
 
 def _truth(name: str, value: Any) -> bool:
@@ -65,7 +59,9 @@ def _spmd_mode(value: Any) -> str:
 
 def _flag(name: str, default: bool, about: str) -> legacy_api.Flag:
     text = os.environ.get(name.upper(), "").strip()
-    return legacy_api.new_flag(name, _truth(name, text) if text else default, about, _reader(name))
+    return legacy_api.new_flag(
+        name, _truth(name, text) if text else default, about, partial(_truth, name)
+    )
 
 
 jax_array = _flag("jax_array", True, "All arrays are jax.Arrays; values of pjit are global.")

@@ -13,13 +13,13 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.trace import tracing
 from xlashard.errors import RefusedError, ResourceError
 from xlashard.legacy.modes.array_mode import (
+    POSITIONAL,
     ArrayMode,
     CallFlags,
     PositionalSemantics,
     as_jax_arrays,
     current_array_mode,
     current_call_flags,
-    semantics_in_force,
 )
 from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
@@ -188,7 +188,7 @@ class LegacyFunction:
         """Return the host-local form of a call; None if all its shapes are global."""
         if function.mode.jax_array or mesh is None or _is_here(mesh):
             return None
-        if semantics_in_force() is PositionalSemantics.GLOBAL or not tracing.is_top_level():
+        if POSITIONAL.val is PositionalSemantics.GLOBAL or not tracing.is_top_level():
             return None
         key = function.call_flags, mesh
         with self._lock:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.legacy_api import util
 from xlashard._jax.runtime.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
 from xlashard.array.placement.target import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
@@ -74,30 +75,6 @@ def create_sharding_for_array(mesh: Mesh, x: Any) -> Any:
     return mesh_sharding(mesh, x)
 
 
-class HashableTree:
-    """Hashable pytree, whose call returns the tree.
-
-    Args:
-        tree: A tree whose leaves have hashes.
-    """
-
-    def __init__(self, tree: Any) -> None:
-        leaves, self._treedef = jax.tree.flatten(tree)
-        self._leaves = tuple(leaves)
-
-    def __call__(self) -> Any:
-        """Return the tree."""
-        return self._treedef.unflatten(self._leaves)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, HashableTree):
-            return NotImplemented
-        return (self._treedef, self._leaves) == (other._treedef, other._leaves)
-
-    def __hash__(self) -> int:
-        return hash((self._treedef, self._leaves))
-
-
 def hashable_pytree(pytree: Any) -> Callable[[], Any]:
     """Return a hashable callable that returns a tree; callables of equal trees are equal.
 
@@ -108,7 +85,9 @@ def hashable_pytree(pytree: Any) -> Callable[[], Any]:
         >>> hashable_pytree({"w": 1}) == hashable_pytree({"w": 1}), hashable_pytree({"w": 1})()
         (True, {'w': 1})
     """
-    return HashableTree(pytree)
+    leaves, treedef = jax.tree.flatten(pytree)
+    leaves = tuple(leaves)
+    return util.HashableFunction(lambda: treedef.unflatten(leaves), (treedef, leaves))
 
 
 def flatten_axis_resources(

@@ -180,14 +180,14 @@ ENTRIES: tuple[Entry, ...] = (
     *works(
         "jax.Array",
         "0.4.22",
-        f"{_DEVICE_ARRAYS}:AddedMembers",
+        f"{_DEVICE_ARRAYS}:LegacyArray",
         device_buffer="x.addressable_data(0)",
         device_buffers="[shard.data for shard in x.addressable_shards]",
     ),
     *works(
         "jax.Array",
         "0.4.7",
-        f"{_DEVICE_ARRAYS}:AddedMembers",
+        f"{_DEVICE_ARRAYS}:LegacyArray",
         sharding_spec="x.sharding",
         indices="x.sharding.devices_indices_map(x.shape)",
         one_replica_buffer_indices="shard.replica_id == 0",

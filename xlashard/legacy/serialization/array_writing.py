@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import is_key_array
 from xlashard.array.placement.put import as_host_value
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
+from xlashard.legacy.arrays.shards import Shard
 from xlashard.legacy.serialization.deserialize_args import as_list
 from xlashard.legacy.serialization.tensorstore_specs import (
     Spec,
@@ -26,64 +27,16 @@ from xlashard.legacy.serialization.tensorstore_specs import (
 from xlashard.wording import typed
 
 
-class WriteOptions(TypedDict, total=False):
-    """Rarely used options of writing.
-
-    Attributes:
-        chunk_layout: The chunk layout, if the spec lacks one.
-        primary_host: The process that writes the metadata; None for every process with a shard.
-        replica_id: The replica id of the shards that are written.
-        transaction: A TensorStore transaction in which to write.
-    """
-
-    chunk_layout: Any
-    primary_host: int | None
-    replica_id: int
-    transaction: Any
-
-
-@dataclass(frozen=True)
-class _ShardToWrite:
-    """Shard that this process writes.
-
-    Attributes:
-        index: The index of the shard.
-        data: The data, on one device or in host memory.
-    """
-
-    index: tuple[slice, ...]
-    data: Any
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Plan of writing one array.
-
-    Attributes:
-        spec: The TensorStore spec, with metadata.
-        pieces: The shards that this process writes.
-        unchanging: True if the memory of the shards is immutable.
-        options: The caller's options.
-    """
-
-    spec: Spec
-    pieces: tuple[_ShardToWrite, ...]
-    unchanging: bool
-    options: WriteOptions
-
-    @property
-    def writes_metadata(self) -> bool:
-        """True if this process writes the metadata."""
-        primary = self.options.get("primary_host")
-        return bool(self.pieces) if primary is None else jax.process_index() == primary
-
-
 async def async_serialize(
     gda_inp: Any,
     tensorstore_spec: Any,
     commit_future: list[Any] | None = None,
     context: Any = TS_CONTEXT,
-    **options: Unpack[WriteOptions],
+    *,
+    chunk_layout: Any = CHUNK_LAYOUT,
+    primary_host: int | None = None,
+    replica_id: int = 0,
+    transaction: Any = None,
 ) -> None:
     """Write one array.
 
@@ -96,7 +49,10 @@ async def async_serialize(
         commit_future: A list that receives futures; wait for them with `.result()`. The array may
             be deleted or donated when the call returns. Without it, the call waits itself.
         context: The TensorStore context, with limits and caches.
-        **options: `chunk_layout`, `primary_host`, `replica_id`, `transaction`.
+        chunk_layout: The chunk layout, if the spec lacks one.
+        primary_host: The process that writes the metadata; None for every process with a shard.
+        replica_id: The replica id of the shards that are written.
+        transaction: A TensorStore transaction in which to write.
 
     Raises:
         SerializationError: The array cannot be written.
@@ -112,70 +68,64 @@ async def async_serialize(
         >>> asyncio.run(async_serialize(np.arange(4), spec))
     """
     with short_tracebacks:
-        await _serialize(_plan(gda_inp, tensorstore_spec, options), commit_future, context)
-
-
-async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> None:
-    for piece in plan.pieces:
-        if isinstance(piece.data, jax.Array):
-            piece.data.copy_to_host_async()
-    if not plan.pieces and not plan.writes_metadata:
-        return
-    try:
-        # An existing array must have the same type before a shard overwrites part of it.
-        store = await tensorstore.open(
-            tensorstore.Spec(plan.spec),
-            open=True,
-            create=plan.writes_metadata,
-            assume_metadata=not plan.writes_metadata,
-            context=context,
-            chunk_layout=plan.options.get("chunk_layout", CHUNK_LAYOUT),
-            transaction=plan.options.get("transaction"),
-        )
-        writings = [_begin(store, piece, plan) for piece in plan.pieces]
-        if commits is None:
-            for writing in writings:
-                await writing.commit
+        x = _checked(gda_inp, stored_at(tensorstore_spec))
+        spec = spec_to_write(tensorstore_spec, x)
+        shards = _shards_to_write(x, replica_id)
+        is_primary = bool(shards) if primary_host is None else jax.process_index() == primary_host
+        for shard in shards:
+            if isinstance(shard.data, jax.Array):
+                shard.data.copy_to_host_async()
+        if not shards and not is_primary:
             return
-        commits += [WriteFuture(writing.commit, plan.spec) for writing in writings]
-        for writing in writings:
-            # Awaiting a completed future costs a turn of the event loop per shard.
-            if not writing.copy.done():
-                await writing.copy
-    except XlashardError:
-        raise
-    except ValueError as error:
-        raise write_error(error, plan.spec) from None
+        try:
+            # An existing array must have the same type before a shard overwrites part of it.
+            store = await tensorstore.open(
+                tensorstore.Spec(spec),
+                open=True,
+                create=is_primary,
+                assume_metadata=not is_primary,
+                context=context,
+                chunk_layout=chunk_layout,
+                transaction=transaction,
+            )
+            unchanging = isinstance(x, jax.Array)
+            writings = [_begin(store, shard, unchanging) for shard in shards]
+            if commit_future is None:
+                for writing in writings:
+                    await writing.commit
+                return
+            commit_future += [WriteFuture(writing.commit, spec) for writing in writings]
+            for writing in writings:
+                # Awaiting a completed future costs a turn of the event loop per shard.
+                if not writing.copy.done():
+                    await writing.copy
+        except XlashardError:
+            raise
+        except ValueError as error:
+            raise write_error(error, spec) from None
 
 
-def _begin(store: Any, piece: _ShardToWrite, plan: _Plan) -> Any:
-    data = np.asarray(piece.data)
-    return store[piece.index].write(data, can_reference_source_data_indefinitely=plan.unchanging)
+def _begin(store: Any, shard: Any, unchanging: bool) -> Any:
+    data = np.asarray(shard.data)
+    return store[shard.index].write(data, can_reference_source_data_indefinitely=unchanging)
 
 
-def _plan(x: Any, given: Any, options: WriteOptions) -> _Plan:
-    where = stored_at(given)
-    _check(x, where)
+def _shards_to_write(x: Any, replica_id: int) -> list[Any]:
+    """Return the shards that this process writes; of a host value, process 0 writes all."""
     if not isinstance(x, jax.Array):
-        value = as_host_value(x, lambda: f"the value to write at {where!r}").value
-        whole = (_ShardToWrite((), value),) if jax.process_index() == 0 else ()
-        return _Plan(spec_to_write(given, value), whole, unchanging=False, options=options)
-    pieces = tuple(
-        _ShardToWrite(shard.index, shard.data)
-        for shard in x.addressable_shards
-        if shard.replica_id == options.get("replica_id", 0)
-    )
-    return _Plan(spec_to_write(given, x), pieces, unchanging=True, options=options)
+        return [Shard(None, (), 0, x)] if jax.process_index() == 0 else []
+    return [shard for shard in x.addressable_shards if shard.replica_id == replica_id]
 
 
-def _check(x: Any, where: str) -> None:
+def _checked(x: Any, where: str) -> Any:
+    """Return an array, or a host value as a NumPy array, after checking that it can be written."""
     if isinstance(x, Tracer):
         raise ArgumentError(
             f"the value to write at {where!r} is a tracer: call async_serialize outside of jit, "
             "grad and vmap"
         )
     if not isinstance(x, jax.Array):
-        return
+        return as_host_value(x, lambda: f"the value to write at {where!r}").value
     if is_key_array(x):
         raise ArgumentError(
             f"the value to write at {where!r} contains PRNG keys, which cannot be stored: write "
@@ -188,6 +138,7 @@ def _check(x: Any, where: str) -> None:
             "process would overwrite it: pass host_local_array_to_global_array(x, mesh, spec), or "
             "np.asarray(x) if it is equal in all processes"
         )
+    return x
 
 
 def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> None:
@@ -210,7 +161,7 @@ def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> 
     """
     with short_tracebacks:
         commits: list[WriteFuture] = []
-        run_coroutine(serialize_all(gdas, tensorstore_specs, commits, {}))
+        run_coroutine(serialize_all(gdas, tensorstore_specs, commits))
         for commit in commits:
             commit.result()
 
@@ -219,13 +170,13 @@ async def serialize_all(
     gdas: Sequence[Any],
     specs: Sequence[Any],
     commit_futures: list[Any] | None,
-    options: WriteOptions,
+    transaction: Any = None,
 ) -> None:
     """Write arrays concurrently; see `async_serialize`."""
     specs = as_list(specs, "tensorstore_specs")
     arrays = as_list(gdas, "gdas", len(specs))
     await gather_or_cancel(
-        async_serialize(x, spec, commit_futures, **options)
+        async_serialize(x, spec, commit_futures, transaction=transaction)
         for x, spec in zip(arrays, specs, strict=True)
     )
 

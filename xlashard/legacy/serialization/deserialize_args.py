@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
 from xlashard.array.placement.target import at_path, parse_shape, parse_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.serialization.tensorstore_specs import Spec, spec_to_read, stored_at
@@ -27,7 +26,8 @@ _BY_SHARDING = ("sharding", "tensorstore_spec")
 _BY_MESH = ("mesh", "mesh_axes", "tensorstore_spec")
 _ALL_BY_SHARDING = ("shardings", "tensorstore_specs")
 _ALL_BY_MESH = ("global_meshes", "mesh_axes", "tensorstore_specs")
-_REST = ("global_shape", "dtype", "byte_limiter", "context", "chunk_layout", "assume_metadata")
+_OPENING = ("context", "chunk_layout", "assume_metadata")
+_REST = ("global_shape", "dtype", "byte_limiter", *_OPENING)
 _ALL_REST = ("global_shapes", "dtypes", "concurrent_gb")
 # Other names of the first arguments, in JAX and in programs.
 _OTHER_NAMES = {"in_sharding": "sharding", "in_type": "sharding", "global_mesh": "mesh"}
@@ -59,51 +59,13 @@ class ArrayRequest:
         return stored_at(self.spec)
 
 
-@dataclass(frozen=True)
-class OpenOptions:
-    """Options with which TensorStore opens an array.
-
-    Attributes:
-        context: The TensorStore context, with limits and caches.
-        chunk_layout: The chunk layout, if the metadata lack one.
-        assume_metadata: True if the spec's metadata are used without reading the stored ones.
-    """
-
-    context: Any = TS_CONTEXT
-    chunk_layout: Any = field(default_factory=lambda: CHUNK_LAYOUT)
-    assume_metadata: bool = False
-
-
-@dataclass(frozen=True)
-class ReadOneArgs:
-    """Arguments of a call that reads one array.
-
-    Attributes:
-        wanted: The array.
-        byte_limiter: Limits the bytes in flight; None for no limit.
-        opening: The options for opening it.
-    """
-
-    request: ArrayRequest
-    byte_limiter: Any = None
-    opening: OpenOptions = field(default_factory=OpenOptions)
-
-
-@dataclass(frozen=True)
-class ReadManyArgs:
-    """Arguments of a call that reads several arrays.
-
-    Attributes:
-        wanted: The arrays.
-        concurrent_bytes: The maximum number of bytes in flight.
-    """
-
-    requests: tuple[ArrayRequest, ...]
-    concurrent_bytes: int = 32 * _GB
-
-
-def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadOneArgs:
+def read_one(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[ArrayRequest, Any, dict[str, Any]]:
     """Parse the arguments of `async_deserialize`.
+
+    Returns:
+        The request, the limiter of the bytes in flight or None, and options of `tensorstore.open`.
 
     Raises:
         ArgumentError: The arguments match neither signature; names the argument.
@@ -113,21 +75,22 @@ def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadOneArgs:
     request = _array_request(
         place, given["tensorstore_spec"], given.get("global_shape"), given.get("dtype"), ""
     )
-    opening = {
-        name: given[name]
-        for name in ("context", "chunk_layout", "assume_metadata")
-        if name in given
-    }
-    return ReadOneArgs(request, given.get("byte_limiter"), OpenOptions(**opening))
+    opening = {key: given[key] for key in _OPENING if key in given}
+    return request, given.get("byte_limiter"), opening
 
 
-def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadManyArgs:
+def read_many(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[ArrayRequest, ...], int]:
     """Parse the arguments of `run_deserialization` or of a manager's `deserialize`.
 
     Args:
         name: The name of the called function.
         args: The positional arguments.
         kwargs: The keyword arguments.
+
+    Returns:
+        A request per array, and the maximum number of bytes in flight.
 
     Raises:
         ArgumentError: The arguments match neither signature, or the lists differ in length.
@@ -150,7 +113,7 @@ def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Read
         strict=True,
     )
     requests = tuple(_array_request(*row, f"[{number}]") for number, row in enumerate(rows))
-    return ReadManyArgs(requests, int(given.get("concurrent_gb", 32) * _GB))
+    return requests, int(given.get("concurrent_gb", 32) * _GB)
 
 
 def as_list(given: Any, name: str, count: int | None = None) -> list[Any]:

@@ -204,8 +204,7 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
             self.wait_until_finished()
             futures: list[Any] = []
             try:
-                options: Any = {"transaction": transaction}
-                run_coroutine(serialize_all(gdas, tensorstore_specs, futures, options))
+                run_coroutine(serialize_all(gdas, tensorstore_specs, futures, transaction))
             except Exception as error:
                 self._report_failure(error)
                 raise

@@ -1,6 +1,6 @@
 """Reading arrays from TensorStore: each process reads each of its distinct shards once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -8,6 +8,8 @@ import numpy as np
 
 from xlashard import Array
 from xlashard._jax.array_serialization import (
+    CHUNK_LAYOUT,
+    TS_CONTEXT,
     LimitInFlightBytes,
     estimate_read_memory_footprint,
     tensorstore,
@@ -23,7 +25,6 @@ from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
 from xlashard.legacy.serialization.deserialize_args import (
     ArrayRequest,
-    OpenOptions,
     read_many,
     read_one,
 )
@@ -86,8 +87,8 @@ async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
         Array([0, 1, 2, 3, 0, 0], dtype=int32)
     """
     with short_tracebacks:
-        call = read_one(args, kwargs)
-        return await _read(call.request, call.byte_limiter, call.opening, current_array_mode())
+        request, byte_limiter, opening = read_one(args, kwargs)
+        return await _read(request, byte_limiter, opening, current_array_mode())
 
 
 @overload
@@ -143,19 +144,19 @@ def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
 
 def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
     """Read arrays; `name` is the called function in errors. See `run_deserialization`."""
-    call = read_many(name, args, kwargs)
+    requests, concurrent_bytes = read_many(name, args, kwargs)
     mode = current_array_mode()
 
     async def read_all() -> list[Array]:
-        limiter = LimitInFlightBytes(call.concurrent_bytes)
-        return await gather_or_cancel(
-            _read(request, limiter, OpenOptions(), mode) for request in call.requests
-        )
+        limiter = LimitInFlightBytes(concurrent_bytes)
+        return await gather_or_cancel(_read(request, limiter, {}, mode) for request in requests)
 
     return run_coroutine(read_all())
 
 
-async def _read(request: ArrayRequest, limiter: Any, opening: OpenOptions, mode: ArrayMode) -> Any:
+async def _read(
+    request: ArrayRequest, limiter: Any, opening: Mapping[str, Any], mode: ArrayMode
+) -> Any:
     _check_place(request, mode)
     try:
         store = await _open(request, opening)
@@ -189,16 +190,13 @@ async def _read(request: ArrayRequest, limiter: Any, opening: OpenOptions, mode:
     return _in_mode(wrap(handle, target.sharding), mode)
 
 
-async def _open(request: ArrayRequest, opening: OpenOptions) -> Any:
+async def _open(request: ArrayRequest, opening: Mapping[str, Any]) -> Any:
     async def opened(spec: dict[str, Any]) -> Any:
-        return await tensorstore.open(
-            tensorstore.Spec(spec),
-            open=True,
-            assume_metadata=opening.assume_metadata,
-            context=opening.context,
+        options = {"context": TS_CONTEXT, "chunk_layout": CHUNK_LAYOUT, **opening}
+        if not is_chunked(spec):
             # TensorStore rejects a chunk layout for layers or values, which have their own.
-            **({"chunk_layout": opening.chunk_layout} if is_chunked(spec) else {}),
-        )
+            del options["chunk_layout"]
+        return await tensorstore.open(tensorstore.Spec(spec), open=True, **options)
 
     store = await opened(request.spec)
     # The metadata have a fill value, so missing chunks are valid: other writers omit zeros.
