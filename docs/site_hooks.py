@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Files of the repository that pages link to are part of the site, below this folder.
 REPOSITORY = "repository"
-_FENCE = re.compile(r"^( *```+)python no-run.*$", re.MULTILINE)
+_FENCE = re.compile(r"^( *```+)(python|text) (?:no-run|output).*$", re.MULTILINE)
 _MARKER = re.compile(r"<!-- (table|commands|api): ?([^>]*?) ?-->")
 
 
@@ -66,8 +66,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if path == "how/performance.md":
         markdown = _page.render(markdown, _page.read_figures())
     markdown = _MARKER.sub(lambda match: _generated(match[1], match[2]), markdown)
-    # The reason why the tests do not run a block stays in the source.
-    markdown = _FENCE.sub(r"\1python", markdown)
+    # The words for the tests, such as `no-run: needs a TPU`, stay in the source.
+    markdown = _FENCE.sub(r"\1\2", markdown)
     return LINK.sub(lambda match: _redirected(match, path), markdown)
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OPENING = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<info>[^`]*)$")
+# The info of a block that shows all output of the Python blocks since the block of output before.
+OUTPUT = "text output"
+MARK = "-- output ends --"
 NO_RUN = re.compile(r"^python\s+no-run\s*:\s*\S+")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
@@ -60,13 +63,34 @@ def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[Block]:
 
 
 def program(text: str) -> str:
-    """One program of all Python blocks, each line under the number it has in the file."""
+    """One program of all Python blocks, each line under the number it has in the file.
+
+    Where the document shows output, the program prints `MARK`, so that `with_output` can tell the
+    output of one part from that of the next.
+    """
     lines: list[str] = []
     for block in read_blocks(text):
-        if block.runs:
+        if block.runs or block.info == OUTPUT:
             lines += [""] * (block.first_line - 1 - len(lines))
-            lines += block.code
+            lines += block.code if block.runs else [f"print({MARK!r})"]
     return "\n".join(lines) + "\n"
+
+
+def with_output(text: str, printed: str) -> str:
+    """Put the output of a document's program into its output blocks.
+
+    Args:
+        text: The document.
+        printed: What `program(text)` printed.
+    """
+    parts = iter(printed.split(f"{MARK}\n"))
+    lines, at = text.splitlines(), 0
+    made: list[str] = []
+    for block in read_blocks(text):
+        if block.info == OUTPUT:
+            made += [*lines[at : block.first_line - 1], *next(parts).strip("\n").splitlines()]
+            at = block.first_line - 1 + len(block.code)
+    return "\n".join([*made, *lines[at:]]) + "\n"
 
 
 def local_links(text: str) -> list[str]:

@@ -47,6 +47,12 @@ watchdog.__enter__()
 """
 
 
+def test_a_thread_that_is_being_started_is_only_stopped() -> None:
+    stopped = threading.Event()
+    end_thread(threading.Thread(target=stopped.wait), stopped.set)
+    assert stopped.is_set()
+
+
 def test_a_thread_ends_by_itself_or_by_its_stop() -> None:
     done = threading.Event()
     thread = start_background(done.wait, done.set, "waiting")

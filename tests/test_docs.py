@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import os
 import pydoc
 import re
 import subprocess
@@ -12,12 +13,15 @@ from types import ModuleType
 import pytest
 
 import xlashard
-from tests.documents import local_links, markdown_files, program, read_blocks
+from tests.documents import local_links, markdown_files, program, read_blocks, with_output
 from tests.errors.catalogue import read_topics
 from tests.forking import python_command
+from tests.goldens import check_golden
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
+# Differs from run to run.
+DURATION = re.compile(r"\b[0-9.]+ m?s\b")
 # The program arrives on stdin, so that the document itself stands in the traceback.
 RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
 
@@ -28,6 +32,7 @@ def run(name: str, source: str) -> subprocess.CompletedProcess[str]:
         [*python_command(), "-c", RUN, name],
         input=source,
         cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -55,9 +60,15 @@ def with_python(names: list[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", with_python(DOCUMENTS))
-def test_python_blocks_run(name: str) -> None:
-    done = run(name, program((ROOT / name).read_text(encoding="utf-8")))
-    assert done.returncode == 0, f"{name}\n{done.stdout}\n{done.stderr}"
+def test_python_blocks_run(name: str, update_goldens: bool) -> None:
+    # New output moves the lines of the blocks below it, which later output may name.
+    for _ in range(2 if update_goldens else 1):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        done = run(name, program(text))
+        assert done.returncode == 0, f"{name}\n{done.stdout}\n{done.stderr}"
+        made = with_output(text, done.stdout)
+        if DURATION.sub("", made) != DURATION.sub("", text):
+            check_golden(ROOT / name, made, update=update_goldens)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -177,6 +188,12 @@ def test_an_open_block_is_refused() -> None:
 
 def test_links_outside_the_project_are_left_alone() -> None:
     assert local_links(SAMPLE) == ["docs/guide.md"]
+
+
+def test_output_is_shown_where_it_is_printed() -> None:
+    text = "```python\nprint(1)\nprint(2)\n```\n\n```text output\nold\n```\n\nEnd.\n"
+    done = run("sample.md", program(text))
+    assert with_output(text, done.stdout) == text.replace("old", "1\n2")
 
 
 def test_a_failing_block_is_reported_with_its_place() -> None:

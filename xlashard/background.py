@@ -49,9 +49,12 @@ def start_background(
 
 
 def end_thread(thread: threading.Thread, stop: Callable[[], object]) -> None:
-    """Stop a thread and wait for its end, unless it is the current one."""
+    """Stop a thread and wait for its end, unless it is the current one.
+
+    A thread that another thread is starting right now cannot be joined. It returns soon.
+    """
     stop()
-    if thread is not threading.current_thread():
+    if thread.is_alive() and thread is not threading.current_thread():
         thread.join(_JOIN)
 
 

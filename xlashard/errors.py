@@ -59,7 +59,7 @@ def _page_notes(cls: type) -> list[str]:
     documented = next((base for base in cls.__mro__ if base.__module__ == __name__), XlashardError)
     if not XlashardError.docs_url or documented is XlashardError:
         return []
-    return [f"See {XlashardError.docs_url.rstrip('/')}/errors/{documented.__name__}"]
+    return [f"See {XlashardError.docs_url.rstrip('/')}/reference/errors/{documented.__name__}/"]
 
 
 class ConfigError(XlashardError, ValueError):

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def address(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address below which the pages are, which errors name in this test."""
     monkeypatch.setattr(XlashardError, "docs_url", "https://docs.example/latest/")
-    return "https://docs.example/latest/errors"
+    return "https://docs.example/latest/reference/errors"
 
 
 def shown(error: BaseException) -> list[str]:
@@ -44,21 +44,21 @@ def test_a_traceback_ends_with_the_address_of_the_page(address: str) -> None:
     assert str(error) == "the message"
     assert shown(error) == [
         "xlashard.errors.ResourceError: the message",
-        f"See {address}/ResourceError",
+        f"See {address}/ResourceError/",
     ]
 
 
 def test_other_notes_stand_below(address: str) -> None:
     error = MeshError("the message")
     error.add_note("It was passed as x.")
-    assert error.__notes__ == [f"See {address}/MeshError", "It was passed as x."]
-    assert MeshError("another").__notes__ == [f"See {address}/MeshError"]
+    assert error.__notes__ == [f"See {address}/MeshError/", "It was passed as x."]
+    assert MeshError("another").__notes__ == [f"See {address}/MeshError/"]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_a_copy_names_the_page_once(address: str, copied) -> None:
     error = ResourceError("the message", path="state['w']")
-    assert copied(copied(error)).__notes__ == [f"See {address}/ResourceError"]
+    assert copied(copied(error)).__notes__ == [f"See {address}/ResourceError/"]
     assert copied(error).path == "state['w']"
 
 
@@ -66,7 +66,7 @@ def test_a_warning_shows_the_address_in_its_text(address: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.warn("the message", DonationWarning, stacklevel=1)
-    assert str(caught[0].message).splitlines() == ["the message", f"See {address}/DonationWarning"]
+    assert str(caught[0].message).splitlines() == ["the message", f"See {address}/DonationWarning/"]
 
 
 def test_an_empty_address_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_classes_of_other_modules_name_the_page_of_their_base(address: str) -> N
     class OwnError(MeshError):
         pass
 
-    assert OwnError("the message").__notes__ == [f"See {address}/MeshError"]
+    assert OwnError("the message").__notes__ == [f"See {address}/MeshError/"]
     assert SettingsError("the message").__notes__ == []
 
 
@@ -116,7 +116,7 @@ def test_terminals_and_notebooks_show_it(url: str | None) -> None:
     for text in (done.stdout, done.stderr):
         lines = [line for line in text.splitlines() if line.startswith("See ")]
         base = DEFAULT_DOCS_URL.rstrip("/") if url is None else url
-        assert lines == ([f"See {base}/errors/MeshError"] if base else [])
+        assert lines == ([f"See {base}/reference/errors/MeshError/"] if base else [])
         assert "MeshError: in_shardings of x is P('x',)" in text
 
 
