@@ -20,6 +20,9 @@ import pytest
 # An installed xlashard has it as an entry point; here it is found without one.
 pytest_plugins = ["xlashard_pytest"]
 
+# They need the built site; `make docs` builds it and names them.
+collect_ignore = [] if any("tests/site" in word for word in sys.argv) else ["site"]
+
 DEVICE_COUNT = 8
 COUNT_FLAG = "--xla_force_host_platform_device_count"
 # Test programs run once or twice on a few numbers, so what XLA spends on good machine code is lost:

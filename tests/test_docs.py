@@ -1,6 +1,7 @@
 """Every Python block of the documents runs, every link leads somewhere, every example is true."""
 
 import doctest
+import functools
 import importlib
 import inspect
 import os
@@ -80,6 +81,48 @@ def test_links_lead_somewhere(name: str) -> None:
         if not (path.parent / target).exists() and not is_generated(path.parent / target)
     ]
     assert not lost, f"{name} links to {lost}"
+
+
+@pytest.mark.slow
+def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/tutorials/pod_on_a_laptop.md").read_text(encoding="utf-8")
+    hello, difference, *_ = (b for b in read_blocks(text) if b.language == "python")
+    source = "\n".join(hello.code)
+    (tmp_path / "hello.py").write_text(source, encoding="utf-8")
+    total = next(line for line in hello.code if line.startswith("total ="))
+    other = source.replace(total, "\n".join(difference.code))
+    (tmp_path / "other.py").write_text(other, encoding="utf-8")
+    pod = [*python_command(), "-m", "xlashard", "pod", "-n", "4", "-d", "2", "--"]
+    run_one = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    done = run_one([*pod, *python_command(), str(tmp_path / "hello.py")], timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"process (\d) of 4: \(8, 4\), sum 48.0", done.stdout)) == list("0123")
+    done = run_one([*pod, *python_command(), str(tmp_path / "other.py")], timeout=240)
+    assert done.returncode != 0
+    assert "ProgramsDifferError" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_old_program_of_the_tutorial_runs_and_is_migrated(tmp_path: Path) -> None:
+    text = (ROOT / "docs/tutorials/old_program.md").read_text(encoding="utf-8")
+    old = tmp_path / "old_train.py"
+    (block,) = (b for b in read_blocks(text) if b.language == "python")
+    old.write_text("\n".join(block.code) + "\n", encoding="utf-8")
+    run_one = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    legacy = run_one([*python_command(), "-m", "xlashard.legacy", "--report", str(old)])
+    assert legacy.stdout.startswith("(16, 8)"), legacy.stderr
+    assert "jax.tree_map" in legacy.stdout + legacy.stderr
+    migrate = [*python_command(), "-m", "xlashard", "legacy", "--migrate", str(old), "--write"]
+    assert run_one(migrate).returncode == 0
+    assert run_one([*python_command(), str(old)]).stdout == "(16, 8)\n"
+
+
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    pages = (ROOT / "docs/reference/api").glob("*.md")
+    named = re.findall(
+        r"(?<=[ `])xlashard\.(\w+)(?=[,` ])", "\n".join(page.read_text() for page in pages)
+    )
+    assert set(xlashard.__all__) - {"__version__"} <= set(named)
 
 
 def is_generated(path: Path) -> bool:

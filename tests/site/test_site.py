@@ -1,0 +1,132 @@
+"""The site in a browser: navigation, search, copied code, and no need for a network."""
+
+import functools
+import http.server
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Browser, Tab, started
+from tests.forking import python_command
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "site"
+PHONE, DESKTOP = (390, 844), (1280, 900)
+
+
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Serve the site on this machine; return its address."""
+    assert SITE.is_dir(), "build the site first: make docs"
+    handler = functools.partial(_QuietHandler, directory=str(SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started() as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser, address: str) -> Iterator[Tab]:
+    with browser.page("<title>empty</title>") as opened:
+        opened.go(f"{address}/")
+        yield opened
+
+
+def test_a_reader_finds_a_page_by_the_navigation(tab: Tab) -> None:
+    tab.click('.md-tabs a[href="tutorials/"]')
+    tab.until("document.querySelector('h1')?.innerText.includes('Tutorials')")
+    tab.click('.md-sidebar--primary a[href="unwanted_collective/"]')
+    tab.until("document.querySelector('h1')?.innerText.includes('unwanted collective')")
+    assert any("Read the report" in text for text in tab.texts(".md-sidebar--secondary a"))
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("trip count", "Glossary"),
+        ("compiled again", "Why was it compiled again"),
+        ("GlobalDeviceArray", "Names of 2022 and 2023"),
+        ("MeshError", "MeshError"),
+    ],
+)
+def test_the_search_finds_a_page(tab: Tab, words: str, page: str) -> None:
+    tab.click(".md-search__input, [for=__search]")
+    tab.focus(".md-search__input")
+    tab.type(words)
+    tab.until("document.querySelectorAll('.md-search-result__item').length > 0")
+    titles = tab.run(
+        "[...document.querySelectorAll('.md-search-result__item h1, .md-search-result__item h2')]"
+        ".map(e => e.innerText)"
+    )
+    assert any(page in title for title in titles), titles
+
+
+def test_copied_code_runs(tab: Tab, address: str) -> None:
+    tab.browser.call(
+        "Browser.grantPermissions",
+        origin=address,
+        permissions=["clipboardReadWrite", "clipboardSanitizedWrite"],
+    )
+    button = ".highlight .md-clipboard, .highlight [data-md-type=copy]"
+    tab.until(f"document.querySelector('{button}')")
+    tab.point_at(".highlight code")
+    tab.click(button)
+    tab.until("document.querySelector('.md-dialog--active, .md-dialog[data-md-state]')")
+    copied = tab.run("navigator.clipboard.readText()")
+    assert "xs.explain(layer, x, w)" in copied
+    done = subprocess.run(
+        [*python_command(), "-c", copied], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all-reduce" in done.stdout
+
+
+@pytest.mark.parametrize("page", ["", "tpu/preflight/", "reference/api/programs/", "start/trust/"])
+def test_a_page_needs_no_network(tab: Tab, address: str, page: str) -> None:
+    tab.go(f"{address}/{page}")
+    assert all(url.startswith((address, "data:", "blob:")) for url in tab.requests())
+    assert not tab.complaints()
+
+
+def test_no_page_loads_anything_from_elsewhere() -> None:
+    loads = re.compile(
+        r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?https?:"""
+        r"""|<link\b(?![^>]*rel=["']?canonical)[^>]*\bhref=["']?https?:"""
+    )
+    for page in SITE.rglob("*.html"):
+        assert not loads.findall(page.read_text(encoding="utf-8")), page
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize(
+    "page", ["", "start/comparison/", "tutorials/unwanted_collective/", "reference/api/arrays/"]
+)
+def test_a_page_fits_the_window(
+    tab: Tab, address: str, page: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    tab.resize(*size)
+    tab.go(f"{address}/{page}")
+    width = tab.run("document.documentElement.scrollWidth")
+    assert width <= size[0], "the page scrolls sideways"
+    assert tab.text("h1").strip("¶ \n")
+    (tmp_path / "page.png").write_bytes(tab.picture(whole=False))
+
+
+def test_the_address_of_an_error_is_a_page() -> None:
+    assert (SITE / "reference/errors/MeshError/index.html").is_file()
+    assert (SITE / "reference/preflight.schema.json").is_file()
