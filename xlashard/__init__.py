@@ -78,13 +78,12 @@ if _typing.TYPE_CHECKING:
         make_array_from_single_device_arrays,
         make_device_array,
         make_sharded_device_array,
-        unstacked_shards,
     )
     from xlashard.array.device_put import device_get
     from xlashard.array.dlpack import from_dlpack
     from xlashard.array.process_local import make_array_from_process_local_data
     from xlashard.array.reshard.report import ReshardReport, reshard_plan
-    from xlashard.array.stacked import device_put_replicated, device_put_sharded
+    from xlashard.array.stacked import device_put_replicated, device_put_sharded, unstacked_shards
     from xlashard.pictures import ShardingPicture, TreePicture, visualize
     from xlashard.pjit import (
         BoundStep,
@@ -112,13 +111,16 @@ else:
                 "make_array_from_single_device_arrays",
                 "make_device_array",
                 "make_sharded_device_array",
-                "unstacked_shards",
             ),
             "xlashard.array.device_put": ("device_get",),
             "xlashard.array.dlpack": ("from_dlpack",),
             "xlashard.array.process_local": ("make_array_from_process_local_data",),
             "xlashard.array.reshard.report": ("ReshardReport", "reshard_plan"),
-            "xlashard.array.stacked": ("device_put_replicated", "device_put_sharded"),
+            "xlashard.array.stacked": (
+                "device_put_replicated",
+                "device_put_sharded",
+                "unstacked_shards",
+            ),
             "xlashard.multihost": ("multihost",),
             "xlashard.numpy": ("numpy",),
             "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),

@@ -7,13 +7,12 @@ import jax
 
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Handle, Tracer, split, with_sharding
+from xlashard._jax.runtime.transfer import Handle, Tracer, with_sharding
 from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, reshape_buffer
 from xlashard.array.core.donation import record_shard
 from xlashard.array.core.handles import is_key_dtype, key_handle, keys_over
-from xlashard.array.core.shard import Shard
 from xlashard.array.placement.target import (
     ResolvedSharding,
     parse_shape,
@@ -21,221 +20,9 @@ from xlashard.array.placement.target import (
     resolve_sharding,
 )
 from xlashard.errors import ArgumentError, DeletedError, PlacementError, counted
-from xlashard.geometry import ShardIndex, ShardingSpec
-from xlashard.geometry.sharding_spec import at_numbers, without_dims
+from xlashard.geometry import ShardingSpec
+from xlashard.geometry.sharding_spec import without_dims
 from xlashard.sharding import PmapSharding, SingleDeviceSharding
-
-
-class UnstackedShard(Shard):
-    """A shard without the unstacked dimensions of its array, in each of which it has one index.
-
-    Attributes:
-        unstacked: The unstacked dimensions.
-    """
-
-    unstacked: tuple[int, ...] = ()
-
-    @property
-    def index(self) -> ShardIndex:
-        """Index of the shard: a slice per dimension, an integer for unstacked ones."""
-        return at_numbers(super().index, self.unstacked)
-
-
-def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> list[UnstackedShard]:
-    """Return the shards on the devices of this process as early `pmap` showed them.
-
-    Args:
-        x: The array.
-        sharding_spec: Spec with the `Unstacked` dimensions; by default that of the array's
-            `PmapSharding`.
-
-    Returns:
-        The shards of `x.addressable_shards`; along unstacked dimensions the index has an integer
-        and the data, a copy, has no dimension.
-
-    Raises:
-        ArgumentError: `x` is no Array, or has no spec although none is given.
-        GeometryError: The spec does not fit the shape.
-        DeletedError: The array is deleted.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from xlashard import PmapSharding, device_put, unstacked_shards
-        >>> spread = PmapSharding.default((1, 3), devices=jax.devices()[:1], unstacked=True)
-        >>> (shard,) = unstacked_shards(device_put(np.ones((1, 3)), spread))
-        >>> shard.index, shard.data.shape
-        ((0, slice(None, None, None)), (3,))
-    """
-    with short_tracebacks:
-        if not isinstance(x, Array):
-            raise ArgumentError(
-                f"unstacked_shards takes an Array of xlashard, not {type(x).__name__}: write "
-                "unstacked_shards(device_put(x, sharding))"
-            )
-        check_alive(x)
-        sharding = x.sharding
-        if sharding_spec is None:
-            if not isinstance(sharding, PmapSharding):
-                raise ArgumentError(
-                    f"x has a {type(sharding).__name__}, which does not specify unstacked "
-                    "dimensions: write unstacked_shards(x, sharding_spec), or [s.data for s in "
-                    "x.addressable_shards]"
-                )
-            sharding_spec = sharding.sharding_spec
-        sharding_spec.check_shape(x.shape)
-        dims = sharding_spec.unstacked_dims
-        pieces = [wrap(without(buffer, dims)) for buffer in split(x.to_jax())]
-        shards = UnstackedShard.all_of(sharding, x.shape, pieces)
-        for shard in shards:
-            shard.unstacked = dims
-        return shards
-
-
-def without(buffer: Handle, dims: Sequence[int]) -> Handle:
-    """Return a single-device handle without some dimensions of size 1."""
-    return reshape_buffer(buffer, without_dims(buffer.shape, dims)) if dims else buffer
-
-
-def make_sharded_device_array(
-    aval: Any,
-    sharding_spec: ShardingSpec | None,
-    device_buffers: Sequence[Any],
-    indices: Sequence[Any] | None = None,
-) -> Array:
-    """Create an array from buffers that are on their devices.
-
-    Args:
-        aval: Shape and dtype of the array: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
-        sharding_spec: Spec of the sharding. Without one, each device holds one index of the first
-            dimension.
-        device_buffers: One array per device, in the order of the spec's grid. They may lack
-            unstacked dimensions (all of the first, if there is no spec); then they are copied.
-        indices: Index of each buffer, to be checked.
-
-    Returns:
-        An `Array` with a `PmapSharding`, over the same memory if no dimension is lacking (a key
-        array of JAX, if the buffers are keys).
-
-    Raises:
-        PlacementError: The buffers do not fit the spec, the shape or the indices.
-        GeometryError: The spec does not fit the shape.
-        ArgumentError: A buffer is no array on one device, or `aval` is invalid.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from xlashard import device_put, make_sharded_device_array
-        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
-        >>> make_sharded_device_array(jax.ShapeDtypeStruct((1, 3), "float32"), None, [buffer])
-        Array([[1., 1., 1.]], dtype=float32)
-    """
-    with short_tracebacks:
-        shape, dtype = _type_of(aval)
-        devices = [_device_of(n, buffer) for n, buffer in enumerate(device_buffers)]
-        if sharding_spec is None:
-            lacking = bool(shape) and {tuple(b.shape) for b in device_buffers} == {shape[1:]}
-            made = PmapSharding.default(shape, devices=devices, unstacked=lacking)
-        else:
-            made = PmapSharding(devices, sharding_spec)
-        _check_indices(indices, made.sharding_spec, shape)
-        out = make_array_from_single_device_arrays(shape, made, list(device_buffers), dtype=dtype)
-        if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return wrap(with_sharding(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
-        return out
-
-
-def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
-    """Create an array from one buffer.
-
-    Args:
-        aval: Its shape and dtype: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
-        device: Device of the buffer, to which the array is committed. None leaves it uncommitted.
-        device_buffer: An array on one device.
-
-    Returns:
-        An `Array` over the same memory; a key array of JAX, if the buffer is one.
-
-    Raises:
-        PlacementError: The buffer is on another device, or has another shape or dtype.
-        ArgumentError: The buffer is no array on one device.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from xlashard import device_put, make_device_array
-        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
-        >>> make_device_array(jax.ShapeDtypeStruct((3,), "float32"), None, buffer).committed
-        False
-    """
-    with short_tracebacks:
-        shape, dtype = _type_of(aval)
-        found = _device_of(0, device_buffer)
-        there = SingleDeviceSharding(found if device is None else device)
-        kind = device_buffer.sharding.memory_kind
-        there = there if kind is None else there.with_memory_kind(kind)
-        out = make_array_from_single_device_arrays(shape, there, [device_buffer], dtype=dtype)
-        weak_type = bool(getattr(aval, "weak_type", False))
-        if device is not None and not weak_type:
-            return out
-        numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
-        committed = device is not None
-        made = with_sharding(
-            numbers, there.jax_sharding(), committed=committed, weak_type=weak_type
-        )
-        return wrap(made) if isinstance(out, Array) else keys_over(made, out)
-
-
-def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
-    try:
-        return tuple(aval.shape), aval.dtype
-    except (AttributeError, TypeError):
-        raise ArgumentError(
-            f"aval must have a shape and a dtype, not {aval!r}: write jax.ShapeDtypeStruct((8, "
-            "128), 'float32')"
-        ) from None
-
-
-def _device_of(number: int, buffer: Any) -> Device:
-    """Return the device of a buffer, or None; the caller refuses other values."""
-    if not isinstance(buffer, jax.Array) or isinstance(buffer, Tracer):
-        raise ArgumentError(
-            f"device_buffers[{number}] is {type(buffer).__name__}, not an array on a device: write "
-            "device_put(value, device)"
-        )
-    devices = list(buffer.sharding.device_set)
-    if len(devices) != 1:
-        raise ArgumentError(
-            f"device_buffers[{number}] is on {len(devices)} devices, but must be on one: give "
-            "[shard.data for shard in x.addressable_shards]"
-        )
-    return devices[0]
-
-
-def _check_indices(
-    indices: Sequence[Any] | None, spec: ShardingSpec, shape: tuple[int, ...]
-) -> None:
-    if indices is None:
-        return
-    wanted = list(spec.indices(shape).flat)
-    given = [tuple(index) for index in indices]
-    if len(given) != len(wanted):
-        raise PlacementError(
-            f"{counted(len(given), 'index', 'indices')} for {counted(len(wanted), 'device')}: "
-            "leave indices out, they follow from the spec"
-        )
-    for number, (has, wants) in enumerate(zip(given, wanted, strict=True)):
-        if _numbers(has, shape) != _numbers(wants, shape):
-            raise PlacementError(
-                f"indices[{number}] is {has}, but by {spec} device {number} holds {wants} of an "
-                f"array of shape {shape}: leave indices out, they follow from the spec"
-            )
-
-
-def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return start and stop per dimension; an integer stands for the slice of one element."""
-    full = (*index, *(slice(None),) * (len(shape) - len(index)))
-    return [
-        cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)
-        for cut, size in zip(full, shape, strict=False)
-    ]
 
 
 def make_array_from_single_device_arrays(
@@ -320,6 +107,8 @@ class Caller(NamedTuple):
 
 
 _HERE = Caller("make_array_from_single_device_arrays", "arrays")
+_SHARDED = Caller("make_sharded_device_array", "device_buffers")
+_SINGLE = Caller("make_device_array", "device_buffers")
 
 
 class DeviceBuffer(NamedTuple):
@@ -422,38 +211,34 @@ def _by_device(
     singles: Sequence[DeviceBuffer], target: ResolvedSharding
 ) -> dict[Device, DeviceBuffer]:
     """Check that the arrays are on exactly the devices of this process in the sharding."""
-    found: dict[Device, DeviceBuffer] = {}
+    by_device: dict[Device, DeviceBuffer] = {}
     for single in singles:
-        if single.device in found:
+        if single.device in by_device:
             raise PlacementError(
-                f"{found[single.device].name} and {single.name} are both on {single.device}; give "
-                "one array per device"
+                f"{by_device[single.device].name} and {single.name} are both on {single.device}; "
+                "give one array per device"
             )
-        found[single.device] = single
-    wanted = target.devices
-    missing = [device for device in wanted if device not in found]
-    surplus = [device for device in found if device not in set(wanted)]
+        by_device[single.device] = single
+    devices = target.devices
+    missing = [device for device in devices if device not in by_device]
+    surplus = [device for device in by_device if device not in set(devices)]
     if missing or surplus:
-        parts = [f"{len(singles)} arrays for {len(wanted)} addressable devices of the sharding"]
+        parts = [f"{len(singles)} arrays for {len(devices)} addressable devices of the sharding"]
         if missing:
-            parts.append(f"none is on {_listed(missing)}: add device_put(piece, device)")
+            listed = ", ".join(map(str, missing))
+            parts.append(f"none is on {listed}: add device_put(piece, device)")
         if surplus:
-            parts.append(
-                f"not in the sharding: {', '.join(f'{d} ({found[d].name})' for d in surplus)}"
-            )
+            listed = ", ".join(f"{device} ({by_device[device].name})" for device in surplus)
+            parts.append(f"not in the sharding: {listed}")
         raise PlacementError("; ".join(parts))
-    return found
-
-
-def _listed(devices: list[Device]) -> str:
-    return ", ".join(map(str, devices))
+    return by_device
 
 
 def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> None:
-    found = single.array.dtype
-    if found != dtype:
+    own = single.array.dtype
+    if own != dtype:
         raise PlacementError(
-            f"{single.name} on {single.device} is {found.name}, but the array is {dtype.name}: "
+            f"{single.name} on {single.device} is {own.name}, but the array is {dtype.name}: "
             f"give it by .astype({dtype.name!r})"
         )
     shape = tuple(single.array.shape)
@@ -468,3 +253,128 @@ def _check_fits(single: DeviceBuffer, target: ResolvedSharding, dtype: Any) -> N
             f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding has "
             f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
         )
+
+
+def make_sharded_device_array(
+    aval: Any,
+    sharding_spec: ShardingSpec | None,
+    device_buffers: Sequence[Any],
+    indices: Sequence[Any] | None = None,
+) -> Array:
+    """Create an array from buffers that are on their devices.
+
+    Args:
+        aval: Shape and dtype of the array: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
+        sharding_spec: Spec of the sharding. Without one, each device holds one index of the first
+            dimension.
+        device_buffers: One array per device, in the order of the spec's grid. They may lack
+            unstacked dimensions (all of the first, if there is no spec); then they are copied.
+        indices: Index of each buffer, to be checked.
+
+    Returns:
+        An `Array` with a `PmapSharding`, over the same memory if no dimension is lacking (a key
+        array of JAX, if the buffers are keys).
+
+    Raises:
+        PlacementError: The buffers do not fit the spec, the shape or the indices.
+        GeometryError: The spec does not fit the shape.
+        ArgumentError: A buffer is no array on one device, or `aval` is invalid.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put, make_sharded_device_array
+        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
+        >>> make_sharded_device_array(jax.ShapeDtypeStruct((1, 3), "float32"), None, [buffer])
+        Array([[1., 1., 1.]], dtype=float32)
+    """
+    with short_tracebacks:
+        shape, dtype = _type_of(aval)
+        device_buffers = list(device_buffers)
+        devices = [single.device for single in read_buffers(device_buffers, _SHARDED)]
+        if sharding_spec is None:
+            lacking = bool(shape) and {tuple(b.shape) for b in device_buffers} == {shape[1:]}
+            made = PmapSharding.default(shape, devices=devices, unstacked=lacking)
+        else:
+            made = PmapSharding(devices, sharding_spec)
+        _check_indices(indices, made.sharding_spec, shape)
+        out = make_array_from_single_device_arrays(shape, made, device_buffers, dtype=dtype)
+        if isinstance(out, Array) and getattr(aval, "weak_type", False):
+            return wrap(with_sharding(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
+        return out
+
+
+def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
+    """Create an array from one buffer.
+
+    Args:
+        aval: Its shape and dtype: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
+        device: Device of the buffer, to which the array is committed. None leaves it uncommitted.
+        device_buffer: An array on one device.
+
+    Returns:
+        An `Array` over the same memory; a key array of JAX, if the buffer is one.
+
+    Raises:
+        PlacementError: The buffer is on another device, or has another shape or dtype.
+        ArgumentError: The buffer is no array on one device.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put, make_device_array
+        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
+        >>> make_device_array(jax.ShapeDtypeStruct((3,), "float32"), None, buffer).committed
+        False
+    """
+    with short_tracebacks:
+        shape, dtype = _type_of(aval)
+        (single,) = read_buffers([device_buffer], _SINGLE)
+        kind = device_buffer.sharding.memory_kind
+        there = SingleDeviceSharding(device or single.device, memory_kind=kind)
+        out = make_array_from_single_device_arrays(shape, there, [device_buffer], dtype=dtype)
+        weak_type = bool(getattr(aval, "weak_type", False))
+        if device is not None and not weak_type:
+            return out
+        numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
+        made = with_sharding(
+            numbers, there.jax_sharding(), committed=device is not None, weak_type=weak_type
+        )
+        return wrap(made) if isinstance(out, Array) else keys_over(made, out)
+
+
+def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        return tuple(aval.shape), aval.dtype
+    except (AttributeError, TypeError):
+        raise ArgumentError(
+            f"aval must have a shape and a dtype, not {aval!r}: write jax.ShapeDtypeStruct((8, "
+            "128), 'float32')"
+        ) from None
+
+
+def _check_indices(
+    indices: Sequence[Any] | None, spec: ShardingSpec, shape: tuple[int, ...]
+) -> None:
+    if indices is None:
+        return
+    held = list(spec.indices(shape).flat)
+    indices = [tuple(index) for index in indices]
+    if len(indices) != len(held):
+        raise PlacementError(
+            f"{counted(len(indices), 'index', 'indices')} for {counted(len(held), 'device')}: "
+            "leave indices out, they follow from the spec"
+        )
+    for number, (index, expected) in enumerate(zip(indices, held, strict=True)):
+        if _numbers(index, shape) != _numbers(expected, shape):
+            raise PlacementError(
+                f"indices[{number}] is {index}, but by {spec} device {number} holds {expected} "
+                f"of an array of shape {shape}: leave indices out, they follow from the spec"
+            )
+
+
+def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return start and stop per dimension; an integer stands for the slice of one element."""
+    full = (*index, *(slice(None),) * (len(shape) - len(index)))
+    return [
+        cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)
+        for cut, size in zip(full, shape, strict=False)
+    ]

@@ -1,4 +1,4 @@
-"""Values stacked along a new dimension with one device per index, as for `pmap`."""
+"""Values stacked along a new dimension with one device per index, as for `pmap`; their shards."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -11,11 +11,12 @@ from jax.typing import ArrayLike
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Tracer, host_view, put
+from xlashard._jax.runtime.transfer import Tracer, host_view, put, split
 from xlashard.array.constructors import PieceInput, as_piece_input
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import reshape_buffer
+from xlashard.array.core.base import check_alive, reshape_buffer
 from xlashard.array.core.handles import keys_over, resolve_key_data
+from xlashard.array.core.shard import Shard
 from xlashard.array.placement.copying import private_copy
 from xlashard.array.placement.put import put_on
 from xlashard.array.placement.target import ResolvedSharding, leaf_path, resolve_sharding
@@ -27,7 +28,8 @@ from xlashard.array.placement.transfer_guard import (
     check_transfer,
 )
 from xlashard.errors import ArgumentError, PlacementError, counted
-from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.geometry import ShardIndex, ShardingSpec
+from xlashard.geometry.sharding_spec import at_numbers, spec_over_one_dim, without_dims
 from xlashard.sharding import PmapSharding
 from xlashard.sharding.checks import checked_devices
 
@@ -309,3 +311,70 @@ def _one_per_device(shards: Any, devices: tuple[Device, ...]) -> list[Any]:
             f"device, such as device_put_sharded(shards, jax.local_devices()[:{len(shards)}])"
         )
     return list(shards)
+
+
+class UnstackedShard(Shard):
+    """A shard without the unstacked dimensions of its array, in each of which it has one index.
+
+    Attributes:
+        unstacked: The unstacked dimensions.
+    """
+
+    unstacked: tuple[int, ...] = ()
+
+    @property
+    def index(self) -> ShardIndex:
+        """Index of the shard: a slice per dimension, an integer for unstacked ones."""
+        return at_numbers(super().index, self.unstacked)
+
+
+def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> list[UnstackedShard]:
+    """Return the shards on the devices of this process as early `pmap` showed them.
+
+    Args:
+        x: The array.
+        sharding_spec: Spec with the `Unstacked` dimensions; by default that of the array's
+            `PmapSharding`.
+
+    Returns:
+        The shards of `x.addressable_shards`; along unstacked dimensions the index has an integer
+        and the data, a copy, has no dimension.
+
+    Raises:
+        ArgumentError: `x` is no Array, or has no spec although none is given.
+        GeometryError: The spec does not fit the shape.
+        DeletedError: The array is deleted.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import PmapSharding, device_put, unstacked_shards
+        >>> spread = PmapSharding.default((1, 3), devices=jax.devices()[:1], unstacked=True)
+        >>> (shard,) = unstacked_shards(device_put(np.ones((1, 3)), spread))
+        >>> shard.index, shard.data.shape
+        ((0, slice(None, None, None)), (3,))
+    """
+    with short_tracebacks:
+        if not isinstance(x, Array):
+            raise ArgumentError(
+                f"unstacked_shards takes an Array of xlashard, not {type(x).__name__}: write "
+                "unstacked_shards(device_put(x, sharding))"
+            )
+        check_alive(x)
+        sharding = x.sharding
+        if sharding_spec is None:
+            if not isinstance(sharding, PmapSharding):
+                raise ArgumentError(
+                    f"x has a {type(sharding).__name__}, which does not specify unstacked "
+                    "dimensions: write unstacked_shards(x, sharding_spec), or [s.data for s in "
+                    "x.addressable_shards]"
+                )
+            sharding_spec = sharding.sharding_spec
+        sharding_spec.check_shape(x.shape)
+        dims = sharding_spec.unstacked_dims
+        buffers = split(x.to_jax())
+        if dims:
+            buffers = [reshape_buffer(b, without_dims(b.shape, dims)) for b in buffers]
+        shards = UnstackedShard.all_of(sharding, x.shape, list(map(wrap, buffers)))
+        for shard in shards:
+            shard.unstacked = dims
+        return shards

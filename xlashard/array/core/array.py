@@ -89,46 +89,6 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         return self._handle
 
     @property
-    def aval(self) -> Any:
-        """Abstract value: shape, dtype, weak type."""
-        return self._buffers.aval
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Size of each dimension, over all devices."""
-        return self._buffers.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the elements."""
-        return self._buffers.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return self._buffers.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements over all devices; replicas count once."""
-        return self._buffers.size
-
-    @property
-    def itemsize(self) -> int:
-        """Size of an element in bytes."""
-        return self._buffers.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all elements in bytes; replicas count once."""
-        return self._buffers.nbytes
-
-    @property
-    def weak_type(self) -> bool:
-        """True if the dtype gives way to that of the other operand, as a Python number's does."""
-        return self._buffers.weak_type
-
-    @property
     def sharding(self) -> Sharding:
         """Sharding: the slice of the array on each device.
 
@@ -137,21 +97,6 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         """
         own = self._own_sharding
         return from_jax(self._buffers.sharding) if own is None else own
-
-    @property
-    def committed(self) -> bool:
-        """True if computations must stay on the devices of the array."""
-        return self._buffers.committed
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """True if all devices of the array belong to this process."""
-        return self._buffers.is_fully_addressable
-
-    @property
-    def is_fully_replicated(self) -> bool:
-        """True if every device of the array holds all of it."""
-        return self._buffers.is_fully_replicated
 
     @property
     def layout(self) -> Layout | None:
@@ -292,11 +237,6 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
     def platform(self) -> str:
         """Return the platform of the devices: `"cpu"`, `"gpu"` or `"tpu"`."""
         return self._buffers.platform()
-
-    @property
-    def traceback(self) -> Any:
-        """Python traceback of the array's creation, as the runtime recorded it."""
-        return self._buffers.traceback
 
     def is_deleted(self) -> bool:
         """Return True if the buffers are deleted."""

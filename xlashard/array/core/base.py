@@ -1,6 +1,7 @@
 """`ArrayBase`: the slots of an `Array`; errors of deleted arrays; reshapes of single buffers."""
 
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -89,6 +90,25 @@ class ArrayBase(jax.Array):
                 return getattr(self._handle, name)
             kind = "an Array" if type(self).__name__ == "Array" else f"a {type(self).__name__}"
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
+
+
+# Their types are those of `jax.Array`, so that only the text is repeated.
+_OF_BUFFERS = {
+    "aval": "Abstract value: shape, dtype, weak type.",
+    "shape": "Size of each dimension, over all devices.",
+    "dtype": "Type of the elements.",
+    "ndim": "Number of dimensions.",
+    "size": "Number of elements over all devices; replicas count once.",
+    "itemsize": "Size of an element in bytes.",
+    "nbytes": "Size of all elements in bytes; replicas count once.",
+    "weak_type": "True if the other operand decides the dtype, as with a Python number.",
+    "committed": "True if computations must stay on the devices of the array.",
+    "is_fully_addressable": "True if all devices of the array belong to this process.",
+    "is_fully_replicated": "True if every device of the array holds all of it.",
+    "traceback": "Python traceback of the array's creation, as the runtime recorded it.",
+}
+for _name, _text in _OF_BUFFERS.items():
+    setattr(ArrayBase, _name, property(attrgetter(f"_buffers.{_name}"), doc=_text))
 
 
 def type_text(x: Any) -> str:

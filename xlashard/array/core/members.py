@@ -15,12 +15,6 @@ from xlashard.array.core.wrappers import JaxCall, retry_call, wrap_jax_function
 from xlashard.errors import ArgumentError
 
 
-def _unary(name: str) -> Callable[..., Any]:
-    operator = wrap_jax_function(getattr(HandleType, name), name, None)
-    operator.__name__ = name
-    return operator
-
-
 def _binary(name: str) -> Callable[..., Any]:
     call = getattr(HandleType, name)
 
@@ -65,7 +59,8 @@ _BINARY = (
 )
 
 for _name in _UNARY.split():
-    setattr(Operators, f"__{_name}__", _unary(f"__{_name}__"))
+    _name = f"__{_name}__"
+    setattr(Operators, _name, wrap_jax_function(getattr(HandleType, _name), _name, None))
 for _name in _BINARY.split():
     setattr(Operators, f"__{_name}__", _binary(f"__{_name}__"))
 
@@ -119,21 +114,6 @@ class NumpyMethods(ArrayBase):
         return self.copy()
 
     @property
-    def T(self) -> Self:
-        """Transpose: all dimensions in reverse order."""
-        return _transpose(self)
-
-    @property
-    def mT(self) -> Self:
-        """Matrix transpose: the last two dimensions swapped."""
-        return _matrix_transpose(self)
-
-    @property
-    def real(self) -> Self:
-        """Real part."""
-        return _real(self)
-
-    @property
     def imag(self) -> Self:
         """Imaginary part."""
         return on_handle(self, _imaginary)
@@ -164,9 +144,15 @@ _METHODS = (
 for _name in _METHODS.split():
     setattr(NumpyMethods, _name, _Method(_name))
 
-_transpose, _matrix_transpose, _real = (
-    wrap_jax_function(getattr(HandleType, name).fget, name, None) for name in ("T", "mT", "real")
-)
+_PROPERTIES = {
+    "T": "Transpose: all dimensions in reverse order.",
+    "mT": "Matrix transpose: the last two dimensions swapped.",
+    "real": "Real part.",
+}
+
+for _name, _text in _PROPERTIES.items():
+    _getter = wrap_jax_function(getattr(HandleType, _name).fget, _name, None)
+    setattr(NumpyMethods, _name, property(_getter, doc=_text))
 
 
 def _imaginary(handle: Any) -> Any:
@@ -225,17 +211,7 @@ class PartUpdates[A: NumpyMethods]:
         return f"{self._array!r}.at[{self._index!r}]"
 
 
-for _name in [
-    "get",
-    "set",
-    "apply",
-    "add",
-    "subtract",
-    "multiply",
-    "mul",
-    "divide",
-    "power",
-    "min",
-    "max",
-]:
+_UPDATES = "get set apply add subtract multiply mul divide power min max"
+
+for _name in _UPDATES.split():
     setattr(PartUpdates, _name, _update(_name))

@@ -74,7 +74,7 @@ class Shard:
 
     def __repr__(self) -> str:
         data = "elsewhere" if self.data is None else repr(self.data)
-        if self._whole.is_unreduced:
+        if self._whole.sharding.is_unreduced:
             return f"Shard(device={self.device}, unreduced, data={data})"
         return (
             f"Shard(device={self.device}, index={index_text(self.index)}, "
@@ -86,39 +86,33 @@ class _Whole:
     """Indices of the shards of one array, computed once for all devices of this process."""
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
-        self._sharding = sharding
-        self._shape = shape
-
-    @property
-    def is_unreduced(self) -> bool:
-        """True if the shards are partial results of the array instead of slices of it."""
-        return self._sharding.is_unreduced
+        self.sharding = sharding
+        self.shape = shape
 
     @cached_property
     def _here(self) -> dict[Device, tuple[Index, int]]:
-        positions = self._sharding.addressable_positions
-        devices = [self._sharding.devices[position] for position in positions]
+        positions = self.sharding.addressable_positions
+        devices = [self.sharding.devices[position] for position in positions]
         return dict(zip(devices, self._places(positions), strict=True))
 
     def _places(self, positions: Sequence[int]) -> list[tuple[Index, int]]:
-        tiling = self._sharding.tiling(self._shape)
-        indices = tiling.indices(self._shape, positions)
+        tiling = self.sharding.tiling(self.shape)
+        indices = tiling.indices(self.shape, positions)
         return list(zip(indices, tiling.replica_ids(positions).tolist(), strict=True))
 
     def place(self, device: Device) -> tuple[Index, int]:
         """Return index and replica number of a device."""
         here = self._here.get(device)
-        return here or self._places([self._sharding.devices.index(device)])[0]
+        return here or self._places([self.sharding.devices.index(device)])[0]
 
 
 def index_text(index: Any) -> str:
     """Return an index as source code: `[0:2, :]`."""
-    parts = [_cut_text(entry) for entry in index]
+    parts = []
+    for cut in index:
+        if isinstance(cut, int):
+            parts.append(str(cut))
+        else:
+            whole = cut.start is None and cut.stop is None
+            parts.append(":" if whole else f"{cut.start or 0}:{cut.stop}")
     return f"[{', '.join(parts)}]" if parts else "[()]"
-
-
-def _cut_text(cut: slice | int) -> str:
-    if isinstance(cut, int):
-        return str(cut)
-    whole = cut.start is None and cut.stop is None
-    return ":" if whole else f"{cut.start or 0}:{cut.stop}"
