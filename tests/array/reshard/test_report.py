@@ -69,7 +69,7 @@ def test_the_route_is_the_one_that_is_taken(
     taken: list[str] = []
     go = execute._run
     monkeypatch.setattr(
-        execute, "_run", lambda step, *rest: (taken.append(step.strategy), go(step, *rest))[1]
+        execute, "_run", lambda strategy, task: (taken.append(strategy), go(strategy, task))[1]
     )
     x = device_put(V, source)
     report = reshard_plan(x, target)

@@ -25,7 +25,8 @@ from xlashard._jax.runtime.shardings import Device, layout_text
 from xlashard._jax.runtime.transfer import Handle, run_one
 from xlashard._jax.trace.jaxprs import from_function
 from xlashard.array.placement.put import put_value
-from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.placement.target import resolve_sharding
+from xlashard.array.reshard import ReshardTask
 from xlashard.geometry import Tiling
 from xlashard.lazily import dataclass
 from xlashard.program.compile import compile_program, lower_program
@@ -145,25 +146,17 @@ class ReshardRequest:
 
 
 def reshard_by_program(
-    handle: Handle,
-    source: ResolvedSharding,
-    target: ResolvedSharding,
-    layout: Layout | None,
-    *,
-    donate: bool,
-    alike: bool = False,
+    task: ReshardTask, layout: Layout | None = None, *, alike: bool = False
 ) -> Handle:
     """Reshard on the same devices, in their default memory.
 
     Args:
-        handle: The array.
-        source: Its sharding.
-        target: Sharding of the result, with the same devices in the same order.
+        task: The array, and a target with the same devices in the same order.
         layout: Layout of the result; None for the default.
-        donate: Whether the result may reuse the memory of the source, which is deleted then.
         alike: Whether all processes of the devices run this program next for certain, so that they
             skip the check of equal programs.
     """
+    handle, source, target, donate, _ = task
     request = ReshardRequest(
         shape=target.shape,
         dtype=handle.dtype,
@@ -173,8 +166,7 @@ def reshard_by_program(
         donate=donate,
         partitioner=_partitioner(source.tiling, target.tiling),
     )
-    aval = target.aval(handle.dtype, handle.weak_type)
-    result = execute.result_handler(aval, target.jax_sharding, True)
+    result = execute.result_handler(task.aval, target.jax_sharding, True)
     move = compiled_reshard_for(request)
     if not alike:
         move.program.admit()

@@ -21,6 +21,7 @@ from xlashard._jax.runtime.transfer import (
 )
 from xlashard.array.placement.put import put_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.reshard import ReshardTask
 from xlashard.errors import PlacementError
 from xlashard.geometry import Tiling
 from xlashard.lazily import deferred
@@ -95,13 +96,16 @@ def reshard(
         return handle
     # The host cannot slice elements of less than a byte. It must copy those of two bits all the
     # same: XLA's collectives between CPU devices write past the end of their buffers.
-    in_this_process = all(p.sharding.is_fully_addressable for p in (source, target))
-    if _is_narrow(handle) and not (in_this_process or plan.same_shards(source, target)):
+    if _is_narrow(handle) and not (
+        (source.sharding.is_fully_addressable and target.sharding.is_fully_addressable)
+        or plan.same_shards(source, target)
+    ):
         moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
         return _as_bytes(moved, handle.dtype)
     first = handle
     for step in plan.plan_steps(source, target, packed=bits_of(handle.dtype) in (4, 6)):
-        before, handle = handle, _run(step, handle, source, donate, fresh)
+        task = ReshardTask(handle, source, step.target, donate, fresh)
+        before, handle = handle, _run(step.strategy, task)
         if before is not first:
             before.delete()
         # The result of a step is private.
@@ -132,63 +136,56 @@ def _as_bytes(handle: Handle, dtype: Any) -> Handle:
 _ON_SAME_DEVICES = ("keep", "copy", "compiled", "split")
 
 
-def _run(
-    step: "plan.Step", handle: Handle, source: ResolvedSharding, donate: bool, fresh: bool
-) -> Handle:
+def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
     """Run one step of a plan; nothing runs if this process has no device of it."""
-    target = step.target
+    handle, source, target, donate, fresh = task
     if not (source.positions or target.positions):
-        return assemble(target.aval(handle.dtype, handle.weak_type), target.jax_sharding, [])
-    if step.strategy in _ON_SAME_DEVICES and source.sharding.devices != target.sharding.devices:
+        return assemble(task.aval, target.jax_sharding, [])
+    if strategy in _ON_SAME_DEVICES and source.sharding.devices != target.sharding.devices:
         handle = with_device_order(handle, target.sharding.devices)
         source = resolve_sharding(handle.shape, from_jax(handle.sharding))
-    match step.strategy:
+        task = task._replace(handle=handle, source=source)
+    match strategy:
         case plan.Strategy.KEEP:
-            return _keep(handle, source, target, donate, fresh)
+            if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
+                return compiled.reshard_by_program(task)
+            if donate or fresh:
+                return copy_to(handle, target.jax_sharding, fresh=True)
+            return with_sharding(handle, target.jax_sharding, committed=True)
         case plan.Strategy.COPY:
             return copy_to(handle, target.jax_sharding)
         case plan.Strategy.HOST_MEMORY:
-            run = p2p.reshard_in_host_memory
+            return p2p.reshard_in_host_memory(task)
         case plan.Strategy.COMPILED:
             if source.tiling.is_partial and not handle.size:
                 # XLA has no reduction of empty arrays.
                 return with_sharding(handle, target.jax_sharding, committed=True)
             # XLA can only reuse the memory of shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
-            return compiled.reshard_by_program(handle, source, target, None, donate=donate)
+            return compiled.reshard_by_program(task._replace(donate=donate))
         case plan.Strategy.SPLIT:
-            return _split(handle, target, fresh=donate or fresh)
+            return _split(task)
         case plan.Strategy.CARRY:
-            return p2p.carry_shards(handle, split(handle), target, donate or fresh)
+            return p2p.carry_shards(task, split(handle), fresh=donate or fresh)
         case plan.Strategy.P2P:
-            run = p2p.reshard_by_pieces
+            return p2p.reshard_by_pieces(task)
         case plan.Strategy.PERMUTE:
-            run = permute.reshard_by_permutes
-    return run(handle, source, target, donate=donate, fresh=fresh)
+            return permute.PermuteReshard(task).run()
 
 
-def _keep(
-    handle: Handle, source: ResolvedSharding, target: ResolvedSharding, donate: bool, fresh: bool
-) -> Handle:
-    if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
-        return compiled.reshard_by_program(handle, source, target, None, donate=True)
-    if donate or fresh:
-        return copy_to(handle, target.jax_sharding, fresh=True)
-    return with_sharding(handle, target.jax_sharding, committed=True)
-
-
-def _split(handle: Handle, target: ResolvedSharding, *, fresh: bool) -> Handle:
+def _split(task: ReshardTask) -> Handle:
     """Return partial results that reduce to an array, from replicas on the same devices."""
-    zeros = np.zeros(target.shard_shape, handle.dtype)
+    target = task.target
+    zeros = np.zeros(target.shard_shape, task.handle.dtype)
     first = target.tiling.addend_ids(target.positions) == 0
     if target.tiling.reduction != "sum":
         first[:] = True  # the maximum of replicas is the value
     pieces = [
         buffer if keeps else zeros.copy()
-        for buffer, keeps in zip(split(handle), first.tolist(), strict=True)
+        for buffer, keeps in zip(split(task.handle), first.tolist(), strict=True)
     ]
-    aval = target.aval(handle.dtype, handle.weak_type)
-    return put(aval, target.jax_sharding, pieces, target.devices, fresh=fresh)
+    fresh = task.donate or task.fresh
+    return put(task.aval, target.jax_sharding, pieces, target.devices, fresh=fresh)
 
 
 def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSharding) -> Handle:
@@ -202,7 +199,7 @@ def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSha
     normal = default_memory_kind(source.sharding.devices[0])
     if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
         return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
-    return p2p.reshard_by_pieces(handle, source, target, fresh=True)
+    return p2p.reshard_by_pieces(ReshardTask(handle, source, target, fresh=True))
 
 
 def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> Handle:
@@ -218,4 +215,4 @@ def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> 
             f"a layout can only be chosen in the devices' default memory, not in "
             f"{where.memory_kind!r}: give the sharding alone"
         )
-    return compiled.reshard_by_program(handle, where, where, layout, donate=False)
+    return compiled.reshard_by_program(ReshardTask(handle, where, where), layout)

@@ -26,14 +26,13 @@ from xlashard._jax.runtime.transfer import (
     copy_to,
     host_view,
     is_takeable,
-    make_aval,
     put,
     split,
 )
 from xlashard.array.placement.copying import Copy, copy_all
 from xlashard.array.placement.put import put_on, put_value
-from xlashard.array.placement.target import ResolvedSharding
-from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan
+from xlashard.array.reshard import ReshardTask, TilingOnDevices
+from xlashard.geometry import Index, Piece, ReshardPlan, reshard_plan
 from xlashard.lazily import dataclass
 
 _PLANS_KEPT = 512
@@ -49,10 +48,6 @@ class Exchange(NamedTuple):
 
     senders: tuple[int, ...]
     pieces_by_target: tuple[tuple[Piece, ...], ...]
-
-
-type TilingOnDevices = tuple[Tiling, tuple[Device, ...]]
-"""A tiling and the devices that hold its tiles."""
 
 
 def numbered(
@@ -83,47 +78,37 @@ def exchange(
     )
 
 
-def carry_shards(like: Handle, shards: Any, target: ResolvedSharding, fresh: bool) -> Handle:
+def carry_shards(task: ReshardTask, shards: Any, *, fresh: bool) -> Handle:
     """Return one handle of shards, each copied to its device if it is on another.
 
     Args:
-        like: A handle with the dtype of the result.
+        task: The reshard.
         shards: Shard of each device of the target, in order, on any device.
-        target: Sharding of the result.
         fresh: Whether shards that are in place are copied.
     """
-    aval = make_aval(like.shape, like.dtype, target.jax_sharding, like.weak_type)
+    target = task.target
     # A shared handle in host memory would alias memory that others write.
-    return put(aval, target.jax_sharding, shards, target.devices, alias=not fresh, fresh=fresh)
+    return put(task.aval, target.jax_sharding, shards, target.devices, alias=not fresh, fresh=fresh)
 
 
-def reshard_by_pieces(
-    handle: Handle,
-    source: ResolvedSharding,
-    target: ResolvedSharding,
-    *,
-    donate: bool = False,
-    fresh: bool = False,
-) -> Handle:
+def reshard_by_pieces(task: ReshardTask) -> Handle:
     """Reshard to other devices of this process, without the host.
 
     Pieces move between all devices at once, but a device never needs more memory for them than its
-    larger shard takes.
+    larger shard takes. If the array is donated, each buffer is deleted as soon as it is sent.
 
     Args:
-        handle: The array, in the default memory of its devices.
-        source: Its sharding, wholly in this process.
-        target: Sharding of the result; devices of other processes are skipped.
-        donate: Whether each buffer of the source is deleted as soon as it is sent.
-        fresh: Whether shards that are in place are copied.
+        task: The array, wholly in this process and in the default memory of its devices; devices
+            of other processes are skipped in the target.
     """
+    handle, _, target, donate, fresh = task
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
-    ends = ((places.tiling, places.sharding.devices) for places in (source, target))
-    senders, pieces_by_target = exchange(handle.shape, handle.itemsize, *ends, target.positions)
+    senders, pieces_by_target = exchange(
+        handle.shape, handle.itemsize, *task.ends, target.positions
+    )
     buffers = dict(zip(senders, split(handle), strict=True))
-    room = max(math.prod(source.shard_shape), math.prod(target.shard_shape)) * handle.itemsize
-    traffic = TransferWindow(room)
+    traffic = TransferWindow(task.room)
     left = Counter(piece.source for pieces in pieces_by_target for piece in pieces)
     shards: list[Any] = [None] * len(pieces_by_target)
     for number, piece in in_turn(senders, pieces_by_target):
@@ -133,7 +118,7 @@ def reshard_by_pieces(
         )
         if not traffic.admits(piece, whole):
             jax.block_until_ready(shards)
-            traffic = TransferWindow(room)
+            traffic = TransferWindow(task.room)
             traffic.admits(piece, whole)
         block = _taken(buffer, piece, whole, device)
         if not whole.target:
@@ -144,7 +129,7 @@ def reshard_by_pieces(
         left[piece.source] -= 1
         if donate and not left[piece.source]:
             buffer.delete()
-    return carry_shards(handle, shards, target, fresh=False)
+    return carry_shards(task, shards, fresh=False)
 
 
 class _Whole(NamedTuple):
@@ -210,8 +195,7 @@ def _starts(index: Index) -> np.ndarray:
 
 def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handle:
     """Return a piece on its target device."""
-    index = piece.source_index
-    block = buffer if whole.source else cut(buffer, index)
+    block = buffer if whole.source else cut(buffer, piece.source_index)
     if piece.source == piece.destination:
         return block
     return put_on(device, block, weak_type=block.weak_type)
@@ -249,29 +233,13 @@ def _continued(shard: Any, block: Any, starts: Any) -> Any:
 _SMALL_BYTES = 1 << 20
 
 
-def reshard_in_host_memory(
-    handle: Handle,
-    source: ResolvedSharding,
-    target: ResolvedSharding,
-    *,
-    donate: bool = False,
-    fresh: bool = False,
-) -> Handle:
+def reshard_in_host_memory(task: ReshardTask) -> Handle:
     """Reshard by copies within host memory; waits until the source is computed.
 
-    Args:
-        handle: The array.
-        source: Its sharding.
-        target: Sharding of the result.
-        donate: Whether each buffer of the source is freed as soon as it is copied.
-        fresh: Whether blocks that are in place are copied too.
+    If the array is donated, each of its buffers is freed as soon as it is copied.
     """
-    plan = _copy_plan(
-        handle.shape,
-        handle.itemsize,
-        (source.tiling, source.sharding.devices),
-        (target.tiling, target.sharding.devices),
-    )
+    handle, _, target, donate, fresh = task
+    plan = _copy_plan(handle.shape, handle.itemsize, *task.ends)
     windows = [host_view(buffer)[0] for buffer in split(handle)]
     blocks: dict[int, np.ndarray] = {}
     if not fresh:
@@ -286,14 +254,8 @@ def reshard_in_host_memory(
         _copy_and_free(handle, parts, windows, blocks)
     else:
         copy_all(_copies(parts, windows, blocks))
-    aval = target.aval(handle.dtype, handle.weak_type)
-    return put(
-        aval,
-        target.jax_sharding,
-        [blocks[n] for n in plan.tile_numbers],
-        target.devices,
-        alias=True,
-    )
+    tiles = [blocks[number] for number in plan.tile_numbers]
+    return put(task.aval, target.jax_sharding, tiles, target.devices, alias=True)
 
 
 def _blank(count: int, shape: tuple[int, ...], dtype: np.dtype) -> Sequence[np.ndarray]:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,9 +20,10 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard.array.core.base import reshape_by_program as in_shape
 from xlashard.array.placement.put import put_on
-from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.placement.target import resolve_sharding
+from xlashard.array.reshard import ReshardTask, TilingOnDevices
 from xlashard.array.reshard.compiled import reshard_by_program, unusual_layout
-from xlashard.array.reshard.p2p import TilingOnDevices, cut, in_turn, numbered, pasted
+from xlashard.array.reshard.p2p import cut, in_turn, numbered, pasted
 from xlashard.geometry import Piece, Round, TileAssignment, schedule_rounds
 from xlashard.sharding import GSPMDSharding
 
@@ -79,82 +80,50 @@ def schedule(
     return Schedule(devices, senders, receivers, within, schedule_rounds(crossing))
 
 
-def reshard_by_permutes(
-    handle: Handle,
-    source: ResolvedSharding,
-    target: ResolvedSharding,
-    *,
-    donate: bool = False,
-    fresh: bool = False,
-) -> Handle:
-    """Reshard to other devices; every process with a device of either sharding must call it.
+class PermuteReshard:
+    """One reshard to other devices, as this process runs it; its array is in default memory.
+
+    Every process with a device of either sharding must run it. If the array is donated, each buffer
+    is deleted as soon as it is sent.
 
     Args:
-        handle: The array, in the default memory of its devices; without buffers in a process that
-            has none of them.
-        source: Its sharding.
-        target: Sharding of the result, in the default memory of its devices.
-        donate: Whether each buffer of the source is deleted as soon as it is sent.
-        fresh: Whether shards that are in place are copied.
+        task: The reshard.
     """
-    return _Move(handle, source, target, donate, fresh).made()
 
-
-class _Move:
-    """One reshard, as this process runs it."""
-
-    def __init__(
-        self,
-        handle: Handle,
-        source: ResolvedSharding,
-        target: ResolvedSharding,
-        donate: bool,
-        fresh: bool,
-    ) -> None:
-        ends = ((p.tiling, p.sharding.devices) for p in (source, target))
-        self._schedule = schedule(handle.shape, handle.itemsize, *ends)
-        self._like = handle
-        self._target = target
-        self._donate = donate
-        self._fresh = donate or fresh
+    def __init__(self, task: ReshardTask) -> None:
+        handle, source, target, *_ = task
+        self._task = task
+        self._schedule = schedule(handle.shape, handle.itemsize, *task.ends)
+        self._within = self._schedule.within.get(jax.process_index(), ())
         here = [self._schedule.senders[position] for position in source.positions]
         self._buffers = dict(zip(here, split(handle), strict=True))
         self._receivers = [self._schedule.receivers[position] for position in target.positions]
         self._shards: dict[int, Handle | None] = dict.fromkeys(self._receivers)
-        self._left = Counter(piece.source for piece in self._own_pieces())
+        sent = [piece for one in self._schedule.rounds for piece in one.by_sender.values()]
+        pieces = (*self._within, *sent)
+        self._left = Counter(p.source for p in pieces if p.source in self._buffers)
         self._blanks: dict[tuple[int, tuple[int, ...]], Handle] = {}
-        sizes = (math.prod(p.shard_shape) for p in (source, target))
-        self._room = max(sizes) * handle.itemsize
         self._under_way = 0
 
-    def _own_pieces(self) -> list[Piece]:
-        """Pieces that this process sends."""
-        sent = [piece for one in self._schedule.rounds for piece in one.by_sender.values()]
-        return [p for p in (*self._within(), *sent) if p.source in self._buffers]
-
-    def _within(self) -> Sequence[Piece]:
-        return self._schedule.within.get(jax.process_index(), ())
-
-    def made(self) -> Handle:
+    def run(self) -> Handle:
         """Run the reshard and return its result."""
-        if 0 not in self._like.shape:
-            for piece in self._within():
-                self._wait_for_room(piece.nbytes)
-                block = self._taken(piece)
-                if piece.source != piece.destination:
-                    device = self._schedule.devices[piece.destination]
-                    block = put_on(device, block, weak_type=block.weak_type)
-                self._put_in_place(piece, block)
-                self._given(piece)
-            for one in self._schedule.rounds:
-                self._send(one)
-        like, target = self._like, self._target
-        aval = make_aval(like.shape, like.dtype, target.jax_sharding, like.weak_type)
-        shards = [self._shards[number] for number in self._receivers]
-        if 0 in like.shape:
-            empty = np.empty(target.shard_shape, like.dtype)
+        task, target = self._task, self._task.target
+        if 0 in task.handle.shape:
+            empty = np.empty(target.shard_shape, task.handle.dtype)
             shards = [put_on(device, empty) for device in target.devices]
-        return assemble(aval, target.jax_sharding, shards)
+            return assemble(task.aval, target.jax_sharding, shards)
+        for piece in self._within:
+            self._wait_for_room(piece.nbytes)
+            block = self._taken(piece)
+            if piece.source != piece.destination:
+                device = self._schedule.devices[piece.destination]
+                block = put_on(device, block, weak_type=block.weak_type)
+            self._put_in_place(piece, block)
+            self._count_sent(piece)
+        for one in self._schedule.rounds:
+            self._send(one)
+        shards = [self._shards[number] for number in self._receivers]
+        return assemble(task.aval, target.jax_sharding, shards)
 
     def _send(self, one: Round) -> None:
         """Run a round, if this process has any of its devices."""
@@ -164,7 +133,7 @@ class _Move:
         if not here:
             return
         shape = one.shape or (1,)
-        itemsize = self._like.itemsize
+        itemsize = self._task.handle.itemsize
         self._wait_for_room(2 * math.prod(shape) * itemsize)
         blocks = []
         for number in here:
@@ -179,7 +148,7 @@ class _Move:
                     block = in_shape(block, ())
                 self._put_in_place(one.by_receiver[number], block)
             if number in one.by_sender:
-                self._given(one.by_sender[number])
+                self._count_sent(one.by_sender[number])
 
     def _taken(self, piece: Piece) -> Handle:
         """Return a piece on its source device."""
@@ -192,25 +161,25 @@ class _Move:
         return cut(buffer, index)
 
     def _put_in_place(self, piece: Piece, block: Handle) -> None:
-        shape = self._target.shard_shape
+        shape = self._task.target.shard_shape
         if block.shape != shape:
             self._shards[piece.destination] = pasted(
                 self._shards[piece.destination], block, piece, shape
             )
             return
-        if self._fresh and block is self._buffers.get(piece.source):
+        if (self._task.donate or self._task.fresh) and block is self._buffers.get(piece.source):
             block = copy_to(block, block.sharding, fresh=True)
         self._shards[piece.destination] = block
 
-    def _given(self, piece: Piece) -> None:
+    def _count_sent(self, piece: Piece) -> None:
         """Count a piece as sent; the buffer is deleted after its last one."""
         self._left[piece.source] -= 1
-        if self._donate and not self._left[piece.source]:
+        if self._task.donate and not self._left[piece.source]:
             self._buffers[piece.source].delete()
 
     def _wait_for_room(self, nbytes: int) -> None:
         """Wait for transfers where another one would exceed the room of a shard."""
-        if self._under_way and self._under_way + nbytes > self._room:
+        if self._under_way and self._under_way + nbytes > self._task.room:
             jax.block_until_ready([shard for shard in self._shards.values() if shard is not None])
             self._under_way = 0
         self._under_way += nbytes
@@ -220,7 +189,7 @@ class _Move:
         key = number, shape
         if key not in self._blanks:
             device = self._schedule.devices[number]
-            self._blanks[key] = put_on(device, np.zeros(shape, self._like.dtype))
+            self._blanks[key] = put_on(device, np.zeros(shape, self._task.handle.dtype))
         return self._blanks[key]
 
 
@@ -232,13 +201,13 @@ def _permuted(
     order = [position[receiver] for receiver in one.permutation()]
     whole = (len(devices) * shape[0], *shape[1:])
     dims = (len(devices), *(1,) * (len(shape) - 1))
-    ends: list[Any] = []
-    for assignment in (
-        TileAssignment.iota(dims, (len(devices),), (0,)),
-        TileAssignment.listed(dims, order),
-    ):
-        ends.append(resolve_sharding(whole, GSPMDSharding(devices, assignment)))
-    before, after = ends
+    before, after = (
+        resolve_sharding(whole, GSPMDSharding(devices, assignment))
+        for assignment in (
+            TileAssignment.iota(dims, (len(devices),), (0,)),
+            TileAssignment.listed(dims, order),
+        )
+    )
     handle = assemble(
         make_aval(whole, blocks[0].dtype, before.jax_sharding), before.jax_sharding, blocks
     )
@@ -248,5 +217,5 @@ def _permuted(
     if one_at_a_time:
         jax.block_until_ready(blocks)
     # All rounds come from one schedule, so that processes need no check of equal programs.
-    moved = reshard_by_program(handle, before, after, None, donate=False, alike=True)
+    moved = reshard_by_program(ReshardTask(handle, before, after), alike=True)
     return moved.block_until_ready() if one_at_a_time else moved

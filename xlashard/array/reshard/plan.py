@@ -100,7 +100,8 @@ def _steps(
             return (Step(Strategy.CARRY, target),)
         if not set(source.sharding.devices) & set(target.sharding.devices):
             # On devices of its own the copied source leaves room for the buffers of the program.
-            there = _with_tiles(target.sharding.devices, source, source.memory_kind)
+            devices = target.sharding.devices
+            there = _with_tiles(devices, source.shape, source.tiling, source.memory_kind)
             return Step(Strategy.CARRY, there), *_by_program(there, target)
     return *_to_default_memory(source), Step(Strategy.P2P, target)
 
@@ -166,34 +167,19 @@ def _between_processes(source: ResolvedSharding, target: ResolvedSharding) -> tu
     first, end = _to_default_memory(source), _in_default_memory(target)
     start = first[-1].target if first else source
     direct = *first, Step(Strategy.PERMUTE, end), *_from_default_memory(end, target)
-    more, fewer = (
-        (start, end) if len(start.sharding.devices) > len(end.sharding.devices) else (end, start)
-    )
-    count = len(more.sharding.devices)
-    fine = refine(fewer.tiling, source.shape, count)
+    fewer, more = sorted((start, end), key=lambda side: len(side.sharding.devices))
+    fine = refine(fewer.tiling, source.shape, len(more.sharding.devices))
     if fine is None:
         return direct
-    there = resolve_sharding(
-        source.shape,
-        GSPMDSharding(
-            more.sharding.devices, fine.to_tile_assignment(), memory_kind=more.memory_kind
-        ),
-    )
+    there = _with_tiles(more.sharding.devices, source.shape, fine, more.memory_kind)
+    straight = transfer_load(source.shape, start.tiling, end.tiling)
     if more is end:
-        ends = start.tiling, fine
+        around = transfer_load(source.shape, start.tiling, fine)
         detour = *first, Step(Strategy.PERMUTE, there), *_to_tiles(there, target)
     else:
-        ends = fine, end.tiling
-        detour = (
-            *first,
-            *_to_tiles(start, there),
-            Step(Strategy.PERMUTE, end),
-            *_from_default_memory(end, target),
-        )
-    straight, around = (
-        transfer_load(source.shape, start.tiling, end.tiling),
-        transfer_load(source.shape, *ends),
-    )
+        around = transfer_load(source.shape, fine, end.tiling)
+        last = Step(Strategy.PERMUTE, end), *_from_default_memory(end, target)
+        detour = *first, *_to_tiles(start, there), *last
     if around.rounds * 2 <= straight.rounds:
         return detour
     less = around.elements * 2 <= straight.elements and around.rounds <= straight.rounds
@@ -211,7 +197,7 @@ def _in_default_memory(target: ResolvedSharding) -> ResolvedSharding:
     normal = default_memory_kind(target.sharding.devices[0])
     if target.memory_kind == normal:
         return target
-    return _with_tiles(target.sharding.devices, target, normal)
+    return _with_tiles(target.sharding.devices, target.shape, target.tiling, normal)
 
 
 def _from_default_memory(source: ResolvedSharding, target: ResolvedSharding) -> tuple[Step, ...]:
@@ -227,8 +213,8 @@ def _to_default_memory(source: ResolvedSharding) -> tuple[Step, ...]:
 
 
 def _with_tiles(
-    devices: Sequence[Device], like: ResolvedSharding, memory_kind: str | None
+    devices: Sequence[Device], shape: tuple[int, ...], tiling: Tiling, memory_kind: str | None
 ) -> ResolvedSharding:
-    """Resolve the tiles of a sharding on a list of devices."""
-    tiles = like.tiling.to_tile_assignment()
-    return resolve_sharding(like.shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))
+    """Resolve the tiles of an array on a list of devices."""
+    tiles = tiling.to_tile_assignment()
+    return resolve_sharding(shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))
