@@ -134,6 +134,14 @@ def is_generated(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
+def test_paths_of_the_repository_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    folders = "xlashard|tests|docs|benchmarks|configs|examples|tpu_scripts"
+    named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_make_targets_exist(name: str) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     used = re.findall(r"^ *make +([a-z-]+)\b", (ROOT / name).read_text(), flags=re.MULTILINE)
