@@ -1,7 +1,8 @@
 """Stress of donation: refused calls, and interrupts at random moments, on eight devices.
 
-    python -m tests.pjit.stress [--refused 3000] [--interrupts 1500] [--seed 0]
+    python -m tests.pjit.stress [--refused 3000] [--lost 1500] [--interrupts 1500] [--seed 0]
 
+Refused are calls that give a donated buffer twice, and calls with an array that lost a shard.
 After each refused call every array must hold its value, and programs over all devices must still
 finish. After each interrupt the state of a bound step must be that of before or after the step
 which was interrupted. `tests/pjit/test_step.py` runs a few of both.
@@ -24,7 +25,7 @@ import numpy as np
 
 import xlashard
 from xlashard import Array, BoundStep, Mesh, NamedSharding, P, device_put, pjit
-from xlashard.errors import DonationError
+from xlashard.errors import DeletedError, DonationError
 
 SIZE = 16
 
@@ -138,6 +139,89 @@ def refused(count: int, dice: random.Random) -> Counter[str]:
     return kinds
 
 
+class LostShards:
+    """Arrays that lost a shard after a program ran on them, drawn at random.
+
+    Args:
+        dice: Draws them.
+    """
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.rows = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
+        self.total = pjit(lambda state, x: (state, x.sum()))
+        self.compiled = self.total.lower(0.0, self.array()).compile()
+        self.loaded = xlashard.Compiled.deserialize(self.compiled.serialize())
+        self.step = self.compiled.bind(0.0)
+        self.donate = pjit(lambda x: x + 1, donate_argnums=0)
+
+    def array(self) -> Array:
+        """Make an array."""
+        return device_put(np.arange(SIZE, dtype=np.float32), self.rows)
+
+    def exposed(self) -> tuple[str, Array, jax.Array]:
+        """Draw an array: the way to one of its shards, the array, and the shard."""
+        i = self.dice.randrange(8)
+        match self.dice.choice(["shards", "to_jax", "from_jax", "device_put", "pieces", "piece"]):
+            case "shards":
+                x = self.array()
+                return "shards", x, x.addressable_shards[i].data
+            case "to_jax":
+                x = self.array()
+                return "to_jax", x, x.to_jax().addressable_shards[i].data
+            case "piece":
+                x = self.array()
+                return "piece", x, x.addressable_data(i).to_jax()
+            case "pieces":
+                handle = jax.device_put(np.arange(SIZE, dtype=np.float32), self.rows)
+                pieces = [shard.data for shard in handle.addressable_shards]
+                make = xlashard.make_array_from_single_device_arrays
+                return "pieces", make((SIZE,), self.rows, pieces), pieces[i]
+            case way:
+                handle = jax.device_put(np.arange(SIZE, dtype=np.float32), self.rows)
+                x = Array.from_jax(handle) if way == "from_jax" else device_put(handle, self.rows)
+                return way, x, handle.addressable_shards[i].data
+
+
+def lost(count: int, dice: random.Random) -> Counter[str]:
+    """Make calls with arrays that lost a shard, and check after each that programs still finish.
+
+    Args:
+        count: How many.
+        dice: Draws them.
+
+    Returns:
+        How many of each kind.
+
+    Raises:
+        AssertionError: With the kind of a call that was not refused.
+    """
+    shards, kinds = LostShards(dice), Counter[str]()
+    for i in range(count):
+        way, x, shard = shards.exposed()
+        calls = {
+            "pjit": lambda x: shards.total(0.0, x),
+            "compiled": lambda x: shards.compiled(0.0, x),
+            "loaded": lambda x: shards.loaded(0.0, x),
+            "bound step": shards.step,
+        }
+        name = dice.choice(list(calls))
+        for _ in range(dice.randrange(3)):
+            calls[name](x)
+        if dice.random() < 0.5:
+            shards.donate(shard)
+        else:
+            shard.delete()
+        try:
+            calls[name](x)
+        except DeletedError:
+            kinds[f"{name}, {way}"] += 1
+        else:
+            raise AssertionError(f"call {i}, {name}, {way}, was not refused")
+        assert float(shards.step(shards.array())) == SIZE * (SIZE - 1) / 2
+    return kinds
+
+
 def interrupted(count: int, dice: random.Random, *, keys: bool = False) -> Counter[str]:
     """Interrupt the loop of a bound step that donates, and check its state after each interrupt.
 
@@ -240,11 +324,13 @@ def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.pjit.stress", description=__doc__)
     parser.add_argument("--refused", type=int, default=3000, help="how many refused calls")
+    parser.add_argument("--lost", type=int, default=1500, help="how many calls with lost shards")
     parser.add_argument("--interrupts", type=int, default=1500, help="how many interrupts")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     options = parser.parse_args()
     for name, run, count in (
         ("refused calls", refused, options.refused),
+        ("calls with lost shards", lost, options.lost),
         ("interrupts", interrupted, options.interrupts),
     ):
         began = time.perf_counter()

@@ -22,7 +22,7 @@ from xlashard import (
     pjit,
 )
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.array.core import donation
+from xlashard.array.core import base, donation
 from xlashard.errors import DeletedError, DonationError, DonationWarning
 from xlashard.pjit import arguments
 
@@ -402,6 +402,26 @@ class TestSharedBuffers:
             f(place(f32(8)), x)
         np.testing.assert_array_equal(mixed, f32(8))
 
+    @pytest.mark.parametrize("way", ["Array", "array of JAX", "on one device"])
+    def test_with_the_state_that_a_bound_step_keeps(self, mesh, way):
+        rows, whole = (NamedSharding(mesh, spec) for spec in (P(("x", "y")), P()))
+
+        def fun(state, x):
+            spread = jax.lax.with_sharding_constraint(jnp.ones(8) * state, rows)
+            return state + 1, x * spread.sum()
+
+        f = pjit(fun, in_shardings=whole, out_shardings=whole, donate_argnums=1)
+        x = device_put(f32(8), whole)
+        step = f.lower(x, x).compile().bind(x)
+        step(device_put(f32(8), whole))
+        shared = step.state
+        if way != "Array":
+            shared = jax.device_put(shared, mesh.devices[1, 1] if way == "on one device" else whole)
+        with pytest.raises(DonationError, match=naming("buffers", "as state and as x", "x is")):
+            step(shared)
+        step(device_put(f32(8), whole))
+        np.testing.assert_array_equal(step.state, f32(8) + 2)
+
     def test_with_what_the_function_closes_over(self, mesh):
         def place(x):
             return device_put(x, NamedSharding(mesh, P("x")))
@@ -485,6 +505,23 @@ class TestSharedBuffers:
         assert float(f(device_put(f32(8), rows), f32(8))[1]) == f32(8).sum()
 
 
+def _exposed(way, rows):
+    """Return an Array whose buffers code outside can delete, and one of its shards."""
+    match way:
+        case "to_jax" | "donated":
+            x = device_put(f32(8), rows)
+            return x, x.to_jax().addressable_shards[3].data
+        case "a piece":
+            pieces = [jax.device_put(f32(8)[i : i + 1], d) for i, d in enumerate(rows.devices)]
+            return make_array_from_single_device_arrays((8,), rows, pieces), pieces[3]
+        case "a shard":
+            x = device_put(f32(8), rows)
+            return x, x.addressable_data(3).to_jax()
+    handle = jax.device_put(f32(8), rows)
+    x = Array.from_jax(handle) if way == "from_jax" else device_put(handle, rows)
+    return x, handle.addressable_shards[3].data
+
+
 class TestMissingShards:
     """Arrays of which one shard was deleted or donated by itself."""
 
@@ -549,6 +586,56 @@ class TestMissingShards:
         pjit(lambda x: x + 1, donate_argnums=0)(pieces[5])
         with pytest.raises(DeletedError, match=naming("x ", "one of its shards", "<lambda>")):
             total(x)
+
+    @pytest.mark.parametrize("path", ["pjit", "compiled", "loaded", "bound step"])
+    @pytest.mark.parametrize(
+        "way", ["to_jax", "from_jax", "device_put", "donated", "a piece", "a shard"]
+    )
+    def test_an_array_whose_handle_other_code_has(self, rows, way, path):
+        """A repeat call is refused before the launch, and other programs still finish."""
+        x, shard = _exposed(way, rows)
+        f = pjit(lambda state, x: (state, x.sum()))
+        compiled = f.lower(0.0, x).compile()
+        bound = compiled.bind(0.0)
+        loaded = Compiled.deserialize(compiled.serialize())
+        call = {
+            "pjit": lambda x: f(0.0, x)[1],
+            "compiled": lambda x: compiled(0.0, x)[1],
+            "loaded": lambda x: loaded(0.0, x)[1],
+            "bound step": bound,
+        }[path]
+        for _ in range(3):
+            assert float(call(x)) == f32(8).sum()
+        if way == "donated":
+            pjit(lambda x: x + 1, donate_argnums=0)(shard)
+        else:
+            shard.delete()
+        for _ in range(2):
+            with pytest.raises(DeletedError, match=naming("x ", "one of its shards", "by itself")):
+                call(x)
+        assert float(call(device_put(f32(8), rows))) == f32(8).sum()
+        assert x.is_deleted() and x.shape == (8,) and x.sharding == rows
+        with pytest.raises(DeletedError, match=naming("float32[8]", "one of its shards")):
+            np.asarray(x)
+
+    def test_an_array_that_other_code_has_as_a_whole(self, rows):
+        x = device_put(f32(8), rows)
+        handle, add = x.to_jax(), pjit(lambda x: x + 1)
+        assert x.to_jax() is handle and Array.from_jax(handle).to_jax() is handle
+        for _ in range(3):
+            np.testing.assert_array_equal(add(x), f32(8) + 1)
+        assert add._cache_size() == 1
+        handle.delete()
+        for _ in range(2):
+            with pytest.raises(DeletedError, match=naming("x ", "has been deleted")):
+                add(x)
+        np.testing.assert_array_equal(add(device_put(f32(8), rows)), f32(8) + 1)
+
+    def test_an_ordinary_array_is_not_checked(self, rows, monkeypatch):
+        add, x = pjit(lambda x: x + 1), device_put(f32(8), rows)
+        y = add(add(x))
+        monkeypatch.setattr(base, "lacks_buffer", None)
+        np.testing.assert_array_equal(add(x) + add(y), 2 * f32(8) + 4)
 
     def test_the_state_of_a_bound_step(self, rows):
         f = pjit(lambda s: (s + s.sum(), None))

@@ -13,6 +13,11 @@ def test_refused_donations_leave_every_array_whole():
 
 
 @pytest.mark.slow
+def test_calls_with_lost_shards():
+    assert stress.lost(40, random.Random(1)).total() == 40
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True])
 def test_interrupts_leave_the_old_or_the_new_state(keys):
     assert stress.interrupted(40, random.Random(2), keys=keys).total() == 40

@@ -97,7 +97,7 @@ def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
         check_alive(x)
     except DeletedError as error:
         raise DeletedError(f"{name()}: {error}") from None
-    handle: Handle = x.to_jax() if isinstance(x, Array) else x
+    handle: Handle = x._handle if isinstance(x, Array) else x
     return PieceInput(_on_one_device(handle), handle.weak_type)
 
 

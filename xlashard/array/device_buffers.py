@@ -87,7 +87,7 @@ def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
     if is_key_dtype(array.dtype):
         numbers = key_handle(array)
         return keys_over(reshape_buffer(numbers, (*shape, *numbers.shape[array.ndim :])), array)
-    return reshape_buffer(array.to_jax() if isinstance(array, Array) else array, shape)
+    return reshape_buffer(array._handle if isinstance(array, Array) else array, shape)
 
 
 class Caller(NamedTuple):
@@ -191,7 +191,7 @@ def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
         )
     is_key = is_key_dtype(array.dtype)
     handle = key_handle(array) if is_key else array
-    handle = handle.to_jax() if isinstance(handle, Array) else handle
+    handle = handle._handle if isinstance(handle, Array) else handle
     if handle.is_deleted():
         try:
             check_alive(handle if is_key else array)
@@ -299,7 +299,7 @@ def make_sharded_device_array(
         _check_indices(indices, made.sharding_spec, shape)
         out = make_array_from_single_device_arrays(shape, made, device_buffers, dtype=dtype)
         if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return wrap(with_sharding(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
+            return wrap(with_sharding(out._handle, out._handle.sharding, weak_type=True), made)
         return out
 
 
@@ -334,7 +334,7 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         weak_type = bool(getattr(aval, "weak_type", False))
         if device is not None and not weak_type:
             return out
-        numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
+        numbers = out._handle if isinstance(out, Array) else key_handle(out)
         made = with_sharding(
             numbers, there.jax_sharding(), committed=device is not None, weak_type=weak_type
         )

@@ -371,7 +371,7 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
             sharding_spec = sharding.sharding_spec
         sharding_spec.check_shape(x.shape)
         dims = sharding_spec.unstacked_dims
-        buffers = split(x.to_jax())
+        buffers = split(x._handle)
         if dims:
             buffers = [reshape_buffer(b, without_dims(b.shape, dims)) for b in buffers]
         shards = UnstackedShard.all_of(sharding, x.shape, list(map(wrap, buffers)))

@@ -7,7 +7,14 @@ import jax
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
-from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, with_sharding
+from xlashard._jax.runtime.transfer import (
+    Handle,
+    HandleType,
+    Tracer,
+    any_shared,
+    default_device,
+    with_sharding,
+)
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import is_key_array, key_handle, keys_over, resolve_key_data
@@ -138,12 +145,21 @@ class ArrayTransfer(NamedTuple):
         else:
             if self.donate:
                 self._delete_source()
-            return out if self.keys is None else keys_over(out.to_jax(), self.keys)
+            return out if self.keys is None else keys_over(out._handle, self.keys)
         raise shortage  # no-catalogue: needs a process with little memory
 
     def _moved(self) -> Array:
+        array = self.array
+        handle = array._handle
+        out = self._wrapped(handle)
+        may_share = array._exposed is not None and not (self.donate or self.fresh)
+        if may_share and any_shared(handle, out._handle):
+            out._expose()
+        return out
+
+    def _wrapped(self, handle: Handle) -> Array:
+        """Return the array over the moved handle."""
         array, source, target = self.array, self.source, self.target
-        handle = array.to_jax()
         if self.is_process_copy:
             assert target is not None
             moved = put_local_copy(handle, source, target)
@@ -163,7 +179,7 @@ class ArrayTransfer(NamedTuple):
         array._deleted_by = "device_put(..., donate=True)"
         array._value_cache = None
         if not array.is_deleted():
-            array.to_jax().delete()
+            array._handle.delete()
 
 
 type TransferPlan = Unchanged | TracerTransfer | HostTransfer | ArrayTransfer
@@ -235,7 +251,7 @@ def _plan_array(
 ) -> Unchanged | ArrayTransfer:
     check_alive(array)
     sharding, layout = placement.sharding, placement.layout
-    handle = array.to_jax()
+    handle = array._handle
     shared = not (donate or fresh)
     if sharding is None:
         if shared:

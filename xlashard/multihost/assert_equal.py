@@ -112,7 +112,7 @@ def _copies(leaves: Sequence[HostLeaf]) -> PieceDigests:
 
 
 def _tile_digests(array: Array) -> dict[str, str]:
-    handle = array.to_jax()
+    handle = array._handle
     tiling, distinct = distinct_here(handle)
     if tiling.num_replicas == 1:
         return {}
@@ -140,7 +140,7 @@ def _unlike_copies(
 
 
 def _index_of(array: Array, tile: int) -> str:
-    tiling, _ = distinct_here(array.to_jax())
+    tiling, _ = distinct_here(array._handle)
     position = tiling.tile_ids().tolist().index(tile)
     return index_text(tiling.indices(array.shape, [position])[0])
 

@@ -264,7 +264,7 @@ def _local_boundary(
 def _converted(x: Any, ends: _Boundary, host: HostMesh, spec: PartitionSpec) -> Any:
     if is_key_array(x):
         ends(host, spec, x.shape)  # The rank of the keys matters, not the rank of the key data.
-        return keys_over(_converted(key_handle(x), ends, host, spec).to_jax(), x)
+        return keys_over(_converted(key_handle(x), ends, host, spec)._handle, x)
     source, target = ends(host, spec, _shape_of(x))
     if isinstance(x, np.ndarray) and x.dtype == jax.dtypes.float0:
         return np.zeros(target.shape, x.dtype)
@@ -284,7 +284,7 @@ def _put(x: Any, target: ResolvedSharding) -> Handle:
         check_alive(x)
         array = x if isinstance(x, Array) else Array.from_jax(x)
         if array.is_fully_addressable == target.sharding.is_fully_addressable:
-            handle = array.to_jax()
+            handle = array._handle
             if guards is not None and not same_shards(
                 resolve_sharding(handle.shape, from_jax(handle.sharding)), target
             ):

@@ -125,7 +125,7 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
 def _deleted_text(value: Any, path: str, aval: Any) -> str:
     how = deletion_cause(bare(value), value._deleted_by if isinstance(value, Array) else None)
     advice = "make it anew"
-    if "donated" in how:
+    if "donated to" in how:
         advice = "use what that call returned, or leave the argument out of its donate_argnums"
     return f"{path} ({dtype_name(aval)}) has been deleted: {how}; {advice}"
 

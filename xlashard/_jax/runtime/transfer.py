@@ -127,6 +127,16 @@ def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[in
     return None
 
 
+def any_shared(first: Handle, second: Handle) -> bool:
+    """Return True if two handles share a buffer."""
+    if first is second:
+        return True
+    parts = list(map(_buffer_key, [*split(first), *split(second)]))
+    keys = [key for key, _ in parts]
+    count = len(split(first))
+    return not set(keys[:count]).isdisjoint(keys[count:])
+
+
 def _piece_kind(handle: Handle) -> tuple[Any, ...]:
     return handle.dtype, handle.sharding.shard_shape(handle.shape)
 

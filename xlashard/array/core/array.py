@@ -14,12 +14,11 @@ from xlashard._jax.runtime.transfer import (
     HandleType,
     callback_result,
     collect_garbage,
-    deleted_like,
     split,
     with_sharding,
 )
 from xlashard.array.core.base import check_alive, type_text
-from xlashard.array.core.donation import DELETE, SHARD, SHARDS, record_shard, release_shards
+from xlashard.array.core.donation import DELETE, SHARDS, record_shard, release_shards
 from xlashard.array.core.indexing import Indexing
 from xlashard.array.core.members import NumpyMethods, Operators
 from xlashard.array.core.protocols import HostProtocols
@@ -82,10 +81,12 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             # Programs of JAX cannot read a sharding of this package on their arguments.
             out._handle = with_sharding(x, to_jax(x.sharding, x.shape))
             out._own_sharding = x.sharding
+        out._expose()
         return out
 
     def to_jax(self) -> jax.Array:
         """Return JAX's own array over the same buffers."""
+        self._expose()
         return self._handle
 
     @property
@@ -173,19 +174,6 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         if self._buffers.sharding.num_devices > 1:
             record_shard(buffer, self)
         return wrap(buffer)
-
-    def _lose_shard(self, taker: str) -> None:
-        """Become a deleted array; Arrays over its other shards stay alive.
-
-        The runtime would start a program with the other shards, and wait for the missing device.
-
-        Args:
-            taker: The callable that the lost shard was donated to, or `DELETE`.
-        """
-        if self._deleted_by is None:
-            self._buffers = deleted_like(self._buffers)
-            self._deleted_by = SHARD + taker
-        self._value_cache = None
 
     @property
     def global_shards(self) -> list[Shard]:

@@ -12,27 +12,30 @@ from xlashard._jax.runtime.transfer import (
     HandleType,
     assemble,
     copy_to,
+    deleted_like,
     host_view,
+    lacks_buffer,
     make_aval,
     put,
 )
-from xlashard.array.core.donation import deletion_cause
+from xlashard.array.core.donation import SHARD, SHARDS, arrays_with_shard, deletion_cause
 from xlashard.errors import ArgumentError, DeletedError
 from xlashard.sharding import SingleDeviceSharding
 from xlashard.wording import typed
 
 # Slots that may be unset; an unset slot reads as None.
-_OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_own_sharding", "_value_cache"})
+_OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_exposed", "_own_sharding", "_value_cache"})
 
 
 class ArrayBase(jax.Array):
     """Base class with one buffer handle.
 
     Attributes:
-        _buffers: The buffers, under a sharding of JAX.
+        _buffers: The buffers, under a sharding of JAX; unset while `_exposed` has several shards.
         _handle: The same; code that reads it may pass them to other arrays.
         _exclusive: True while no other array can share the buffers: from the end of the program
             that computed them until `_handle` is read.
+        _exposed: The handle, if code outside of this package has it and can delete its shards.
         _own_sharding: The sharding by which the caller placed the array.
         _value_cache: The value on the host, once read.
         _deleted_by: The callable that the array was donated to, or `DELETE`.
@@ -44,6 +47,7 @@ class ArrayBase(jax.Array):
         "_buffers",
         "_deleted_by",
         "_exclusive",
+        "_exposed",
         "_own_sharding",
         "_value_cache",
     )
@@ -52,6 +56,7 @@ class ArrayBase(jax.Array):
     _exclusive: bool | None
 
     _deleted_by: Any
+    _exposed: Handle | None
     _own_sharding: Any
     _value_cache: Any
 
@@ -65,6 +70,36 @@ class ArrayBase(jax.Array):
         self._exclusive = False
         self._buffers = handle
 
+    def _expose(self) -> None:
+        """Check the shards at each use from now on, since other code can delete one alone.
+
+        Reads of an unset slot come to `__getattr__`, those of jaxlib's dispatcher too: arrays that
+        are not exposed pay nothing.
+        """
+        if self._exposed is not None:
+            return
+        self._exposed = handle = self._buffers
+        if handle.sharding.num_devices > 1:
+            del self._buffers
+        elif SHARDS:
+            for whole in arrays_with_shard(handle):
+                whole._expose()
+
+    def _lose_shard(self, taker: str) -> Handle:
+        """Become a deleted array; Arrays over its other shards stay alive.
+
+        The runtime would start a program with the other shards, and wait for the missing device.
+
+        Args:
+            taker: The callable that the lost shard was donated to, `DELETE`, or "" if unknown.
+        """
+        exposed = self._exposed
+        self._buffers = dead = deleted_like(self._buffers if exposed is None else exposed)
+        if self._deleted_by is None:
+            self._deleted_by = SHARD + taker
+        self._value_cache = None
+        return dead
+
     if TYPE_CHECKING:
 
         def __init__(self) -> None: ...
@@ -77,6 +112,10 @@ class ArrayBase(jax.Array):
             if name in _OPTIONAL:
                 return None
             if name in ("_buffers", "_handle"):
+                handle = self._exposed
+                if handle is not None:
+                    is_partial = lacks_buffer(handle) and not handle.is_deleted()
+                    return self._lose_shard("") if is_partial else handle
                 raise ArgumentError(
                     "this Array has no buffers, for it was made by Array(): make one with "
                     "device_put(value), make_array_from_callback(...) or Array.from_jax(x)"
@@ -132,7 +171,7 @@ def check_alive(*operands: Any) -> None:
 
 def _deleted_text(handle: Handle, taker: str | None) -> str:
     how = deletion_cause(handle, taker)
-    advice = "use what that call returned instead" if "donated" in how else "make it anew"
+    advice = "use what that call returned instead" if "donated to" in how else "make it anew"
     return f"an Array {type_text(handle)} has been deleted: {how}; {advice}"
 
 

@@ -80,6 +80,8 @@ def deletion_cause(handle: Any, taker: str | None) -> str:
         handle: The deleted handle.
         taker: The callable that it was donated to, if known.
     """
+    if taker == SHARD:
+        return "one of its shards was deleted or donated by itself"
     if taker is not None:
         target = "one of its shards" if taker.startswith(SHARD) else "it"
         taker = taker.removeprefix(SHARD)
@@ -117,6 +119,12 @@ def record_shard(handle: Any, whole: Any) -> None:
         wholes[:] = [*(known for known in wholes if known() is not None), weakref.ref(whole)]
 
 
+def arrays_with_shard(handle: Any) -> list[Any]:
+    """Return the recorded Arrays of which a handle is one shard."""
+    _, wholes = SHARDS.get(id(handle), (None, ()))
+    return [whole for known in wholes if (whole := known()) is not None]
+
+
 def release_shards(values: Iterable[Any], taker: str) -> None:
     """Delete the Arrays that lost a shard because values were deleted or donated.
 
@@ -126,10 +134,6 @@ def release_shards(values: Iterable[Any], taker: str) -> None:
     """
     for value in values:
         handle = getattr(value, "_buffers", value)
-        entry = SHARDS.get(id(handle))
-        if entry is None or not handle.is_deleted():
-            continue
-        for whole in entry[1]:
-            array = whole()
-            if array is not None:
+        if id(handle) in SHARDS and handle.is_deleted():
+            for array in arrays_with_shard(handle):
                 array._lose_shard(taker)

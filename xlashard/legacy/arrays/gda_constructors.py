@@ -123,7 +123,7 @@ def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:
             f"{sharding_text(array.sharding)}, not {sharding_text(target.sharding)}: first write "
             "device_put(array, NamedSharding(global_mesh, mesh_axes))"
         )
-    handle = with_device_order(array.to_jax(), target.sharding.devices)
+    handle = with_device_order(array._handle, target.sharding.devices)
     return wrap(with_sharding(handle, target.jax_sharding, committed=True), target.sharding)
 
 

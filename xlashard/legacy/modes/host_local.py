@@ -163,7 +163,7 @@ class HostLocal:
     def _everywhere(self, value: Any) -> Any:
         """Return a replicated value on all devices of the mesh, in any order of its devices."""
         if is_key_array(value):
-            return keys_over(self._everywhere(key_handle(value)).to_jax(), value)
+            return keys_over(self._everywhere(key_handle(value))._handle, value)
         sharding, devices = NamedSharding(self._mesh, _REPLICATED), self._mesh.local_devices
         if value.is_fully_replicated and value.devices() == set(devices):
             here = [shard.data for shard in value.addressable_shards]
@@ -184,7 +184,7 @@ class HostLocal:
         part = (
             _copies_here(value) if spec == _REPLICATED else as_host_local(value, self._host, spec)
         )
-        return wrap_result(part.to_jax(), host_local_class(part.to_jax()))
+        return wrap_result(part._handle, host_local_class(part._handle))
 
     def _lowered_type(self, value: Any, spec: PartitionSpec) -> Any:
         if spec == _REPLICATED:
@@ -221,7 +221,7 @@ def _spec(resource: Resource, mesh: Mesh, what: str) -> Any:
 
 def _copies_here(value: Array) -> Array:
     """Return this process's replicas of a fully replicated array."""
-    pieces = split(value.to_jax())
+    pieces = split(value._handle)
     devices = tuple(piece.device for piece in pieces)
     there = resolve_sharding(value.shape, GSPMDSharding.get_replicated(devices))
     aval = there.aval(value.dtype, value.weak_type)

@@ -127,7 +127,7 @@ def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
             return x
         if mode.jax_array:
             return x.to_jax()
-        array_class = kind or device_array_class(x.to_jax())
+        array_class = kind or device_array_class(x._handle)
         return x if type(x) is array_class else as_class(x, array_class)
 
     return jax.tree.map(made, tree)

@@ -251,7 +251,8 @@ class BoundStep:
                 check_alive(handle, path, handle.aval)
         if not self._given:
             leaves, donated = jax.tree_util.tree_leaves(rest), plan.donated_inputs
-            others = [*compress(leaves, map(not_, donated)), *self._consts]
+            state = self._alive() if self._is_shared else ()
+            others = [*compress(leaves, map(not_, donated)), *self._consts, *state]
             if not may_share(list(compress(leaves, donated)), others):
                 return
         closed_over = [f"an array that {plan.name} closes over"] * len(self._consts)
