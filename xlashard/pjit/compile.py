@@ -85,7 +85,7 @@ def with_user_shardings(
     """
     mesh, requested = placement.mesh, list(compress(placement.in_shardings, kept))
     consts = len(parts.in_shardings) - len(requested)
-    in_avals, out_avals = (list(map(shaped, avals)) for avals in (parts.in_avals, parts.out_avals))
+    in_avals, out_avals = list(map(shaped, parts.in_avals)), list(map(shaped, parts.out_avals))
     taken = [*(None,) * consts, *requested]
     ins = _named_after(_model(taken, in_avals), taken, parts.in_shardings, in_avals, mesh)
     written = len(parts.out_shardings) - len(placement.out_shardings)
@@ -139,36 +139,36 @@ def _named_after(
 
 
 def _closed(
-    requested: XLACompatibleSharding, found: XLACompatibleSharding, aval: Any
+    requested: XLACompatibleSharding, chosen: XLACompatibleSharding, aval: Any
 ) -> XLACompatibleSharding:
     """Return the sharding that the partitioner chose for one with unconstrained dimensions."""
     typed = mesh_of_type(aval)
-    if typed is not None and typed.size == found.num_devices:
+    if typed is not None and typed.size == chosen.num_devices:
         spec = aval.sharding.spec
         written = NamedSharding(
-            mesh_over(found.devices, typed), spec, memory_kind=found.memory_kind
+            mesh_over(chosen.devices, typed), spec, memory_kind=chosen.memory_kind
         )
-        if found.is_equivalent_to(written, aval.ndim):
+        if chosen.is_equivalent_to(written, aval.ndim):
             return written
-    return _named(found, aval, None, mesh_of(requested))
+    return _named(chosen, aval, None, mesh_of(requested))
 
 
 def _named(
-    found: XLACompatibleSharding, aval: Any, model: _Model | None, mesh: Mesh | None
+    chosen: XLACompatibleSharding, aval: Any, model: _Model | None, mesh: Mesh | None
 ) -> XLACompatibleSharding:
     """Return a sharding that the partitioner chose, with the spec of a model or on a mesh."""
     typed = mesh_of_type(aval)
     if model is not None:
         sharding, of = model
         if isinstance(sharding, SingleDeviceSharding):
-            return found
+            return chosen
         mesh = mesh_of(sharding)
         alike = aval.ndim == of.ndim and typed == sharding.mesh.abstract_mesh
-        if alike and found.is_equivalent_to(sharding, aval.ndim):
+        if alike and chosen.is_equivalent_to(sharding, aval.ndim):
             return sharding
-    if typed is not None and typed.size == found.num_devices:
-        mesh = mesh_over(found.devices, typed)
-    return found if mesh is None else on_mesh(found, mesh, aval.ndim)
+    if typed is not None and typed.size == chosen.num_devices:
+        mesh = mesh_over(chosen.devices, typed)
+    return chosen if mesh is None else on_mesh(chosen, mesh, aval.ndim)
 
 
 class CacheEntry:
@@ -259,10 +259,10 @@ class ProgramCache:
             entries = self._by_jaxpr.get(jaxpr)
             if entries is None:
                 entries = self._by_jaxpr[jaxpr] = _JaxprEntries()
-            found = entries.programs.get(key)
-            if found is None:
-                found = entries.programs[key] = CacheEntry(key)
-            return found
+            entry = entries.programs.get(key)
+            if entry is None:
+                entry = entries.programs[key] = CacheEntry(key)
+            return entry
 
     def cached(self, jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
         """Return a value that is made once for a jaxpr and a key, and dropped with its programs."""

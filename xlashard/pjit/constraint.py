@@ -375,11 +375,11 @@ def only_places(eqn: Any) -> bool:
 @cached_by_jaxpr
 def constraints_in(jaxpr: Any) -> tuple[XLACompatibleSharding, ...]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
-    found: dict[XLACompatibleSharding, None] = {}
+    shardings: dict[XLACompatibleSharding, None] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive not in (constraint_p, boundary_p):
             for body in tracing.bodies(eqn):
-                found |= dict.fromkeys(constraints_in(body))
+                shardings |= dict.fromkeys(constraints_in(body))
         elif names_devices(eqn.params["sharding"]):
-            found[eqn.params["sharding"]] = None
-    return tuple(found)
+            shardings[eqn.params["sharding"]] = None
+    return tuple(shardings)

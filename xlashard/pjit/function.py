@@ -1,4 +1,4 @@
-"""One pjit-ed function: resolves, traces, lowers, compiles and runs its calls."""
+"""Resolve, trace, lower, compile and run the calls of a pjit-ed function."""
 
 import weakref
 from collections.abc import Callable
@@ -76,6 +76,7 @@ class Function:
         static: Positions and names of static arguments.
 
     Attributes:
+        name: The function's name.
         is_spread: True once a program of it runs on several devices.
 
     Raises:
@@ -92,8 +93,9 @@ class Function:
         self.options = options
         self.static = static
         self.parameters = Parameters.of(fun, static, options.donate)
+        self.name = self.parameters.signature.function
         self.compile_log = CompileLog(self.name, fun)
-        self.tracker = DonationTracker(self.parameters.signature.function)
+        self.tracker = DonationTracker(self.name)
         self.is_spread = False
         # Programs with closed-over arrays as arguments, which a call could donate too.
         self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
@@ -106,11 +108,6 @@ class Function:
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self.options, self.static)
-
-    @property
-    def name(self) -> str:
-        """Return the function's name."""
-        return self.parameters.signature.function
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Trace for the arguments of a call."""

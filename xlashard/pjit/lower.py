@@ -92,7 +92,7 @@ def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
 
 def closed_over_values(jaxpr: Any, consts: Iterable[Any]) -> list[Any]:
     """Return some of the consts of a closed jaxpr, and all arrays that stand in it."""
-    return [*consts, *(value for value, _ in array_literals(jaxpr))]
+    return [*consts, *[value for value, _ in array_literals(jaxpr)]]
 
 
 type ClosedOver = tuple[tuple[Callable[[], str], Sharding], ...]
@@ -111,16 +111,16 @@ def closed_over_places(values: Iterable[Any], function: Any) -> ClosedOver:
     Returns:
         For each its description for errors, and its sharding.
     """
-    found, held = [], []
+    arrays, references = [], []
     for value in values:
         if is_ref(value):
-            held.append((_a_reference, from_jax(bare(value).sharding)))
+            references.append((_a_reference, from_jax(bare(value).sharding)))
         elif isinstance(value, jax.Array) and bare(value).committed:
             sharding = closed_over_sharding(value)
             if sharding is not None:
                 # The search for its variable runs for errors only.
-                found.append((partial(named_value, value, function, "the function"), sharding))
-    return tuple(found + held)
+                arrays.append((partial(named_value, value, function, "the function"), sharding))
+    return tuple(arrays + references)
 
 
 def _a_reference() -> str:
@@ -242,7 +242,7 @@ class LoweredSignature:
 
     @property
     def kept_arguments(self) -> tuple[bool, ...]:
-        """For each argument, True if it is in use."""
+        """Return for each argument True if it is in use."""
         return self.kept[len(self.consts) :]
 
     @property
@@ -264,7 +264,7 @@ def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
     literals = array_literals(ready)
     values = tuple([value for value, _ in literals])
     signature = LoweredSignature(
-        in_avals=(*(aval for _, aval in literals), *ready.in_avals),
+        in_avals=(*[aval for _, aval in literals], *ready.in_avals),
         out_avals=tuple(ready.out_avals),
         consts=(*values, *consts),
         kept=(*(True,) * len(values), *kept),
@@ -311,8 +311,8 @@ def lower_jaxpr(
         all_donated[i] = not multi or all_ins[i] is not None
     kept = signature.kept
     ins, in_layouts = list(compress(all_ins, kept)), list(compress(all_layouts, kept))
-    outs = [*placement.out_shardings, *(all_ins[i] for i in signature.written)]
-    out_layouts = [*request.layouts[1], *(all_layouts[i] for i in signature.written)]
+    outs = [*placement.out_shardings, *[all_ins[i] for i in signature.written]]
+    out_layouts = [*request.layouts[1], *[all_layouts[i] for i in signature.written]]
     debug = ready.debug_info
     names = debug.safe_arg_names(len(ready.in_avals))
     arg_names = (*("",) * (len(signature.in_avals) - len(names)), *names)

@@ -1,4 +1,4 @@
-"""Finds the operation that made a forbidden NaN or infinity."""
+"""Find the operation that made a forbidden NaN or infinity."""
 
 from typing import Any
 

@@ -64,8 +64,8 @@ class Signature:
         kinds = {p.kind: p.name for p in parameters}
         return cls(
             function=name,
-            names=tuple(p.name for p in parameters if p.kind in _POSITIONAL),
-            by_keyword=frozenset(p.name for p in parameters if p.kind in _NAMED),
+            names=tuple([p.name for p in parameters if p.kind in _POSITIONAL]),
+            by_keyword=frozenset([p.name for p in parameters if p.kind in _NAMED]),
             rest=kinds.get(inspect.Parameter.VAR_POSITIONAL),
             more=kinds.get(inspect.Parameter.VAR_KEYWORD),
             python=signature,
@@ -189,7 +189,7 @@ class Parameters:
 
     @cached_property
     def _donated_first(self) -> int:
-        """Number of donated positions where they come first and none is static; otherwise 0."""
+        """Return the number of donated positions if they come first and none is static, else 0."""
         numbers = self.donate_argnums
         leads = not self.static_argnums and numbers == tuple(range(len(numbers)))
         return len(numbers) if leads else 0

@@ -1,4 +1,4 @@
-"""Traces the function of a call, and resolves the shardings that the user requested for it."""
+"""Trace the function of a call, and resolve the shardings that the user requested for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace

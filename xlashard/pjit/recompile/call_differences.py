@@ -59,23 +59,23 @@ def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
     Requested shardings and donation are options of the function: they differ only with the mesh or
     with the structure of the arguments.
     """
-    found = [*_structure(before, after), *_statics(before.statics, after.statics)]
+    changes = [*_structure(before, after), *_statics(before.statics, after.statics)]
     olds = {argument.path: argument for argument in before.arguments}
     both = [(olds[a.path], a) for a in after.arguments if a.path in olds]
     for old, new in both:
-        found += _types(old, new)
+        changes += _types(old, new)
     if before.mesh != after.mesh:
-        found.append(CallDifference("mesh in force", "", *_mesh_texts(before.mesh, after.mesh)))
+        changes.append(CallDifference("mesh in force", "", *_mesh_texts(before.mesh, after.mesh)))
     placed = before.devices is not None and after.devices is not None
     if placed:
         for old, new in both:
-            found += _placements(old, new)
-    if placed and not found and before.devices != after.devices:
-        found.append(_difference("device", "", (before.devices, after.devices), _device_text))
-    found += _options(before.options, after.options)
+            changes += _placements(old, new)
+    if placed and not changes and before.devices != after.devices:
+        changes.append(_difference("device", "", (before.devices, after.devices), _device_text))
+    changes += _options(before.options, after.options)
     for name, *values in changed_settings(before.context, after.context):
-        found.append(_difference("setting", name, values, lambda value: shortened(repr(value))))
-    return tuple(found)
+        changes.append(_difference("setting", name, values, lambda value: shortened(repr(value))))
+    return tuple(changes)
 
 
 def _difference(

@@ -93,7 +93,7 @@ class Sites:
         codes = _codes(fun)
         if not codes:
             return Site()
-        wrappers = tuple((c.co_filename, c.co_firstlineno, c.co_qualname) for c in codes)
+        wrappers = tuple([(c.co_filename, c.co_firstlineno, c.co_qualname) for c in codes])
         with self._lock:
             sites = self._by_code.setdefault(codes[-1], {})
             if wrappers not in sites:
@@ -136,7 +136,7 @@ class CompileLog:
 
     @cached_property
     def _site(self) -> tuple[Site, int]:
-        """Source of the function, and the function's number among those made of that source."""
+        """Return the source of the function, and its number among functions of that source."""
         site = SITES.of(self._fun)
         return site, site.add_function()
 

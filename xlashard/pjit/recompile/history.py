@@ -192,7 +192,7 @@ class DerivedProgram:
 
     @property
     def seconds(self) -> float:
-        """Total duration."""
+        """Return the total duration."""
         return (self.lower_seconds or 0.0) + (self.compile_seconds or 0.0)
 
     def __str__(self) -> str:

@@ -60,13 +60,13 @@ class Explanation:
 
     @property
     def seconds(self) -> float:
-        """Total duration."""
+        """Return the total duration."""
         parts = (self.trace_seconds, self.lower_seconds, self.compile_seconds)
         return sum(part for part in parts if part is not None)
 
     @property
     def place(self) -> str:
-        """File name and line of the call: `train.py:41`."""
+        """Return the file name and line of the call: `train.py:41`."""
         return f"{Path(self.file).name}:{self.line}"
 
     def text(self, function: str) -> str:
@@ -76,7 +76,7 @@ class Explanation:
 
     @property
     def costs(self) -> str:
-        """Duration, and the origin of an executable that was not compiled."""
+        """Return the duration, and the origin of an executable that was not compiled."""
         cost = in_seconds(self.seconds)
         if self.executable is None or self.executable == COMPILED[0]:
             return cost
@@ -84,7 +84,7 @@ class Explanation:
 
     @property
     def because(self) -> str:
-        """The reason as a phrase."""
+        """Return the reason as a phrase."""
         if self.reason == "first":
             return f"the first {self.kind}"
         if self.reason == "differs":
@@ -140,13 +140,13 @@ def _kind(record: MissRecord) -> Kind:
 def _candidates(record: MissRecord, earlier: Sequence[MissRecord]) -> Sequence[MissRecord]:
     """List the earlier records whose result the call could have reused."""
     if record.executable_source is not None:
-        found = [r for r in earlier if r.executable_source is not None]
+        candidates = [r for r in earlier if r.executable_source is not None]
     elif "lower" in record.seconds:
-        found = [r for r in earlier if "lower" in r.seconds or r.executable_source is not None]
+        candidates = [r for r in earlier if "lower" in r.seconds or r.executable_source is not None]
     else:
         return earlier
     # Without an equally advanced record, compare with traced calls.
-    return earlier if not found and "trace" in record.seconds else found
+    return earlier if not candidates and "trace" in record.seconds else candidates
 
 
 def _reason(
@@ -155,9 +155,9 @@ def _reason(
     compared = [(differences(other.key, record.key), other) for other in candidates]
     if not compared:
         return "first", None, ()
-    found, nearest = min(reversed(compared), key=lambda pair: len(pair[0]))
-    if found:
-        return "differs", nearest, found
+    changes, nearest = min(reversed(compared), key=lambda pair: len(pair[0]))
+    if changes:
+        return "differs", nearest, changes
     if nearest.clear_count != record.clear_count:
         return "cleared", nearest, ()
     return ("concurrent" if record.began < nearest.ended else "unknown"), nearest, ()
@@ -307,12 +307,12 @@ class RecompileReport:
 
     @property
     def compilations(self) -> tuple[Explanation, ...]:
-        """Explanations of calls that compiled, or read the persistent cache."""
+        """Return the explanations of calls that compiled, or read the persistent cache."""
         return tuple(e for e in self.explanations if e.kind == "compilation")
 
     @property
     def seconds(self) -> float:
-        """Total duration."""
+        """Return the total duration."""
         return sum(made.seconds for made in (*self.explanations, *self.derived_programs))
 
     def to_dict(self) -> dict[str, Any]:
@@ -325,7 +325,7 @@ class RecompileReport:
 
     @property
     def headline(self) -> str:
-        """Counts and total duration in one line."""
+        """Return the counts and the total duration in one line."""
         if not self.explanations:
             return f"{self.function} has not been traced or compiled yet"
         done = len(self.compilations)

@@ -82,7 +82,7 @@ def describe_collectives(
     for collective in collectives:
         described = describe_collective(collective, grid, arguments, sources)
         alike.setdefault(described, []).append(collective)
-    reports = [with_totals(described, found) for described, found in alike.items()]
+    reports = [with_totals(described, equal) for described, equal in alike.items()]
     return tuple(sorted(reports, key=lambda r: -r.sent_bytes))
 
 
@@ -129,19 +129,19 @@ def _positions(groups: ReplicaGroups | SourceTargetPairs) -> tuple[tuple[int, ..
     return groups.pairs if isinstance(groups, SourceTargetPairs) else groups.devices()
 
 
-def with_totals(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:
+def with_totals(described: CollectiveReport, collectives: Sequence[Collective]) -> CollectiveReport:
     """Return the report of equal collectives, with their totals.
 
     Args:
         described: The result of `describe_collective` for each.
-        found: The collectives.
+        collectives: The collectives.
     """
     return replace(
         described,
-        count=len(found),
-        times=sum(c.times for c in found),
-        operand_bytes=sum(c.times * c.operand_bytes for c in found),
-        result_bytes=sum(c.times * c.result_bytes for c in found),
-        payload_bytes=sum(c.times * c.payload_bytes for c in found),
-        sent_bytes=sum(c.times * c.sent_bytes for c in found),
+        count=len(collectives),
+        times=sum(c.times for c in collectives),
+        operand_bytes=sum(c.times * c.operand_bytes for c in collectives),
+        result_bytes=sum(c.times * c.result_bytes for c in collectives),
+        payload_bytes=sum(c.times * c.payload_bytes for c in collectives),
+        sent_bytes=sum(c.times * c.sent_bytes for c in collectives),
     )

@@ -126,7 +126,7 @@ def _type_error(fun: Any) -> str:
 
 
 def _report(program: ExplainedProgram) -> ProgramReport:
-    collectives = [found for module in program.modules for found in module.collectives]
+    collectives = [collective for module in program.modules for collective in module.collectives]
     mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
@@ -172,24 +172,24 @@ def _queried(query: Callable[[Any], Any], program: ExplainedProgram) -> Any:
 
 
 def _cost(program: ExplainedProgram) -> CostReport | None:
-    found = _queried(executables.compiled_cost, program)
-    if not found:
+    cost = _queried(executables.compiled_cost, program)
+    if not cost:
         return None
-    return CostReport(float(found.get("flops", 0.0)), float(found.get("bytes accessed", 0.0)))
+    return CostReport(float(cost.get("flops", 0.0)), float(cost.get("bytes accessed", 0.0)))
 
 
 def _memory(program: ExplainedProgram) -> MemoryReport | None:
-    found = _queried(executables.compiled_memory, program)
-    if found is None:
+    stats = _queried(executables.compiled_memory, program)
+    if stats is None:
         return None
-    peak = getattr(found, "peak_memory_in_bytes", 0)
+    peak = getattr(stats, "peak_memory_in_bytes", 0)
     host = ("argument", "output", "temp", "generated_code")
     return MemoryReport(
-        argument_bytes=found.argument_size_in_bytes,
-        result_bytes=found.output_size_in_bytes,
-        alias_bytes=found.alias_size_in_bytes,
-        temporary_bytes=found.temp_size_in_bytes,
-        code_bytes=found.generated_code_size_in_bytes,
+        argument_bytes=stats.argument_size_in_bytes,
+        result_bytes=stats.output_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+        temporary_bytes=stats.temp_size_in_bytes,
+        code_bytes=stats.generated_code_size_in_bytes,
         peak_bytes=peak or None,
-        host_bytes=sum(getattr(found, f"host_{part}_size_in_bytes", 0) for part in host),
+        host_bytes=sum(getattr(stats, f"host_{part}_size_in_bytes", 0) for part in host),
     )

@@ -47,12 +47,12 @@ class CompiledFacts:
 
     @property
     def tokens(self) -> int:
-        """Number of ordering tokens before its arguments, and before its results."""
+        """Return the number of ordering tokens before its arguments, and before its results."""
         return len(self.parts.body.ordered_effects)
 
     @property
     def closed_over(self) -> int:
-        """Number of closed-over arrays among its arguments."""
+        """Return the number of closed-over arrays among its arguments."""
         return len(self.parts.in_avals) - sum(self.kept)
 
 

@@ -43,7 +43,7 @@ class ValueReport:
 
     @property
     def type(self) -> str:
-        """Dtype and shape: `float32[8,16]`."""
+        """Return the dtype and shape: `float32[8,16]`."""
         return typed(self.dtype, self.shape)
 
 
@@ -140,7 +140,7 @@ class MoveReport:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that move."""
+        """Return all bytes that move."""
         return self.device_bytes_moved + self.host_bytes
 
 
@@ -165,7 +165,7 @@ class DonationReport:
 
     @property
     def is_reused(self) -> bool:
-        """True if the compiled program writes a result into its buffers."""
+        """Return True if the compiled program writes a result into its buffers."""
         return self.donated and bool(self.result)
 
 

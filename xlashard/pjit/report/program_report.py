@@ -77,11 +77,13 @@ class ProgramReport(SerializableReport):
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
-        """Sums of its collectives by kind and mesh axes, most sent bytes first."""
+        """Return the sums of its collectives by kind and mesh axes, most sent bytes first."""
         alike: dict[tuple[CollectiveKind, str], list[CollectiveReport]] = {}
         for report in self.collectives:
             alike.setdefault((report.kind, report.along), []).append(report)
-        totals = [CollectiveTotal(*key, **collective_sums(found)) for key, found in alike.items()]
+        totals = [
+            CollectiveTotal(*key, **collective_sums(reports)) for key, reports in alike.items()
+        ]
         return tuple(sorted(totals, key=lambda t: -t.sent_bytes))
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
@@ -110,19 +112,19 @@ class ProgramReport(SerializableReport):
 _MESSAGE_WIDTH = 110
 
 
-def collectives_text(found: Sequence[CollectiveReport]) -> str:
+def collectives_text(collectives: Sequence[CollectiveReport]) -> str:
     """Format the table of collectives for a message; "" if there are none."""
-    return _section_text(_collectives(merged_collectives(found), Page(_MESSAGE_WIDTH, False)))
+    return _section_text(_collectives(merged_collectives(collectives), Page(_MESSAGE_WIDTH, False)))
 
 
-def moves_text(found: Sequence[MoveReport]) -> str:
+def moves_text(moves: Sequence[MoveReport]) -> str:
     """Format the table of moved arguments for a message."""
-    return _section_text(_moves(merged_moves(found), Page(_MESSAGE_WIDTH, False)))
+    return _section_text(_moves(merged_moves(moves), Page(_MESSAGE_WIDTH, False)))
 
 
-def values_text(title: str, found: Sequence[ValueReport]) -> str:
+def values_text(title: str, values: Sequence[ValueReport]) -> str:
     """Format the table of the largest arguments or results for a message."""
-    return _section_text(values_section(title, found, Page(_MESSAGE_WIDTH, False)))
+    return _section_text(values_section(title, values, Page(_MESSAGE_WIDTH, False)))
 
 
 def _section_text(section: RenderableType | None) -> str:
@@ -182,12 +184,12 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
     return text
 
 
-def _collectives(found: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
+def _collectives(collectives: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
     return listing(
         page,
         ("Collectives", "what each device sends in one call"),
         (">sends", "what", "along", "of", "for"),
-        found,
+        collectives,
         lambda c: (
             in_bytes(c.sent_bytes),
             Text.assemble((c.kind, "cyan"), runs_text(c)),

@@ -67,12 +67,12 @@ class ProgramValue:
 
     @property
     def requested(self) -> Sharding | None:
-        """The sharding that the caller requested, or that of the lowered module."""
+        """Return the sharding that the caller requested, or that of the lowered module."""
         return self.lowered_sharding if self.argument is None else self.argument.requested
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; of a PRNG key, those of its integers."""
+        """Return the bytes of an element; of a PRNG key, those of its integers."""
         if not is_extended(self.aval):
             return self.aval.dtype.itemsize
         physical = physical_aval(self.aval)
@@ -80,12 +80,12 @@ class ProgramValue:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole value."""
+        """Return the bytes of the whole value."""
         return math.prod(self.aval.shape) * self.itemsize
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the shard on one device."""
+        """Return the bytes of the shard on one device."""
         if self.sharding is None:
             return 0
         tiling = self.sharding.rank_tiling(self.aval.ndim)
@@ -118,7 +118,7 @@ class ExplainedProgram:
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """Mesh of the program; of a loaded program, that of its shardings."""
+        """Return the mesh of the program; of a loaded program, that of its shardings."""
         parts = self.facts.parts
         named = (
             s.mesh
@@ -130,7 +130,7 @@ class ExplainedProgram:
 
     @cached_property
     def sources(self) -> SourceLocator:
-        """Picks the source lines that a report shows."""
+        """Return the locator of the source lines that a report shows."""
         call = self.call
         return SourceLocator.of(
             None if call is None else call.traced.jaxpr.debug_info.func_src_info
@@ -138,12 +138,12 @@ class ExplainedProgram:
 
     @cached_property
     def modules(self) -> tuple[HloModule, ...]:
-        """Compiled modules, with the lines of this function."""
+        """Return the compiled modules, with the lines of this function."""
         return read_hlo(self.facts.text(self.sources.own_line))
 
     @cached_property
     def arguments(self) -> tuple[ProgramValue, ...]:
-        """Arguments of the call, in order."""
+        """Return the arguments of the call, in order."""
         info, facts, call, first = self.info, self.facts, self.call, self.facts.closed_over
         called: Sequence[CallArgument | None] = [None] * len(info.paths)
         if call is not None:
@@ -165,14 +165,14 @@ class ExplainedProgram:
 
     @cached_property
     def closed_over(self) -> tuple[ProgramValue, ...]:
-        """Closed-over arrays that are arguments of the program."""
+        """Return the closed-over arrays that are arguments of the program."""
         parts, count = self.facts.parts, self.facts.closed_over
         pairs = zip(parts.in_avals[:count], parts.in_shardings[:count], strict=True)
         return tuple(ProgramValue(f"closed over [{i}]", a, s, s) for i, (a, s) in enumerate(pairs))
 
     @cached_property
     def results(self) -> tuple[ProgramValue, ...]:
-        """Results, in order, then the new values of references."""
+        """Return the results, in order, then the new values of references."""
         parts, written = self.facts.parts, self.facts.written
         count = len(parts.out_avals) - len(written)
         paths = [plan.name or f"result {i}" for i, plan in enumerate(self.plan.results[:count])]

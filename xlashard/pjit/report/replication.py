@@ -61,16 +61,16 @@ def find_closed_dimensions(jaxpr: Any, arguments: Sequence[Argument]) -> list[Cl
     """
     top = Scope.of(jaxpr)
     by_variable = dict(zip(jaxpr.invars, arguments, strict=True))
-    found: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
+    closed: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
     for scope in top.all():
         for eqn in scope.jaxpr.eqns:
             sharding = constraint_of(eqn)
             if sharding is not None:
                 # A gradient repeats the constraint, at the same line.
                 key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
-                sources = found.setdefault(key, (eqn, sharding, []))[2]
+                sources = closed.setdefault(key, (eqn, sharding, []))[2]
                 sources += _sharded_origins(scope, eqn, sharding, by_variable)
-    return [_closed_dimension(*each) for each in found.values() if each[2]]
+    return [_closed_dimension(*each) for each in closed.values() if each[2]]
 
 
 def result_constraints(jaxpr: Any) -> Iterator[tuple[int, NamedSharding]]:
@@ -159,12 +159,12 @@ def describe_replications(
     mesh = program.mesh
     if mesh is None or len(program.plan.devices) == 1:
         return ()
-    found = [
+    reports = [
         *_results(program, mesh),
         *_open_dims(program, mesh),
         *_constraints(program, collectives, mesh, sources),
     ]
-    return tuple(sorted(found, key=lambda r: -r.wasted_bytes))
+    return tuple(sorted(reports, key=lambda r: -r.wasted_bytes))
 
 
 def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:

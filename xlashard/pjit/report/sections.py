@@ -45,15 +45,17 @@ def merged_values(values: Sequence[ValueReport]) -> list[ValueReport]:
     return [_merged(group, "path", ("nbytes", "device_bytes")) for group in groups]
 
 
-def merged_collectives(found: Sequence[CollectiveReport]) -> list[CollectiveReport]:
+def merged_collectives(collectives: Sequence[CollectiveReport]) -> list[CollectiveReport]:
     """Merge collectives of one line with similar arguments, most sent bytes first."""
-    merged = [_merged(group, "argument", _COLLECTIVE_SUMS) for group in _groups(found, _reason)]
+    merged = [
+        _merged(group, "argument", _COLLECTIVE_SUMS) for group in _groups(collectives, _reason)
+    ]
     return sorted(merged, key=lambda c: -c.sent_bytes)
 
 
-def collective_sums(found: Sequence[CollectiveReport]) -> dict[str, int]:
+def collective_sums(collectives: Sequence[CollectiveReport]) -> dict[str, int]:
     """Sum the counts, executions and bytes of collectives."""
-    return _sums(found, _COLLECTIVE_SUMS)
+    return _sums(collectives, _COLLECTIVE_SUMS)
 
 
 def _reason(c: CollectiveReport) -> Hashable:
@@ -70,14 +72,14 @@ def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
     return sorted(merged, key=lambda m: -m.nbytes)
 
 
-def merged_donations(found: Sequence[DonationReport]) -> list[DonationReport]:
+def merged_donations(donations: Sequence[DonationReport]) -> list[DonationReport]:
     """Merge donations with similar arguments and results."""
     return [
         replace(
             _merged(group, "path", ("device_bytes",)),
             result=_path([d.result for d in group], count=False),
         )
-        for group in _groups(found, _outcome)
+        for group in _groups(donations, _outcome)
     ]
 
 
@@ -181,13 +183,13 @@ def _value_table(paths: Sequence[str], columns: dict[str, list[str]], page: Page
     return table(order, list(zip(*(whole[name] for name in order), strict=True)))
 
 
-def donations_section(found: Sequence[DonationReport], page: Page) -> RenderableType | None:
+def donations_section(donations: Sequence[DonationReport], page: Page) -> RenderableType | None:
     """Return the table of unused donations and of arguments that could be donated."""
-    if not found:
+    if not donations:
         return None
-    reused = [d for d in found if d.is_reused]
-    lost = [d for d in found if d.donated and not d.is_reused]
-    could = sorted((d for d in found if not d.donated), key=lambda d: -d.device_bytes)
+    reused = [d for d in donations if d.is_reused]
+    lost = [d for d in donations if d.donated and not d.is_reused]
+    could = sorted((d for d in donations if not d.donated), key=lambda d: -d.device_bytes)
     held = sum(d.device_bytes for d in reused)
     note = f"{len(reused)} reused for results, {in_bytes(held)} on each device"
     others = [*lost, *could]
@@ -211,13 +213,15 @@ def _donation_text(d: DonationReport, page: Page) -> Text:
     return Text.assemble("could be donated to ", page.path(d.result))
 
 
-def replications_section(found: Sequence[ReplicationReport], page: Page) -> RenderableType | None:
+def replications_section(
+    replications: Sequence[ReplicationReport], page: Page
+) -> RenderableType | None:
     """Return the table of values with more copies than requested."""
     return listing(
         page,
         ("Replicated silently", "bytes that each device holds or gathers without a request"),
         (">wastes", "value", "why"),
-        found,
+        replications,
         lambda r: (
             in_bytes(r.wasted_bytes),
             Text.assemble(page.path(r.path), " as ", r.spec),

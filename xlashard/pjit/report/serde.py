@@ -93,13 +93,13 @@ class ReportFormat:
             ArgumentError: If the text is not JSON, of another format, or of another shape.
         """
         try:
-            found = parse_json(text)
+            content = parse_json(text)
         except ValueError as error:
             raise ArgumentError(
                 f"the text is not a {self.noun}: invalid JSON: {error}. Write it with "
                 f"{self.producer}"
             ) from None
-        version = found.get("format") if isinstance(found, dict) else None
+        version = content.get("format") if isinstance(content, dict) else None
         if version is None:
             raise ArgumentError(
                 f"the JSON is not a {self.noun}: it has no format. Write it with {self.producer}"
@@ -110,7 +110,7 @@ class ReportFormat:
                 f"reads format {self.version}: write it again with {self.producer}"
             )
         try:
-            return decode(kind, found)
+            return decode(kind, content)
         except ValueError as error:
             raise ArgumentError(
                 f"the text is not a {self.noun}: {error}. Write it again with {self.producer}"

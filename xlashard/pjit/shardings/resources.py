@@ -161,7 +161,7 @@ def refuse_from_gda(resources: ResourceTree) -> None:
     Raises:
         ResourceError: If one is `FROM_GDA`.
     """
-    if any(isinstance(leaf.given, FromGda) for leaf in resources.leaves):
+    if any([isinstance(leaf.given, FromGda) for leaf in resources.leaves]):
         raise ResourceError(
             f"{resources.what} holds FROM_GDA, which takes the sharding of an argument; a result "
             "has none before it is made: give None (replicated), P(...), or UNSPECIFIED"
@@ -174,9 +174,10 @@ def refuse_unconstrained(resources: ResourceTree) -> None:
     Raises:
         ResourceError: With the path of the first such spec.
     """
-    for path, leaf in jax.tree_util.tree_flatten_with_path(resources.tree())[0]:
+    for i, leaf in enumerate(resources.leaves):
         spec = leaf.given.spec if isinstance(leaf.given, NamedSharding) else leaf.given
         if isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec.partitions:
+            path, _ = jax.tree_util.tree_flatten_with_path(resources.tree())[0][i]
             name = resources.what + jax.tree_util.keystr(path)
             raise ResourceError(
                 f"{name} is {leaf.given}, which leaves a dimension UNCONSTRAINED: pass "
@@ -194,7 +195,7 @@ def read_resources(tree: Any, what: str) -> ResourceTree:
     if _is_leaf(tree):
         return ResourceTree(what, (_read_leaf(tree, what),), _LEAF)
     flat, treedef = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
-    if all(isinstance(leaf, Sharding) for leaf in flat):
+    if all([isinstance(leaf, Sharding) for leaf in flat]):
         return ResourceTree(what, tuple(map(Resource, flat)), treedef)
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     leaves = [_read_leaf(leaf, what + jax.tree_util.keystr(path)) for path, leaf in flat]
@@ -206,8 +207,8 @@ _LEAF = jax.tree_util.tree_structure(0)
 
 def _read_leaf(leaf: Any, path: str) -> Resource:
     if isinstance(leaf, Format):
-        given = UNSPECIFIED if leaf.sharding is None else leaf.sharding
-        return Resource(_read_leaf(given, path).given, leaf.layout)
+        requested = UNSPECIFIED if leaf.sharding is None else leaf.sharding
+        return Resource(_read_leaf(requested, path).given, leaf.layout)
     if leaf is None or isinstance(leaf, _RESOURCES):
         return Resource(leaf)
     if isinstance(leaf, JaxSharding):
@@ -250,17 +251,17 @@ def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding 
         ResourceError: For a spec that does not fit the mesh, or names manual axes of a `shard_map`
             around the call.
     """
-    given = resource.given
-    if isinstance(given, UnspecifiedValue | Auto | FromGda):
+    requested = resource.given
+    if isinstance(requested, UnspecifiedValue | Auto | FromGda):
         return None
-    if given is None:
+    if requested is None:
         sharding = REPLICATED if mesh is None else named(mesh, PartitionSpec())
-    elif not isinstance(given, Sharding):
-        sharding = _spec_on(mesh, given, value)
-    elif isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
-        sharding = given if mesh is None else _on_devices(given, mesh, value)
+    elif not isinstance(requested, Sharding):
+        sharding = _spec_on(mesh, requested, value)
+    elif isinstance(requested, NamedSharding) and isinstance(requested.mesh, AbstractMesh):
+        sharding = requested if mesh is None else _on_devices(requested, mesh, value)
     else:
-        sharding = given
+        sharding = requested
     if not isinstance(sharding, NamedSharding):
         return sharding
     manual = tracing.manual_axes()

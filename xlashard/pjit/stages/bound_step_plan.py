@@ -223,18 +223,18 @@ def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) 
 
 def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[Input, ...]:
     program, positions = compiled.program, _program_positions(compiled)
-    found = []
+    inputs = []
     for i, (path, aval) in enumerate(zip(info.paths, info.in_avals, strict=True)):
         if i in state:
             continue
         at = positions.get(i)
         if at is None:
-            found.append(Input(path, aval, None))
+            inputs.append(Input(path, aval, None))
         else:
-            found.append(
+            inputs.append(
                 Input(path, aval, at, program.in_jax_shardings[at], program.raw_in_layouts[at])
             )
-    return tuple(found)
+    return tuple(inputs)
 
 
 def _order(compiled: CompiledProgram, state: Sequence[int]) -> tuple[int, ...] | None:

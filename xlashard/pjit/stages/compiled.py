@@ -47,7 +47,7 @@ class Executable:
 
     @property
     def input_formats(self) -> Any:
-        """Layouts and shardings of the arguments, as their tree of `Format`.
+        """Return the layouts and shardings of the arguments, as their tree of `Format`.
 
         Both are None for an unused argument.
         """
@@ -57,14 +57,14 @@ class Executable:
 
     @property
     def output_formats(self) -> Any:
-        """Layouts and shardings of the result, as its tree of `Format`."""
+        """Return the layouts and shardings of the result, as its tree of `Format`."""
         program = self._compiled.program
         formats = _formats(program.full_layouts[1], program.parts.out_shardings)
         return self._of_results(formats)
 
     @property
     def out_info(self) -> Any:
-        """Shapes, dtypes, layouts and shardings of the result, as its tree."""
+        """Return the shapes, dtypes, layouts and shardings of the result, as its tree."""
         program, info = self._compiled.program, self._info
         places = _formats(program.full_layouts[1], program.out_jax_shardings)
         structs = [struct(*pair) for pair in zip(info.out_avals, places, strict=False)]
@@ -105,15 +105,15 @@ class Executable:
         return lowered.as_text()
 
     def cost_analysis(self) -> dict[str, float]:
-        """XLA's estimates for the optimised program, per device: FLOP, bytes accessed."""
+        """Return XLA's estimates for the optimised program, per device: FLOP, bytes accessed."""
         return executables.compiled_cost(self.runtime_executable())
 
     def memory_analysis(self) -> Any:
-        """Bytes per device: arguments, results, aliases, temporaries, code."""
+        """Return the bytes per device: arguments, results, aliases, temporaries, code."""
         return executables.compiled_memory(self.runtime_executable())
 
     def runtime_executable(self) -> Any:
-        """PJRT's loaded executable."""
+        """Return PJRT's loaded executable."""
         return self._compiled.program.executable
 
     @shortened

@@ -196,18 +196,18 @@ class Stage:
 
     @property
     def args_info(self) -> Any:
-        """For each argument its abstract value and whether it is donated, as their tree."""
+        """Return for each argument its abstract value and donation, as their tree."""
         info = self._info
         return info.in_tree.unflatten(list(map(jax.stages.ArgInfo, info.in_avals, info.donated)))
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """Positions of donated leaves, counted over all arguments."""
+        """Return the positions of donated leaves, counted over all arguments."""
         return tuple(i for i, donated in enumerate(self._info.donated) if donated)
 
     @property
     def out_info(self) -> Any:
-        """Shapes, dtypes and known shardings of the result, as a tree of `jax.ShapeDtypeStruct`."""
+        """Return the result's shapes, dtypes and known shardings, as `jax.ShapeDtypeStruct`s."""
         info = self._info
         shardings = self._known_out_shardings or (None,) * len(info.out_avals)
         return info.out_tree.unflatten(list(map(struct, info.out_avals, shardings)))

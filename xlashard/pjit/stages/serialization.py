@@ -120,11 +120,11 @@ def unknown_nodes(saved: Json) -> list[str]:
     """Return the classes of nodes that were written as unknown."""
     if not isinstance(saved, dict):
         return []
-    found = [saved["unknown"]] if "unknown" in saved else []
+    kinds = [saved["unknown"]] if "unknown" in saved else []
     for name in (*_SEQUENCES, *_KEYED, "children"):
         for child in saved.get(name, ()):
-            found += unknown_nodes(child)
-    return list(dict.fromkeys(found))
+            kinds += unknown_nodes(child)
+    return list(dict.fromkeys(kinds))
 
 
 def fits(saved: Json, tree: Json) -> bool:
@@ -148,10 +148,10 @@ def _write_place(value: Any) -> str:
         name = next((name for name, other in known if other is value), None)
     place = f"{module}:{name}"
     try:
-        found = _find(place)
+        known_value = _find(place)
     except SavedProgramError:
-        found = None
-    if found is not value:
+        known_value = None
+    if known_value is not value:
         raise UnwritableError(place)  # no-catalogue: caught: the node is written as unknown
     return place
 
@@ -165,15 +165,15 @@ def _find(place: str) -> Any:
             f"import {module.partition('.')[0]} before deserialize(), or give it the trees, "
             "in_tree= and out_tree="
         )
-    found: Any = sys.modules[module]
+    value: Any = sys.modules[module]
     for part in name.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if found is None:
+        value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        if value is None:
             raise SavedProgramError(
                 f"the saved program's trees have {name} of {module}, which is not there any more: "
                 "give deserialize() the trees, in_tree= and out_tree="
             )
-    return found
+    return value
 
 
 def _write(value: Any) -> Json:
@@ -215,11 +215,11 @@ def _read(saved: Json) -> Any:
         return saved
     (kind, content), *_ = saved.items()
     if kind == "enum":
-        found = _find(content)
-        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        enumeration = _find(content)
+        if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError(f"{content} is no enumeration")
-        return found[saved["name"]]
+        return enumeration[saved["name"]]
     return _READERS[kind](content)
 
 
@@ -376,9 +376,9 @@ def _check_tree(saved: Any, side: str, tree: Any) -> None:
 def _unknown_text(header: Any, paths: Sequence[str], sides: Sequence[str]) -> str:
     kinds = list(dict.fromkeys(k for side in sides for k in unknown_nodes(header[side])))
     args, names = header["in_tree"]["tuple"]
-    found = dict.fromkeys(p.partition("[")[0].partition(".")[0] for p in paths)
+    parameters = dict.fromkeys(p.partition("[")[0].partition(".")[0] for p in paths)
     count = len(args["tuple"])
-    shown = list(found)[:count] + [f"arg{i}" for i in range(len(found), count)]
+    shown = list(parameters)[:count] + [f"arg{i}" for i in range(len(parameters), count)]
     tuple_code = f"({', '.join(shown)}{',' if count == 1 else ''})"
     keywords = ", ".join(f"{key!r}: {key}" for key in names["keys"])
     code = {

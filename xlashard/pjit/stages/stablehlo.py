@@ -192,7 +192,7 @@ class StableHLOProgram(Executable):
 
     @property
     def in_info(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shape, dtype and sharding of each argument."""
+        """Return the shape, dtype and sharding of each argument."""
         return tuple(map(struct, self._info.in_avals, self._compiled.program.in_jax_shardings))
 
     @property
@@ -202,12 +202,12 @@ class StableHLOProgram(Executable):
 
     @property
     def input_formats(self) -> tuple[Format, ...]:
-        """Layout and sharding of each argument."""
+        """Return the layout and sharding of each argument."""
         return super().input_formats[0]
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
-        """Positions of the arguments whose buffers the results may take over."""
+        """Return the positions of the arguments whose buffers the results may take over."""
         return tuple(i for i, donated in enumerate(self._info.donated) if donated)
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:

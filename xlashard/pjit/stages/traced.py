@@ -66,7 +66,7 @@ class Traced(Stage, jax.stages.Traced):
 
     @property
     def effects(self) -> Any:
-        """Side effects of running it."""
+        """Return the side effects of running it."""
         return self._call.traced.jaxpr.effects
 
     @shortened
@@ -175,7 +175,7 @@ class Lowered(Stage, jax.stages.Lowered):
         return executables.hlo_computation(self._program.body.module)
 
     def cost_analysis(self) -> dict[str, float]:
-        """XLA's estimates before optimisation: FLOP, bytes accessed."""
+        """Return XLA's estimates before optimisation: FLOP, bytes accessed."""
         unassigned = self._request.placement.is_unassigned
         device = default_device() if unassigned else self._request.placement.devices[0]
         client = compiler.client_of(device)
