@@ -100,5 +100,6 @@ def local_links(text: str) -> list[str]:
 
 
 def markdown_files(root: Path) -> list[Path]:
-    """The project's documents, those of `docs/` last."""
-    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+    """The project's documents."""
+    patterns = ("*.md", "docs/**/*.md", "examples/*.md")
+    return [path for pattern in patterns for path in sorted(root.glob(pattern))]

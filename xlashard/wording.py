@@ -57,7 +57,8 @@ def plain_text(shown: "RenderableType", width: int | None = None) -> str:
     from rich.console import Console  # takes long to import, and few need it
 
     width = width or shutil.get_terminal_size((100, 24)).columns
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    # In a notebook, a console of Jupyter would display an empty block besides.
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False)
     with console.capture() as printed:
         console.print(shown)
     return "\n".join(line.rstrip() for line in printed.get().rstrip().splitlines())

@@ -32,7 +32,8 @@ class Printable(ABC):
         Args:
             width: Characters in a line.
         """
-        return _plain(self, Console(file=io.StringIO(), color_system=None, width=width))
+        console = Console(file=io.StringIO(), color_system=None, width=width, force_jupyter=False)
+        return _plain(self, console)
 
     def print(self, *, console: Console | None = None) -> None:
         """Print it in colours, where the terminal has them.
