@@ -10,6 +10,7 @@ import jax
 
 # JAX imports multihost_utils and pjit lazily. The legacy modules replace them in sys.modules, and
 # need the originals loaded before.
+import jax._src
 import jax.core
 import jax.experimental.multihost_utils
 import jax.experimental.pjit
@@ -17,42 +18,33 @@ import jax.extend.backend
 import jax.extend.core
 import jax.extend.linear_util
 import jax.extend.random
-from jax._src import compilation_cache as inner_compilation_cache
 from jax._src import config, dispatch, pjit
-from jax._src import core as inner_core
-from jax._src import linear_util as inner_functions
 from jax._src import mesh as mesh_lib
 from jax._src import pmap as pmap_module
-from jax._src import random as inner_random
-from jax._src import util as inner_util
-from jax._src import xla_bridge as inner_bridge
 from jax._src.array import ArrayImpl
-from jax._src.compiler import get_compile_options
 from jax._src.lib import _jax
-from jax._src.lib import _jax as inner_extension
-from jax._src.lib import xla_client as inner_client
 from jax._src.mesh import Mesh
-from jax._src.random import prng as inner_prng
 
 from xlashard._jax.runtime.global_state import hook_before
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import MeshError
 
 # Whole modules: `xlashard.legacy.modules` lists the names that programs use.
-core: Any = inner_core
+_src: Any = jax._src
+core: Any = _src.core
 jaxprs: Any = jax.extend.core
 functions: Any = jax.extend.linear_util
-linear_util: Any = inner_functions
-util: Any = inner_util
-xla_bridge: Any = inner_bridge
-xla_client: Any = inner_client
-xla_extension: Any = inner_extension
+linear_util: Any = _src.linear_util
+util: Any = _src.util
+xla_bridge: Any = _src.xla_bridge
+xla_client: Any = _src.lib.xla_client
+xla_extension: Any = _src.lib._jax
 generators: Any = jax.extend.random
-key_types: Any = inner_prng
-random: Any = inner_random
-compilation_cache: Any = inner_compilation_cache
+key_types: Any = _src.random.prng
+random: Any = _src.random
+compilation_cache: Any = _src.compilation_cache
 backend: Any = jax.extend.backend
-compile_options: Any = get_compile_options
+compile_options: Any = _src.compiler.get_compile_options
 
 
 def concrete_class(shown: type) -> Any:

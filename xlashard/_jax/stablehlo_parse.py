@@ -10,7 +10,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax._src import core
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import hlo, sdy
@@ -145,11 +144,6 @@ def _dtypes() -> dict[str, np.dtype[Any]]:
         dtypes = {str(make()): dtype for dtype, make in mlir._dtype_to_ir_type.items()}
     # JAX has more dtypes of one bit.
     return {**dtypes, "i1": np.dtype(bool)}
-
-
-def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return the abstract value of an array, with 64-bit dtypes also where x64 is disabled."""
-    return core.ShapedArray(shape, dtype)
 
 
 def body_of_module(module: Module) -> LoweredBody:

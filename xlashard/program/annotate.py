@@ -13,10 +13,10 @@ from xlashard._jax import modules
 from xlashard._jax.lowering import lift_meshes
 from xlashard._jax.modules import Constraint, Parsed
 from xlashard.errors import GeometryError, ModuleError, PlanError, UnreducedError
-from xlashard.geometry import MeshGrid, Spec, Tiling
+from xlashard.geometry import MeshGrid, Spec
 from xlashard.program.donation import Donation, plan_donation
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
-from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding, grid_of
+from xlashard.sharding import NamedSharding, XLACompatibleSharding, grid_of
 from xlashard.sharding.axes import axes_of, made_up_grid
 
 SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE = "sdy.sharding", "mhlo.sharding"
@@ -30,7 +30,7 @@ def sharding_text(
     """Return the text of a sharding annotation for a value of rank `ndim + trailing`.
 
     Raises:
-        GeometryError: The sharding has no tiles for this rank.
+        GeometryError: The sharding has no tiles for this rank, or no mesh has these tiles.
     """
     if isinstance(sharding, NamedSharding) and partitioner is Partitioner.SHARDY:
         return _spec_text(sharding, ndim + trailing)
@@ -38,7 +38,8 @@ def sharding_text(
     # Counts of a tiling include the trailing dimensions of a PRNG key's buffer.
     tiling = replace(tiling, counts=tiling.counts + (1,) * trailing)
     if partitioner is Partitioner.SHARDY:
-        return _tiling_text(tiling)
+        axes = axes_of(tiling)
+        return _text(axes.grid, axes.spec, tiling.ndim, axes.device_ids)
     return tiling.to_tile_assignment().to_text()
 
 
@@ -111,7 +112,8 @@ def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
 
 def _shardy_text(value: ValuePlan, plan: ProgramPlan) -> str:
     if value.sharding is None:
-        return _open_text(len(value.shape), value.trailing, plan.mesh, len(plan.devices))
+        grid = grid_of(plan.mesh) if plan.mesh is not None else made_up_grid([len(plan.devices)])
+        return _text(grid, Spec((None,) * len(value.shape)), value.physical_ndim)
     return _checked_text(value, value.sharding, Partitioner.SHARDY)
 
 
@@ -154,29 +156,6 @@ def _spec_text(sharding: NamedSharding, ndim: int) -> str:
         ndim: The rank of the value's buffers.
     """
     return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
-
-
-def _tiling_text(tiling: Tiling) -> str:
-    """Return the attribute of a tiling, on a mesh with generated axes.
-
-    Raises:
-        GeometryError: No mesh has these tiles.
-    """
-    axes = axes_of(tiling)
-    return _text(axes.grid, axes.spec, tiling.ndim, axes.device_ids)
-
-
-def _open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:
-    """Return the attribute of an open sharding whose trailing dimensions are replicated.
-
-    Args:
-        ndim: Number of open dimensions.
-        trailing: Number of replicated trailing dimensions.
-        mesh: The mesh of the open dimensions; None for a generated one.
-        num_devices: Number of devices.
-    """
-    grid = made_up_grid([num_devices]) if mesh is None else grid_of(mesh)
-    return _text(grid, Spec((None,) * ndim), ndim + trailing)
 
 
 def _text(grid: MeshGrid, spec: Spec, ndim: int, device_ids: Sequence[int] = ()) -> str:
@@ -241,7 +220,9 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     if main is None:
         # no-catalogue: pjit and compile_stablehlo never make such a plan
         raise ModuleError("the module has no function @main, and not exactly one public function")
-    _check_signature(main, plan, tokens)
+    arguments, outputs = modules.function_types(main)
+    _check_values("argument", arguments[tokens:], plan.args)
+    _check_values("result", outputs[tokens:], plan.results)
     token: Attributes = {"jax.token": True}
     args = [*[token] * tokens, *[value_attributes(v, plan, result=False) for v in plan.args]]
     results = [*[token] * tokens, *[value_attributes(v, plan, result=True) for v in plan.results]]
@@ -249,8 +230,13 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     _mark_donated(args, donation, tokens)
     modules.make_entry(main)
     _write_body(main, plan, tokens)
+    attributes: Attributes = {
+        "sym_name": modules.sanitize(plan.name),
+        "mhlo.num_replicas": 1,
+        "mhlo.num_partitions": len(plan.devices),
+    }
     try:
-        modules.annotate(main, args, results, _module_attributes(plan))
+        modules.annotate(main, args, results, attributes)
         modules.verify(module)
         if plan.partitioner is Partitioner.SHARDY:
             lift_meshes(module)
@@ -258,14 +244,6 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
         # no-catalogue: pjit and compile_stablehlo never make such a plan
         raise ModuleError(f"the module {plan.name} does not verify: {error}") from None
     return donation
-
-
-def _module_attributes(plan: ProgramPlan) -> Attributes:
-    return {
-        "sym_name": modules.sanitize(plan.name),
-        "mhlo.num_replicas": 1,
-        "mhlo.num_partitions": len(plan.devices),
-    }
 
 
 def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
@@ -276,12 +254,6 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     results = [*nothing, *[result_constraints(v, plan) for v in plan.results]]
     modules.constrain_boundary(main, args, results)
     modules.annotate_memory_kinds(main, [*none, *[v.memory_kind for v in plan.results]])
-
-
-def _check_signature(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
-    arguments, results = modules.function_types(main)
-    _check_values("argument", arguments[tokens:], plan.args)
-    _check_values("result", results[tokens:], plan.results)
 
 
 def _check_values(

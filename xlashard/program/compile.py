@@ -28,7 +28,6 @@ from xlashard.program.donation import (
     bytes_of,
     refusal,
     report_text,
-    unused_refusal,
 )
 from xlashard.program.executables import (
     EXECUTABLES,
@@ -50,6 +49,7 @@ else:
     fingerprints = deferred("xlashard.program.consistency.fingerprint")
     shared_binary = deferred("xlashard.program.shared_binary")
 
+_NO_USE = "the function makes no use of it, so its buffers stay as they are"
 # A warning names the line of the caller of this package.
 _OWN_FILES = str(Path(__file__).parents[1])
 
@@ -128,7 +128,7 @@ class LoweredProgram:
         """Return the refusals that are known before compilation."""
         takers = self.donation.takers(self.plan)
         found = [refusal(self.plan, i, takers) for i in self.donation.unusable]
-        return found + [unused_refusal(value) for value in self.unused]
+        return found + [UnusedDonation(value, _NO_USE) for value in self.unused]
 
     def _left(self, program: Program) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""

@@ -161,11 +161,6 @@ def report_text(refusals: Sequence[UnusedDonation], function: str) -> str:
     )
 
 
-def unused_refusal(value: ValuePlan) -> UnusedDonation:
-    """Return the refusal of an argument that the function does not use."""
-    return UnusedDonation(value, "the function makes no use of it, so its buffers stay as they are")
-
-
 def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> UnusedDonation:
     """Return the reason why no result takes over the buffers of an argument.
 

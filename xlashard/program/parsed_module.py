@@ -6,6 +6,7 @@ from typing import Any
 
 from xlashard._jax import modules, stablehlo_parse
 from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.runtime import executables
 from xlashard.errors import GeometryError, ModuleError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.program.annotate import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
@@ -175,7 +176,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Mo
         path=path,
         shape=shape,
         dtype=dtype.name,
-        aval=stablehlo_parse.aval_of(shape, dtype),
+        aval=executables.aval(shape, dtype),
         annotated=SHARDY_ATTRIBUTE in row or GSPMD_ATTRIBUTE in row,
         tiles=row.get(GSPMD_ATTRIBUTE),
         memory_kind=row.get("mhlo.memory_kind"),

@@ -10,12 +10,11 @@ import warnings
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, coordination, executables
 from xlashard.errors import ProcessesError, SharedBinaryWarning
-from xlashard.lazily import dataclass
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.program.consistency import CONSISTENCY, is_shared
 from xlashard.program.consistency.fingerprint import ProgramFingerprint
@@ -25,8 +24,7 @@ from xlashard.program.executables import LoadedExecutable, Source
 _OWN_FILES = str(Path(__file__).parents[1])
 
 
-@dataclass(frozen=True)
-class _Status:
+class _Status(NamedTuple):
     """Status of a process in the exchange.
 
     Attributes:
@@ -38,13 +36,6 @@ class _Status:
     machine: str = ""
     refusal: str = ""
     error: str = ""
-
-    def to_text(self) -> str:
-        return json.dumps([self.machine, self.refusal, self.error])
-
-    @classmethod
-    def from_text(cls, text: str) -> "_Status":
-        return cls(*json.loads(text))
 
 
 class SharedBinaries:
@@ -175,7 +166,7 @@ class _Sharing:
             what=f"{what} {name}, which share_binary lets one process compile for all,",
         )
         try:
-            came = RENDEZVOUS.exchange(barrier, status.to_text())
+            came = RENDEZVOUS.exchange(barrier, json.dumps(status))
         except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {name} waited {timeout:g} s for {format_processes(error.processes)}: "
@@ -183,7 +174,7 @@ class _Sharing:
                 "the same order",
                 processes=error.processes,
             ) from None
-        return {process: _Status.from_text(text) for process, text in came.items()}
+        return {process: _Status(*json.loads(text)) for process, text in came.items()}
 
 
 def _machine(fingerprint: ProgramFingerprint) -> str:

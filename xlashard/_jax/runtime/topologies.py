@@ -60,13 +60,10 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         with _environment(_COMPILE_ONLY):
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
     except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0]
         # no-catalogue: names are checked before
-        raise TopologyError(f"libtpu has no topology {name}: {_first_line(error)}") from error
+        raise TopologyError(f"libtpu has no topology {name}: {reason}") from error
     return list(topology._make_compile_only_devices())
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0]
 
 
 def probe_for_tpus_quietly() -> None:

@@ -1,6 +1,7 @@
 """Differences between two programs, the most informative first."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from xlashard.config import CHECK_PROGRAMS
 from xlashard.errors import counted
@@ -36,6 +37,10 @@ class Difference:
     lines: tuple[str, ...] = ()
 
 
+type Look = Callable[[ProgramDescription, ProgramDescription], Difference | None]
+"""Comparison of one property of two programs."""
+
+
 def find_difference(one: ProgramDescription, other: ProgramDescription) -> Difference:
     """Return the most informative difference of two programs."""
     found = (look(one, other) for look in _LOOKS)
@@ -64,17 +69,29 @@ def _only(flags: str, others: str) -> str:
     return " ".join(left) or "nothing more"
 
 
-def _functions(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    if one.name == other.name:
+def _of_programs(
+    kind: str, title: str, text: Callable[[ProgramDescription], str], fix: str
+) -> Look:
+    """Return the comparison of a text about the program."""
+
+    def look(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
+        mine, peer = text(one), text(other)
+        return None if mine == peer else Difference(kind, title, mine, peer, fix)
+
+    return look
+
+
+def _of_values(kind: str, title: str, text: Callable[[ValueDescription], str], fix: str) -> Look:
+    """Return the comparison of a text about each argument and result, which the title names."""
+
+    def look(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
+        for path, *pair in _values(one, other):
+            mine, peer = map(text, pair)
+            if mine != peer:
+                return Difference(kind, title.format(path), mine, peer, fix)
         return None
-    return Difference(
-        "order",
-        "They are at different functions:",
-        one.name,
-        other.name,
-        "call the same functions in the same order in every process; look for a call under an `if` "
-        "on jax.process_index(), or in a loop that is longer in some processes",
-    )
+
+    return look
 
 
 def _types(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
@@ -103,20 +120,6 @@ def _path(value: ValueDescription, number: int) -> str:
     return value.path or f"{number} (an array that the function closes over)"
 
 
-def _shardings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for path, mine, peer in _values(one, other):
-        if mine.sharding != peer.sharding:
-            return Difference(
-                "sharding",
-                f"The sharding of {path} is not the same:",
-                mine.sharding,
-                peer.sharding,
-                "give the same in_shardings and out_shardings, on the same mesh, in every process, "
-                "and place the arguments alike",
-            )
-    return None
-
-
 def _values(
     one: ProgramDescription, other: ProgramDescription
 ) -> Iterator[tuple[str, ValueDescription, ValueDescription]]:
@@ -124,19 +127,6 @@ def _values(
         yield f"the argument {_path(mine, number)}", mine, peer
     for number, (mine, peer) in enumerate(zip(one.results, other.results, strict=False)):
         yield mine.path or f"the result {number}", mine, peer
-
-
-def _devices(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    if one.devices == other.devices:
-        return None
-    return Difference(
-        "devices",
-        "The devices, or their order, are not the same:",
-        one.devices,
-        other.devices,
-        "make the mesh of the same devices in the same order in every process, for example of "
-        "jax.devices(), never of jax.local_devices()",
-    )
 
 
 def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
@@ -153,19 +143,6 @@ def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference 
     return None
 
 
-def _rest(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for path, mine, peer in _values(one, other):
-        if mine.rest != peer.rest:
-            return Difference(
-                "donation",
-                f"Donation, layout or memory of {path} is not the same:",
-                mine.rest or "nothing",
-                peer.rest or "nothing",
-                "donate the same arguments, and ask for the same layouts, in every process",
-            )
-    return None
-
-
 def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     for mine, peer in zip(one.closed, other.closed, strict=False):
         if mine != peer:
@@ -177,14 +154,6 @@ def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | 
                 "send one process's by xlashard.multihost.broadcast_one_to_all",
             )
     return None
-
-
-def _callbacks(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    if one.callbacks == other.callbacks:
-        return None
-    texts = [", ".join(story.callbacks) or "none" for story in (one, other)]
-    fix = "let it call the same Python functions in every process"
-    return Difference("callback", "It calls other Python functions:", texts[0], texts[1], fix)
 
 
 def _operations(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
@@ -226,15 +195,43 @@ def _unknown(one: ProgramDescription, other: ProgramDescription) -> Difference:
     )
 
 
-_LOOKS: Sequence[Callable[[ProgramDescription, ProgramDescription], Difference | None]] = (
-    _functions,
+_LOOKS: Sequence[Look] = (
+    _of_programs(
+        "order",
+        "They are at different functions:",
+        attrgetter("name"),
+        "call the same functions in the same order in every process; look for a call under an `if` "
+        "on jax.process_index(), or in a loop that is longer in some processes",
+    ),
     _types,
-    _shardings,
-    _devices,
+    _of_values(
+        "sharding",
+        "The sharding of {} is not the same:",
+        attrgetter("sharding"),
+        "give the same in_shardings and out_shardings, on the same mesh, in every process, and "
+        "place the arguments alike",
+    ),
+    _of_programs(
+        "devices",
+        "The devices, or their order, are not the same:",
+        attrgetter("devices"),
+        "make the mesh of the same devices in the same order in every process, for example of "
+        "jax.devices(), never of jax.local_devices()",
+    ),
     _settings,
-    _rest,
+    _of_values(
+        "donation",
+        "Donation, layout or memory of {} is not the same:",
+        lambda value: value.rest or "nothing",
+        "donate the same arguments, and ask for the same layouts, in every process",
+    ),
     _closed,
-    _callbacks,
+    _of_programs(
+        "callback",
+        "It calls other Python functions:",
+        lambda program: ", ".join(program.callbacks) or "none",
+        "let it call the same Python functions in every process",
+    ),
     _operations,
     _unknown,
 )
