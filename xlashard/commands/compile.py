@@ -23,7 +23,7 @@ from xlashard.wording import in_bytes, print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile a program and writes it to a file.
+    """Compile a program and write it to a file.
 
     Args:
         arguments: The words, parsed.
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     target = arguments.target
-    file = Path(arguments.output or _usual_file(target))
+    name = Path(target.rpartition(":")[2]).name.removesuffix(".toml")
+    file = Path(arguments.output or f"{name}.xlashard")
     places = topologies_for(target, arguments.topology, arguments.slices, arguments.set)
     if len(places) > 1:
         raise ArgumentError(
@@ -73,10 +74,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _chips(arguments: argparse.Namespace) -> str:
     return f"--topology {arguments.topology} " if arguments.topology else ""
-
-
-def _usual_file(target: str) -> str:
-    return f"{Path(target.rpartition(':')[2]).name.removesuffix('.toml')}.xlashard"
 
 
 def _described(compiled: Compiled, file: Path) -> str:

@@ -159,8 +159,7 @@ def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:
 
 
 def _best(report: SweepReport, count: int) -> list[Any]:
-    fitting = [result for result in report.results if result.outcome == "fits"]
-    return [report.report(result) for result in fitting[:count]]
+    return [report.report(result) for result in report.fitting[:count]]
 
 
 def run_target(request: Mapping[str, Any]) -> dict[str, Any]:

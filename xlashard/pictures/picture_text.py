@@ -118,7 +118,7 @@ def type_text(subject: PictureSubject) -> str:
 
 def title_text(subject: PictureSubject) -> str:
     """Return the title of a picture: `float32[8,16]  P('x', 'y') on x=2 × y=4`."""
-    where = f" on {_axes_text(subject.mesh, ' × ')}" if subject.mesh else ""
+    where = f" on {_axes_text(subject.mesh)}" if subject.mesh else ""
     return f"{type_text(subject)}  {subject.sharding}{where}"
 
 
@@ -136,7 +136,8 @@ def facts(picture: Picture) -> Iterator[tuple[str, str]]:
     if picture.whole_dims and picture.num_tiles > 1:
         yield "whole", ", ".join(_whole_fact(subject, dim) for dim in picture.whole_dims)
     if subject.placement.addends > 1:
-        yield "unreduced", _unreduced_fact(subject)
+        words = f"each device holds one of {subject.placement.addends:,} partial results of a "
+        yield "unreduced", f"{words}{subject.reduction}{_along(subject.unreduced_along)}"
     if (copies := _copies_fact(picture)) is not None:
         yield "copies", copies
     if not subject.placement.is_even:
@@ -164,11 +165,9 @@ def _devices_fact(subject: PictureSubject) -> str:
 def _cut_fact(subject: PictureSubject, dim: int) -> str:
     count, extent = subject.placement.counts[dim], subject.placement.tile[dim]
     most = "" if subject.placement.is_even else "at most "
-    along = ""
-    if subject.dim_axes is not None:
-        sizes = dict(subject.mesh)
-        axes = [(name, sizes[name]) for name in subject.dim_axes[dim] or ()]
-        along = f", along {_axes_text(axes, ' × ')}"
+    sizes = dict(subject.mesh)
+    axes = () if subject.dim_axes is None else subject.dim_axes[dim] or ()
+    along = _along([(name, sizes[name]) for name in axes])
     return f"dimension {dim} ({subject.shape[dim]:,}) in {count:,} tiles of {most}{extent:,}{along}"
 
 
@@ -177,19 +176,12 @@ def _whole_fact(subject: PictureSubject, dim: int) -> str:
     return f"dimension {dim} ({subject.shape[dim]:,}){', left to the partitioner' * is_open}"
 
 
-def _unreduced_fact(subject: PictureSubject) -> str:
-    along = _axes_text(subject.unreduced_along, " × ")
-    words = f"each device holds one of {subject.placement.addends:,} partial results of a "
-    return words + subject.reduction + (f", along {along}" if along else "")
-
-
 def _copies_fact(picture: Picture) -> str | None:
     subject = picture.subject
     counts = {cell.ids.count // subject.placement.addends for cell in picture.cells}
     most = max(counts)
     if most < 2:
         return None
-    along = subject.copied_along
     words = (
         f"each tile on {most:,} devices" if picture.num_tiles > 1 else f"all on {most:,} devices"
     )
@@ -197,8 +189,12 @@ def _copies_fact(picture: Picture) -> str | None:
         words = f"each partial result on {most:,} devices"
     if len(counts) > 1:
         words = f"tiles on {min(counts)} to {most:,} devices"
-    return words + (f", along {_axes_text(along, ' × ')}" if along else "")
+    return words + _along(subject.copied_along)
 
 
-def _axes_text(axes: Sequence[tuple[str, int]], between: str) -> str:
-    return between.join(f"{name}={size}" for name, size in axes)
+def _along(axes: Sequence[tuple[str, int]]) -> str:
+    return f", along {_axes_text(axes)}" if axes else ""
+
+
+def _axes_text(axes: Sequence[tuple[str, int]]) -> str:
+    return " × ".join(f"{name}={size}" for name, size in axes)

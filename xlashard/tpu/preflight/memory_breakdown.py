@@ -207,93 +207,82 @@ def _name_preference(value: BufferValue, operations: ValueOwners) -> tuple[bool,
     return value.is_phi, made is None or not operations.module.op_name(made)
 
 
-@dataclass(frozen=True, eq=False)
-class IoBuffers:
-    """Buffers of the arguments and results of a program.
+def io_buffers(
+    program: ExplainedProgram, module: HloText, allocations: Sequence[Allocation]
+) -> tuple[tuple[BufferReport, ...], tuple[BufferReport, ...]]:
+    """Return the buffers of the arguments, and those of the results, largest first.
 
-    Attributes:
+    Args:
         program: The program.
         module: Its optimised module.
         allocations: Its buffer assignment.
     """
+    tokens, donated = program.facts.tokens, program.info.donated
+    # The parameter that each aliasing result shares its buffer with.
+    aliases = {result - tokens: position for result, position in program.facts.aliases.items()}
+    inputs, outputs = _parameter_numbers(program), describe_outputs(program)
+    takers = {argument: outputs[result].path for result, argument in aliases.items()}
+    by_parameter = _by_parameter(allocations)
+    arguments = [
+        _held(
+            report,
+            by_parameter.get(position),
+            aliased=takers.get(position, ""),
+            donated=place < len(donated) and donated[place],
+        )
+        for place, (report, position) in enumerate(inputs)
+        if position is not None
+    ]
+    paths = {position: report.path for report, position in inputs}
+    places = _result_allocations(module, allocations)
+    results = [
+        _held(
+            report,
+            places[tokens + i] if tokens + i < len(places) else None,
+            aliased=paths.get(aliases.get(i), ""),
+        )
+        for i, report in enumerate(outputs)
+    ]
+    return _largest_first(arguments), _largest_first(results)
 
-    program: ExplainedProgram
-    module: HloText
-    allocations: Sequence[Allocation]
 
-    @cached_property
-    def arguments(self) -> tuple[BufferReport, ...]:
-        """Buffers of the arguments, largest first."""
-        donated = self.program.info.donated
-        paths = [report.path for report in describe_outputs(self.program)]
-        takers = {argument: paths[result] for result, argument in self._aliases.items()}
-        held = [
-            _held(
-                report,
-                self._by_parameter.get(position),
-                aliased=takers.get(position, ""),
-                donated=place < len(donated) and donated[place],
-            )
-            for place, (report, position) in enumerate(self._inputs)
-            if position is not None
-        ]
-        return _largest_first(held)
+def _parameter_numbers(program: ExplainedProgram) -> list[tuple[ValueReport, int | None]]:
+    """Return arguments, then closed-over constants, with parameter numbers; None if pruned."""
+    facts = program.facts
+    reports = describe_inputs(program)
+    arguments = len(reports) - facts.closed_over
+    positions = count(facts.tokens + facts.closed_over)
+    taken: list[tuple[ValueReport, int | None]] = [
+        (report, next(positions) if kept else None)
+        for report, kept in zip(reports[:arguments], facts.kept, strict=True)
+    ]
+    closed = ((r, i) for i, r in enumerate(reports[arguments:], facts.tokens))
+    return [*taken, *closed]
 
-    @cached_property
-    def results(self) -> tuple[BufferReport, ...]:
-        """Buffers of the results, largest first."""
-        paths = {position: report.path for report, position in self._inputs}
-        places = self._result_allocations
-        held = []
-        for i, report in enumerate(describe_outputs(self.program)):
-            position = i + self.program.facts.tokens
-            allocation = places[position] if position < len(places) else None
-            held.append(_held(report, allocation, aliased=paths.get(self._aliases.get(i), "")))
-        return _largest_first(held)
 
-    @cached_property
-    def _aliases(self) -> Mapping[int, int]:
-        """Parameter that each aliasing result shares its buffer with."""
-        facts = self.program.facts
-        return {result - facts.tokens: position for result, position in facts.aliases.items()}
+def _by_parameter(allocations: Sequence[Allocation]) -> dict[int, Allocation]:
+    parameters = [(a.parameter, a) for a in allocations if a.parameter is not None]
+    if any(a.index for _, a in parameters):
+        # Tupled arguments: the allocation of the tuple itself is a table of addresses.
+        return {a.index[0]: a for _, a in parameters if len(a.index) == 1}
+    return dict(parameters)
 
-    @cached_property
-    def _inputs(self) -> list[tuple[ValueReport, int | None]]:
-        """Arguments, then closed-over constants, with parameter numbers; None if pruned."""
-        facts = self.program.facts
-        reports = describe_inputs(self.program)
-        arguments = len(reports) - facts.closed_over
-        positions = count(facts.tokens + facts.closed_over)
-        taken: list[tuple[ValueReport, int | None]] = [
-            (report, next(positions) if kept else None)
-            for report, kept in zip(reports[:arguments], facts.kept, strict=True)
-        ]
-        closed = ((r, i) for i, r in enumerate(reports[arguments:], facts.tokens))
-        return [*taken, *closed]
 
-    @cached_property
-    def _by_parameter(self) -> dict[int, Allocation]:
-        tupled = any(a.index for a in self.allocations if a.parameter is not None)
-        found = (a for a in self.allocations if a.parameter is not None)
-        if tupled:
-            # Tupled arguments: the allocation of the tuple itself is a table of addresses.
-            return {a.index[0]: a for a in found if len(a.index) == 1}
-        return {a.parameter: a for a in found if a.parameter is not None}
-
-    @cached_property
-    def _result_allocations(self) -> list[Allocation | None]:
-        entry = self.module.computations.get(self.module.entry)
-        root = None if entry is None else entry.root
-        if entry is None or root is None:
-            return []
-        holding = {
-            (value.name, value.index): allocation
-            for allocation in self.allocations
-            if allocation.holds_result
-            for value in allocation.values
-        }
-        names = root.operand_names if root.opcode == "tuple" else [root.name]
-        return [_find(entry, name, holding) for name in names]
+def _result_allocations(
+    module: HloText, allocations: Sequence[Allocation]
+) -> list[Allocation | None]:
+    entry = module.computations.get(module.entry)
+    root = None if entry is None else entry.root
+    if entry is None or root is None:
+        return []
+    holding = {
+        (value.name, value.index): allocation
+        for allocation in allocations
+        if allocation.holds_result
+        for value in allocation.values
+    }
+    names = root.operand_names if root.opcode == "tuple" else [root.name]
+    return [_find(entry, name, holding) for name in names]
 
 
 def _find(
@@ -351,7 +340,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     module = compilation.dumped
     allocations = read_buffers(dump.buffers)
     ranges = read_live_ranges(dump.live_ranges)
-    held = IoBuffers(program, module, allocations)
+    arguments, results = io_buffers(program, module, allocations)
     in_hbm = [a for a in allocations if a.memory == HBM]
     parameters = [a for a in in_hbm if a.parameter is not None]
     others = [a for a in in_hbm if a.parameter is None]
@@ -372,8 +361,8 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
         temporary_bytes=temporary_bytes,
         constant_bytes=constant_bytes,
         code_bytes=code,
-        arguments=held.arguments,
-        results=held.results,
+        arguments=arguments,
+        results=results,
         temporaries=describe_temporaries(allocations, ranges, module, program.sources),
         host_bytes=_bytes(a for a in allocations if a.memory == HOST),
     )

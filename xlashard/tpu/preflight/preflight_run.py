@@ -199,14 +199,10 @@ def resolve_mesh(topology: Topology, mesh: MeshLike | None, arguments: Mapping[s
     """
     if mesh is None:
         mesh = _only_mesh(topology, arguments)
-    if isinstance(mesh, Mesh) and _is_on(topology, mesh):
+    if isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(topology.devices):
         return mesh
     sizes = mesh if isinstance(mesh, Mapping) else mesh.shape
     return topology.mesh({str(name): int(size) for name, size in sizes.items()})
-
-
-def _is_on(topology: Topology, mesh: Mesh) -> bool:
-    return set(mesh.devices.flat) <= set(topology.devices)
 
 
 def _only_mesh(

@@ -100,7 +100,11 @@ def _program(target: str, result: Any, mesh: Mesh | None) -> TargetProgram:
         return TargetProgram(result, mesh)
     parts: tuple[Any, ...] = tuple(result) if isinstance(result, tuple | list) else ()
     workload = parts[2] if len(parts) == 3 else None
-    if len(parts) not in (2, 3) or not callable(parts[0]) or not _is_workload(workload):
+    if (
+        len(parts) not in (2, 3)
+        or not callable(parts[0])
+        or not isinstance(workload, Workload | None)
+    ):
         raise ArgumentError(
             f"{target} returned {_described(result)}: expected a function and its arguments, "
             f"`return step, (state, batch)`, and optionally a Workload"
@@ -114,10 +118,6 @@ def _program(target: str, result: Any, mesh: Mesh | None) -> TargetProgram:
             f"`return step, (state, batch)`, or a dict of keyword arguments"
         )
     return TargetProgram(function, mesh, tuple(arguments), {}, workload)
-
-
-def _is_workload(message: Any) -> bool:
-    return message is None or isinstance(message, Workload)
 
 
 def _described(result: Any) -> str:

@@ -1,8 +1,8 @@
 """Attribution of each collective to the constraint, argument or operation that causes it."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from typing import Any
@@ -49,24 +49,24 @@ def fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         >>> fits((512, 1024), (1024, 4, 128)), fits((2, 1024), (1024, 4))
         (True, False)
     """
-    given = sorted(d for d in dims if d > 1)
-    wanted = [d for d in shape if d > 1]
-    if given == sorted(wanted):
-        return bool(given) or math.prod(shape) == math.prod(dims) == 1
-    if len(given) >= len(wanted) or len(wanted) > 5 or not given:
+    sizes = sorted(d for d in dims if d > 1)
+    parts = [d for d in shape if d > 1]
+    if sizes == sorted(parts):
+        return bool(sizes) or math.prod(shape) == math.prod(dims) == 1
+    if len(sizes) >= len(parts) or len(parts) > 5 or not sizes:
         return False
-    return any(_merges(turned, tuple(given)) for turned in set(permutations(wanted)))
+    return any(_merges(turned, tuple(sizes)) for turned in set(permutations(parts)))
 
 
-def _merges(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Return whether neighbours of a shape multiply to the given sizes, in some order."""
+def _merges(shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Return whether neighbours of a shape multiply to the sizes, in some order."""
     if not shape:
-        return not given
+        return not sizes
     product = 1
     for count, size in enumerate(shape, 1):
         product *= size
-        if product in given:
-            left = list(given)
+        if product in sizes:
+            left = list(sizes)
             left.remove(product)
             if _merges(shape[count:], tuple(left)):
                 return True
@@ -159,19 +159,14 @@ class Attributor:
         """Return whether a collective sums an argument's gradient over data-parallel devices."""
         collective = context.collective
         op_name = collective.op_name
-        if not op_name:
-            op_name = (
-                "" if context.producer is None else self.dataflow.module.op_name(context.producer)
-            )
+        if not op_name and context.producer is not None:
+            op_name = self.dataflow.module.op_name(context.producer)
         if "transpose(" not in op_name:
             return False
-        arrays = collective.operands
-        if collective.kind == "collective-permute":
-            # A ring permutes parts of the result.
-            without: frozenset[str] = frozenset()
-        else:
-            without = context.axes
-        shapes = {array.dims for array in arrays}
+        # A ring permutes parts of the result.
+        is_ring = collective.kind == "collective-permute"
+        without: frozenset[str] = frozenset() if is_ring else context.axes
+        shapes = {array.dims for array in collective.operands}
         return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)
 
     def _argument_shapes(self, without: frozenset[str]) -> Iterator[tuple[int, ...]]:
@@ -249,22 +244,6 @@ class Attributor:
                     yield self.shardings.sources(scope, value)
 
 
-@dataclass
-class _Alike:
-    """Collectives with the same description and cause."""
-
-    collectives: list[Collective] = field(default_factory=list)
-    seconds: float = 0.0
-    dcn_bytes: float = 0.0
-    ici_bytes: float = 0.0
-
-    def add(self, collective: Collective, cost: NetworkCost) -> None:
-        self.collectives.append(collective)
-        self.seconds += collective.times * cost.total_seconds
-        self.dcn_bytes += collective.times * cost.dcn_bytes
-        self.ici_bytes += collective.times * cost.sent_bytes
-
-
 def describe_traffic(
     compilation: Compilation, topology: Topology, mesh: Mesh
 ) -> tuple[TrafficReport, ...]:
@@ -287,20 +266,24 @@ def describe_traffic(
     collectives = compilation.collectives(mesh)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     network = NetworkModel(topology, mesh)
-    alike: dict[tuple[CollectiveReport, Attribution], _Alike] = {}
+    alike: dict[tuple[CollectiveReport, Attribution], list[tuple[Collective, NetworkCost]]] = {}
     for collective in attributor.collectives:
-        judgement = attributor.attribute(collective)
+        why = attributor.attribute(collective)
         described = describe_collective(collective, grid, frozenset(paths), sources)
-        alike.setdefault((described, judgement), _Alike()).add(collective, network.of(collective))
-    reports = [_report(described, why, found) for (described, why), found in alike.items()]
+        alike.setdefault((described, why), []).append((collective, network.of(collective)))
+    reports = [_report(described, why, costs) for (described, why), costs in alike.items()]
     return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))
 
 
-def _report(described: CollectiveReport, why: Attribution, found: _Alike) -> TrafficReport:
+def _report(
+    described: CollectiveReport, why: Attribution, costs: Sequence[tuple[Collective, NetworkCost]]
+) -> TrafficReport:
+    dcn_bytes = sum(c.times * cost.dcn_bytes for c, cost in costs)
+    ici_bytes = sum(c.times * cost.sent_bytes for c, cost in costs)
     return TrafficReport(
-        collective=with_totals(described, found.collectives),
-        network="dcn" if found.dcn_bytes > found.ici_bytes else "ici",
-        seconds=found.seconds,
+        collective=with_totals(described, [collective for collective, _ in costs]),
+        network="dcn" if dcn_bytes > ici_bytes else "ici",
+        seconds=sum(c.times * cost.total_seconds for c, cost in costs),
         origin=why.origin,
         requested=why.requested,
         suggestion=why.suggestion,

@@ -220,7 +220,12 @@ class SweepReport(SerializableReport):
     @property
     def best(self) -> SweepResult | None:
         """The fastest mesh that fits; None if none fits."""
-        return next((r for r in self.results if r.outcome == "fits"), None)
+        return next(iter(self.fitting), None)
+
+    @property
+    def fitting(self) -> tuple[SweepResult, ...]:
+        """The meshes that fit, fastest first."""
+        return tuple(r for r in self.results if r.outcome == "fits")
 
     def price(self, result: SweepResult) -> Price | None:
         """Return the price of a chip of a result's topology, or None if unspecified."""
@@ -264,9 +269,8 @@ class SweepReport(SerializableReport):
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
         yield _head(self)
-        fitting = [r for r in self.results if r.outcome == "fits"]
-        if fitting:
-            yield _ranking(self, fitting, page)
+        if self.fitting:
+            yield _ranking(self, self.fitting, page)
         for outcome, title in _TITLES.items():
             found = [r for r in self.results if r.outcome == outcome]
             if found:
@@ -276,5 +280,5 @@ class SweepReport(SerializableReport):
             yield section("Without a mesh", "", table(["topology", "why"], rows))
 
     def __repr__(self) -> str:
-        fitting = sum(r.outcome == "fits" for r in self.results)
-        return f"<SweepReport of {self.title}: {fitting} of {len(self.results)} fit; print it>"
+        fit = f"{len(self.fitting)} of {len(self.results)} fit"
+        return f"<SweepReport of {self.title}: {fit}; print it>"

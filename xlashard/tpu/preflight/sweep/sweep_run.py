@@ -274,8 +274,9 @@ def preflight_sweep(
     )
     prices = read_prices(price)
     limits = default_limits(workers, timeout)
+    results = tempfile.mkdtemp(prefix="xlashard-sweep-") if folder is None else folder
     with SweepProgress(shown=progress) as bar:
-        return run_sweep(sweep, _folder(folder), limits, bar, again=again, prices=prices)
+        return run_sweep(sweep, Path(results), limits, bar, again=again, prices=prices)
 
 
 def target_name(target: str | Callable[..., Any]) -> str:
@@ -289,12 +290,6 @@ def target_name(target: str | Callable[..., Any]) -> str:
             f"level of a module, preflight_sweep('module:function', ...)"
         )
     return f"{module}:{name}"
-
-
-def _folder(folder: str | os.PathLike[str] | None) -> Path:
-    if folder is None:
-        return Path(tempfile.mkdtemp(prefix="xlashard-sweep-"))
-    return Path(folder)
 
 
 def find_topologies(

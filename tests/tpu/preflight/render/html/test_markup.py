@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.tpu.preflight.render.html.markup import environment, printable, user_text
+from xlashard.tpu.preflight.render.html.markup import environment, user_text
+from xlashard.wording import printable
 
 
 class Reader(HTMLParser):

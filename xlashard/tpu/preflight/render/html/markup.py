@@ -1,7 +1,6 @@
 """Jinja environment of the page: escaped text, and filters for the values of reports."""
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -49,7 +48,7 @@ from xlashard.tpu.preflight.report.preflight_model import (
     TrafficReport,
     Unit,
 )
-from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
+from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds, printable
 
 MOST_ROWS = 1000
 """Maximum number of table rows, which keeps browsers responsive."""
@@ -65,7 +64,6 @@ BOUNDS = {
 SHORT = {"compute": "compute", "hbm": "HBM", **NETWORKS}
 """Short names of the resources."""
 
-_KEPT = "\n\t"
 _BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
 """Positions where a line may break."""
 
@@ -147,19 +145,6 @@ def user_text(text: str, name: str = "bdi", *, whole: bool = False, title: str =
     shown = printable(text)
     parts = [shown] if whole else _BREAKS.sub("\\g<0>\0", shown).split("\0")
     return Markup(f"<{name}{direction}{tip}>{Markup('<wbr>').join(parts)}</{name}>")
-
-
-def printable(text: str) -> str:
-    """Return the text with unprintable and bidirectional control characters escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if _is_printable(c) else c.encode("unicode_escape").decode() for c in text)
-
-
-def _is_printable(character: str) -> bool:
-    if character.isprintable() or character in _KEPT:
-        return True
-    return unicodedata.category(character) == "Zs"
 
 
 def _amount(value: float | None, unit: Unit) -> str:
