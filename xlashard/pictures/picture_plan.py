@@ -89,6 +89,11 @@ class Cell:
     by_host: tuple[tuple[int, Runs], ...]
     colour: str
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tile."""
+        return tuple(cut.stop - cut.start for cut in self.index)
+
 
 @dataclass(frozen=True)
 class Panel:

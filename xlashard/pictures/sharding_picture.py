@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any, Self, overload
 
 import jax
@@ -18,7 +17,7 @@ from xlashard.pictures.picture_plan import Cell, Picture, plan_picture
 from xlashard.pictures.picture_text import runs_text, type_text
 from xlashard.pictures.printable import Printable
 from xlashard.pictures.subject import PictureSubject, is_place, is_shape, read_subject
-from xlashard.pictures.svg_html import fragment, page, page_of, svg_text
+from xlashard.pictures.svg_html import fragment, page, render, svg_text
 from xlashard.pictures.terminal import TerminalCapabilities, TerminalPicture
 from xlashard.wording import in_bytes, shape_text
 
@@ -90,12 +89,19 @@ class TreePicture(Printable):
 
     def to_html(self) -> str:
         """Return a page in which the picture of each array expands."""
-        return page_of(self._heading(), self._repr_html_())
+        return render("page.html", title=self._heading(), body=self._repr_html_(), cells=())
 
     def _repr_html_(self) -> str:
-        leaves = "".join(_unfolding(leaf) for leaf in self.leaves[:_SHOWN])
-        rest = "".join(f"<div>{escape(line)}</div>" for line in self._rest())
-        return f"<div><strong>{escape(self._heading())}</strong>{leaves}{rest}</div>"
+        leaves = [
+            (
+                leaf.path,
+                f"{type_text(leaf.subject)} {leaf.subject.sharding}, "
+                f"{in_bytes(leaf.device_bytes)} on each device",
+                fragment(plan_picture(leaf.subject, 16)),
+            )
+            for leaf in self.leaves[:_SHOWN]
+        ]
+        return render("tree.html", title=self._heading(), leaves=leaves, rest=list(self._rest()))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         screen = TerminalCapabilities.of(console, options)
@@ -185,16 +191,6 @@ def _held(subject: PictureSubject) -> str:
     return f"{shape_text(subject.placement.tile)}, {in_bytes(subject.tile_bytes or 0)}"
 
 
-def _unfolding(leaf: TreeLeaf) -> str:
-    """Return an array whose picture expands on a click."""
-    subject = leaf.subject
-    line = f"{type_text(subject)} {subject.sharding}, {in_bytes(leaf.device_bytes)} on each device"
-    return (
-        f"<details><summary><code>{escape(leaf.path)}</code> {escape(line)}</summary>"
-        f"{fragment(plan_picture(subject, 16))}</details>"
-    )
-
-
 def _small_picture(subject: PictureSubject, room: int, screen: TerminalCapabilities) -> Text:
     """Yield a line per row of tiles, each in its colour with its devices."""
     picture = plan_picture(subject, _SMALL)
@@ -260,7 +256,7 @@ class ShardingPicture(Printable):
 
     def to_svg(self) -> str:
         """Return the picture as an SVG file, which needs nothing else and suits any background."""
-        return svg_text(self.plan, alone=True)
+        return svg_text(self.plan)
 
     def to_html(self) -> str:
         """Return a page with the picture and a table of its tiles."""
