@@ -12,7 +12,8 @@ from tests.forking import python_command
 from tests.testing.helpers import environment
 from xlashard.testing.launcher import PodSize, ProcessExit
 from xlashard.testing.pod_worker import RemoteException, Reply
-from xlashard.testing.worker_pool import PoolResult, Timeouts, pod_error
+from xlashard.testing.supervision import EndingRules
+from xlashard.testing.worker_pool import PoolResult, pod_error
 
 SAMPLE = Path(__file__).with_name("plugin_tests.py")
 
@@ -219,7 +220,7 @@ def test_pytest_starts_without_jax() -> None:
 
 def result(**facts: object) -> PoolResult:
     """What came of a request to two processes."""
-    return PoolResult(PodSize(2, 1), Timeouts(9, 4), **facts)  # pyright: ignore[reportArgumentType]
+    return PoolResult(PodSize(2, 1), EndingRules(9, 4), **facts)  # pyright: ignore[reportArgumentType]
 
 
 def test_fate_of_a_process_without_reply() -> None:

@@ -120,20 +120,16 @@ def load_settings(path: str, flags: Mapping[str, Any]) -> CloudSettings:
         SettingsError: A setting is unknown or has an invalid value.
         CloudError: The file can't be read.
     """
-    table: dict[str, Any] = _read(path) if path else {}
-    for key, value in flags.items():
-        group, _, name = key.partition(".")
-        table.setdefault(group, {})[name] = value
-    return read(CloudSettings, table)
-
-
-def _read(path: str) -> dict[str, Any]:
     try:
-        return read_toml(path)
+        table = read_toml(path) if path else {}
     except OSError as error:
         raise CloudError(f"--config {path} can't be read: {error.strerror}", code=2) from None
     except ValueError as error:
         raise CloudError(f"--config {path} is not a TOML file: {error}", code=2) from None
+    for key, value in flags.items():
+        group, _, name = key.partition(".")
+        table.setdefault(group, {})[name] = value
+    return read(CloudSettings, table)
 
 
 def check_name(name: str) -> None:

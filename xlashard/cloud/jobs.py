@@ -298,7 +298,7 @@ class Actions:
 
     make: Callable[[], None]
     run: Callable[[int], tuple[int, Next]]
-    remove: Callable[[], None]
+    remove: Callable[[], object]
 
 
 def keep_running(session: Session, actions: Actions) -> int:
@@ -370,15 +370,12 @@ def watch(session: Session) -> int:
             return error.code, Next.RECREATE if lost_reason(session) else Next.STOP
         return status.code, _reaction(session, status)
 
-    def remove() -> None:
-        delete(session)
-
     try:
-        return keep_running(session, Actions(make, run, remove))
+        return keep_running(session, Actions(make, run, lambda: delete(session)))
     except KeyboardInterrupt:
         if not session.settings.watch.keep:
             session.report("interrupted; deleting the TPU")
-            remove()
+            delete(session)
         raise
 
 

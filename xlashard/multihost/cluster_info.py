@@ -68,18 +68,6 @@ def _on_kubernetes(command: str, processes: int) -> str:
     )
 
 
-def _by_slurm(command: str, processes: int) -> str:
-    return f"srun --ntasks={processes} {command}"
-
-
-def _by_mpi(command: str, processes: int) -> str:
-    return f"mpirun -n {processes} {command}"
-
-
-def _emulated(command: str, processes: int) -> str:
-    return f"xlashard pod -n {processes} -- {command}"
-
-
 def _by_hand(command: str, processes: int) -> str:
     return (
         f"{command}, {processes} times with the same coordinator and with process_id 0 … "
@@ -87,13 +75,13 @@ def _by_hand(command: str, processes: int) -> str:
     )
 
 
-EMULATED = LaunchEnvironment("an emulated pod", _BY_HAND, _emulated)
+EMULATED = LaunchEnvironment("an emulated pod", _BY_HAND, "xlashard pod -n {1} -- {0}".format)
 
 
 GIVEN = LaunchEnvironment("its arguments", _BY_HAND, _by_hand)
 
 
-SLURM = LaunchEnvironment("Slurm", _AT_ONCE, _by_slurm)
+SLURM = LaunchEnvironment("Slurm", _AT_ONCE, "srun --ntasks={1} {0}".format)
 
 
 _BY_CLUSTER = {
@@ -101,19 +89,8 @@ _BY_CLUSTER = {
     "gketpu": LaunchEnvironment("a TPU slice in GKE", _WHEN_THERE_IS_ROOM, _on_kubernetes),
     "K8sCluster": LaunchEnvironment("Kubernetes", _WHEN_THERE_IS_ROOM, _on_kubernetes),
     "slurm": SLURM,
-    "ompi": LaunchEnvironment("Open MPI", _AT_ONCE, _by_mpi),
+    "ompi": LaunchEnvironment("Open MPI", _AT_ONCE, "mpirun -n {1} {0}".format),
 }
-
-
-def environment_of(cluster: Cluster) -> LaunchEnvironment:
-    """Return the environment that JAX has detected."""
-    other = LaunchEnvironment(cluster.name, _BY_HAND, _by_hand)
-    return _BY_CLUSTER.get(cluster.name, other)
-
-
-def own_command() -> str:
-    """Return the command that started this program: `python train.py --steps=10`."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def unlaunched_tasks(variables: Mapping[str, str]) -> int:
@@ -232,18 +209,11 @@ def find_cluster(request: InitializeRequest) -> ClusterInfo:
         return _from_arguments(request)
     emulated = read_flags(os.environ).pod
     if emulated is not None:
-        found = ClusterInfo(
-            EMULATED,
-            emulated.processes,
-            emulated.process_id,
-            emulated.coordinator,
-            None,
-        )
-        return _agreed(found, request)
+        at = emulated.coordinator
+        info = ClusterInfo(EMULATED, emulated.processes, emulated.process_id, at, None)
+        return _agreed(info, request)
     cluster = _cluster()
-    if cluster is not None:
-        return _agreed(_detected(cluster, request), request)
-    return _alone(request)
+    return _agreed(_detected(cluster, request), request) if cluster else _alone(request)
 
 
 def _from_arguments(request: InitializeRequest) -> ClusterInfo:
@@ -270,7 +240,8 @@ def _cluster() -> Cluster | None:
 
 
 def _detected(cluster: Cluster, request: InitializeRequest) -> ClusterInfo:
-    environment = environment_of(cluster)
+    other = LaunchEnvironment(cluster.name, _BY_HAND, _by_hand)
+    environment = _BY_CLUSTER.get(cluster.name, other)
     # One process needs no coordinator; a request for one process is handled below.
     if cluster.processes == 1 or request.processes == 1:
         return ClusterInfo(environment, cluster.processes, cluster.process_id, "", None)
@@ -289,21 +260,21 @@ def _detected(cluster: Cluster, request: InitializeRequest) -> ClusterInfo:
     )
 
 
-def _agreed(found: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
+def _agreed(info: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
     """Return the detected cluster, provided that the arguments do not contradict it."""
     if request.processes == 1:
         return ClusterInfo(_ONE, 1, 0, "", None)
     for name, here, asked in (
-        ("processes", found.processes, request.processes),
-        ("process_id", found.process_id, request.process_id),
+        ("processes", info.processes, request.processes),
+        ("process_id", info.process_id, request.process_id),
     ):
         if asked is not None and asked != here:
             raise ProcessesError(  # no-catalogue: needs the environment of a launcher
-                f"initialize({name}={asked}): {found.environment.title} specifies {name}={here}. "
-                f"{start_text(found.environment, request.processes or found.processes)}",
-                processes=(found.process_id,),
+                f"initialize({name}={asked}): {info.environment.title} specifies {name}={here}. "
+                f"{start_text(info.environment, request.processes or info.processes)}",
+                processes=(info.process_id,),
             )
-    return found if request.coordinator is None else replace(found, coordinator=request.coordinator)
+    return info if request.coordinator is None else replace(info, coordinator=request.coordinator)
 
 
 def _alone(request: InitializeRequest) -> ClusterInfo:
@@ -335,18 +306,15 @@ def _alone(request: InitializeRequest) -> ClusterInfo:
 
 def start_text(environment: LaunchEnvironment, processes: int) -> str:
     """Return a sentence with the command that starts all processes."""
-    command = environment.launch(own_command(), processes)
+    command = environment.launch(shlex.join(["python", *sys.orig_argv[1:]]), processes)
     return f"Start it in all {processes}: {command}"
 
 
 def arguments_text(request: InitializeRequest) -> str:
     """Format the arguments of a call of `initialize`."""
-    asked = {
-        "coordinator": request.coordinator,
-        "processes": request.processes,
-        "process_id": request.process_id,
-    }
-    return ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
+    names = ("coordinator", "processes", "process_id")
+    values = ((name, getattr(request, name)) for name in names)
+    return ", ".join(f"{name}={value!r}" for name, value in values if value is not None)
 
 
 def split_address(address: str) -> tuple[str, int]:

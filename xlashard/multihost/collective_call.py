@@ -48,9 +48,6 @@ def can_meet() -> bool:
 _TIMEOUT = 300.0
 
 
-_ADVICE = "; all processes must call it, in the same order"
-
-
 @dataclass(frozen=True)
 class Contribution:
     """Data that one process contributes to a call.
@@ -88,8 +85,7 @@ class CollectiveCall:
     @property
     def barrier(self) -> Barrier:
         """Barrier of this call."""
-        all_processes = tuple(range(jax.process_count()))
-        group = self.processes or all_processes
+        group = self.processes or tuple(range(jax.process_count()))
         return Barrier(group, self.series, self.timeout, what=self.name)
 
     def exchange(self, mine: Contribution) -> dict[int, Contribution]:
@@ -110,6 +106,15 @@ class CollectiveCall:
             for process, they in everyone.items()
         }
 
+    def exchange_text(self, subject: str) -> dict[int, str]:
+        """Exchange one text per process; return them by process.
+
+        Raises:
+            ProcessesError: Some processes did not arrive.
+        """
+        with self._timeout_as_error():
+            return RENDEZVOUS.exchange(self.barrier, subject)
+
     @contextmanager
     def abort_together(self) -> Iterator[None]:
         """Send an error raised in this block to the other processes before it propagates."""
@@ -118,18 +123,14 @@ class CollectiveCall:
         except XlashardError as error:
             if can_meet() and jax.process_count() > 1:
                 try:
-                    self._refuse(str(error))
+                    brief = replace(self, timeout=min(self.timeout, _REFUSAL_SECONDS))
+                    brief._meet({"call": self.name, "refused": str(error)})
                 except ProcessesError as others:
                     error.add_note(str(others))
             raise
 
-    def _refuse(self, reason: str) -> None:
-        brief = replace(self, timeout=min(self.timeout, _REFUSAL_SECONDS))
-        brief._meet({"call": self.name, "refused": reason})
-
     def _meet(self, message: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        with self._timeout_as_error():
-            came = RENDEZVOUS.exchange(self.barrier, json.dumps(message))
+        came = self.exchange_text(json.dumps(message))
         everyone = {process: json.loads(text) for process, text in came.items()}
         if "refused" not in message:
             self._check_calls(everyone)
@@ -251,14 +252,8 @@ def barrier(
                 "and call it only in those",
                 processes=group,
             )
-        what = f"barrier {name!r}"
-        invitation = Barrier(group, f"barriers/{quote_key(name)}", timeout, what=what)
-        try:
-            RENDEZVOUS.exchange(invitation, "")
-        except BarrierTimeoutError as error:
-            raise ProcessesError(  # no-catalogue: needs several processes
-                f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
-            ) from None
+        series = f"barriers/{quote_key(name)}"
+        CollectiveCall(f"barrier {name!r}", timeout, group, series).exchange_text("")
 
 
 def sync_global_devices(name: str, *, timeout: float = _TIMEOUT) -> None:
@@ -282,14 +277,8 @@ def sync_global_devices(name: str, *, timeout: float = _TIMEOUT) -> None:
             array.block_until_ready()
         jax.effects_barrier()
         all_processes = tuple(range(coordination.process_count()))
-        what = f"sync_global_devices({name!r})"
-        try:
-            came = RENDEZVOUS.exchange(Barrier(all_processes, "sync", timeout, what=what), name)
-        except BarrierTimeoutError as error:
-            raise ProcessesError(  # no-catalogue: needs several processes
-                f"{what} {error.after(timeout, len(all_processes))}{_ADVICE}",
-                processes=error.processes,
-            ) from None
+        call = CollectiveCall(f"sync_global_devices({name!r})", timeout, all_processes, "sync")
+        came = call.exchange_text(name)
         if len(set(came.values())) > 1:
             names = format_by_process({process: repr(name) for process, name in came.items()})
             raise ProcessesError(  # no-catalogue: needs several processes

@@ -39,18 +39,13 @@ class MismatchedPiece:
 
     Attributes:
         name: Name of the piece.
-        holders: Processes that hold it.
-        odd: Those of them that differ from the majority.
+        odd: Processes that differ from the majority.
+        text: Description of the mismatch.
     """
 
     name: str
-    holders: tuple[int, ...]
     odd: tuple[int, ...]
-
-    @property
-    def text(self) -> str:
-        """Description of the mismatch."""
-        return f"differs between {format_processes(self.holders)}"
+    text: str
 
 
 def mismatched_pieces(by_process: Mapping[int, PieceDigests], path: str) -> list[MismatchedPiece]:
@@ -65,7 +60,7 @@ def mismatched_pieces(by_process: Mapping[int, PieceDigests], path: str) -> list
         for name, piece in held.get(path, {}).items():
             holders.setdefault(name, {})[process] = piece
     return [
-        MismatchedPiece(name, tuple(held), minority(held))
+        MismatchedPiece(name, minority(held), f"differs between {format_processes(tuple(held))}")
         for name, held in holders.items()
         if len(set(held.values())) > 1
     ]

@@ -81,26 +81,25 @@ def process_allgather(in_tree: Any, tiled: bool = False, *, timeout: float = 600
         call = CollectiveCall(f"process_allgather(..., tiled={bool(tiled)})", timeout)
         with call.abort_together():
             leaves = read_leaves(in_tree, "in_tree", "process_allgather")
-            _check_tiled(leaves, tiled)
+            spanning = [leaf for leaf in leaves if leaf.value is None]
+            if spanning and not tiled:
+                raise PlacementError(  # no-catalogue: needs several processes
+                    f"{spanning[0].path} is {spanning[0].type}, which is one value and not one "
+                    "value per process, so it cannot be stacked: write process_allgather(x, "
+                    "tiled=True) to gather it"
+                )
         own = [leaf.value for leaf in leaves if leaf.value is not None]
         rows = iter(_gathered(call, leaves, own))
-        values = [
-            _whole(leaf, timeout)
-            if leaf.value is None
-            else _arranged(next(rows), tiled and leaf.ndim > 0)
-            for leaf in leaves
-        ]
-        out = [leaf.like(value) for leaf, value in zip(leaves, values, strict=True)]
+        out = []
+        for leaf in leaves:
+            if leaf.value is None and leaf.array is not None:
+                value = leaf.array.to_host("gather", timeout=timeout)
+            else:
+                value = next(rows)
+                if tiled and leaf.ndim > 0:
+                    value = np.concatenate(value)
+            out.append(leaf.like(value))
         return jax.tree.structure(in_tree).unflatten(out)
-
-
-def _check_tiled(leaves: Sequence[HostLeaf], tiled: bool) -> None:
-    for leaf in leaves:
-        if leaf.value is None and not tiled:
-            raise PlacementError(  # no-catalogue: needs several processes
-                f"{leaf.path} is {leaf.type}, which is one value and not one value per process, "
-                "so it cannot be stacked: write process_allgather(x, tiled=True) to gather it"
-            )
 
 
 def _gathered(
@@ -113,7 +112,7 @@ def _gathered(
     block = packed(own)
     if not can_meet():
         return unpacked(gathered_by_devices(block), own)
-    is_small = size_of(own) * count <= STORED_BYTES
+    is_small = block.nbytes * count <= STORED_BYTES
     types = leaf_types(leaves)
     came = call.exchange(Contribution(digest_of(types), data=block.tobytes() if is_small else b""))
     call.check_same_types(came, types)
@@ -121,16 +120,6 @@ def _gathered(
         return unpacked(gathered_by_devices(block), own)
     rows = [np.frombuffer(came[process].data, np.uint8) for process in range(count)]
     return unpacked(np.stack(rows), own)
-
-
-def _arranged(rows: np.ndarray, tiled: bool) -> np.ndarray:
-    return rows.reshape((rows.shape[0] * rows.shape[1], *rows.shape[2:])) if tiled else rows
-
-
-def _whole(leaf: HostLeaf, timeout: float) -> np.ndarray:
-    """Return the value of an array that spans processes."""
-    assert leaf.array is not None
-    return leaf.array.to_host("gather", timeout=timeout)
 
 
 _SOURCE = "source"
@@ -196,7 +185,7 @@ def _broadcast(
     block = packed(own)
     if not can_meet():
         return unpacked(broadcast_by_devices(block, is_source=gives), own)
-    is_small = size_of(own) <= STORED_BYTES
+    is_small = block.nbytes <= STORED_BYTES
     data = block.tobytes() if is_small and gives else b""
     types = leaf_types(leaves)
     came = call.exchange(Contribution(digest_of(types), _SOURCE if gives else "", data))
@@ -218,17 +207,10 @@ def _check_one_source(sources: Sequence[int]) -> int:
     )
 
 
-def size_of(values: Sequence[np.ndarray]) -> int:
-    """Return the total number of bytes of values."""
-    return sum(value.nbytes for value in values)
-
-
 def packed(values: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate the bytes of values."""
-    if not values:
-        return np.empty(0, np.uint8)
     flat = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
-    return np.concatenate(flat)
+    return np.concatenate([np.empty(0, np.uint8), *flat])
 
 
 def unpacked(block: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:

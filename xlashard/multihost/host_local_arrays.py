@@ -9,7 +9,7 @@ are linear primitives, each the transpose of the other.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
@@ -110,7 +110,7 @@ def host_local_array_to_global_array(
             call = CollectiveCall(TO_GLOBAL, timeout, host.processes, series=TO_GLOBAL)
             named = [(p, tracing.value_behind(x)) for p, x in named_leaves(local_inputs, _INPUTS)]
             compare_parts(call, host, list(zip(named, specs, strict=True)), once=check == "once")
-        return _mapped(_to_global, local_inputs, host, specs, _INPUTS)
+        return _mapped(local_inputs, host, specs, _INPUTS, to_global=True)
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -156,22 +156,18 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     with short_tracebacks:
         host = host_mesh(global_mesh)
         specs = _specs_of(pspecs, global_inputs, "global_inputs")
-        return _mapped(_to_local, global_inputs, host, specs, "global_inputs")
+        return _mapped(global_inputs, host, specs, "global_inputs", to_global=False)
 
 
 def _mapped(
-    convert: Callable[[Any, HostMesh, PartitionSpec], Any],
-    inputs: Any,
-    host: HostMesh,
-    specs: Sequence[PartitionSpec],
-    name: str,
+    inputs: Any, host: HostMesh, specs: Sequence[PartitionSpec], name: str, *, to_global: bool
 ) -> Any:
     """Convert each leaf by its spec."""
     leaves, treedef = jax.tree.flatten(inputs)
     out = []
     for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
         try:
-            out.append(convert(leaf, host, spec))
+            out.append(_converted(leaf, host, spec, to_global))
         except XlashardError as error:
             raise _with_context(error, leaf_path(inputs, number, name), host, spec) from None
     return treedef.unflatten(out)
@@ -230,29 +226,20 @@ def _in_one_writing(spec: PartitionSpec) -> PartitionSpec:
     return partition_spec(normal)
 
 
-def _to_global(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
+def _converted(x: Any, host: HostMesh, spec: PartitionSpec, to_global: bool) -> Any:
     known = tracing.value_behind(x)
     if isinstance(known, jax.Array) and not isinstance(known, Tracer):
         check_alive(known)
-        if not known.is_fully_addressable:
+        is_local = known.is_fully_addressable
+        is_converted = not is_local if to_global else is_local and not host.is_all_here
+        if is_converted:
             return wrap_result(x)
     if isinstance(x, Tracer):
-        return bind_traced(to_global_p, x, host, spec)
-    return as_global(x, host, spec)
+        return _bind_traced(to_global_p if to_global else to_local_p, x, host, spec)
+    return as_global(x, host, spec) if to_global else as_host_local(x, host, spec)
 
 
-def _to_local(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
-    known = tracing.value_behind(x)
-    if isinstance(known, jax.Array) and not isinstance(known, Tracer):
-        check_alive(known)
-        if known.is_fully_addressable and not host.is_all_here:
-            return wrap_result(x)
-    if isinstance(x, Tracer):
-        return bind_traced(to_local_p, x, host, spec)
-    return as_host_local(x, host, spec)
-
-
-def bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
+def _bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     """Bind a primitive to a traced value, and constrain the result's sharding inside a program."""
     out = primitive.bind(x, global_mesh=host.whole, pspec=spec)
     if out.shape != x.shape or not tracing.is_staging():
@@ -266,26 +253,6 @@ def bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) -> 
         typed = partition_spec(replace(whole, dims=tuple(dims)))
         out = jax.sharding.reshard(out, there.with_spec(typed).jax_sharding())
     return out if explicit.issuperset(host.whole.axis_names) else constrain(out, there)
-
-
-def _lift(x: Any, *, global_mesh: Mesh, pspec: PartitionSpec) -> Any:
-    return as_global(x, host_mesh(global_mesh), pspec)
-
-
-def _lower(x: Any, *, global_mesh: Mesh, pspec: PartitionSpec) -> Any:
-    return as_host_local(x, host_mesh(global_mesh), pspec)
-
-
-def _lifted_shape(
-    shape: Sequence[int], *, global_mesh: Mesh, pspec: PartitionSpec
-) -> tuple[int, ...]:
-    return host_mesh(global_mesh).global_shape(pspec, shape)
-
-
-def _lowered_shape(
-    shape: Sequence[int], *, global_mesh: Mesh, pspec: PartitionSpec
-) -> tuple[int, ...]:
-    return host_mesh(global_mesh).local_shape(pspec, shape)
 
 
 def _with_batch(
@@ -313,12 +280,6 @@ def _in_program(
     """Return the value unchanged; inside a program the conversion must keep the shape."""
     if shapes[0] == shapes[1]:
         return x
-    _refuse_in_program(name, shapes, pspec)
-
-
-def _refuse_in_program(
-    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], pspec: PartitionSpec
-) -> NoReturn:
     raise CompileError(  # no-catalogue: needs several processes
         f"{name} changes the shape {shapes[0]} to {shapes[1]} inside a compiled program, in which "
         f"every value is global: convert before and after the program, x = {TO_GLOBAL}(x, "
@@ -327,8 +288,22 @@ def _refuse_in_program(
     )
 
 
+def _rules(
+    name: str,
+    convert: Callable[[Any, HostMesh, PartitionSpec], Any],
+    shape_of: Callable[[HostMesh, PartitionSpec, Sequence[int]], tuple[int, ...]],
+) -> LinearRules:
+    def concrete(x: Any, *, global_mesh: Mesh, pspec: PartitionSpec) -> Any:
+        return convert(x, host_mesh(global_mesh), pspec)
+
+    def shape(shape: Sequence[int], *, global_mesh: Mesh, pspec: PartitionSpec) -> tuple[int, ...]:
+        return shape_of(host_mesh(global_mesh), pspec, shape)
+
+    return LinearRules(name, concrete, shape, _with_batch, partial(_in_program, name))
+
+
 to_global_p, to_local_p = transposed_pair(
-    LinearRules(TO_GLOBAL, _lift, _lifted_shape, _with_batch, partial(_in_program, TO_GLOBAL)),
-    LinearRules(TO_LOCAL, _lower, _lowered_shape, _with_batch, partial(_in_program, TO_LOCAL)),
+    _rules(TO_GLOBAL, as_global, HostMesh.global_shape),
+    _rules(TO_LOCAL, as_host_local, HostMesh.local_shape),
 )
 """Host-local to global, and back; parameters `global_mesh` and `pspec`."""

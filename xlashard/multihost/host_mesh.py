@@ -1,7 +1,7 @@
 """Block of a mesh that belongs to this process, and values on it as parts of global arrays."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +29,7 @@ from xlashard.array.reshard.plan import same_shards
 from xlashard.errors import ArgumentError, BoxError, counted
 from xlashard.geometry import MeshGrid, Spec, validate_spec
 from xlashard.lazily import dataclass
+from xlashard.processes import format_processes
 from xlashard.sharding import (
     AbstractMesh,
     Mesh,
@@ -110,9 +111,7 @@ class HostMesh:
         return f"this process's part ({local}) of the mesh {whole}"
 
 
-@lru_cache(maxsize=4096)
-def _named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    return NamedSharding(mesh, spec)
+_named = lru_cache(maxsize=4096)(NamedSharding)
 
 
 def _rescaled(
@@ -128,8 +127,7 @@ def _rescaled(
 
 
 def _tiles(axes: tuple[str, ...] | None, grid: MeshGrid) -> int:
-    sizes = grid.shape
-    return math.prod(sizes[axis] for axis in axes or ())
+    return math.prod(grid.shape[axis] for axis in axes or ())
 
 
 @lru_cache(maxsize=64)
@@ -145,8 +143,8 @@ def _host_mesh(mesh: Mesh) -> HostMesh:
     if mine is None:
         raise BoxError(  # no-catalogue: needs several processes
             f"global_mesh has no device of this process, {me}; its {counted(mesh.size, 'device')} "
-            f"belong to {_listed(list(boxes))}: call the function only in processes that own a "
-            f"device of the mesh, under `if jax.process_index() in {list(boxes)}:`"
+            f"belong to {format_processes(tuple(boxes))}: call the function only in processes that "
+            f"own a device of the mesh, under `if jax.process_index() in {list(boxes)}:`"
         )
     window = tuple(slice(at, at + n) for at, n in zip(mine.offsets, mine.sizes, strict=True))
     local = Mesh(mesh.devices[window], mesh.axis_names, axis_types=mesh.axis_types)
@@ -174,10 +172,6 @@ def _kind(mesh: Any) -> str:
     if isinstance(mesh, Mesh):
         return "an empty one"
     return f"{'an' if isinstance(mesh, AbstractMesh) else 'a'} {type(mesh).__name__}"
-
-
-def _listed(processes: Sequence[int]) -> str:
-    return f"process {processes[0]}" if len(processes) == 1 else f"processes {processes}"
 
 
 def _gap_text(grid: MeshGrid, owners: Sequence[int], process: int) -> str:
@@ -225,47 +219,34 @@ def _picture(grid: MeshGrid, owners: Sequence[int]) -> str:
 
 def as_global(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     """Return the global array of which a concrete value is this process's part."""
-    return _converted(x, _global_boundary, host, spec)
+    return _converted(x, host, spec, to_global=True)
 
 
 def as_host_local(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     """Return this process's part of a concrete global value."""
-    return _converted(x, _local_boundary, host, spec)
-
-
-type _Boundary = Callable[
-    [HostMesh, PartitionSpec, tuple[int, ...]], tuple[ResolvedSharding, ResolvedSharding]
-]
-"""Computes the required placement of a value, and the placement of its converted view."""
+    return _converted(x, host, spec, to_global=False)
 
 
 @cleared_with_jax
 @lru_cache(maxsize=_KEPT)
-def _global_boundary(
-    host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]
+def _boundary(
+    host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...], to_global: bool
 ) -> tuple[ResolvedSharding, ResolvedSharding]:
-    there = host.global_shape(spec, shape)
-    return resolve_sharding(shape, host.local_sharding(spec)), resolve_sharding(
-        there, host.global_sharding(spec)
-    )
-
-
-@cleared_with_jax
-@lru_cache(maxsize=_KEPT)
-def _local_boundary(
-    host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]
-) -> tuple[ResolvedSharding, ResolvedSharding]:
+    """Return the required placement of a value, and the placement of its converted view."""
+    local, whole = host.local_sharding(spec), host.global_sharding(spec)
+    if to_global:
+        there = host.global_shape(spec, shape)
+        return resolve_sharding(shape, local), resolve_sharding(there, whole)
     here = host.local_shape(spec, shape)
-    return resolve_sharding(shape, host.global_sharding(spec)), resolve_sharding(
-        here, host.local_sharding(spec)
-    )
+    return resolve_sharding(shape, whole), resolve_sharding(here, local)
 
 
-def _converted(x: Any, ends: _Boundary, host: HostMesh, spec: PartitionSpec) -> Any:
+def _converted(x: Any, host: HostMesh, spec: PartitionSpec, to_global: bool) -> Any:
     if is_key_array(x):
-        ends(host, spec, x.shape)  # The rank of the keys matters, not the rank of the key data.
-        return keys_over(_converted(key_handle(x), ends, host, spec)._handle, x)
-    source, target = ends(host, spec, _shape_of(x))
+        # The rank of the keys matters, not the rank of the key data.
+        _boundary(host, spec, x.shape, to_global)
+        return keys_over(_converted(key_handle(x), host, spec, to_global)._handle, x)
+    source, target = _boundary(host, spec, _shape_of(x), to_global)
     if isinstance(x, np.ndarray) and x.dtype == jax.dtypes.float0:
         return np.zeros(target.shape, x.dtype)
     return _viewed(_put(x, source), target)

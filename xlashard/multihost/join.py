@@ -133,7 +133,8 @@ def initialize(
         )
         check_types(request)
         if _joined.pod is not None:
-            return _again(_joined.pod, request)
+            _check_same(_joined.pod, request)
+            return _joined.pod
         if coordination.client() is not None:
             pod = Pod(
                 coordination.process_index(),
@@ -211,11 +212,6 @@ def _join(request: InitializeRequest) -> Pod:
     return Pod(info.process_id, info.processes, info.coordinator, info.environment.title)
 
 
-def _again(pod: Pod, request: InitializeRequest) -> Pod:
-    _check_same(pod, request)
-    return pod
-
-
 def _check_same(pod: Pod, request: InitializeRequest) -> None:
     now = (pod.coordinator, pod.count, pod.process)
     asked = (request.coordinator, request.processes, request.process_id)
@@ -237,18 +233,13 @@ def join_processes(
     Raises:
         ProcessesError: Some processes did not arrive, or are inconsistent.
     """
-    secured = request.tls is not None
-    me = ProcessIdentity(
-        info.process_id, info.processes, socket.gethostname(), os.getpid(), secured
-    )
-    alone, timeout = (
-        (info.environment.alone, _ALL)
-        if request.timeout is None
-        else (request.timeout, request.timeout)
-    )
-    call = StartupBarrier(
-        me, split_address(info.coordinator), bind, alone, timeout, _WaitLog(info).on_wait
-    )
+    host, secured = socket.gethostname(), request.tls is not None
+    me = ProcessIdentity(info.process_id, info.processes, host, os.getpid(), secured)
+    alone, timeout = request.timeout, request.timeout
+    if alone is None or timeout is None:
+        alone, timeout = info.environment.alone, _ALL
+    coordinator, on_wait = split_address(info.coordinator), _WaitLog(info).on_wait
+    call = StartupBarrier(me, coordinator, bind, alone, timeout, on_wait)
     try:
         return wait_for_all(call)
     except MissingProcessesError as error:
@@ -266,9 +257,7 @@ def join_processes(
 
 
 def _absent_text(info: ClusterInfo, error: MissingProcessesError) -> str:
-    reached = ""
-    if error.reason:
-        reached = f" (process 0 at {info.coordinator}: {error.reason})"
+    reached = f" (process 0 at {info.coordinator}: {error.reason})" if error.reason else ""
     return (
         f"process {info.process_id} of {info.processes} has waited {error.seconds:.0f} s for "
         f"{format_processes(error.processes)}{reached}. "

@@ -118,7 +118,13 @@ class ShutdownHandler:
             # Without the service of process 0, JAX's shutdown aborts this process.
             if self._error is not None:
                 self._exit_failed()
-            report_late_failure(process, error)
+            _report(
+                "process {peer} of {count} has failed ({error}) after the program of process {me} "
+                f"completed; process {{me}} ends with exit code {GONE_EXIT_CODE}. See the log of "
+                "process {peer}.",
+                peer=process,
+                error=error,
+            )
             exit_at_once(GONE_EXIT_CODE)
         if error and self._failure is None:
             self._failure = process, error
@@ -144,12 +150,24 @@ class ShutdownHandler:
                 self._end_in_vain(*self._failure, f"waits for it in {place}")
             elif waited >= _REPORT_AFTER and not reported:
                 reported = True
-                report_finished_peer(first_over, place)
+                _report(
+                    "the program of process {peer} of {count} has completed, and process {me} is "
+                    "in {place}. If all processes must execute that line, process {me} waits "
+                    "forever: make the same calls in all processes.",
+                    peer=first_over,
+                    place=place,
+                )
 
     def _end_in_vain(
         self, process: int, error: str, what: str = "was in a collective with it"
     ) -> NoReturn:
-        report_failed_peer(process, error, what)
+        _report(
+            "process {peer} of {count} has ended ({error}), and process {me} {what}. Process {me} "
+            "ends: it cannot continue without it. See the log of process {peer}.",
+            peer=process,
+            error=error,
+            what=what,
+        )
         if coordination.process_index() == 0 and self._lines is not None:
             self._lines.end_failed()
         exit_at_once(GONE_EXIT_CODE)
@@ -200,21 +218,16 @@ def exit_without_peers(processes: tuple[int, ...]) -> None:
 
 def exit_at_once(code: int) -> NoReturn:
     """End this process immediately; process 0 first gives its peers time to be notified."""
-    _flush_soon()
-    if coordination.process_index() == 0:
-        time.sleep(_PEER_NOTICE)
-    os._exit(code)
-
-
-def _flush_soon() -> None:
     flushing = threading.Thread(target=flush, daemon=True)
     try:
         flushing.start()
+        flushing.join(_FLUSH)
     except RuntimeError:
         # During interpreter shutdown no new thread starts, and no other thread prints.
         flush()
-    else:
-        flushing.join(_FLUSH)
+    if coordination.process_index() == 0:
+        time.sleep(_PEER_NOTICE)
+    os._exit(code)
 
 
 def flush() -> None:
@@ -222,39 +235,6 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-
-
-def report_failed_peer(process: int, error: str, what: str) -> None:
-    """Print that this process ends because it takes part in an operation with a failed peer."""
-    _report(
-        "process {peer} of {count} has ended ({error}), and process {me} {what}. Process {me} "
-        "ends: it cannot continue without it. See the log of process {peer}.",
-        peer=process,
-        error=error,
-        what=what,
-    )
-
-
-def report_late_failure(process: int, error: str) -> None:
-    """Print that a peer failed after the program of this process completed."""
-    _report(
-        "process {peer} of {count} has failed ({error}) after the program of process {me} "
-        f"completed; process {{me}} ends with exit code {GONE_EXIT_CODE}. See the log of process "
-        "{peer}.",
-        peer=process,
-        error=error,
-    )
-
-
-def report_finished_peer(process: int, place: str) -> None:
-    """Print that this process waits at a line for a peer whose program has completed."""
-    _report(
-        "the program of process {peer} of {count} has completed, and process {me} is in {place}. "
-        "If all processes must execute that line, process {me} waits forever: make the same calls "
-        "in all processes.",
-        peer=process,
-        place=place,
-    )
 
 
 def _report(text: str, **fields: object) -> None:

@@ -4,10 +4,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from xlashard._jax.runtime import coordination
 from xlashard.background import start_background
@@ -19,7 +18,6 @@ from xlashard.processes.stack_dump import (
     DumpRequest,
     ProcessDump,
     StepProgress,
-    ThreadStack,
     stack_server,
 )
 from xlashard.processes.wait_graph import read_status
@@ -65,32 +63,23 @@ class HangReport:
     @property
     def paused(self) -> dict[int, str]:
         """Processes that have paused their watchdog, with the reason."""
-        reported = {p: answer.progress for p, answer in self.answers.items()}
-        return {
-            p: progress.paused for p, progress in reported.items() if progress and progress.paused
-        }
+        return {p: progress.paused for p, progress in self._progress.items() if progress.paused}
 
     @property
     def moving(self) -> tuple[int, ...]:
         """Processes that have just made a step or ended a pause; peers may only be waiting."""
-        reported = {p: answer.progress for p, answer in self.answers.items()}
-        return tuple(
-            p for p, progress in reported.items() if progress and progress.idle < self.recent
-        )
+        return tuple(p for p, progress in self._progress.items() if progress.idle < self.recent)
 
     @property
     def behind(self) -> tuple[int, ...]:
         """Processes that have done fewer steps than the furthest."""
-        steps = self._steps
-        return tuple(p for p, step in steps.items() if step < max(steps.values()))
+        return tuple(p for p, progress in self._progress.items() if progress.step < self._furthest)
 
     @property
     def elsewhere(self) -> tuple[int, ...]:
         """Processes that execute their own code while others wait in a JAX call."""
-        waiting = [p for p, answer in self.answers.items() if _in_runtime(answer)]
-        if not waiting or len(waiting) == len(self.answers):
-            return ()
-        return tuple(p for p in self.answers if p not in waiting)
+        running = [p for p, answer in self.answers.items() if not _in_runtime(answer)]
+        return tuple(running) if len(running) < len(self.answers) else ()
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -98,15 +87,18 @@ class HangReport:
         return tuple(sorted({*self.silent, *self.behind, *self.elsewhere, *self.paused}))
 
     @property
-    def _steps(self) -> dict[int, int]:
-        reported = {p: answer.progress for p, answer in self.answers.items()}
-        return {p: progress.step for p, progress in reported.items() if progress is not None}
+    def _progress(self) -> dict[int, StepProgress]:
+        return {p: answer.progress for p, answer in self.answers.items() if answer.progress}
+
+    @property
+    def _furthest(self) -> int:
+        return max(progress.step for progress in self._progress.values())
 
     def __str__(self) -> str:
-        return "\n".join([*self._verdict(), "", *self._stacks(), _BELOW])
+        return "\n".join([*self._verdict(), "", *self._stacks(), _NATIVE_FRAMES])
 
     def _verdict(self) -> list[str]:
-        lines = [f"{self._about(process)}" for process in self.culprits]
+        lines = [self._about(process) for process in self.culprits]
         others = [p for p in self.answers if p not in self.culprits]
         for text, processes in group_by_value({p: self._waits(p) for p in others}):
             verb = "waits" if len(processes) == 1 else "wait"
@@ -124,19 +116,17 @@ class HangReport:
                 f"process {process} does not answer: it is stopped (SIGSTOP), its machine is, or "
                 "native code keeps Python's lock"
             )
-        answer = self.answers[process]
-        progress = answer.progress
         if process in self.paused:
             return f"process {process} is busy with {self.paused[process]}: {self._at(process)}"
         behind = ""
-        if progress is not None and process in self.behind:
-            furthest = max(self._steps.values())
-            behind = f" at step {progress.step}, behind the others at step {furthest},"
+        if process in self.behind:
+            step = self._progress[process].step
+            behind = f" at step {step}, behind the others at step {self._furthest},"
         return f"process {process} is stuck{behind} in {self._at(process)}"
 
     def _waits(self, process: int) -> str:
-        step = self._steps.get(process)
-        at_step = "" if step is None else f" at step {step}"
+        progress = self._progress.get(process)
+        at_step = f" at step {progress.step}" if progress else ""
         note = self.notes.get(process)
         return f"in {self._at(process)}{at_step}{f' ({note})' if note else ''}"
 
@@ -158,14 +148,9 @@ class HangReport:
         return lines
 
 
-_BELOW = (
+_NATIVE_FRAMES = (
     "Frames below Python are not visible from inside; `py-spy dump --native --pid PID` shows them."
 )
-
-
-def stacks_text(threads: Sequence[ThreadStack]) -> str:
-    """Format the stacks of one process."""
-    return "\n\n".join(thread.text() for thread in threads)
 
 
 def _in_runtime(answer: ProcessDump) -> bool:
@@ -253,12 +238,7 @@ class Watchdog:
         self._thread = start_background(self._watch, self._end.set, f"{OWN_THREADS}watchdog")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         stack_server.set_progress_source(None)
         if self._thread is not None:
@@ -286,7 +266,7 @@ class Watchdog:
     def _report(self, idle: float) -> None:
         me, count = coordination.process_index(), coordination.process_count()
         self._reports += 1
-        own = stacks_text(stack_server.local_dump().threads)
+        own = "\n\n".join(thread.text() for thread in stack_server.local_dump().threads)
         self._write(
             f"process {me} of {count}: no step for {idle:.0f} s, since step {self._step}:\n{own}"
         )
@@ -308,19 +288,19 @@ class Watchdog:
 
     def _report_all(self, count: int) -> bool:
         """Report on all processes; return whether one is busy and has paused its watchdog."""
-        question = stack_server.request_all(_ANSWER, recent=self._timeout / 2)
-        if question.answers is None:
-            return self._report_of_another(question)
-        notes = {process: read_status(process) for process in range(count)}
-        waits = {p: str(note.main_wait) for p, note in notes.items() if note.main_wait}
-        report = HangReport(count, question.answers, waits, recent=self._timeout / 2)
+        request = stack_server.request_all(_ANSWER, recent=self._timeout / 2)
+        if request.answers is None:
+            return self._report_of_another(request)
+        waits = {process: read_status(process).main_wait for process in range(count)}
+        notes = {process: str(wait) for process, wait in waits.items() if wait}
+        report = HangReport(count, request.answers, notes, recent=self._timeout / 2)
         text, busy = str(report), bool(report.paused or report.moving)
-        question.publish(f"{'busy' if busy else 'stuck'}\n{text}")
+        request.publish(f"{'busy' if busy else 'stuck'}\n{text}")
         self._write(text)
         return busy
 
-    def _report_of_another(self, question: DumpRequest) -> bool:
-        outcome = question.outcome(_ANSWER + _OUTCOME)
+    def _report_of_another(self, request: DumpRequest) -> bool:
+        outcome = request.outcome(_ANSWER + _OUTCOME)
         if outcome is None:
             self._write("another process requested all stacks, but published no report")
             return False

@@ -207,25 +207,24 @@ class _BarrierRound:
             decided = self._decided(seconds)
             if decided is not None:
                 return decided
-            vain = self._report(self._missing(store.listed(f"{self._folder}/here")))
+            vain = self._report(self._missing(self._here()))
             if vain is not None:
                 return self._decide(vain)
         return self._decide(self._collect(0))
 
     def _collect(self, end: float) -> _Outcome:
-        here = store.listed(f"{self._folder}/here")
+        here = self._here()
         missing = self._missing(here)
         for seconds in self._intervals(end):
             if not missing:
                 break
             came = store.read(f"{self._folder}/here/{missing[0]}", seconds)
             # Other processes may have arrived in the meantime.
-            here = store.listed(f"{self._folder}/here")
+            here = self._here()
             missing = self._missing(here)
-            if came is None:
-                vain = self._decided(0) or self._report(missing)
-                if vain is not None:
-                    return vain
+            vain = None if came is not None else self._decided(0) or self._report(missing)
+            if vain is not None:
+                return vain
         if missing:
             return _Incomplete(missing)
         # All are present, so no process reads the previous barrier again.
@@ -237,6 +236,9 @@ class _BarrierRound:
         """Yield the timeout of each poll until the end."""
         while (left := end - time.monotonic()) > 0:
             yield min(left, _LOOK)
+
+    def _here(self) -> dict[str, bytes]:
+        return store.listed(f"{self._folder}/here")
 
     def _missing(self, here: dict[str, bytes]) -> tuple[int, ...]:
         return tuple(process for process in self._group if str(process) not in here)

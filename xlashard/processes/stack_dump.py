@@ -18,6 +18,7 @@ import math
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
@@ -90,15 +91,10 @@ class ThreadStack:
     on_device: bool
     frames: tuple[StackFrame, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serializable dict of this stack."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ThreadStack":
-        """Return the stack that `to_json` serialized."""
-        frames = tuple(StackFrame(**frame) for frame in fields["frames"])
-        return cls(fields["name"], fields["main"], fields["on_device"], frames)
+        """Return the stack of which `fields` are the fields."""
+        return cls(**{**fields, "frames": tuple(StackFrame(**one) for one in fields["frames"])})
 
     @property
     def in_runtime(self) -> bool:
@@ -134,23 +130,22 @@ def own_stacks() -> tuple[ThreadStack, ...]:
     """Return the stacks of all threads except this package's own, main thread first."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    found = []
+    stacks = []
     for ident, frame in sys._current_frames().items():
         thread = threads.get(ident)
         name = thread.name if thread else f"thread {ident}"
         if not name.startswith(OWN_THREADS):
             on_device = waits_for_device(frame)
-            found.append(ThreadStack(name, ident == main, on_device, _frames(frame)))
-    return tuple(sorted(found, key=lambda stack: (not stack.main, stack.name)))
+            stacks.append(ThreadStack(name, ident == main, on_device, _frames(frame)))
+    return tuple(sorted(stacks, key=lambda stack: (not stack.main, stack.name)))
 
 
-def _frames(frame: FrameType | None) -> tuple[StackFrame, ...]:
+def _frames(frame: FrameType) -> tuple[StackFrame, ...]:
     frames = []
-    while frame is not None and len(frames) < _DEEPEST:
-        file, line = frame.f_code.co_filename, frame.f_lineno
+    for inner, line in islice(traceback.walk_stack(frame), _DEEPEST):
+        file = inner.f_code.co_filename
         source = linecache.getline(file, line).strip()
-        frames.append(StackFrame(file, line, frame.f_code.co_name, source, _kind(file)))
-        frame = frame.f_back
+        frames.append(StackFrame(file, line, inner.f_code.co_name, source, _kind(file)))
     return tuple(frames)
 
 
@@ -202,8 +197,8 @@ def waits_for_device(frame: FrameType) -> bool:
     if _of_runtime(function):
         return True
     owner = _value(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
-    given = (_value(argument, frame) for argument in call.args)
-    return isinstance(owner, jax.Array) or any(isinstance(one, jax.Array) for one in given)
+    values = [owner, *(_value(argument, frame) for argument in call.args)]
+    return any(isinstance(value, jax.Array) for value in values)
 
 
 def _value(expression: ast.expr, frame: FrameType) -> Any:
@@ -257,19 +252,13 @@ class ProcessDump:
 
     def to_bytes(self) -> bytes:
         """Serialize for the key-value store."""
-        progress = self.progress and [
-            self.progress.step,
-            self.progress.idle,
-            self.progress.paused,
-        ]
-        threads = [thread.to_json() for thread in self.threads]
-        return json.dumps({"progress": progress, "threads": threads}).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, value: bytes) -> "ProcessDump":
         """Parse bytes written by `to_bytes`."""
         fields = json.loads(value)
-        progress = StepProgress(*fields["progress"]) if fields["progress"] else None
+        progress = StepProgress(**fields["progress"]) if fields["progress"] else None
         return cls(progress, tuple(ThreadStack.from_json(one) for one in fields["threads"]))
 
     @property

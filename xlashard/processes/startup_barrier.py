@@ -163,9 +163,8 @@ class _Coordinator:
 
     def _silence_text(self) -> str:
         silent = sorted(set(self._came) - self._confirmed)
-        named = ", ".join(
-            f"{self._came[process].caller}, at {self._came[process].peer}" for process in silent
-        )
+        silent_peers = (self._came[process] for process in silent)
+        named = ", ".join(f"{peer.caller}, at {peer.peer}" for peer in silent_peers)
         return (
             f"{format_processes(silent)} of {self._call.me.count} ({named}) connected but has not "
             f"confirmed for {_CONFIRM:.0f} s: the process is suspended, or another program has "

@@ -217,16 +217,13 @@ def _find_cycle(
         if process in passed:
             if _is_open(wait, process):
                 return way[passed.index(process) :]
-            continue
-        if process in seen:
-            continue
-        seen.add(process)
-        peer_wait = reader.read(process).main_wait
-        if peer_wait is None or peer_wait.folder == wait.folder or not _is_open(wait, process):
-            continue
-        found = _find_cycle([*way, (process, peer_wait)], reader, seen)
-        if found is not None:
-            return found
+        elif process not in seen:
+            seen.add(process)
+            peer = reader.read(process).main_wait
+            if peer and peer.folder != wait.folder and _is_open(wait, process):
+                cycle = _find_cycle([*way, (process, peer)], reader, seen)
+                if cycle is not None:
+                    return cycle
     return None
 
 
@@ -282,10 +279,10 @@ class WaitReporter:
                 seconds,
                 f": {doing}" if doing else "",
             )
-        before, self._suspected = self._suspected, find_deadlock(coordination.process_index(), wait)
-        found = self._suspected
-        if found is not None and (found.certain or (before and before.notes == found.notes)):
-            return found
+        before, deadlock = self._suspected, find_deadlock(coordination.process_index(), wait)
+        self._suspected = deadlock
+        if deadlock and (deadlock.certain or (before and before.notes == deadlock.notes)):
+            return deadlock
         return None
 
     def done(self) -> None:

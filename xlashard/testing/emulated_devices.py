@@ -35,6 +35,24 @@ _PROXIES = {"grpc_proxy", "https_proxy", "http_proxy"}
 _REPLACED = ("JAX_NUM_CPU_DEVICES", "OMPI_VERSION")
 
 
+def check_whole(name: str, value: object, least: int, example: str) -> None:
+    """Check that an argument is an integer.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        least: Smallest valid value.
+        example: Valid call, for the error message.
+
+    Raises:
+        ArgumentError: The value is not an integer, or too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(
+            f"{name} is {value!r}; it must be a whole number of {least} or more: {example}"
+        )
+
+
 class EmulatedDevices:
     """Emulated CPU devices, made by `emulated_devices`; as a context manager it returns them."""
 
@@ -87,10 +105,7 @@ def emulated_devices(count: int) -> EmulatedDevices:
         4
     """
     with short_tracebacks:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError(
-                f"count is {count!r}; it must be a whole number of 1 or more: emulated_devices(8)"
-            )
+        check_whole("count", count, 1, "emulated_devices(8)")
         devices = EmulatedDevices(count)
         if read_flags(os.environ).pod is not None:
             return devices
@@ -202,8 +217,15 @@ def pod_environment(base: Mapping[str, str], place: PodPlace) -> dict[str, str]:
     return {
         **kept,
         **place_variables(place),
-        **_for_jax(place),
-        **_for_its_detection(place),
+        # By default the coordinator listens on all addresses of the machine.
+        "JAX_COORDINATOR_ADDRESS": place.coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": place.coordinator,
+        # JAX reads the number of processes and the process id only from variables of launchers that
+        # it supports; Open MPI's come first.
+        "OMPI_MCA_orte_hnp_uri": "",
+        "OMPI_COMM_WORLD_SIZE": str(place.processes),
+        "OMPI_COMM_WORLD_RANK": str(place.process_id),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(place.process_id),
         "JAX_PLATFORMS": "cpu",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "XLA_FLAGS": flags_for_devices(base.get("XLA_FLAGS", ""), place.devices),
@@ -212,26 +234,4 @@ def pod_environment(base: Mapping[str, str], place: PodPlace) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         # gRPC would use a configured proxy to reach this machine itself.
         **({"no_grpc_proxy": LOOPBACK} if _PROXIES & {name.lower() for name in base} else {}),
-    }
-
-
-def _for_jax(place: PodPlace) -> dict[str, str]:
-    # By default the coordinator listens on all addresses of the machine.
-    return {
-        "JAX_COORDINATOR_ADDRESS": place.coordinator,
-        "JAX_COORDINATOR_BIND_ADDRESS": place.coordinator,
-    }
-
-
-def _for_its_detection(place: PodPlace) -> dict[str, str]:
-    """Return the variables by which `jax.distributed.initialize()` detects its process.
-
-    JAX reads the number of processes and the process id only from variables of launchers that it
-    supports; Open MPI's come first.
-    """
-    return {
-        "OMPI_MCA_orte_hnp_uri": "",
-        "OMPI_COMM_WORLD_SIZE": str(place.processes),
-        "OMPI_COMM_WORLD_RANK": str(place.process_id),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(place.process_id),
     }

@@ -13,6 +13,7 @@ from xlashard.pjit.report.program_report import collectives_text, moves_text, va
 from xlashard.pjit.signature import function_name
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.program.hlo.collectives import KINDS
+from xlashard.testing.emulated_devices import check_whole
 from xlashard.wording import in_bytes
 
 _TOTAL = "total"
@@ -127,10 +128,7 @@ def _limit(word: str, value: Any) -> _Limit:
         )
         more = "" if close else " with _at_most or _bytes_at_most after them"
         raise ArgumentError(f"assert_collectives takes no {word!r}; {advice}{more}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ArgumentError(
-            f"{word} is {value!r}; it must be a whole number of 0 or more: {word}=2"
-        )
+    check_whole(word, value, 0, f"{word}=2")
     return _Limit(word, name, measure, value)
 
 
@@ -205,11 +203,7 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
         >>> assert_peak_bytes_at_most(lambda x: x + 1, (np.ones(256, np.float32),), 2048)
     """
     with short_tracebacks:
-        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-            raise ArgumentError(
-                f"most is {most!r}; it must be a whole number of bytes of one device: "
-                "assert_peak_bytes_at_most(f, (x,), 2**30)"
-            )
+        check_whole("most", most, 0, "assert_peak_bytes_at_most(f, (x,), 2**30), in bytes")
         report = _report("assert_peak_bytes_at_most", f, args)
         memory = report.memory
         if memory is None:
@@ -220,10 +214,13 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
         peak = peak_bytes(memory)
         if peak <= most:
             return
+        own_results = memory.result_bytes - memory.alias_bytes
         tables = [values_text("Arguments", report.inputs), values_text("Results", report.outputs)]
         raise ExpectationError(
             f"{report.name} takes {peak:,} bytes ({in_bytes(peak)}) of a device's memory, "
-            f"{peak - most:,} more than {most:,} ({in_bytes(most)}): {_pieces(memory)}\n\n"
+            f"{peak - most:,} more than {most:,} ({in_bytes(most)}): "
+            f"{in_bytes(memory.argument_bytes)} arguments, {in_bytes(own_results)} results that "
+            f"take over no argument's buffers, {in_bytes(memory.temporary_bytes)} while it runs\n\n"
             + "\n\n".join(filter(None, tables))
         )
 
@@ -232,14 +229,6 @@ def peak_bytes(memory: MemoryReport) -> int:
     """Return the memory that a program needs on one device at once, in bytes."""
     own_results = memory.result_bytes - memory.alias_bytes
     return memory.argument_bytes + own_results + memory.temporary_bytes
-
-
-def _pieces(memory: MemoryReport) -> str:
-    own = memory.result_bytes - memory.alias_bytes
-    return (
-        f"{in_bytes(memory.argument_bytes)} arguments, {in_bytes(own)} results that take over no "
-        f"argument's buffers, {in_bytes(memory.temporary_bytes)} while it runs"
-    )
 
 
 def _report(who: str, f: Any, args: Any) -> ProgramReport:

@@ -2,11 +2,13 @@
 
 import argparse
 import errno
+import itertools
+import math
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TextIO
 
 from rich.console import Console
@@ -50,15 +52,19 @@ def run(arguments: argparse.Namespace) -> int:
     """
     words = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     only: list[int] | None = arguments.only
-    problem = _problem(words, only, arguments.processes)
-    if problem:
-        print_error(problem)
+    most = arguments.processes - 1
+    if not words:
+        print_error(f"no command was given, expected for example:\n  {_EXAMPLE}")
+        return 2
+    if only and only[-1] > most:
+        count = arguments.processes
+        print_error(f"--only {only[-1]} is invalid for {count} processes: expected 0 to {most}")
         return 2
     # A character that the terminal cannot encode is replaced; it does not end the run.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     size = PodSize(arguments.processes, arguments.devices)
-    rules = EndingRules(arguments.timeout, arguments.grace)
+    rules = EndingRules(arguments.timeout or math.inf, arguments.grace)
     try:
         launch = Launch(LaunchPlan(words, size))
     except LaunchError as error:
@@ -71,16 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
         # The reader has exited, as in `xlashard pod ... | head`; discard output at exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-
-
-def _problem(words: list[str], only: list[int] | None, processes: int) -> str:
-    if not words:
-        return f"no command was given, expected for example:\n  {_EXAMPLE}"
-    if only and only[-1] >= processes:
-        return (
-            f"--only {only[-1]} is invalid for {processes} processes: expected 0 to {processes - 1}"
-        )
-    return ""
 
 
 def _watch(
@@ -133,7 +129,6 @@ class PrefixPrinter:
         stderr: Destination of standard error.
         processes: Number of processes.
         only: Processes to show; None means all.
-        names: Prefixes in place of the process numbers.
     """
 
     def __init__(
@@ -143,10 +138,10 @@ class PrefixPrinter:
         processes: int,
         only: Collection[int] | None = None,
     ) -> None:
-        names = [str(number) for number in range(processes)]
         self._streams: dict[StreamName, TextIO] = {"stdout": stdout, "stderr": stderr}
         self._prefixes = {
-            name: _prefixes(Console(file=stream), names) for name, stream in self._streams.items()
+            name: _prefixes(Console(file=stream), processes)
+            for name, stream in self._streams.items()
         }
         self._only = only
         self._begun: dict[tuple[int, StreamName], bytes] = {}
@@ -181,12 +176,11 @@ def as_shown(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
 
 
-def _prefixes(console: Console, names: Sequence[str]) -> list[str]:
-    width = max(map(len, names), default=0)
-    found = []
-    for number, name in enumerate(names):
+def _prefixes(console: Console, processes: int) -> list[str]:
+    width = len(str(processes - 1))
+    prefixes = []
+    for number, colour in zip(range(processes), itertools.cycle(_COLOURS), strict=False):
         with console.capture() as capture:
-            shown = Text(f"[{name:>{width}}]", style=_COLOURS[number % len(_COLOURS)])
-            console.print(shown, end="")
-        found.append(capture.get() + " ")
-    return found
+            console.print(Text(f"[{number:>{width}}]", style=colour), end="")
+        prefixes.append(capture.get() + " ")
+    return prefixes

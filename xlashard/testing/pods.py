@@ -9,11 +9,12 @@ from typing import Any, Self
 
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
+from xlashard.testing.emulated_devices import check_whole
 from xlashard.testing.function_lookup import check_is_no_import, name_of, unwrap_partial
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.pod_worker import FunctionCall
 from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
-from xlashard.testing.worker_pool import Timeouts, WorkerPool, pod_error
+from xlashard.testing.worker_pool import WorkerPool, pod_error
 
 
 class EmulatedPod:
@@ -23,17 +24,9 @@ class EmulatedPod:
     any other way.
     """
 
-    def __init__(
-        self,
-        size: PodSize,
-        *,
-        timeout: float,
-        grace: float,
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, size: PodSize, rules: EndingRules, environment: Mapping[str, str]) -> None:
         self._size = size
-        self._timeout = timeout
-        self._grace = grace
+        self._rules = rules
         self._environment = environment
         self._pool: WorkerPool | None = None
         self._entered = False
@@ -77,9 +70,7 @@ class EmulatedPod:
                 f"{error}); pass Python values or NumPy arrays, and create other objects in the "
                 "function"
             ) from None
-        result = self._workers().request(
-            FunctionCall(name, arguments), Timeouts(self._timeout, self._grace)
-        )
+        result = self._workers().request(FunctionCall(name, arguments), self._rules)
         if not self._entered:
             self.close()
         if not result.well:
@@ -119,13 +110,11 @@ class EmulatedPod:
             environment=self._environment,
             one_stream=True,
         )
-        done = run_to_end(Launch(plan), EndingRules(self._timeout, self._grace))
+        done = run_to_end(Launch(plan), self._rules)
         if check and not done.verdict.well:
-            outputs = dict(enumerate(done.outputs))
-            name = os.path.basename(script)
-            title = f"{name} failed in a pod of {self._described()}"
+            title = f"{os.path.basename(script)} failed in a pod of {self._described()}"
             # no-catalogue: needs processes that fail
-            raise PodError(f"{title}: {done.report()}", outputs=outputs)
+            raise PodError(f"{title}: {done.report()}", outputs=dict(enumerate(done.outputs)))
         return done
 
     def _described(self) -> str:
@@ -190,11 +179,7 @@ def pod(
         ([0, 1], [4, 4])
     """
     for name, value in (("processes", processes), ("devices_per_process", devices_per_process)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(
-                f"{name} is {value!r}; it must be a whole number of 1 or more: "
-                "pod(processes=2, devices_per_process=4)"
-            )
+        check_whole(name, value, 1, "pod(processes=2, devices_per_process=4)")
     for name, value in (("timeout", timeout), ("grace", grace)):
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise ArgumentError(
@@ -202,7 +187,6 @@ def pod(
             )
     return EmulatedPod(
         PodSize(processes, devices_per_process),
-        timeout=timeout,
-        grace=grace,
-        environment={**os.environ, **(environment or {})},
+        EndingRules(timeout, grace),
+        {**os.environ, **(environment or {})},
     )

@@ -1,6 +1,7 @@
 """Supervision of the processes of a pod until all have exited: timeouts, verdict, their output."""
 
 import contextlib
+import math
 import re
 import signal
 import sys
@@ -41,13 +42,12 @@ class EndingRules:
     """Limits after which processes are terminated.
 
     Attributes:
-        timeout: Seconds after which all processes print their stacks and are terminated; None means
-            never.
+        timeout: Seconds after which all processes print their stacks and are terminated.
         grace: Seconds left for the other processes after the first failure.
         stop_grace: Seconds left for all processes after this process received a stop signal.
     """
 
-    timeout: float | None = None
+    timeout: float = math.inf
     grace: float = 5.0
     stop_grace: float = 30.0
 
@@ -167,20 +167,21 @@ class Supervisor:
 
     def run(self) -> Verdict:
         """Wait until all processes, and all that they started, have exited."""
-        deadline = None if self.rules.timeout is None else time.monotonic() + self.rules.timeout
+        deadline = time.monotonic() + self.rules.timeout
         while self.launch.running:
             now = time.monotonic()
             self._hear_of_stop(now)
             if self._kill_at is not None:
                 if now >= self._kill_at:
                     break
-            elif deadline is not None and now >= deadline:
+            elif now >= deadline:
                 self._time_out(now)
             elif self._grace_end is not None and now >= self._grace_end:
                 self._end_others(now)
             due = [at for at in (self._kill_at, deadline, self._grace_end) if at and at > now]
             # Poll regularly for stop signals of this process.
-            self._take(min([0.2, *(at - now for at in due)]))
+            for event in self.launch.events(min([0.2, *(at - now for at in due)])):
+                self._note(event)
         for event in self.launch.rest():
             self._note(event)
         total = len(self.launch.pids)
@@ -194,10 +195,6 @@ class Supervisor:
             self._stopped_by,
             self.rules,
         )
-
-    def _take(self, seconds: float) -> None:
-        for event in self.launch.events(seconds):
-            self._note(event)
 
     def _note(self, event: object) -> None:
         if isinstance(event, OutputChunk):

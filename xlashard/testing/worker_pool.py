@@ -25,6 +25,7 @@ from xlashard.testing.pipes import CHANNEL
 from xlashard.testing.pod_worker import RemoteException, Reply, Unpacker, pack
 from xlashard.testing.supervision import (
     AFTER_ABORT,
+    EndingRules,
     describe_code,
     is_paused,
     last_lines,
@@ -42,26 +43,13 @@ _START_TIMEOUT = 300.0
 _LINES = 100
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """Time limits of a request.
-
-    Attributes:
-        timeout: Seconds for all workers to reply.
-        grace: Seconds left for the other workers after one has failed.
-    """
-
-    timeout: float
-    grace: float = 5.0
-
-
 @dataclass
 class PoolResult:
     """Result of one request.
 
     Attributes:
         size: Size of the pod.
-        timeouts: Time limits of the request.
+        rules: Time limits of the request.
         replies: Reply of each process that sent one.
         outputs: Output of each process during the request.
         ended: Processes that exited during the request, in order.
@@ -72,7 +60,7 @@ class PoolResult:
     """
 
     size: PodSize
-    timeouts: Timeouts
+    rules: EndingRules
     replies: dict[int, Reply] = field(default_factory=dict)
     outputs: dict[int, bytearray] = field(default_factory=dict)
     ended: list[ProcessExit] = field(default_factory=list)
@@ -104,8 +92,8 @@ class PoolResult:
         if process in self.late:
             how = "was stopped by a signal (SIGSTOP)" if process in self.paused else "still ran"
             if self.timed_out:
-                return f"{how} after {self.timeouts.timeout:g} s"
-            return f"{how} {self.timeouts.grace:g} s after another process had failed"
+                return f"{how} after {self.rules.timeout:g} s"
+            return f"{how} {self.rules.grace:g} s after another process had failed"
         for place, event in enumerate(self.ended):
             if event.process == process:
                 first = ", before the others" if not place and self.size.processes > 1 else ""
@@ -124,11 +112,7 @@ class PoolResult:
             text = self.fate(process)
             reply = self.replies.get(process)
             if reply is not None and not reply.well:
-                text = (
-                    reply.value.traceback
-                    if isinstance(reply.value, RemoteException)
-                    else str(reply.value)
-                )
+                text = getattr(reply.value, "traceback", str(reply.value))
             if text:
                 by_text.setdefault(text, []).append(process)
         return [(processes, text) for text, processes in by_text.items()]
@@ -202,27 +186,27 @@ class WorkerPool:
             )
         )
         start = json.dumps({"path": sys.path, "module": _WORKER}).encode() + b"\n"
-        began = self._round([start] * size.processes, Timeouts(_START_TIMEOUT))
+        began = self._round([start] * size.processes, EndingRules(_START_TIMEOUT))
         if not began.well:
             self.close()
             # no-catalogue: needs processes that fail
             raise pod_error("the pod did not start", began)
 
-    def request(self, request: object, timeouts: Timeouts) -> PoolResult:
+    def request(self, request: object, rules: EndingRules) -> PoolResult:
         """Send the same request to all workers and wait for their replies.
 
         A worker that does not reply in time prints the stacks of its threads and is terminated.
         After a failure that is not identical in all workers, all are terminated, because their
         states differ.
         """
-        return self._round([pack(request)] * self.size.processes, timeouts)
+        return self._round([pack(request)] * self.size.processes, rules)
 
-    def request_each(self, requests: Sequence[object], timeouts: Timeouts) -> PoolResult:
+    def request_each(self, requests: Sequence[object], rules: EndingRules) -> PoolResult:
         """Send one request per worker and wait for their replies."""
-        return self._round([pack(request) for request in requests], timeouts)
+        return self._round([pack(request) for request in requests], rules)
 
-    def _round(self, requests: Sequence[bytes], timeouts: Timeouts) -> PoolResult:
-        result = PoolResult(self.size, timeouts)
+    def _round(self, requests: Sequence[bytes], rules: EndingRules) -> PoolResult:
+        result = PoolResult(self.size, rules)
         self.usable = False
         try:
             for number, request in enumerate(requests):
@@ -238,7 +222,7 @@ class WorkerPool:
         return result
 
     def _await_replies(self, result: PoolResult) -> None:
-        end = time.monotonic() + result.timeouts.timeout
+        end = time.monotonic() + result.rules.timeout
         failed = False
         while waiting := self._launch.running - set(result.replies):
             now = time.monotonic()
@@ -248,15 +232,13 @@ class WorkerPool:
                 result.paused = tuple(n for n in waiting if is_paused(self._launch.pids[n]))
                 return
             self._note(self._launch.events(end - now), result)
-            if not failed and self._has_failed(result):
+            has_failed = result.ended or not all(reply.well for reply in result.replies.values())
+            if has_failed and not failed:
                 failed = True
-                end = min(end, time.monotonic() + result.timeouts.grace)
+                end = min(end, time.monotonic() + result.rules.grace)
         # Output written before the replies has arrived by now.
         while events := self._launch.events(0):
             self._note(events, result)
-
-    def _has_failed(self, result: PoolResult) -> bool:
-        return bool(result.ended) or not all(reply.well for reply in result.replies.values())
 
     def _note(self, events: list[Event], result: PoolResult) -> None:
         for event in events:

@@ -16,7 +16,8 @@ from xlashard.testing.pod_command import PrefixPrinter
 from xlashard.testing.pod_worker import ChannelHandover
 from xlashard.testing.pytest_plugin.in_worker import TestRequest, WorkerPytestSetup
 from xlashard.testing.pytest_plugin.merge_reports import MergedReport, merge, update_report
-from xlashard.testing.worker_pool import Timeouts, WorkerPool, pod_error
+from xlashard.testing.supervision import EndingRules
+from xlashard.testing.worker_pool import WorkerPool, pod_error
 
 _TIMEOUT = 180.0
 # Idle processes occupy some hundred MB each.
@@ -93,31 +94,24 @@ def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def check(item: pytest.Item) -> None:
     """Fail a test with an invalid marker."""
-    if not isinstance(item, pytest.Function) or _is_unittest(item):
+    is_function = isinstance(item, pytest.Function)
+    if not is_function or (item.cls and issubclass(item.cls, unittest.TestCase)):
         pytest.fail(
             f"{item.nodeid}: only functions, and methods of classes that don't derive from "
             "unittest.TestCase, run on pods; write def test_it(): with @pytest.mark.pod",
             pytrace=False,
         )
-    problem = _problem(item)
+    problem = ""
+    try:
+        PodMarker.of_test(item)
+    except ValueError as error:
+        problem = str(error)
     if problem:
         pytest.fail(
             f"{item.nodeid}: invalid marker pod: {problem}. Write for example:\n"
             "  @pytest.mark.pod(processes=2, devices=4)",
             pytrace=False,
         )
-
-
-def _problem(item: pytest.Item) -> str:
-    try:
-        PodMarker.of_test(item)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _is_unittest(item: pytest.Function) -> bool:
-    return isinstance(item.cls, type) and issubclass(item.cls, unittest.TestCase)
 
 
 class PodTestFailed(Exception):
@@ -139,7 +133,9 @@ class PoolCache:
         pool = self._pool(item, asked)
         if isinstance(pool, str):
             pytest.fail(pool, pytrace=False)
-        result = pool.request(_request(item), Timeouts(asked.timeout))
+        folder = item.funcargs.get("tmp_path")
+        request = TestRequest(str(item.path), item.nodeid, None if folder is None else str(folder))
+        result = pool.request(request, EndingRules(asked.timeout))
         if asked.fresh:
             self._end(asked.size)
         merged = merge(self._config, result)
@@ -204,7 +200,7 @@ class PoolCache:
             )
             for n in range(asked.processes)
         ]
-        began = pool.request_each(setups, Timeouts(_TIMEOUT))
+        began = pool.request_each(setups, EndingRules(_TIMEOUT))
         if not began.well:
             # no-catalogue: raised inside pytest
             raise pod_error("pytest did not start in the processes of the pod", began)
@@ -214,11 +210,6 @@ class PoolCache:
         """Terminate all processes."""
         for size in list(self._pools):
             self._end(size)
-
-
-def _request(item: pytest.Function) -> TestRequest:
-    folder = item.funcargs.get("tmp_path")
-    return TestRequest(str(item.path), item.nodeid, None if folder is None else str(folder))
 
 
 # Options of the outer pytest that must not apply to workers: distribution, selection and reporting.

@@ -1,11 +1,9 @@
 """Checkpoints of a run: saved in the background, committed atomically, verified on restore."""
 
 import json
-import threading
-from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -25,6 +23,9 @@ from xlashard.train.checkpoint.manifest import (
 )
 from xlashard.train.checkpoint.writing import ARRAYS, Writer
 from xlashard.train.errors import CheckpointError
+
+_ORBAX = "orbax-checkpoint"
+_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -73,22 +74,17 @@ class Checkpoints:
             raise CheckpointError(f"keep = {keep} would delete every checkpoint. Write keep=1")
         self.folder = folder
         self._arrays = ArrayFiles(timeout)
-        sync = ProcessSync("steps", timeout)
-        self._writer = Writer(folder, keep, self._arrays, sync)
-        self._reader = Reader(folder, self._arrays, sync)
-        self._pending: _Pending | None = None
+        self._sync = ProcessSync("steps", timeout)
+        self._writer = Writer(folder, keep, self._arrays, self._sync)
+        # Step of the save in the background, and its result.
+        self._pending: tuple[int, Future[None]] | None = None
         self._held: int | None = None
 
     def __enter__(self) -> Self:
         self._arrays.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.wait()
         except CheckpointError as failed:
@@ -124,7 +120,9 @@ class Checkpoints:
         if metadata.step == self._held:
             return
         pending = self._writer.begin(state, metadata)
-        self._pending = _Pending(metadata.step, lambda: self._writer.finish(pending))
+        thread = ThreadPoolExecutor(1, f"checkpoint of step {metadata.step}")
+        self._pending = metadata.step, thread.submit(self._writer.finish, pending)
+        thread.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the pending save is committed.
@@ -132,14 +130,13 @@ class Checkpoints:
         Raises:
             CheckpointError: The save failed.
         """
-        pending = self._pending
-        if pending is None:
+        if self._pending is None:
             return
-        pending.join()  # After an interrupt the save is still pending.
+        step, saving = self._pending
+        wait([saving])  # After an interrupt the save is still pending.
         self._pending = None
-        if pending.error is not None:
-            raise pending.error
-        self._held = pending.step
+        saving.result()
+        self._held = step
 
     def restore(self, like: Any, step: int | None = None, *, settings: str = "") -> Restored:
         """Read a checkpoint, on any mesh and with any number of processes.
@@ -157,71 +154,6 @@ class Checkpoints:
             CheckpointError: The checkpoint is missing, damaged, or does not fit.
         """
         self.wait()
-        metadata, state = self._reader.restore(like, step, settings)
-        self._held = metadata.step
-        return Restored(state, metadata)
-
-
-class _Pending:
-    """Save in a background thread.
-
-    Attributes:
-        step: Step of the checkpoint.
-        error: Exception of the save, if it failed.
-    """
-
-    def __init__(self, step: int, work: Callable[[], None]) -> None:
-        self.step = step
-        self.error: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {step}")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
-
-    def join(self) -> None:
-        """Wait for the end of the save."""
-        self._thread.join()
-
-
-_ORBAX = "orbax-checkpoint"
-
-
-_LISTED = 8
-
-
-class Reader:
-    """Reader of the steps of a folder.
-
-    Args:
-        folder: Folder of the checkpoints.
-        arrays: Reader of arrays.
-        sync: Barriers of the processes.
-    """
-
-    def __init__(self, folder: Path, arrays: ArrayFiles, sync: ProcessSync) -> None:
-        self._folder = folder
-        self._arrays = arrays
-        self._sync = sync
-
-    def restore(self, like: Any, step: int | None, settings: str) -> tuple[RunMetadata, Any]:
-        """Read a step.
-
-        Args:
-            like: Tree of shapes, dtypes and shardings.
-            step: Step to read; None for the last.
-            settings: Settings of the resumed run; empty if unknown.
-
-        Returns:
-            The metadata and the tree of Arrays.
-
-        Raises:
-            CheckpointError: The checkpoint is missing, damaged, or does not fit.
-        """
         wanted = array_types(like)
         for path, leaf in leaves_of(like).items():
             if leaf.sharding is None:
@@ -235,17 +167,19 @@ class Reader:
         problem = describe_mismatches(manifest.arrays, wanted, metadata.settings, settings)
         if problem:
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self._folder} does not fit:\n{problem}",
+                f"the checkpoint of step {step} in {self.folder} does not fit:\n{problem}",
                 step=step,
             )
         try:
-            return metadata, self._arrays.restore(path_of(self._folder, step) / ARRAYS, like)
+            state = self._arrays.restore(path_of(self.folder, step) / ARRAYS, like)
         except Exception as error:
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self._folder} is undamaged, written by "
+                f"the checkpoint of step {step} in {self.folder} is undamaged, written by "
                 f"{_ORBAX} {metadata.versions.get(_ORBAX)}, but cannot be read: {reason(error)}",
                 step=step,
             ) from error
+        self._held = metadata.step
+        return Restored(state, metadata)
 
     def _agreed(self, step: int | None) -> int:
         """Return the step to read, chosen by the first process."""
@@ -260,20 +194,20 @@ class Reader:
         return int(result.first)
 
     def _chosen(self, step: int | None) -> int:
-        steps = steps_in(self._folder)
+        steps = steps_in(self.folder)
         chosen = step if step is not None else next(reversed(steps), None)
         if chosen is None or chosen not in steps:
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"{self._folder} has {which}: {self._explain_missing()}")
+            raise CheckpointError(f"{self.folder} has {which}: {self._explain_missing()}")
         return chosen
 
     def _explain_missing(self) -> str:
-        steps = steps_in(self._folder)
+        steps = steps_in(self.folder)
         if steps:
             return f"it has those of steps {', '.join(map(str, steps))}"
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return "it does not exist"
-        names = sorted(path.name for path in self._folder.iterdir())
+        names = sorted(path.name for path in self.folder.iterdir())
         return f"it holds {', '.join(names[:_LISTED])}" if names else "it is empty"
 
     def _verified(self, step: int) -> Manifest:
@@ -281,7 +215,7 @@ class Reader:
 
         The processes divide the files among them.
         """
-        folder = path_of(self._folder, step)
+        folder = path_of(self.folder, step)
         manifest = _manifest_of(folder, step)
         damage = manifest if isinstance(manifest, Damage) else self._share(folder, manifest)
         word = json.dumps([damage.file, damage.what]) if damage else ""
@@ -296,21 +230,21 @@ class Reader:
         return check_contents(folder, manifest, by_size[jax.process_index() :: jax.process_count()])
 
     def _damaged(self, step: int, damage: Damage) -> CheckpointError:
-        text = f"the checkpoint of step {step} in {self._folder} is damaged: {damage}."
-        earlier = (number for number in reversed(steps_in(self._folder)) if number < step)
+        text = f"the checkpoint of step {step} in {self.folder} is damaged: {damage}."
+        earlier = (number for number in reversed(steps_in(self.folder)) if number < step)
         whole = next((number for number in earlier if self._is_whole(number)), None)
         if whole is None:
             text += " No earlier checkpoint is intact."
         else:
-            path = path_of(self._folder, step)
+            path = path_of(self.folder, step)
             text += (
                 f" The checkpoint of step {whole} is intact. To resume from it, move this one away "
-                f"and resume again:\n  mv {path} {self._folder.parent / f'damaged-{path.name}'}"
+                f"and resume again:\n  mv {path} {self.folder.parent / f'damaged-{path.name}'}"
             )
         return CheckpointError(text, step=step, file=damage.file)
 
     def _is_whole(self, step: int) -> bool:
-        folder = path_of(self._folder, step)
+        folder = path_of(self.folder, step)
         manifest = _manifest_of(folder, step)
         if isinstance(manifest, Damage):
             return False

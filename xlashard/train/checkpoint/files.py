@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from xlashard.documents import parse_json, read_text
 from xlashard.train.errors import CheckpointError
@@ -178,9 +179,8 @@ def take_digests(folder: Path, count: int) -> dict[str, Digest]:
     """Read and delete the digests of all processes; a single process writes none."""
     if count == 1:
         return {}
-    found: dict[str, Digest] = {}
+    values: dict[str, Any] = {}
     for process in range(count):
-        values = parse_json(read_text(folder / str(process)))
-        found |= {name: Digest(**digest) for name, digest in values.items()}
+        values |= parse_json(read_text(folder / str(process)))
     shutil.rmtree(folder)
-    return found
+    return {name: Digest(**digest) for name, digest in values.items()}

@@ -180,19 +180,15 @@ def _manifest(values: dict[str, Any]) -> Manifest:
     """Build a manifest from parsed JSON; invalid values raise any exception."""
     metadata = RunMetadata.from_json(values["about"])
     files = {name: Digest(**digest) for name, digest in values["files"].items()}
-    expected = [
-        *((number, int) for number in (metadata.step, metadata.processes)),
-        *(
-            (table, dict)
-            for table in (metadata.data, metadata.mesh, metadata.versions, values["arrays"])
-        ),
-        *((text, str) for text in (metadata.settings, *metadata.versions.values())),
-        *((text, str) for text in values["arrays"].values()),
-        *((digest.bytes, int) for digest in files.values()),
-    ]
-    if not all(isinstance(value, kind) for value, kind in expected):
+    arrays, versions = values["arrays"], metadata.versions
+    expected = {
+        int: (metadata.step, metadata.processes, *(digest.bytes for digest in files.values())),
+        dict: (metadata.data, metadata.mesh, versions, arrays),
+        str: (metadata.settings, *versions.values(), *arrays.values()),
+    }
+    if not all(isinstance(value, kind) for kind, all_of in expected.items() for value in all_of):
         raise TypeError("a value of another type")
-    return Manifest(metadata, values["arrays"], files)
+    return Manifest(metadata, arrays, files)
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
@@ -292,23 +288,16 @@ def describe_mismatches(
     Returns:
         Mismatches and remedies; empty if all arrays match.
     """
-    different = [
-        f"{path} is {saved[path]} in the checkpoint, but {wanted[path]} in the run"
-        for path in wanted
-        if path in saved and saved[path] != wanted[path]
-    ]
-    lacking = [
-        f"{path}, {wanted[path]}, is missing in the checkpoint"
-        for path in wanted
-        if path not in saved
-    ]
-    left = [
-        f"{path}, {saved[path]}, is in the checkpoint only" for path in saved if path not in wanted
-    ]
-    if not (different or lacking or left):
-        return ""
-    found = [line for kind in (different, lacking, left) for line in _first(kind)]
-    return "\n".join([*(f"  {line}" for line in found), *_advice(was, now)])
+    different, lacking, left = [], [], []
+    for path, old, new in differences(saved, wanted):
+        if old is None:
+            lacking.append(f"{path}, {new}, is missing in the checkpoint")
+        elif new is None:
+            left.append(f"{path}, {old}, is in the checkpoint only")
+        else:
+            different.append(f"{path} is {old} in the checkpoint, but {new} in the run")
+    lines = [line for kind in (different, lacking, left) for line in _first(kind)]
+    return "\n".join([*(f"  {line}" for line in lines), *_advice(was, now)]) if lines else ""
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -215,8 +215,8 @@ def _read_value(
         value = _coerce(leaf.kind, raw)
     except _Mismatch:
         line = _line(leaf.path, _repaired(leaf, raw), word)
-        wanted = describe(leaf.kind)
-        problems.append(f"{leaf.path} must be {wanted}, not {_shown(raw)}. Write:\n{line}")
+        expected = describe(leaf.kind)
+        problems.append(f"{leaf.path} must be {expected}, not {_shown(raw)}. Write:\n{line}")
         return
     for key, number in _numbers(value):
         refusal = leaf.bounds.refusal(number)
@@ -231,26 +231,19 @@ def _read_value(
 def _coerce(kind: Any, raw: Any) -> Any:
     """Convert the raw value to its type; an integer is a number, a string a list of one."""
     origin = get_origin(kind)
-    if origin is Literal:
-        accepted = raw in get_args(kind)
-        value = raw
-    elif origin is dict:
-        accepted = isinstance(raw, Mapping) and all(_is_int(x) for x in raw.values())
-        value = dict(raw) if accepted else None
-    elif origin is tuple:
+    if origin is Literal and raw in get_args(kind):
+        return raw
+    if origin is dict and isinstance(raw, Mapping) and all(map(_is_int, raw.values())):
+        return dict(raw)
+    if origin is tuple:
         listed = [raw] if isinstance(raw, str) else raw
-        accepted = isinstance(listed, list | tuple) and all(isinstance(x, str) for x in listed)
-        value = tuple(listed) if accepted else None
-    elif kind is float:
-        accepted = isinstance(raw, float) or _is_int(raw)
-        value = float(raw) if accepted else None
-    elif kind is int:
-        accepted, value = _is_int(raw), raw
-    else:
-        accepted, value = isinstance(raw, kind), raw
-    if not accepted:
-        raise _Mismatch
-    return value
+        if isinstance(listed, list | tuple) and all(isinstance(x, str) for x in listed):
+            return tuple(listed)
+    if kind is float and (isinstance(raw, float) or _is_int(raw)):
+        return float(typing.cast(float, raw))
+    if (kind is int and _is_int(raw)) or (kind in (bool, str) and isinstance(raw, kind)):
+        return raw
+    raise _Mismatch
 
 
 def _is_int(raw: Any) -> bool:
@@ -265,14 +258,14 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
-    given = {}
+    arguments = {}
     for spec, kind in _fields(cls):
         path = prefix + spec.name
         if is_dataclass(kind):
-            given[spec.name] = _build(typing.cast(type, kind), values, path + ".")
+            arguments[spec.name] = _build(typing.cast(type, kind), values, path + ".")
         elif path in values:
-            given[spec.name] = values[path]
-    return cls(**given)
+            arguments[spec.name] = values[path]
+    return cls(**arguments)
 
 
 # ---------------------------------------------------------------- error texts
@@ -315,9 +308,8 @@ def _nearest(path: str, known: dict[str, Leaf]) -> Leaf | None:
     """Return the closest setting: a similar path, or the same key in another table."""
     key = path.rpartition(".")[2]
     same_key = [p for p in known if p.rpartition(".")[2] == key]
-    similar = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
-    found = similar or same_key[:1]
-    return known[found[0]] if found else None
+    near = [*difflib.get_close_matches(path, known, n=1, cutoff=0.7), *same_key]
+    return known[near[0]] if near else None
 
 
 def _repaired(leaf: Leaf, raw: Any) -> Any:
@@ -373,9 +365,7 @@ def _line(path: str, value: Any, word: bool) -> str:
 
 def to_toml(settings: Any) -> str:
     """Write settings as a TOML document that `schema.read` reads back."""
-    lines: list[str] = []
-    _write_table(settings, "", lines)
-    return "\n".join(lines).lstrip("\n") + "\n"
+    return "\n".join(_table_lines(settings, "")).lstrip("\n") + "\n"
 
 
 def toml_value(value: Any) -> str:
@@ -403,20 +393,17 @@ def toml_key(name: str) -> str:
     return name if bare.isalnum() and bare.isascii() else toml_value(name)
 
 
-def _write_table(settings: Any, path: str, lines: list[str]) -> None:
-    plain = [(s.name, getattr(settings, s.name)) for s in fields(settings)]
-    values = [(k, v) for k, v in plain if not is_dataclass(v) and not isinstance(v, Mapping)]
-    tables = [(k, v) for k, v in plain if is_dataclass(v) or isinstance(v, Mapping)]
-    if path and values:
-        lines.append(f"\n[{path}]")
-    lines.extend(f"{toml_key(k)} = {toml_value(v)}" for k, v in values)
-    for key, value in tables:
-        inner = f"{path}.{key}" if path else key
-        if not isinstance(value, Mapping):
-            _write_table(value, inner, lines)
-            continue
-        lines.append(f"\n[{inner}]")
-        lines.extend(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+def _table_lines(table: Any, path: str) -> Iterator[str]:
+    """Yield the lines of a settings class or a mapping."""
+    items = dict(table) if isinstance(table, Mapping) else vars(table)
+    tables = {k: v for k, v in items.items() if is_dataclass(v) or isinstance(v, Mapping)}
+    if path and (len(items) > len(tables) or isinstance(table, Mapping)):
+        yield f"\n[{path}]"
+    for key, value in items.items():
+        if key not in tables:
+            yield f"{toml_key(key)} = {toml_value(value)}"
+    for key, value in tables.items():
+        yield from _table_lines(value, f"{path}.{key}" if path else key)
 
 
 def setting_changes(was: str, now: str) -> dict[str, str]:

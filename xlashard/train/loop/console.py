@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -15,24 +15,8 @@ from xlashard.wording import printable
 _PLAIN_WIDTH = 100
 
 
-class Screen(Protocol):
-    """Output of a run."""
-
-    def show(self, thing: Any) -> None:
-        """Print a line of text, or a rich renderable."""
-        ...
-
-    def begin(self, steps: int, done: int = 0) -> None:
-        """Begin training after `done` steps."""
-        ...
-
-    def step(self, done: int, loss: float, pace: "Pace") -> None:
-        """Report the metrics of a step."""
-        ...
-
-    def end(self) -> None:
-        """End training, also after an error."""
-        ...
+type Screen = PlainScreen | LiveScreen
+"""Output of a run."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ import json
 import queue
 import uuid
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import jax
 
@@ -46,18 +46,6 @@ class StopMessage:
     kind: Kind
     process: int
     reason: str = ""
-
-
-class Calls(Protocol):
-    """Messages of all processes, in the same order everywhere."""
-
-    def send(self, call: StopMessage) -> None:
-        """Send a message to all processes, including this one."""
-        ...
-
-    def receive(self, seconds: float) -> StopMessage | None:
-        """Return the next message; None after a timeout in seconds."""
-        ...
 
 
 class SharedCalls:

@@ -1,8 +1,9 @@
 """Training job: set up a run, train, and report the outcome."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
 from xlashard.train.data import plan_batch, read_corpus
 from xlashard.train.errors import DataError, SettingsError
+from xlashard.train.formulas import parameters
 from xlashard.train.loop.console import Screen, log_screen
 from xlashard.train.loop.group import Group, form_group
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
-    NoRecords,
-    Records,
     Resumed,
     RunFolder,
     changes,
@@ -38,7 +38,7 @@ from xlashard.train.model.programs import (
     batch_sharding,
     initial_state,
     make_recipe,
-    parameter_count,
+    state_shapes,
     state_shardings,
 )
 from xlashard.wording import in_bytes
@@ -131,20 +131,22 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
     corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
     check_same_corpus(group, stop, corpus.mark)
     recipe = make_recipe(settings)
-    path = resumed.folder if resumed else _new_folder(settings, place)
-    watchdog = _watchdog(settings, path)
+    make = partial(new_folder, place.runs, settings.run.name)
+    path = resumed.folder if resumed else Path(broadcast_from_first(group, stop, "folder", make))
+    timeout = settings.pod.watchdog
+    watchdog = Watchdog(timeout, folder=path) if timeout else None
     with (
         Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
         _screen(place, path, settings) as screen,
         watchdog or nullcontext(),
     ):
         kept = checkpoints if settings.checkpoint.keep else None
-        run = Run(settings, layout, corpus, recipe, screen, path, NoRecords(), stop, watchdog, kept)
+        run = Run(settings, layout, corpus, recipe, screen, path, _ignore, stop, watchdog, kept)
         _introduce(run, group)
         with run.paused("starting"):
             state, progress = _first_state(run, checkpoints, resumed)
-        with _records(place, path, settings, progress.steps) as records:
-            finished = _train(replace(run, records=records), state, progress, group)
+        with _records(place, path, settings, progress.steps) as record:
+            finished = _train(replace(run, record=record), state, progress, group)
         call = stop.call.reason if stop.call else "SIGINT"
         outcome = _outcome(path, progress, "" if finished else call)
         _conclude(outcome, screen)
@@ -163,41 +165,19 @@ def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
             raise
     finally:
         run.screen.end()
-        run.records.record("end", interrupted=not finished, steps=progress.steps)
+        run.record("end", interrupted=not finished, steps=progress.steps)
     return finished
 
 
-def _watchdog(settings: Settings, path: Path) -> Watchdog | None:
-    timeout = settings.pod.watchdog
-    return Watchdog(timeout, folder=path) if timeout else None
-
-
 def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:
-    return Outcome(
-        folder,
-        progress.steps,
-        progress.loss,
-        progress.held_out,
-        progress.text,
-        stopped,
-        progress.saved,
-    )
+    now = progress
+    return Outcome(folder, now.steps, now.loss, now.held_out, now.text, stopped, now.saved)
 
 
 def _is_finished(group: Group, stop: Stop, resumed: Resumed) -> bool:
     steps = resumed.settings.training.steps
-    found = broadcast_from_first(
-        group, stop, "finished", lambda: str(is_finished(resumed.folder, steps))
-    )
-    return found == "True"
-
-
-def _new_folder(settings: Settings, place: _Place) -> Path:
-    name = settings.run.name
-    made = broadcast_from_first(
-        place.group, place.stop, "folder", lambda: str(new_folder(place.runs, name))
-    )
-    return Path(made)
+    finished = partial(is_finished, resumed.folder, steps)
+    return broadcast_from_first(group, stop, "finished", finished) == "True"
 
 
 def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Resumed) -> None:
@@ -221,10 +201,12 @@ def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Res
 
 
 @contextmanager
-def _records(place: _Place, path: Path, settings: Settings, done: int) -> Iterator[Records]:
+def _records(
+    place: _Place, path: Path, settings: Settings, done: int
+) -> Iterator[Callable[..., None]]:
     """Open the records: the run's folder in the first process, none in the others."""
     if place.group.index:
-        yield NoRecords()
+        yield _ignore
         return
     kept: list[dict[str, Any]] = []
     if place.resumed:
@@ -232,12 +214,9 @@ def _records(place: _Place, path: Path, settings: Settings, done: int) -> Iterat
         kept = measured_until(path, done, evaluated_again=again or done == settings.training.steps)
     with RunFolder(path, settings, kept) as folder:
         if place.resumed:
-            changed = {
-                key: [was, now]
-                for key, (was, now) in changes(place.resumed.before, settings).items()
-            }
+            changed = changes(place.resumed.before, settings)
             folder.record("resume", steps=done, processes=place.group.count, changed=changed)
-        yield folder
+        yield folder.record
 
 
 @contextmanager
@@ -259,11 +238,7 @@ def _first_state(
         drawn = initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
         return drawn, Progress()
     _check_checkpoint(checkpoints, run.settings, resumed)
-    like = jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
-        jax.eval_shape(run.recipe.initial_state, 0),
-        state_shardings(run.recipe, run.layout),
-    )
+    like = state_shapes(run.recipe, run.layout)
     restored = checkpoints.restore(like, settings=to_toml(run.settings))
     metadata = restored.metadata
     if metadata.data["text"] != run.corpus.mark and resumed.before.data == run.settings.data:
@@ -292,11 +267,10 @@ def _introduce(run: Run, group: Group) -> None:
     )
     shapes = jax.eval_shape(run.recipe.initial_state, 0)
     shardings = state_shardings(run.recipe, run.layout)
-    parameters = read_tree(shapes["parameters"], shardings["parameters"])
-    count = parameter_count(run.recipe)
-    show(f"Parameters  {count:,}: {_held(parameters)}")
+    tree = read_tree(shapes["parameters"], shardings["parameters"])
+    show(f"Parameters  {parameters(run.settings.model):,}: {_held(tree)}")
     show(f"With AdamW  {_held(read_tree(shapes, shardings))}")
-    show(parameters.biggest(_DRAWN, "The largest parameters"))
+    show(tree.biggest(_DRAWN, "The largest parameters"))
 
 
 def _part(run: Run) -> str:
@@ -325,5 +299,5 @@ def _conclude(outcome: Outcome, screen: Screen) -> None:
     screen.show(f"Results in {outcome.folder}")
 
 
-def _ignore(line: str) -> None:
-    """Drop a line that the first process prints."""
+def _ignore(*_: object, **__: object) -> None:
+    """Drop what the first process prints or records."""

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,28 +26,6 @@ SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
 
 # Kinds of records that are points of a curve.
 _DRAWN = ("train", "eval")
-
-
-class Records(Protocol):
-    """Sink of metrics."""
-
-    def record(self, kind: str, **values: Any) -> None:
-        """Record a measurement."""
-        ...
-
-    def close(self) -> None:
-        """Close the sink."""
-        ...
-
-
-class NoRecords:
-    """Sink of the processes that do not record, since the first process does."""
-
-    def record(self, kind: str, **values: Any) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class RunFolder:
@@ -75,12 +52,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def record(self, kind: str, **values: Any) -> None:

@@ -20,7 +20,6 @@ from xlashard.train.config.settings import Settings
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
-from xlashard.train.loop.run_folder import Records
 from xlashard.train.loop.stop import Stop
 from xlashard.train.model.layout import Layout
 from xlashard.train.model.programs import (
@@ -43,7 +42,7 @@ class Run:
     recipe: Recipe
     screen: Screen
     folder: Path
-    records: Records
+    record: Callable[..., None]
     stop: Stop
     watchdog: Watchdog | None
     checkpoints: Checkpoints | None
@@ -95,13 +94,13 @@ def train(run: Run, state: State, progress: Progress) -> None:
         _stop(run, state, progress)
         return
     run.screen.show(f"Compiled in {programs.seconds:.1f} s")
-    run.records.record("compile", seconds=round(programs.seconds, 3))
+    run.record("compile", seconds=round(programs.seconds, 3))
     loop = _Loop(run, programs, progress, programs.train_step.bind(state))
     loop.steps()
     if progress.stopped:
         _stop(run, loop.state, progress)
         return
-    loop.save()
+    _save(run, loop.state, progress)
     progress.held_out = loop.evaluate()
     if progress.stopped or run.stop.reached():
         _stop(run, loop.state, progress)
@@ -141,26 +140,17 @@ class _Loop:
                 progress.stopped = True
                 break
             values = self._step(self._batch(number))
-            if waiting is not None:
-                self._measure(waiting)
-            waiting = values
-            done = number + 1
-            if self._is_due(run.settings.checkpoint.every, done):
-                self._measure(waiting)
-                waiting = None
-                self.save()
-            if self._is_due(training.eval_every, done):
-                if waiting is not None:
-                    self._measure(waiting)
-                waiting = None
-                self._evaluate_if_due(done)
-        if waiting is not None:
             self._measure(waiting)
+            waiting, done = values, number + 1
+            saves = self._is_due(run.settings.checkpoint.every, done)
+            if saves or self._is_due(training.eval_every, done):
+                self._measure(waiting)
+                waiting = None
+            if saves:
+                _save(run, self.state, progress)
+            self._evaluate_if_due(done)
+        self._measure(waiting)
         run.screen.end()
-
-    def save(self) -> None:
-        """Begin to save the state, after the records of its steps."""
-        _save(self._run, self.state, self._progress)
 
     def evaluate(self) -> float | None:
         """Return the mean loss over windows of the held-out text; None if stopped."""
@@ -183,7 +173,7 @@ class _Loop:
             run.mark_progress()
         loss = float(np.mean([float(x) for x in losses]))
         step = self._progress.steps
-        run.records.record("eval", step=step, loss=loss)
+        run.record("eval", step=step, loss=loss)
         run.screen.show(f"evaluation after step {step}: loss {loss:.4f}")
         return loss
 
@@ -202,8 +192,10 @@ class _Loop:
             text, training_starts(len(text), step, count, length, run.settings.run.seed)
         )
 
-    def _measure(self, values: dict[str, Any]) -> None:
-        """Wait for the metrics of a step, record and show them."""
+    def _measure(self, values: dict[str, Any] | None) -> None:
+        """Wait for the metrics of a step, if any, record and show them."""
+        if values is None:
+            return
         run, progress = self._run, self._progress
         numbers = {name: float(value) for name, value in values.items()}
         done, loss = progress.steps + 1, numbers["loss"]
@@ -216,7 +208,7 @@ class _Loop:
         progress.steps, progress.loss = done, loss
         progress.pace.mark(done)
         run.mark_progress()
-        run.records.record("train", step=done, **numbers, tokens_per_second=progress.pace.rate)
+        run.record("train", step=done, **numbers, tokens_per_second=progress.pace.rate)
         run.screen.step(done, loss, progress.pace)
 
 
@@ -256,7 +248,7 @@ def _finish_saving(run: Run) -> None:
 def _write(run: Run, parameters: Any, progress: Progress) -> None:
     prompt = run.settings.generation.prompt
     progress.text = readable(write_text(parameters, run.layout, run.settings))
-    run.records.record("text", prompt=prompt, text=progress.text)
+    run.record("text", prompt=prompt, text=progress.text)
     shown = Text(prompt, style="bold")
     shown.append(progress.text, style="not bold")
     run.screen.show(Panel(shown, title="Generated text", title_align="left"))

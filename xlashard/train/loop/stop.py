@@ -27,7 +27,7 @@ from xlashard.background import start_background
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.train.errors import DataError, PeerError, RunError
-from xlashard.train.loop.group import Calls, Group, OwnCalls, SharedCalls, StopMessage
+from xlashard.train.loop.group import Group, OwnCalls, SharedCalls, StopMessage
 from xlashard.wording import print_error
 
 _POLL_TIMEOUT = 30.0
@@ -67,7 +67,7 @@ class Stop:
     def __init__(
         self,
         group: Group,
-        calls: Calls,
+        calls: SharedCalls | OwnCalls,
         show: Callable[[str], None],
         leave: Callable[[int, str], object],
     ) -> None:
@@ -261,25 +261,24 @@ def make_stop(group: Group, show: Callable[[str], None]) -> Stop:
     return Stop(group, calls, show, multihost.leave)
 
 
-def broadcast_from_first(group: Group, stop: Stop, name: str, make: Callable[[], str]) -> str:
+def broadcast_from_first(group: Group, stop: Stop, name: str, make: Callable[[], object]) -> str:
     """Return a value of the first process in every process.
 
     Args:
         group: Processes of the run.
         stop: Stop state, which reports failures of peers.
         name: Name of the value.
-        make: Returns the value; called in the first process.
+        make: Returns the value, of which the text is broadcast; called in the first process.
 
     Raises:
         PeerError: Another process failed.
     """
-    if group.count == 1:
-        return make()
     key = f"train/{group.run}/{name}"
     if group.index == 0:
-        made = make()
-        store.write(key, made.encode())
-        return made
+        value = str(make())
+        if group.count > 1:
+            store.write(key, value.encode())
+        return value
     while (value := store.read(key, 1.0)) is None:
         stop.check()
     return value.decode()

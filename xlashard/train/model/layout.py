@@ -80,7 +80,7 @@ class Layout:
         """Return the shardings of a tree of declarations."""
         return jax.tree.map(lambda x: self.sharding(x.axes), declarations)
 
-    def place(self, x: jax.Array, axes: Axes) -> jax.Array:
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
         """Constrain the sharding of an activation by the rules (a `Place`).
 
         Axes beyond the rank of `x` are dropped, but still occupy their mesh axes: tokens can get
@@ -92,8 +92,6 @@ class Layout:
     def ways(self, axis: str) -> int:
         """Return the number of shards of a logical axis."""
         return math.prod(self.mesh.shape[name] for name in getattr(self.rules, axis))
-
-    __call__ = place
 
 
 def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:

@@ -4,7 +4,6 @@
 """
 
 import functools
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -226,6 +225,22 @@ def batch_sharding(layout: Layout) -> Any:
     return layout.sharding((None, "batch", None))
 
 
+def _batch_shape(settings: Settings, sharding: Any = None) -> jax.ShapeDtypeStruct:
+    training = settings.training
+    rows = training.batch // training.accumulate
+    shape = (training.accumulate, rows, settings.model.length + 1)
+    return jax.ShapeDtypeStruct(shape, token_type(settings), sharding=sharding)
+
+
+def state_shapes(recipe: Recipe, layout: Layout) -> State:
+    """Return the shapes of the state, with shardings."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(recipe.initial_state, 0),
+        state_shardings(recipe, layout),
+    )
+
+
 def pjit_step(recipe: Recipe, layout: Layout) -> Any:
     """Return the training step over the mesh, which donates the state."""
     state, whole = state_shardings(recipe, layout), layout.sharding()
@@ -245,12 +260,9 @@ def initial_state(recipe: Recipe, layout: Layout) -> Any:
 def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Programs:
     """Compile the step; the other programs compile at their first call."""
     state, batch = state_shardings(recipe, layout), batch_sharding(layout)
-    training = settings.training
-    rows = training.batch // training.accumulate
-    shape = (training.accumulate, rows, settings.model.length + 1)
     began = time.perf_counter()
     lowered = pjit_step(recipe, layout).lower(
-        jax.eval_shape(recipe.initial_state, 0), jax.ShapeDtypeStruct(shape, token_type(settings))
+        jax.eval_shape(recipe.initial_state, 0), _batch_shape(settings)
     )
     step = lowered.compile()
     return Programs(
@@ -276,11 +288,6 @@ def write_text(parameters: Any, layout: Layout, settings: Settings) -> bytes:
     )
     seed, temperature = np.uint32(settings.run.seed), np.float32(asked.temperature)
     return np.asarray(program(parameters, prompt, seed, temperature)).tobytes()
-
-
-def parameter_count(recipe: Recipe) -> int:
-    """Return the number of parameters."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(recipe.declarations))
 
 
 def generate(
@@ -379,17 +386,8 @@ def training_step(settings: Settings, mesh: Mesh) -> Target:
     check_settings(settings)
     recipe = make_recipe(settings)
     layout = Layout(mesh, settings.sharding.rules)
-    shardings = state_shardings(recipe, layout)
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        jax.eval_shape(recipe.initial_state, 0),
-        shardings,
-    )
-    training = settings.training
-    rows = training.batch // training.accumulate
-    shape = (training.accumulate, rows, settings.model.length + 1)
-    batch = jax.ShapeDtypeStruct(shape, token_type(settings), sharding=batch_sharding(layout))
-    return Target(pjit_step(recipe, layout), (state, batch), workload(settings))
+    args = state_shapes(recipe, layout), _batch_shape(settings, batch_sharding(layout))
+    return Target(pjit_step(recipe, layout), args, workload(settings))
 
 
 def on_mesh(settings: Settings, mesh: Mesh) -> Settings:

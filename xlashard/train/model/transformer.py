@@ -34,67 +34,36 @@ def declare(model: ModelSettings) -> dict[str, Any]:
         ``embedding`` [V, W], ``layers`` (dicts of arrays stacked over N), ``norm`` [W] and
         ``head`` [W, V].
     """
-    width, size, count = model.width, model.head_size, model.layers
+    width, size, inward = model.width, model.head_size, model.width**-0.5
     heads, kv_heads = model.heads, model.kv_heads
-    inward = width**-0.5
-
-    def stacked(shape: tuple[int, ...], axes: tuple[str | None, ...], spread: float | None):
-        return Declaration((count, *shape), ("layers", *axes), spread)
-
-    return {
-        "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
-        "layers": {
-            "attention": {
-                "norm": stacked((width,), (None,), None),
-                "query": stacked((width, heads, size), ("embed", "heads", None), inward),
-                "key": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
-                "value": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
-                "out": stacked(
-                    (heads, size, width), ("heads", None, "embed"), _quiet(model) * inward
-                ),
-            },
-            "mlp": _declare_experts(model) if model.experts else _declare_mlp(model),
-        },
-        "norm": Declaration((width,), (None,), None),
-        "head": Declaration((width, model.vocab), ("embed", "vocab"), inward),
-    }
-
-
-def _quiet(model: ModelSettings) -> float:
-    """Return the factor that compensates the growth of the residual stream with the depth."""
-    return (2 * model.layers) ** -0.5
-
-
-def _declare_mlp(model: ModelSettings) -> dict[str, Declaration]:
-    width, mlp, inward = model.width, model.mlp, model.width**-0.5
+    many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
+    # Compensates the growth of the residual stream with the depth.
+    quiet = (2 * model.layers) ** -0.5
 
     def stacked(shape: tuple[int, ...], axes: Axes, spread: float | None) -> Declaration:
         return Declaration((model.layers, *shape), ("layers", *axes), spread)
 
-    return {
+    attention = {
         "norm": stacked((width,), (None,), None),
-        "gate": stacked((width, mlp), ("embed", "mlp"), inward),
-        "up": stacked((width, mlp), ("embed", "mlp"), inward),
-        "down": stacked((mlp, width), ("mlp", "embed"), _quiet(model) * mlp**-0.5),
+        "query": stacked((width, heads, size), ("embed", "heads", None), inward),
+        "key": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
+        "value": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
+        "out": stacked((heads, size, width), ("heads", None, "embed"), quiet * inward),
     }
-
-
-def _declare_experts(model: ModelSettings) -> dict[str, Declaration]:
-    """Declare the router, and the arrays of `_declare_mlp` for each expert."""
-
-    def repeated(one: Declaration) -> Declaration:
-        shape, axes = one.shape, one.axes
-        return Declaration(
-            (shape[0], model.experts, *shape[1:]), (axes[0], "experts", *axes[1:]), one.spread
-        )
-
-    mlp = _declare_mlp(model)
-    width, inward = model.width, model.width**-0.5
-    router = Declaration((model.layers, width, model.experts), ("layers", "embed", None), inward)
+    into, out_of = (*many, width, model.mlp), (*many, model.mlp, width)
+    mlp = {
+        "norm": stacked((width,), (None,), None),
+        "gate": stacked(into, (*named, "embed", "mlp"), inward),
+        "up": stacked(into, (*named, "embed", "mlp"), inward),
+        "down": stacked(out_of, (*named, "mlp", "embed"), quiet * model.mlp**-0.5),
+    }
+    if model.experts:
+        mlp["router"] = stacked((width, model.experts), ("embed", None), inward)
     return {
-        "norm": mlp["norm"],
-        "router": router,
-        **{name: repeated(mlp[name]) for name in ("gate", "up", "down")},
+        "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
+        "layers": {"attention": attention, "mlp": mlp},
+        "norm": Declaration((width,), (None,), None),
+        "head": Declaration((width, model.vocab), ("embed", "vocab"), inward),
     }
 
 
