@@ -147,6 +147,7 @@ Pod = EmulatedPod
 """Earlier name of `EmulatedPod`."""
 
 
+@shortened
 def pod(
     processes: int = 2,
     devices_per_process: int = 1,
