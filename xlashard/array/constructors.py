@@ -183,8 +183,8 @@ def array_of_pieces(
     buffers: dict[int, Any] = {}
     for numbers in groups:
         index = indices[numbers[0]]
-        given = _called(data_callback, index)
-        piece = _read_piece(given, index, target.shard_shape, expected)
+        value = _called(data_callback, index)
+        piece = _read_piece(value, index, target.shard_shape, expected)
         expected, keys = piece.dtype, piece.keys
         with _crossing(piece, index, [target.devices[number] for number in numbers]):
             buffers |= _staged(piece.value, target, numbers)
@@ -230,18 +230,18 @@ def canonical_dtype(dtype: Any) -> Any:
     try:
         if is_key_dtype(dtype):
             return dtype
-        found = jax.dtypes.canonicalize_dtype(dtype)
-        aval_of(np.empty(0, found))
-        return found
+        canonical = jax.dtypes.canonicalize_dtype(dtype)
+        aval_of(np.empty(0, canonical))
+        return canonical
     except TypeError:
         raise ArgumentError(
             f"dtype {dtype!r} is unsupported by devices: expected one such as 'float32' or 'int32'"
         ) from None
 
 
-def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> PieceInput:
+def _read_piece(value: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> PieceInput:
     """Check shape and dtype of one tile."""
-    piece = as_piece_input(given, lambda: _name(index), _OUTSIDE)
+    piece = as_piece_input(value, lambda: _name(index), _OUTSIDE)
     if piece.shape != shape:
         raise PlacementError(
             f"{_name(index)} has shape {piece.shape}, but the pieces of this array have shape "

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import jax
@@ -22,7 +23,7 @@ from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.array import Array
-from xlashard.array.core.base import ArrayBase
+from xlashard.array.core.base import ArrayBase, type_text
 from xlashard.array.core.handles import is_key_array, key_handle
 from xlashard.array.placement.put import as_host_value
 from xlashard.array.placement.read import read_value
@@ -31,7 +32,6 @@ from xlashard.config import CheckName, read_flags
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError
 from xlashard.lazily import deferred
 from xlashard.sharding import Sharding, XLACompatibleSharding
-from xlashard.wording import typed
 
 if TYPE_CHECKING:
     from xlashard import processes
@@ -44,7 +44,7 @@ Check = CheckName
 _TIMEOUT = 600.0
 _PLACES_REMEMBERED = 4096
 # Number of array types that an error lists.
-_TOLD = 5
+_SHOWN = 5
 
 _DEFAULT = read_flags(os.environ).check_device_put
 
@@ -54,14 +54,14 @@ class _Leaf(NamedTuple):
 
     Attributes:
         number: Number of the leaf.
-        tree: The tree of the leaf.
+        paths: Returns the paths of all leaves of its tree.
         x: The leaf.
         target: Its sharding.
         processes: The processes that use it.
     """
 
     number: int
-    tree: "_Tree"
+    paths: Callable[[], list[str]]
     x: Any
     target: Sharding
     processes: tuple[int, ...]
@@ -69,18 +69,7 @@ class _Leaf(NamedTuple):
     @property
     def path(self) -> str:
         """Path of the leaf: `x['w']`."""
-        return self.tree.paths[self.number]
-
-
-class _Tree:
-    """Paths of the leaves of a tree, computed at first use."""
-
-    def __init__(self, x: Any) -> None:
-        self._x = x
-
-    @cached_property
-    def paths(self) -> list[str]:
-        return leaf_paths(self._x, "x")
+        return self.paths()[self.number]
 
 
 def spans_processes(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
@@ -115,7 +104,7 @@ def compare_across_processes(
     """
     own: list[_Leaf] = []
     unclear: list[_Leaf] = []
-    tree = _Tree(x)
+    paths = cache(partial(leaf_paths, x, "x"))
     for number, (leaf, placement) in enumerate(zip(leaves, placements, strict=True)):
         if placement.sharding is None or isinstance(leaf, Tracer):
             continue
@@ -126,27 +115,27 @@ def compare_across_processes(
         givers = _source_processes(leaf)
         if givers is None:
             if len(takers) > 1 or not target.is_fully_addressable:
-                own.append(_Leaf(number, tree, leaf, target, takers))
+                own.append(_Leaf(number, paths, leaf, target, takers))
         elif len(givers) == 1 and givers != set(takers):
             everybody = tuple(sorted(givers.union(takers)))
             if coordination.process_index() in everybody:
-                unclear.append(_Leaf(number, tree, leaf, target, everybody))
+                unclear.append(_Leaf(number, paths, leaf, target, everybody))
     own += _find_process_copies(unclear)
     _compare(sorted(own, key=lambda leaf: leaf.number), _DEFAULT if check is None else check)
     return {leaf.number for leaf in own}
 
 
-def parse_check(given: Any) -> Check | None:
+def parse_check(value: Any) -> Check | None:
     """Parse the argument `check`.
 
     Raises:
         ArgumentError: The value is invalid.
     """
-    if given is None or given in get_args(Check.__value__):
-        return given
+    if value is None or value in get_args(Check.__value__):
+        return value
     raise ArgumentError(
         "check must be 'always' (compare at each call), 'once' (at the first call from a line), "
-        f"'never', or None (XLASHARD_CHECK_DEVICE_PUT, otherwise 'once'), not {given!r}"
+        f"'never', or None (XLASHARD_CHECK_DEVICE_PUT, otherwise 'once'), not {value!r}"
     )
 
 
@@ -154,10 +143,15 @@ def _source_processes(x: Any) -> set[int] | None:
     """Return the processes of a committed array; None if every process has its own copy."""
     if not isinstance(x, jax.Array):
         return None
-    handle = key_handle(x) if is_key_array(x) else x
+    handle = _data(x)
     if not handle.committed:
         return None
     return {device.process_index for device in handle.sharding.device_set}
+
+
+def _data(x: Any) -> Any:
+    """Return the data of a key array; other arrays as they are."""
+    return key_handle(x) if is_key_array(x) else x
 
 
 def _processes(sharding: Sharding) -> tuple[int, ...]:
@@ -172,14 +166,21 @@ def _known_processes(sharding: Sharding) -> tuple[int, ...]:
     return processes.processes_of(sharding.devices)
 
 
+def _by_processes(leaves: Sequence[_Leaf]) -> list[tuple[tuple[int, ...], list[_Leaf]]]:
+    """Return the leaves by the processes that use them, in an order that all processes share."""
+    processes_of = attrgetter("processes")
+    groups = groupby(sorted(leaves, key=processes_of), key=processes_of)
+    return [(group, list(members)) for group, members in groups]
+
+
 def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     """Return the arrays of which every process has a copy, after an exchange of types."""
-    by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
-    for leaf in unclear:
-        by_group[leaf.processes].append(leaf)
     own = []
-    for group, its in sorted(by_group.items()):
-        mine = [[_type_of(leaf.x), _ids(leaf.x)] for leaf in its]
+    for group, its in _by_processes(unclear):
+        mine = [
+            [type_text(leaf.x), sorted(device.id for device in _data(leaf.x).sharding.device_set)]
+            for leaf in its
+        ]
         try:
             came = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(mine))
         except processes.BarrierTimeoutError as error:
@@ -200,17 +201,8 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     return own
 
 
-def _ids(x: Any) -> list[int]:
-    handle = key_handle(x) if is_key_array(x) else x
-    return sorted(device.id for device in handle.sharding.device_set)
-
-
-def _type_of(x: Any) -> str:
-    return typed(x.dtype.name, x.shape)
-
-
 def _listed(types: dict[int, list[str]]) -> str:
-    return processes.format_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
+    return processes.format_by_process({p: ", ".join(kinds[:_SHOWN]) for p, kinds in types.items()})
 
 
 type _Key = tuple[Any, ...]
@@ -241,11 +233,8 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
     if check == "never":
         return
     me = coordination.process_index()
-    by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
-    for leaf in own:
-        if len(leaf.processes) > 1 and me in leaf.processes:
-            by_group[leaf.processes].append(leaf)
-    for group, its in sorted(by_group.items()):
+    shared = [leaf for leaf in own if len(leaf.processes) > 1 and me in leaf.processes]
+    for group, its in _by_processes(shared):
         key = _key(its)
         if check == "once" and key in _compared:
             continue
@@ -253,24 +242,26 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
             processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its
         ]
         try:
-            found = processes.differences(_barrier(group), named)
+            differences = processes.differences(_barrier(group), named)
         except processes.BarrierTimeoutError as error:
             raise _timeout_error(
                 error, its, group
             ) from None  # no-catalogue: needs several processes
-        if found:
-            raise _unequal(found, group)  # no-catalogue: needs several processes
+        if differences:
+            raise _unequal(differences, group)  # no-catalogue: needs several processes
         _compared.add(key)
 
 
-def _unequal(found: "Sequence[processes.ValueDifference]", group: tuple[int, ...]) -> UnequalError:
+def _unequal(
+    differences: "Sequence[processes.ValueDifference]", group: tuple[int, ...]
+) -> UnequalError:
     return UnequalError(
         f"device_put to devices of {len(group)} processes requires the same value in each, but "
-        f"{processes.format_differences(found)}: give all the same value (from one seed, one "
+        f"{processes.format_differences(differences)}: give all the same value (from one seed, one "
         "file, or multihost.broadcast_one_to_all), or, if each has a part of its own, write "
         "make_array_from_process_local_data(sharding, part)",
-        processes=sorted({p for d in found for p in d.processes}),
-        paths=[d.path for d in found],
+        processes=sorted({p for d in differences for p in d.processes}),
+        paths=[d.path for d in differences],
     )
 
 
@@ -286,7 +277,7 @@ def _key(leaves: Sequence[_Leaf]) -> _Key:
 def _value(x: Any) -> np.ndarray:
     """Return the value of a leaf on the host."""
     if isinstance(x, jax.Array):
-        handle = key_handle(x) if is_key_array(x) else x
+        handle = _data(x)
         array = handle if isinstance(handle, ArrayBase) else Array.from_jax(handle)
         return read_value(array, explicit=True)
     value, dtype, _ = as_host_value(x, lambda: "it")

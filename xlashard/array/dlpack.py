@@ -59,7 +59,8 @@ def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) 
             there = _cpu_device(external, placement)
             handle = _from_host(external, there, copy)
         else:
-            handle = _from_elsewhere(external, copy)
+            handle = transfer.handle_on_device(external, None if copy else copy)
+            handle = copy_to(handle, handle.sharding, fresh=True) if copy else handle
         handle = _in_known_dtype(handle, copy)
         if placement.sharding is None:
             return wrap(handle)
@@ -160,22 +161,17 @@ def _unshared(external: Any, why: str) -> str:
     )
 
 
-def _from_elsewhere(external: Any, copy: bool | None) -> Handle:
-    handle = transfer.handle_on_device(external, None if copy else copy)
-    return copy_to(handle, handle.sharding, fresh=True) if copy else handle
-
-
 def _in_known_dtype(handle: Handle, copy: bool | None) -> Handle:
-    wanted = jax.dtypes.canonicalize_dtype(handle.dtype)
-    if wanted == handle.dtype:
+    dtype = jax.dtypes.canonicalize_dtype(handle.dtype)
+    if dtype == handle.dtype:
         return handle
     if copy is False:
         raise DLPackError(
-            f"from_dlpack can't share memory of {handle.dtype.name}, which becomes {wanted.name} "
+            f"from_dlpack can't share memory of {handle.dtype.name}, which becomes {dtype.name} "
             "by a copy: leave copy=False out, or call jax.config.update('jax_enable_x64', True) "
             "before"
         )
-    return jnp.asarray(handle, wanted)
+    return jnp.asarray(handle, dtype)
 
 
 def _at_place(handle: Handle, placement: Placement, copy: bool | None) -> Array:

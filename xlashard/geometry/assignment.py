@@ -24,17 +24,6 @@ from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
 from xlashard.lazily import dataclass
 
-__all__ = [
-    "TileAssignment",
-    "explode_superdims",
-    "sharding_spec_from_tiling",
-    "spec_from_tile_assignment",
-    "spec_from_tiling",
-    "strides_for_sizes",
-    "unflatten_array",
-    "unflatten_superdims",
-]
-
 type _Digit = tuple[int, int, int]
 """Dimension, size and tile stride of a part of a step that is within one dimension."""
 
@@ -303,7 +292,9 @@ def replica_runs(tiling: Tiling, tile: int, most: int) -> Runs:
         most: Runs to list, at least 2; of more, the first and the last.
     """
     if tiling.listed or tiling.is_partial:
-        return _shortened(_runs(np.asarray(tiling.replicas(tile))), tiling.num_replicas, most)
+        listed = _runs(np.asarray(tiling.replicas(tile)))
+        head, tail = head_and_tail(len(listed), most)
+        return Runs(listed[:head], listed[len(listed) - tail :], tiling.num_replicas)
     steps = list(tiling.steps)
     # Positions that differ in the last digit are neighbours, where that digit copies.
     length = steps.pop()[0] if steps and not steps[-1][1] else 1
@@ -345,8 +336,3 @@ def _runs(ascending: npt.NDArray[np.int64]) -> tuple[range, ...]:
     breaks = np.flatnonzero(np.diff(ascending) != 1) + 1
     parts = [part.tolist() for part in np.split(ascending, breaks)]
     return tuple(range(part[0], part[-1] + 1) for part in parts if part)
-
-
-def _shortened(runs: tuple[range, ...], count: int, most: int) -> Runs:
-    head, tail = head_and_tail(len(runs), most)
-    return Runs(runs[:head], runs[len(runs) - tail :], count)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from xlashard.errors import GroupTextError, TilingError
+from xlashard.errors import GroupTextError, TilingError, counted
 from xlashard.geometry import strides
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.tile_assignment import TileAssignment
@@ -156,8 +156,7 @@ class ReplicaGroups:
 
     def __str__(self) -> str:
         """Return `4 groups of 2 devices`."""
-        groups = "1 group" if self.count == 1 else f"{self.count} groups"
-        return f"{groups} of {self.size} device{'s' if self.size != 1 else ''}"
+        return f"{counted(self.count, 'group')} of {counted(self.size, 'device')}"
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ class SourceTargetPairs:
 
     def __str__(self) -> str:
         """Return `8 pairs of devices`."""
-        return f"{len(self.pairs)} pair{'s' if len(self.pairs) != 1 else ''} of devices"
+        return f"{counted(len(self.pairs), 'pair')} of devices"
 
 
 def _parts(digits: strides.Steps, grid: MeshGrid) -> AxisParts | None:

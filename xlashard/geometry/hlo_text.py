@@ -102,12 +102,8 @@ class _Reader:
         )
 
 
-_WORDS: dict[str, Kind] = {
-    "replicated": "replicated",
-    "manual": "manual",
-    "unreduced": "unreduced",
-    "unknown": "unknown",
-}
+_PLAIN: tuple[Kind, ...] = ("replicated", "manual", "unreduced", "unknown")
+_WORDS: dict[str, Kind] = {kind: kind for kind in _PLAIN}
 
 
 def _sharding(reader: _Reader, *, nested: bool) -> ShardingText:

@@ -7,9 +7,10 @@ to the axes of a device grid, major to minor; other axes of the grid hold replic
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
 from itertools import islice, product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +38,16 @@ def _whole_number(value: Any, what: str, least: int) -> int:
     return number
 
 
-@dataclass(frozen=True)
-class NoSharding:
+class _Entry:
+    """Base class with a short repr: values without names, as in `Chunked((2,))`."""
+
+    def __repr__(self) -> str:
+        values = ", ".join(repr(getattr(self, field.name)) for field in fields(cast(Any, self)))
+        return f"{type(self).__name__}({values})"
+
+
+@dataclass(frozen=True, repr=False)
+class NoSharding(_Entry):
     """The dimension is not cut.
 
     Example:
@@ -46,12 +55,9 @@ class NoSharding:
         (2,)
     """
 
-    def __repr__(self) -> str:
-        return "NoSharding()"
 
-
-@dataclass(frozen=True)
-class Chunked:
+@dataclass(frozen=True, repr=False)
+class Chunked(_Entry):
     """The dimension is cut into equal chunks.
 
     Attributes:
@@ -77,12 +83,9 @@ class Chunked:
         checked = tuple(_whole_number(n, "a number of chunks", 1) for n in self.chunks)
         object.__setattr__(self, "chunks", checked)
 
-    def __repr__(self) -> str:
-        return f"Chunked({self.chunks})"
 
-
-@dataclass(frozen=True)
-class Unstacked:
+@dataclass(frozen=True, repr=False)
+class Unstacked(_Entry):
     """Each device holds one index of the dimension, so that its shard lacks this dimension.
 
     Attributes:
@@ -101,12 +104,9 @@ class Unstacked:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _whole_number(self.size, "an unstacked size", 1))
 
-    def __repr__(self) -> str:
-        return f"Unstacked({self.size})"
 
-
-@dataclass(frozen=True)
-class ShardedAxis:
+@dataclass(frozen=True, repr=False)
+class ShardedAxis(_Entry):
     """An axis of the device grid that takes a cut of the array.
 
     Attributes:
@@ -126,12 +126,9 @@ class ShardedAxis:
     def __post_init__(self) -> None:
         object.__setattr__(self, "axis", _whole_number(self.axis, "a sharded axis", 0))
 
-    def __repr__(self) -> str:
-        return f"ShardedAxis({self.axis})"
 
-
-@dataclass(frozen=True)
-class Replicated:
+@dataclass(frozen=True, repr=False)
+class Replicated(_Entry):
     """An axis of the device grid along which devices hold the same.
 
     Attributes:
@@ -151,16 +148,13 @@ class Replicated:
         number = _whole_number(self.replicas, "a number of replicas", 1)
         object.__setattr__(self, "replicas", number)
 
-    def __repr__(self) -> str:
-        return f"Replicated({self.replicas})"
-
 
 type DimSharding = NoSharding | Chunked | Unstacked
 type MeshAxis = ShardedAxis | Replicated
 
 
-@dataclass(frozen=True)
-class ShardingSpec:
+@dataclass(frozen=True, repr=False)
+class ShardingSpec(_Entry):
     """Cuts of arrays of one rank, mapped to a grid of devices.
 
     Attributes:
@@ -192,9 +186,6 @@ class ShardingSpec:
                 f"but mesh_mapping takes the cuts {_listed(taken)}: give each of "
                 f"{_listed([ShardedAxis(n) for n in range(len(cuts))])} exactly once"
             )
-
-    def __repr__(self) -> str:
-        return f"ShardingSpec({self.sharding}, {self.mesh_mapping})"
 
     @property
     def ndim(self) -> int:

@@ -298,24 +298,12 @@ def _check_axes(spec: Spec, grid: "MeshGrid") -> None:
     known = grid.axis_names
     for name, axes in (("unreduced", spec.unreduced), ("reduced", spec.reduced)):
         for axis in sorted(axes.difference(known)):
-            raise UnknownAxisError(
-                f"{name} names the axis {axis!r}; the mesh has "
-                f"{grid.describe()}{_suggest(axis, known)}",
-                axis=axis,
-                dim=None,
-                mesh_axes=known,
-            )
+            raise _unknown_axis(name, None, axis, grid)
     seen: dict[str, list[int]] = {}
     for dim, axes in enumerate(spec.dims):
         for axis in axes or ():
             if axis not in known:
-                raise UnknownAxisError(
-                    f"dimension {dim} names the axis {axis!r}; the mesh has "
-                    f"{grid.describe()}{_suggest(axis, known)}",
-                    axis=axis,
-                    dim=dim,
-                    mesh_axes=known,
-                )
+                raise _unknown_axis(f"dimension {dim}", dim, axis, grid)
             seen.setdefault(axis, []).append(dim)
     for axis, dims in seen.items():
         if len(dims) > 1:
@@ -343,8 +331,14 @@ def _used_once(spec: Spec) -> Spec:
     return Spec(tuple(dims))
 
 
-def _suggest(axis: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(axis, known, n=1)
+def _unknown_axis(place: str, dim: int | None, axis: str, grid: "MeshGrid") -> UnknownAxisError:
+    close = difflib.get_close_matches(axis, grid.axis_names, n=1)
+    advice = ": name one of those, or None to leave the dimension whole"
     if close:
-        return f"; did you mean {close[0]!r}?"
-    return ": name one of those, or None to leave the dimension whole"
+        advice = f"; did you mean {close[0]!r}?"
+    return UnknownAxisError(
+        f"{place} names the axis {axis!r}; the mesh has {grid.describe()}{advice}",
+        axis=axis,
+        dim=dim,
+        mesh_axes=grid.axis_names,
+    )

@@ -1,49 +1,26 @@
 """Shardings: which slice of an array each device holds."""
 
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh as AbstractMesh
+from jax.sharding import Mesh as Mesh
+from jax.sharding import PartitionSpec as PartitionSpec
 
-from xlashard.geometry import (
-    Chunked,
-    NoSharding,
-    Replicated,
-    ShardedAxis,
-    ShardingSpec,
-    Unstacked,
-)
-from xlashard.sharding.base import Sharding, XLACompatibleSharding
-from xlashard.sharding.convert import from_hlo, from_jax, on_mesh, to_jax
-from xlashard.sharding.gspmd import GSPMDSharding, OpShardingSharding
-from xlashard.sharding.named import (
-    NamedSharding,
-    SingleDeviceSharding,
-    grid_of,
-    partition_spec,
-    spec_of,
-)
-from xlashard.sharding.pmap import PmapSharding
-
-__all__ = [
-    "AbstractMesh",
-    "Chunked",
-    "GSPMDSharding",
-    "Mesh",
-    "NamedSharding",
-    "NoSharding",
-    "OpShardingSharding",
-    "PartitionSpec",
-    "PmapSharding",
-    "Replicated",
-    "ShardedAxis",
-    "Sharding",
-    "ShardingSpec",
-    "SingleDeviceSharding",
-    "Unstacked",
-    "XLACompatibleSharding",
-    "from_hlo",
-    "from_jax",
-    "grid_of",
-    "on_mesh",
-    "partition_spec",
-    "spec_of",
-    "to_jax",
-]
+from xlashard.geometry import Chunked as Chunked
+from xlashard.geometry import NoSharding as NoSharding
+from xlashard.geometry import Replicated as Replicated
+from xlashard.geometry import ShardedAxis as ShardedAxis
+from xlashard.geometry import ShardingSpec as ShardingSpec
+from xlashard.geometry import Unstacked as Unstacked
+from xlashard.sharding.base import Sharding as Sharding
+from xlashard.sharding.base import XLACompatibleSharding as XLACompatibleSharding
+from xlashard.sharding.convert import from_hlo as from_hlo
+from xlashard.sharding.convert import from_jax as from_jax
+from xlashard.sharding.convert import on_mesh as on_mesh
+from xlashard.sharding.convert import to_jax as to_jax
+from xlashard.sharding.gspmd import GSPMDSharding as GSPMDSharding
+from xlashard.sharding.gspmd import OpShardingSharding as OpShardingSharding
+from xlashard.sharding.named import NamedSharding as NamedSharding
+from xlashard.sharding.named import SingleDeviceSharding as SingleDeviceSharding
+from xlashard.sharding.named import grid_of as grid_of
+from xlashard.sharding.named import partition_spec as partition_spec
+from xlashard.sharding.named import spec_of as spec_of
+from xlashard.sharding.pmap import PmapSharding as PmapSharding

@@ -42,7 +42,10 @@ def axes_of(tiling: Tiling) -> TilingAxes:
         return TilingAxes(MeshGrid((), ()), Spec())
     if tiling.listed:
         return _on_listed_devices(tiling)
-    borders = _borders(tiling)
+    # Strides at which the number of a tile passes from one dimension to the next.
+    borders = [1, tiling.addends]
+    for count in reversed(tiling.counts):
+        borders.append(borders[-1] * count)
     grid = made_up_grid([size for step in tiling.steps for size in _cut(*step, borders)])
     try:
         return TilingAxes(grid, spec_from_tiling(grid, tiling))
@@ -64,14 +67,6 @@ def _on_listed_devices(tiling: Tiling) -> TilingAxes:
     *dims, unreduced = ((next(names),) if n > 1 else () for n in (*tiling.counts, tiling.addends))
     spec = Spec(tuple(dims), frozenset(unreduced), reduction=tiling.reduction)
     return TilingAxes(grid, spec, tiling.order())
-
-
-def _borders(tiling: Tiling) -> list[int]:
-    """Return the strides at which the number of a tile passes from one dimension to the next."""
-    borders = [1, tiling.addends]
-    for count in reversed(tiling.counts):
-        borders.append(borders[-1] * count)
-    return borders
 
 
 def _cut(size: int, stride: int, borders: Sequence[int]) -> list[int]:
@@ -101,11 +96,6 @@ def gspmd_sharding_of(
     return JaxGSPMDSharding(tuple(devices), hlo, memory_kind=memory_kind)
 
 
-def assignment_of_jax(sharding: JaxSharding, ndim: int) -> TileAssignment:
-    """Return the tile assignment of a sharding of JAX, read from its HLO text."""
-    return TileAssignment.parse_text(hlo_text(jax_hlo_sharding(sharding, ndim)))
-
-
 def tiling_of_jax(sharding: JaxSharding, ndim: int) -> Tiling:
     """Return the tiling of a sharding of JAX for arrays of a rank.
 
@@ -115,13 +105,10 @@ def tiling_of_jax(sharding: JaxSharding, ndim: int) -> Tiling:
     num_devices = sharding.num_devices
     if num_devices == 1 and not isinstance(sharding, JaxNamedSharding):
         return Tiling.replicated(1, ndim)
-    tiling = Tiling.from_tile_assignment(
-        assignment_of_jax(sharding, ndim), ndim, num_devices=num_devices
-    )
+    assignment = TileAssignment.parse_text(hlo_text(jax_hlo_sharding(sharding, ndim)))
+    tiling = Tiling.from_tile_assignment(assignment, ndim, num_devices=num_devices)
     kind = sharding.spec.unreduced_kind if isinstance(sharding, JaxNamedSharding) else None
+    if kind is None:
+        return tiling
     # HLO's text leaves out the kind of reduction.
-    return (
-        tiling
-        if kind is None
-        else replace(tiling, reduction=kind.name if tiling.is_partial else "")
-    )
+    return replace(tiling, reduction=kind.name if tiling.is_partial else "")

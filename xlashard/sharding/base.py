@@ -221,6 +221,11 @@ class XLACompatibleSharding(Sharding):
         (True, (2, 6))
     """
 
+    @property
+    def memory_kind(self) -> str | None:
+        """Return the memory of the devices that holds the data."""
+        return getattr(self, "_memory_kind", None)  # an attribute of JAX's classes
+
     def rank_tiling(self, ndim: int) -> Tiling:
         """Return the tiling for arrays of a rank.
 

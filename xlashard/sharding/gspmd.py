@@ -61,7 +61,12 @@ class GSPMDSharding(_GSPMDBase):
     ) -> None:
         devices = checked_devices(devices, "GSPMDSharding")
         check_memory_kind(devices[0], memory_kind, "GSPMDSharding")
-        assignment = _assignment(op_sharding)
+        assignment = read_assignment(op_sharding)
+        if assignment is None:
+            raise ShardingError(
+                "the tiles must be an OpSharding, an HloSharding, a TileAssignment or HLO text "
+                f"such as '{{devices=[2,4]<=[8]}}', not {type(op_sharding).__name__}"
+            )
         for each in assignment.elements or (assignment,):
             needed = each.num_devices
             if needed is not None and needed != len(devices):
@@ -107,11 +112,6 @@ class GSPMDSharding(_GSPMDBase):
     def tile_assignment(self) -> TileAssignment:
         """Return the tiles of the device positions as a tile assignment."""
         return self._assignment
-
-    @property
-    def memory_kind(self) -> str | None:
-        """Return the memory of the devices that holds the data."""
-        return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
         """Return the same placement in another memory of the same devices."""
@@ -178,17 +178,13 @@ class GSPMDSharding(_GSPMDBase):
 OpShardingSharding = GSPMDSharding
 
 
-def _assignment(value: Any) -> TileAssignment:
-    if isinstance(value, TileAssignment):
-        return value
+def read_assignment(value: object) -> TileAssignment | None:
+    """Return the tiles of an `OpSharding`, an `HloSharding` or its text; None for other values."""
+    if isinstance(value, OpSharding | HloSharding):
+        value = hlo_text(value)
     if isinstance(value, str):
         return TileAssignment.parse_text(value)
-    if isinstance(value, OpSharding | HloSharding):
-        return TileAssignment.parse_text(hlo_text(value))
-    raise ShardingError(
-        f"the tiles must be an OpSharding, an HloSharding, a TileAssignment or HLO text such as "
-        f"'{{devices=[2,4]<=[8]}}', not {type(value).__name__}"
-    )
+    return value if isinstance(value, TileAssignment) else None
 
 
 def _unpickle_gspmd(names: DeviceNames, text: str, memory_kind: str | None) -> GSPMDSharding:

@@ -1,6 +1,6 @@
 """`NamedSharding`, by the mesh axes that cut each dimension, and `SingleDeviceSharding`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +16,7 @@ from xlashard._jax.runtime.shardings import (
     with_interface,
 )
 from xlashard.errors import RankError, ShardingError, counted
-from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
+from xlashard.geometry import DimAxes, MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.base import (
     DeviceNames,
@@ -53,13 +53,18 @@ def spec_of(spec: PartitionSpec | None) -> Spec:
     return Spec(dims, spec.unreduced, spec.reduced, "" if kind is None else kind.name)
 
 
+def spec_entries(dims: Iterable[DimAxes]) -> list[Any]:
+    """Return the shortest entries of a partition spec of JAX, one for each dimension."""
+    return [
+        PartitionSpec.UNCONSTRAINED if d is None else (d[0] if len(d) == 1 else d) or None
+        for d in dims
+    ]
+
+
 def partition_spec(spec: Spec) -> PartitionSpec:
     """Return the shortest JAX partition spec of a normal form."""
     return PartitionSpec(
-        *(
-            PartitionSpec.UNCONSTRAINED if d is None else (d[0] if len(d) == 1 else d) or None
-            for d in spec.dims
-        ),
+        *spec_entries(spec.dims),
         unreduced=spec.unreduced,
         reduced=spec.reduced,
         unreduced_kind=UnreducedKind[spec.reduction] if spec.reduction else None,
@@ -181,11 +186,6 @@ class NamedSharding(_NamedBase):
     def num_devices(self) -> int:
         """Return the number of devices of the mesh."""
         return self.mesh.size
-
-    @property
-    def memory_kind(self) -> str | None:
-        """Return the memory of the devices that holds the data."""
-        return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
         """Return the same placement in another memory of the same devices."""
@@ -324,11 +324,6 @@ class SingleDeviceSharding(_SingleDeviceBase):
     def devices(self) -> tuple[Device, ...]:
         """Return the one device."""
         return (self._device,)
-
-    @property
-    def memory_kind(self) -> str | None:
-        """Return the memory of the device that holds the data."""
-        return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> Self:
         """Return the sharding in another memory of the device."""

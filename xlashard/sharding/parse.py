@@ -11,45 +11,25 @@ from typing import Any, Self
 from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
-    HloSharding,
     JaxSharding,
     Mesh,
-    OpSharding,
-    hlo_text,
 )
 from xlashard.errors import ArgumentError, ShardingError, TilingError
-from xlashard.geometry import (
-    Spec,
-    TileAssignment,
-    Tiling,
-    explode_superdims,
-    spec_from_tile_assignment,
-    strides_for_sizes,
-    unflatten_array,
-    unflatten_superdims,
-)
+from xlashard.geometry import Spec, TileAssignment, spec_from_tile_assignment
+from xlashard.geometry import explode_superdims as explode_superdims
+from xlashard.geometry import strides_for_sizes as strides_for_sizes
+from xlashard.geometry import unflatten_array as unflatten_array
+from xlashard.geometry import unflatten_superdims as unflatten_superdims
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
 from xlashard.sharding.convert import from_jax
-from xlashard.sharding.gspmd import GSPMDSharding
-from xlashard.sharding.named import NamedSharding, PartitionSpec, grid_of, spec_of
-
-__all__ = [
-    "REPLICATED",
-    "CanonicalizedParsedPartitionSpec",
-    "ParsedPartitionSpec",
-    "SpecSync",
-    "explode_superdims",
-    "get_array_mapping",
-    "get_partition_spec",
-    "get_pspec_from_executable",
-    "get_unconstrained_dims",
-    "parse_flatten_op_sharding",
-    "strides_for_sizes",
-    "tile_assignment_of",
-    "to_op_sharding_sharding",
-    "unflatten_array",
-    "unflatten_superdims",
-]
+from xlashard.sharding.gspmd import GSPMDSharding, read_assignment
+from xlashard.sharding.named import (
+    NamedSharding,
+    PartitionSpec,
+    grid_of,
+    spec_entries,
+    spec_of,
+)
 
 type Partitions = tuple[tuple[str, ...] | None, ...]
 """Mesh axes of each dimension, major to minor; None for an unconstrained one."""
@@ -242,16 +222,13 @@ def tile_assignment_of(value: Any) -> TileAssignment:
         ArgumentError: If it is something else.
         ShardingTextError: If it is a text, but not of a sharding.
     """
-    if isinstance(value, TileAssignment):
-        return value
-    if isinstance(value, OpSharding | HloSharding):
-        return TileAssignment.parse_text(hlo_text(value))
-    if isinstance(value, str):
-        return TileAssignment.parse_text(value)
-    raise ArgumentError(
-        f"an XLA sharding is an OpSharding, an HloSharding, a TileAssignment or HLO text, not "
-        f"{type(value).__name__}"
-    )
+    assignment = read_assignment(value)
+    if assignment is None:
+        raise ArgumentError(
+            "an XLA sharding is an OpSharding, an HloSharding, a TileAssignment or HLO text, not "
+            f"{type(value).__name__}"
+        )
+    return assignment
 
 
 def _parsed(assignment: TileAssignment, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec:
@@ -289,13 +266,7 @@ def get_array_mapping(axis_resources: Any) -> Any:
 
 def get_partition_spec(parsed: ParsedPartitionSpec) -> PartitionSpec:
     """Return the partition spec of a parsed one, with an entry for each of its dimensions."""
-    entries = []
-    for axes in parsed:
-        if axes is None:
-            entries.append(PartitionSpec.UNCONSTRAINED)
-        else:
-            entries.append(axes[0] if len(axes) == 1 else axes or None)
-    return PartitionSpec(*entries)
+    return PartitionSpec(*spec_entries(parsed))
 
 
 def get_unconstrained_dims(sharding: NamedSharding) -> set[int]:
@@ -322,8 +293,8 @@ def to_op_sharding_sharding(sharding: Sharding | JaxSharding, ndim: int) -> GSPM
             f"the tiles of a {type(own).__name__} depend on the shape: pass its tiling(shape) to "
             "GSPMDSharding"
         )
-    tiling: Tiling = own.rank_tiling(ndim)
-    return GSPMDSharding(own.devices, tiling.to_tile_assignment(), memory_kind=own.memory_kind)
+    tiles = own.rank_tiling(ndim).to_tile_assignment()
+    return GSPMDSharding(own.devices, tiles, memory_kind=own.memory_kind)
 
 
 def get_pspec_from_executable(
@@ -348,7 +319,12 @@ def get_pspec_from_executable(
         # no-catalogue: no supported compiler does this
         raise ShardingError("the compiler does not report the shardings of this program")
     grid = grid_of(mesh)
-    ins, outs = (tuple(_spec_of_text(text, grid) for text in texts) for texts in reported)
+
+    def spec_of_text(text: str) -> PartitionSpec:
+        spec = spec_from_tile_assignment(grid, TileAssignment.parse_text(text))
+        return PartitionSpec(*spec_entries(spec.dims))
+
+    ins, outs = (tuple(map(spec_of_text, texts)) for texts in reported)
     return ins, outs
 
 
@@ -356,8 +332,3 @@ def runtime_of(executable: Any) -> Any:
     """Return PJRT's own executable of a compiled stage; a PJRT executable passes unchanged."""
     runtime = getattr(executable, "runtime_executable", None)
     return executable if runtime is None else runtime()
-
-
-def _spec_of_text(text: str, grid: Any) -> PartitionSpec:
-    spec = spec_from_tile_assignment(grid, TileAssignment.parse_text(text))
-    return get_partition_spec(ParsedPartitionSpec(None, spec.dims))

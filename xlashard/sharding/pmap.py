@@ -163,11 +163,6 @@ class PmapSharding(_PmapBase):
         """Return the devices of the grid in row-major order."""
         return self._ordered
 
-    @property
-    def memory_kind(self) -> str | None:
-        """Return the memory of the devices that holds the data."""
-        return self._memory_kind
-
     def with_memory_kind(self, kind: str) -> Self:
         """Return the same placement in another memory of the same devices."""
         return type(self)(self.devices, self.sharding_spec, memory_kind=kind)

@@ -54,10 +54,10 @@ def check_constant(handle: Any) -> None:
 
 
 def _closed_over(handle: Any) -> str:
-    found = _in_callers(handle)
-    if found is None:
+    names = _in_callers(handle)
+    if names is None:
         return "an array that a traced function closes over"
-    function, variable = found
+    function, variable = names
     return f"{variable}, an array that {function} closes over"
 
 
@@ -90,7 +90,7 @@ class _Search:
 
     def __init__(self, array: Any) -> None:
         # JAX wraps a closed-over array of the host in an object over the same memory.
-        self._wanted = np.asarray(array) if is_host_array(array) else _handle_of(array)
+        self._array = np.asarray(array) if is_host_array(array) else _handle_of(array)
         self._seen: set[int] = set()
 
     def in_function(self, function: Any, depth: int) -> str | None:
@@ -104,7 +104,11 @@ class _Search:
 
     def _path(self, value: Any, depth: int) -> str | None:
         """Return the suffix that leads from a value to the array, or None."""
-        if _handle_of(value) is self._wanted or self._is_same_memory(value):
+        array = self._array
+        if _handle_of(value) is array:
+            return ""
+        both_on_host = isinstance(value, np.ndarray) and isinstance(array, np.ndarray)
+        if both_on_host and (value.shape, value.ctypes.data) == (array.shape, array.ctypes.data):
             return ""
         if depth == 0 or id(value) in self._seen or len(self._seen) > _SEARCHED:
             return None
@@ -119,12 +123,6 @@ class _Search:
             if (path := self._path(attribute, depth - 1)) is not None:
                 return f".{key}{path}"
         return None
-
-    def _is_same_memory(self, value: Any) -> bool:
-        wanted = self._wanted
-        if not isinstance(value, np.ndarray) or not isinstance(wanted, np.ndarray):
-            return False
-        return value.shape == wanted.shape and value.ctypes.data == wanted.ctypes.data
 
 
 def _handle_of(value: Any) -> Any:
@@ -156,11 +154,12 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
         yield from _variables(function.func)
         return
     if isinstance(function, types.MethodType):
-        names = function.__func__.__code__.co_varnames if _is_plain(function.__func__) else ()
+        inner = function.__func__
+        names = inner.__code__.co_varnames if isinstance(inner, types.FunctionType) else ()
         yield (names[0] if names else "self"), function.__self__
-        yield from _variables(function.__func__)
+        yield from _variables(inner)
         return
-    if not _is_plain(function):
+    if not isinstance(function, types.FunctionType):
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield from _variables(wrapped)
@@ -174,10 +173,6 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
     for name in dict.fromkeys(_names_in(code)):
         if name in function.__globals__:
             yield name, function.__globals__[name]
-
-
-def _is_plain(function: Any) -> bool:
-    return isinstance(function, types.FunctionType)
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -22,11 +22,14 @@ class DonationTracker:
 
     Args:
         name: Name of the callable.
+
+    Attributes:
+        paths: Path of the argument that donates handles of a kind.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._paths: dict[_Kind, str] = {}
+        self.paths: dict[_Kind, str] = {}
         with _lock:
             _trackers.add(self)
 
@@ -41,19 +44,15 @@ class DonationTracker:
             Name of the callable with the path of the argument.
         """
         kind = _kind(handle)
-        if kind not in self._paths:
-            while len(self._paths) >= _KINDS_KEPT:
-                self._paths.pop(next(iter(self._paths)), None)
-            self._paths[kind] = path
+        if kind not in self.paths:
+            while len(self.paths) >= _KINDS_KEPT:
+                self.paths.pop(next(iter(self.paths)), None)
+            self.paths[kind] = path
         return self.takes(path)
 
     def takes(self, path: str) -> str:
         """Return the name with the path of an argument: `update, as state['w']`."""
         return f"{self.name}, as {path}"
-
-    def path_of(self, kind: _Kind) -> str | None:
-        """Return the path of the argument that donates handles of a kind, or None."""
-        return self._paths.get(kind)
 
 
 _trackers: weakref.WeakSet[DonationTracker] = weakref.WeakSet()
@@ -69,8 +68,8 @@ def likely_donations(handle: Any) -> list[str]:
     kind = _kind(handle)
     with _lock:
         known = list(_trackers)
-    found = ((taker, taker.path_of(kind)) for taker in known)
-    return sorted(taker.takes(path) for taker, path in found if path is not None)
+    paths = ((tracker, tracker.paths.get(kind)) for tracker in known)
+    return sorted(tracker.takes(path) for tracker, path in paths if path is not None)
 
 
 def deletion_cause(handle: Any, taker: str | None) -> str:

@@ -96,8 +96,8 @@ def host_value(x: Any, name: Callable[[], str]) -> tuple[np.ndarray, bool]:
     Raises:
         ArgumentError: No device can hold the value.
     """
-    given = as_host_value(x, name)
-    return np.asarray(given.value, given.dtype), given.weak_type
+    value, dtype, weak_type = as_host_value(x, name)
+    return np.asarray(value, dtype), weak_type
 
 
 # Up to this many bytes per call jaxlib's own copies are as fast, and it can reuse its memory when
@@ -116,6 +116,8 @@ class HostRoute:
 
     Attributes:
         target: The sharding.
+        dtype: The dtype on devices.
+        stage: Staging buffer; None if the devices have memory of their own.
         written: Bytes that one value takes on the devices of this process.
     """
 
@@ -123,31 +125,13 @@ class HostRoute:
         self, target: ResolvedSharding, dtype: Any, weak_type: bool = False, committed: bool = True
     ) -> None:
         self.target = target
-        self._dtype = dtype
+        self.dtype = dtype
         self._aval = target.aval(dtype, weak_type)
         self._committed = committed
-        self._stage = StagingBuffer(target) if target.on_host else None
+        self.stage = StagingBuffer(target) if target.on_host else None
         self._whole = target.tiling.is_replicated
         self._copies = target.tiling.num_replicas > 1
         self.written = math.prod(target.shard_shape) * dtype.itemsize * len(target.devices)
-
-    def staged(
-        self, value: np.ndarray, memory: MemoryPool, later: list[Copy]
-    ) -> list[np.ndarray] | None:
-        """Return one block of memory per device; None if devices have memory of their own.
-
-        Args:
-            value: The whole value.
-            memory: Pool of the blocks.
-            later: List to which the copies into the blocks are appended.
-        """
-        stage = self._stage
-        return None if stage is None else stage.pieces(value, self._dtype, memory, later)
-
-    @property
-    def needed(self) -> tuple[ResolvedSharding, int, str]:
-        """Memory that one value needs, for errors."""
-        return memory_required(self.target, self._dtype)
 
     def put(self, value: np.ndarray, alias: bool) -> Handle:
         """Slice a value and put each slice on its device.
@@ -156,7 +140,7 @@ class HostRoute:
             value: The whole value.
             alias: Whether buffers may alias its memory.
         """
-        value = np.asarray(value, self._dtype)
+        value = np.asarray(value, self.dtype)
         if self._whole:
             value = private_copy(value) if self._copies and not alias else value
             return self.put_pieces([value] * len(self.target.devices), alias or self._copies)
@@ -227,7 +211,8 @@ def put_values(values: Sequence[HostPut]) -> list[Handle]:
             return [route.put(value, alias) for value, route, alias in values]
         return _put_together(values, total)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        scarce = as_out_of_memory_error(error, [route.needed for _, route, _ in values])
+        required = [memory_required(route.target, route.dtype) for _, route, _ in values]
+        scarce = as_out_of_memory_error(error, required)
         if scarce is None:
             raise
     raise scarce  # no-catalogue: needs a process with little memory
@@ -237,7 +222,10 @@ def _put_together(values: Sequence[HostPut], total: int) -> list[Handle]:
     later: list[Copy] = []
     memory = MemoryPool(total)
     staged = [
-        None if alias else route.staged(value, memory, later) for value, route, alias in values
+        None
+        if alias or route.stage is None
+        else route.stage.pieces(value, route.dtype, memory, later)
+        for value, route, alias in values
     ]
     copy_all(later)
     return [
@@ -267,13 +255,14 @@ def stage_piece(value: Any, target: ResolvedSharding, numbers: list[int]) -> dic
         Buffers by device number; for CPU devices the host memory that becomes them.
     """
     devices, kind = target.devices, target.sharding.memory_kind
+    copied = False
     if isinstance(value, np.ndarray):
-        copied = len(numbers) > 1 or devices[numbers[0]].platform == "cpu"
+        on_host = devices[numbers[0]].platform == "cpu"
+        copied = on_host or len(numbers) > 1
         value = private_copy(value) if copied else value
-        if devices[numbers[0]].platform == "cpu":
+        if on_host:
             return dict.fromkeys(numbers, value)
-        return {n: put_on(devices[n], value, memory_kind=kind, alias=copied) for n in numbers}
-    return {n: put_on(devices[n], value, memory_kind=kind) for n in numbers}
+    return {n: put_on(devices[n], value, memory_kind=kind, alias=copied) for n in numbers}
 
 
 def put_on(
@@ -336,7 +325,9 @@ def as_out_of_memory_error(
     """
     if not is_out_of_memory(error):
         return None
-    _forget_frames(error)
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__, seen = None, seen.__context__
     collect_garbage()
     each = sum(size for _, size, _ in needed)
     target, _, text = max(needed, key=lambda one: one[1])
@@ -354,10 +345,3 @@ def as_out_of_memory_error(
         f"({each:,} bytes) on each; nothing was placed: {less}",
         bytes_per_device=each,
     )
-
-
-def _forget_frames(error: BaseException) -> None:
-    """Drop the frames of an error and of those that it was raised from."""
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__, seen = None, seen.__context__

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -29,7 +30,7 @@ from xlashard.errors import (
     UnreducedError,
     counted,
 )
-from xlashard.geometry import Tiling
+from xlashard.geometry import Index, Tiling
 from xlashard.lazily import deferred
 from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 
@@ -235,18 +236,25 @@ def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
             "whole array to every process by x.to_host('gather') or "
             "multihost.process_allgather(x, tiled=True)"
         )
+    indices = tiling.indices(handle.shape, distinct.positions)
+    return _joined(handle, distinct, handle.shape, indices), True
+
+
+def _joined(
+    handle: Handle, distinct: Distinct, shape: tuple[int, ...], indices: Sequence[Index]
+) -> np.ndarray:
+    """Return a new array with the tiles of this process, each at its index."""
     buffers = split(handle)
     for number in distinct.buffers:
         start_host_copy(buffers[number])
-    out = np.empty(handle.shape, handle.dtype)
-    indices = tiling.indices(handle.shape, distinct.positions)
+    out = np.empty(shape, handle.dtype)
     copy_all(
         [
             (out[index], host_view(buffers[number])[0])
             for number, index in zip(distinct.buffers, indices, strict=True)
         ]
     )
-    return out, True
+    return out
 
 
 Policy = Literal["local", "gather", "replicated"]
@@ -303,32 +311,27 @@ def _local_box(array: ArrayBase) -> np.ndarray:
     coordinates = tiling.coordinates(distinct.positions)
     low, high = coordinates.min(axis=0), coordinates.max(axis=0) + 1
     if math.prod((high - low).tolist()) != len(distinct.positions):
+        shown = tiling.indices(handle.shape, distinct.positions[:_LISTED])
+        more = len(distinct.positions) - len(shown)
+        listed = ", ".join(map(index_text, shown))
+        if more:
+            listed += f" and {counted(more, 'other')}"
         raise NotAddressableError(  # no-catalogue: needs several processes
             f"this process's pieces of an Array {type_text(handle)} are no one block of it: "
-            f"{_pieces_text(tiling, handle.shape, distinct.positions)}; read them by "
+            f"{listed}; read them by "
             "[(shard.index, shard.data) for shard in x.addressable_shards], or the whole array by "
             "x.to_host('gather') in every process"
         )
-    extents = np.array(tiling.shard_shape(handle.shape), np.int64)
-    out = np.empty(tuple(((high - low) * extents).tolist()), handle.dtype)
+    extents = tiling.shard_shape(handle.shape)
+    shape = tuple(((high - low) * extents).tolist())
+    indices = [
+        tuple(slice(n * extent, (n + 1) * extent) for n, extent in zip(tile, extents, strict=True))
+        for tile in (coordinates - low).tolist()
+    ]
     with reading_allowed(handle, explicit=True):
-        buffers = split(handle)
-        for number in distinct.buffers:
-            start_host_copy(buffers[number])
-        copies = []
-        for number, tile in zip(distinct.buffers, coordinates - low, strict=True):
-            window = zip((tile * extents).tolist(), extents.tolist(), strict=True)
-            index = tuple(slice(start, start + size) for start, size in window)
-            copies.append((out[index], host_view(buffers[number])[0]))
-        copy_all(copies)
+        out = _joined(handle, distinct, shape, indices)
     out.flags.writeable = False
     return out
-
-
-def _pieces_text(tiling: Tiling, shape: tuple[int, ...], positions: tuple[int, ...]) -> str:
-    shown = [index_text(index) for index in tiling.indices(shape, positions[:_LISTED])]
-    more = len(positions) - len(shown)
-    return ", ".join(shown) + (f" and {counted(more, 'other')}" if more else "")
 
 
 def _gathered(array: ArrayBase, sharding: Sharding, timeout: float) -> np.ndarray:

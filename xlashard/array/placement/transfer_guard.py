@@ -15,19 +15,9 @@ from xlashard._jax.runtime.global_state import (
     Transfer,
     TransferGuards,
     active_guards,
-    inside_device_get,
 )
+from xlashard._jax.runtime.global_state import inside_device_get as inside_device_get
 from xlashard.errors import TransferGuardError
-
-__all__ = [
-    "Transfer",
-    "TransferGuards",
-    "active_guards",
-    "allow_transfers",
-    "check_transfer",
-    "guarded",
-    "inside_device_get",
-]
 
 _log = logging.getLogger("xlashard.transfer")
 

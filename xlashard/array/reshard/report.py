@@ -31,6 +31,11 @@ from xlashard.wording import in_bytes, plain_text, typed
 FORMAT = 2
 """Number of the JSON format. It grows when a field changes its meaning or is removed."""
 
+_SERIALIZED = (
+    "type nbytes source target route bytes_moved bytes_kept source_shard_bytes target_shard_bytes "
+    "peak_bytes pairs"
+)
+
 _SHOWN = 8
 
 _DESCRIPTIONS = {
@@ -113,28 +118,18 @@ class ReshardReport:
     @cached_property
     def pairs(self) -> tuple[DevicePair, ...]:
         """Bytes between devices, largest first. Reading it enumerates all pairs."""
-        found = [
+        pairs = [
             DevicePair(self._ids[source], self._ids[destination], nbytes)
             for (source, destination), nbytes in self._plan.bytes_by_pair.items()
         ]
-        return tuple(sorted(found, key=lambda p: (-p.nbytes, p.source, p.destination)))
+        return tuple(sorted(pairs, key=lambda p: (-p.nbytes, p.source, p.destination)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, with the number of the format."""
-        return {
-            "format": FORMAT,
-            "type": self.type,
-            "nbytes": self.nbytes,
-            "source": self.source,
-            "target": self.target,
-            "route": [str(strategy) for strategy in self.route],
-            "bytes_moved": self.bytes_moved,
-            "bytes_kept": self.bytes_kept,
-            "source_shard_bytes": self.source_shard_bytes,
-            "target_shard_bytes": self.target_shard_bytes,
-            "peak_bytes": self.peak_bytes,
-            "pairs": [asdict(pair) for pair in self.pairs],
-        }
+        record = {"format": FORMAT} | {name: getattr(self, name) for name in _SERIALIZED.split()}
+        record["route"] = list(map(str, self.route))
+        record["pairs"] = [asdict(pair) for pair in self.pairs]
+        return record
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """Return the report as JSON, with the number of the format.
@@ -214,16 +209,14 @@ def reshard_plan(x: Any, target: Any, *, source: Any = None) -> ReshardReport:
         (0, 128)
     """
     with short_tracebacks:
-        shape, dtype, given = _described(x, source)
-        here = resolve_sharding(shape, parse_sharding(_spread(given), "source")[0])
+        shape, dtype, origin = _described(x, source)
+        if isinstance(origin, jax.Device):
+            origin = SingleDeviceSharding(origin)
+        here = resolve_sharding(shape, parse_sharding(origin, "source")[0])
         there = parse_placement(target, "target").sharding
         return _report(
             shape, dtype, here, here if there is None else resolve_sharding(shape, there)
         )
-
-
-def _spread(given: Any) -> Any:
-    return SingleDeviceSharding(given) if isinstance(given, jax.Device) else given
 
 
 def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
@@ -233,13 +226,13 @@ def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
             f"x must have a shape and a dtype, unlike a {type(x).__name__}: give an Array or "
             "jax.ShapeDtypeStruct((8, 128), np.float32)"
         )
-    given = source if source is not None else getattr(x, "sharding", None)
-    if given is None:
+    origin = source if source is not None else getattr(x, "sharding", None)
+    if origin is None:
         raise ArgumentError(
             f"x, a {type(x).__name__}, has no sharding: give source=, for example "
             "source=NamedSharding(mesh, P('data'))"
         )
-    return tuple(shape), dtype, given
+    return tuple(shape), dtype, origin
 
 
 def _report(
