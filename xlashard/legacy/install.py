@@ -1,7 +1,8 @@
-"""`import xlashard.legacy.install` brings the names of 2022 and 2023 back to JAX.
+"""Install the names of 2022 and 2023 on import: `import xlashard.legacy.install`.
 
-As the first line of a program it lets the rest stay as it is. `xlashard.legacy.install.uninstall()`
-takes them away again, and `xlashard.legacy.install.install()` brings them back once more.
+As the first line of a program it lets the rest stay unchanged.
+`xlashard.legacy.install.uninstall()` uninstalls the names, and `xlashard.legacy.install.install()`
+installs them again.
 """
 
 from xlashard.legacy.installer import install, uninstall

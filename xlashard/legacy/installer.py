@@ -260,7 +260,7 @@ class Installer:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._current: Installation | None = None
-        self._cached = False
+        self._is_installed = False
         self._blocks = 0
 
     def install(self, listener: Listener | None = None) -> bool:
@@ -271,13 +271,13 @@ class Installer:
         """
         with self._lock:
             new = self._start(listener)
-            self._cached = True
+            self._is_installed = True
             return new
 
     def uninstall(self) -> None:
         """Uninstall the names, once no block is open in any thread."""
         with self._lock:
-            self._cached = False
+            self._is_installed = False
             self._end_if_unused()
 
     @contextmanager
@@ -302,7 +302,7 @@ class Installer:
         return True
 
     def _end_if_unused(self) -> None:
-        if self._current is not None and not self._cached and not self._blocks:
+        if self._current is not None and not self._is_installed and not self._blocks:
             self._current.end()
             self._current = None
 
@@ -328,7 +328,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take them away again: JAX is as it was. What a program has imported goes on working.
+    """Uninstall the names: JAX is as it was, and objects that a program has imported keep working.
 
     While a block of `installed()` is open, in any thread, the names stay until it ends.
     """
@@ -337,9 +337,9 @@ def uninstall() -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Return the names of 2022 and 2023 are there inside; outside of it as before.
+    """Install the names of 2022 and 2023 for the duration of a block.
 
-    Blocks may overlap, in one thread or in several: the last one to end takes the names away.
+    Blocks may overlap, in one thread or in several: the last one to end uninstalls the names.
 
     Example:
         >>> from xlashard import legacy

@@ -107,22 +107,14 @@ class Resources:
                 self._needs.modules.add("jax")
                 return expression("jax.P()")
             return node.with_changes(value="None") if node.value == FROM_GDA else node
-        if isinstance(node, cst.Tuple | cst.List):
+        if isinstance(node, cst.Tuple | cst.List | cst.Dict):
             elements = [
                 each.with_changes(value=self.shardings(each.value))
-                if isinstance(each, cst.Element)
+                if isinstance(each, cst.Element | cst.DictElement)
                 else each
                 for each in node.elements
             ]
             return node.with_changes(elements=elements)
-        if isinstance(node, cst.Dict):
-            pairs = [
-                each.with_changes(value=self.shardings(each.value))
-                if isinstance(each, cst.DictElement)
-                else each
-                for each in node.elements
-            ]
-            return node.with_changes(elements=pairs)
         if isinstance(node, cst.IfExp):
             return node.with_changes(
                 body=self.shardings(node.body), orelse=self.shardings(node.orelse)

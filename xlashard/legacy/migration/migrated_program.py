@@ -1,15 +1,16 @@
 """`migrate`, and the helper functions that it inserts into programs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import dedent
 
 import libcst as cst
+from libcst import matchers as m
 from libcst.metadata import MetadataWrapper
 
-from xlashard.legacy.migration.call_rewrites import Needs
+from xlashard.legacy.migration.call_rewrites import FROM_GDA, Needs
 from xlashard.legacy.migration.resolver import Resolver, facts_of
-from xlashard.legacy.migration.rewriter import FromGdaRewriter, Rewriter
+from xlashard.legacy.migration.rewriter import Rewriter
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,20 @@ def migrate(code: str) -> Migrated:
     """
     wrapper = MetadataWrapper(cst.parse_module(code))
     rewriter = Rewriter(Resolver(wrapper), facts_of(wrapper))
-    module = wrapper.visit(rewriter).visit(FromGdaRewriter())
-    return Migrated(_with_needs(module, rewriter.needs).code, rewriter.marked)
+    rewritten = wrapper.visit(rewriter)
+    # FROM_GDA outside of `pjit` calls.
+    module = m.replace(rewritten, m.Name(FROM_GDA), lambda node, _: node.with_changes(value="None"))
+    return Migrated(
+        _with_needs(cst.ensure_type(module, cst.Module), rewriter.needs).code, rewriter.marked
+    )
 
 
 def _with_needs(module: cst.Module, needs: Needs) -> cst.Module:
     """Insert the required imports and helper functions into a program."""
     modules = {*needs.modules, *["jax"] * bool(needs.helpers)}
-    modules |= {MODULES[name] for name in needs.helpers if name in MODULES}
-    helpers = [source_of(name) for name in with_callees(needs.helpers)]
+    modules |= {_MODULES[name] for name in needs.helpers if name in _MODULES}
+    callees = {_CALLS[name] for name in needs.helpers if name in _CALLS}
+    helpers = [dedent(_ALL[name]).strip() + "\n" for name in sorted(needs.helpers | callees)]
     body = list(module.body)
     missing = sorted(modules - set(_imported(body)))
     first = _first_import(body)
@@ -189,27 +195,8 @@ _ALL = {
 
 
 _CALLS = {"_device_put_replicated": "_device_put_sharded"}
-MODULES = {
+_MODULES = {
     "_call_host": "jax.experimental",
     "_get_metadata": "jax.experimental.array_serialization.serialization",
 }
 """Modules that a helper needs besides `jax`."""
-
-
-def with_callees(names: Iterable[str]) -> list[str]:
-    """Return the names of helpers and of the helpers that they call.
-
-    Args:
-        names: The helpers that a program calls.
-    """
-    found = {*names}
-    return sorted(found | {_CALLS[name] for name in found if name in _CALLS})
-
-
-def source_of(name: str) -> str:
-    """Return the source of a helper.
-
-    Args:
-        name: The function's name.
-    """
-    return dedent(_ALL[name]).strip() + "\n"

@@ -1,10 +1,12 @@
 """Resolution of full names through imports and variables, and facts of a whole program."""
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
+from libcst import matchers as m
 from libcst.metadata import (
     ImportAssignment,
     MetadataWrapper,
@@ -28,8 +30,14 @@ class Resolver:
         self._names: Mapping[cst.CSTNode, Any] = wrapper.resolve(QualifiedNameProvider)
         self._scopes: Mapping[cst.CSTNode, Any] = wrapper.resolve(ScopeProvider)
         self._parents: Mapping[cst.CSTNode, cst.CSTNode] = wrapper.resolve(ParentNodeProvider)
+        # Values of `name = value`, without unpacking, by the node of the variable.
+        # The values of `name = value`, without unpacking, by the node of the variable.
         self._values: dict[cst.CSTNode, cst.BaseExpression] = {}
-        wrapper.module.visit(_Assignments(self._values))
+        for node in m.findall(wrapper.module, m.Assign()):
+            assign = cst.ensure_type(node, cst.Assign)
+            for target in assign.targets:
+                if isinstance(target.target, cst.Name):
+                    self._values[target.target] = assign.value
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """Return the parent of a node."""
@@ -87,20 +95,6 @@ class Resolver:
     def _resolved(self, node: cst.CSTNode) -> Any:
         found = self._names.get(node, ())
         return found() if callable(found) else found
-
-
-class _Assignments(cst.CSTVisitor):
-    """Visitor that collects assigned values, by the node of the variable."""
-
-    def __init__(self, values: dict[cst.CSTNode, cst.BaseExpression]) -> None:
-        super().__init__()
-        self._values = values
-
-    def visit_Assign(self, node: cst.Assign) -> None:
-        """Collect `name = value`, without unpacking."""
-        for target in node.targets:
-            if isinstance(target.target, cst.Name):
-                self._values[target.target] = node.value
 
 
 def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
@@ -161,76 +155,59 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
                 found.used.setdefault(assignment.node, []).append(assignment.name)
             if name in ("jax.P", "jax.sharding.PartitionSpec") or rule_of(name) == Rename("jax.P"):
                 classes.append(assignment.name)
-    collected = _Collect(classes)
-    wrapper.module.visit(collected)
-    found.spec_classes = classes
-    found.specs = collected.specs()
-    found.walks_jaxprs = any(name.startswith("jax.core") for name in names)
-    found.reads_mesh_axes = (
-        any(name in (GDA, GDA.rpartition(".")[0]) for name in names) and not collected.has_axes
+    module = wrapper.module
+    sets_axes = m.OneOf(
+        m.AssignTarget(m.Attribute(attr=m.Name("mesh_axes"))),
+        m.AnnAssign(target=m.Name("mesh_axes")),
     )
-    found.enters_meshes = collected.enters_meshes
+    found.spec_classes = classes
+    found.specs = _spec_variables(module, classes)
+    found.walks_jaxprs = any(name.startswith("jax.core") for name in names)
+    found.reads_mesh_axes = not names.isdisjoint((GDA, GDA.rpartition(".")[0])) and not m.findall(
+        module, sets_axes
+    )
+    functions = m.findall(module, m.FunctionDef())
+    found.enters_meshes = any(m.findall(function, m.With()) for function in functions)
     return found
 
 
-class _Collect(cst.CSTVisitor):
-    """Walks over a program once."""
+def _spec_variables(module: cst.Module, classes: Collection[str]) -> list[str]:
+    """Return the variables to which a program assigns nothing but specs."""
+    are_specs: defaultdict[str, list[bool]] = defaultdict(list)
+    for name, value in _assignments(module):
+        are_specs[name].append(value is not None and _is_spec(value, classes))
+    return [name for name, kinds in are_specs.items() if all(kinds)]
 
-    def __init__(self, classes: Collection[str]) -> None:
-        super().__init__()
-        self.has_axes = False
-        self.enters_meshes = False
-        self._classes = classes
-        self._values: dict[str, list[bool]] = {}
-        self._depth = 0
 
-    def specs(self) -> list[str]:
-        return [name for name, kinds in self._values.items() if all(kinds)]
+def _assignments(module: cst.Module) -> Iterator[tuple[str, cst.BaseExpression | None]]:
+    """Yield each variable and its value; None for elements, arguments and loop variables."""
+    for node in m.findall(module, m.OneOf(m.Assign(), m.AnnAssign(), m.For(), m.Param())):
+        match node:
+            case cst.Assign(targets=targets, value=value):
+                for each in targets:
+                    match each.target:
+                        case cst.Name(value=name):
+                            yield name, value
+                        case cst.Tuple(elements=elements) | cst.List(elements=elements):
+                            for element in elements:
+                                if isinstance(element.value, cst.Name):
+                                    yield element.value.value, None
+            case (
+                cst.AnnAssign(target=cst.Name(value=name))
+                | cst.For(target=cst.Name(value=name))
+                | cst.Param(name=cst.Name(value=name))
+            ):
+                yield name, None
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self._depth += 1
 
-    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
-        self._depth -= 1
-
-    def visit_With(self, node: cst.With) -> None:
-        self.enters_meshes |= self._depth > 0
-
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-        target = node.target
-        if isinstance(target, cst.Attribute) and target.attr.value == "mesh_axes":
-            self.has_axes = True
-        if isinstance(target, cst.Tuple | cst.List):
-            for each in target.elements:
-                if isinstance(each.value, cst.Name):
-                    self._values.setdefault(each.value.value, []).append(False)
-
-    def visit_Assign(self, node: cst.Assign) -> None:
-        for each in node.targets:
-            if isinstance(each.target, cst.Name):
-                is_spec = self._is_spec(node.value)
-                self._values.setdefault(each.target.value, []).append(is_spec)
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        if isinstance(node.target, cst.Name):
-            self.has_axes |= node.target.value == "mesh_axes"
-            self._values.setdefault(node.target.value, []).append(False)
-
-    def visit_For(self, node: cst.For) -> None:
-        if isinstance(node.target, cst.Name):
-            self._values.setdefault(node.target.value, []).append(False)
-
-    def visit_Param(self, node: cst.Param) -> None:
-        self._values.setdefault(node.name.value, []).append(False)
-
-    def _is_spec(self, node: cst.BaseExpression) -> bool:
-        """Return whether an expression is a spec, or a literal container of nothing but specs."""
-        if isinstance(node, cst.Call):
-            return isinstance(node.func, cst.Name) and node.func.value in self._classes
-        if isinstance(node, cst.Tuple | cst.List | cst.Dict):
-            return all(
-                not isinstance(each, cst.StarredElement | cst.StarredDictElement)
-                and self._is_spec(each.value)
-                for each in node.elements
-            )
-        return False
+def _is_spec(node: cst.BaseExpression, classes: Collection[str]) -> bool:
+    """Return whether an expression is a spec, or a literal container of nothing but specs."""
+    if isinstance(node, cst.Call):
+        return isinstance(node.func, cst.Name) and node.func.value in classes
+    if isinstance(node, cst.Tuple | cst.List | cst.Dict):
+        return all(
+            not isinstance(each, cst.StarredElement | cst.StarredDictElement)
+            and _is_spec(each.value, classes)
+            for each in node.elements
+        )
+    return False

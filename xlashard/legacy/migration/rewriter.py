@@ -7,7 +7,7 @@ from typing import Any
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from xlashard.legacy.migration.call_rewrites import FROM_GDA, code_of, expression
+from xlashard.legacy.migration.call_rewrites import code_of, expression
 from xlashard.legacy.migration.expressions import ExpressionRewriter
 from xlashard.legacy.migration.rename_rules import ENV, Mark, Module, Rename, canonical, rule_of
 from xlashard.legacy.migration.resolver import ProgramFacts, Resolver
@@ -233,15 +233,6 @@ class Rewriter(ExpressionRewriter):
             if len(kept) == len(updated_node.elements)
             else updated_node.with_changes(elements=kept)
         )
-
-
-class FromGdaRewriter(cst.CSTTransformer):
-    """Transformer that replaces FROM_GDA by None outside of `pjit` calls."""
-
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
-        """Replace the temporary name."""
-        is_marker = updated_node.value == FROM_GDA
-        return updated_node.with_changes(value="None") if is_marker else updated_node
 
 
 def _is_pass(line: cst.SimpleStatementLine) -> bool:
