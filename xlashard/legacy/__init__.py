@@ -21,9 +21,10 @@ Everything else in JAX changes between `install()` and `uninstall()`, or in a pr
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.installer import installed, uninstall
-from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
 from xlashard.legacy.modes.config_flags import (
+    ArrayMode,
     config,
+    current_array_mode,
     hide_flags,
     jax_array,
     parallel_functions_output_gda,

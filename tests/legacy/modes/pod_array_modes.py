@@ -15,7 +15,7 @@ from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import BoxError, PlacementError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes.array_mode import PositionalSemantics, positional_semantics
+from xlashard.legacy.modes.config_flags import PositionalSemantics, positional_semantics
 from xlashard.legacy.modes.host_local import HostLocal
 
 join_the_others()

@@ -27,7 +27,7 @@ from xlashard.errors import (
     ShardingError,
 )
 from xlashard.legacy import installer as installing
-from xlashard.legacy.modes.array_mode import PositionalSemantics
+from xlashard.legacy.modes.config_flags import PositionalSemantics
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 from xlashard.legacy.shardings.sharding_classes import op_sharding
 

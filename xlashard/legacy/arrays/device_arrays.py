@@ -20,8 +20,12 @@ from xlashard.array.core.handles import as_class, wrap_result
 from xlashard.array.placement.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.assignment import sharding_spec_from_tiling
-from xlashard.legacy.modes.array_mode import as_jax_arrays, current_array_mode
-from xlashard.legacy.modes.config_flags import jax_array, pmap_no_rank_reduction
+from xlashard.legacy.modes.config_flags import (
+    as_jax_arrays,
+    current_array_mode,
+    jax_array,
+    pmap_no_rank_reduction,
+)
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
 from xlashard.legacy.shardings.sharding_specs import mesh_sharding_specs
 from xlashard.sharding import Mesh, NamedSharding, from_jax

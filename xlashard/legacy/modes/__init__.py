@@ -2,8 +2,7 @@
 
 | file | contents |
 |---|---|
-| `config_flags` | `jax_array` and the other flags of the era, and the effect of `jax_spmd_mode` |
-| `array_mode` | `ArrayMode`, `CallFlags` and `PositionalSemantics`, read once per call |
+| `config_flags` | `jax_array` and the other flags, and `ArrayMode` and `CallFlags` of a call |
 | `pjit` | `pjit` and `with_sharding_constraint` |
 | `mode_function`, `mode_stages` | a jitted function and its stages in one array mode |
 | `host_local` | host-local arguments and results of a call |

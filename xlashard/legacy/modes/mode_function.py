@@ -20,7 +20,7 @@ from xlashard.array.core.handles import KindOf, unwrapped
 from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, check_gda_mesh, gda_class
-from xlashard.legacy.modes.array_mode import ArrayMode, CallFlags
+from xlashard.legacy.modes.config_flags import ArrayMode, CallFlags
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.function import Function

@@ -12,7 +12,7 @@ from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.trace import tracing
 from xlashard.errors import RefusedError, ResourceError
-from xlashard.legacy.modes.array_mode import (
+from xlashard.legacy.modes.config_flags import (
     POSITIONAL,
     ArrayMode,
     CallFlags,

@@ -10,7 +10,7 @@ from xlashard._jax.runtime.shardings import JaxGSPMDSharding, JaxSharding, Mesh,
 from xlashard.array.placement.target import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
-from xlashard.legacy.modes.array_mode import PositionalSemantics, current_array_mode
+from xlashard.legacy.modes.config_flags import PositionalSemantics, current_array_mode
 from xlashard.legacy.shardings import legacy_mesh as meshes
 from xlashard.legacy.shardings.parsed_specs import (
     get_array_mapping,

@@ -9,7 +9,7 @@ import xlashard
 from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, Unstacked
-from xlashard.legacy.modes.array_mode import as_jax_arrays
+from xlashard.legacy.modes.config_flags import as_jax_arrays
 from xlashard.legacy.modules.entry import Entry, imports, refused, works, works_in
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 

@@ -43,7 +43,7 @@ class FrozenDict(Mapping[Any, Any]):
 
 _HOME = "jax.experimental.maps"
 _MESHES = "xlashard.legacy.shardings.legacy_mesh"
-_MODES = "xlashard.legacy.modes.array_mode"
+_MODES = "xlashard.legacy.modes.config_flags"
 _NO_XMAP = "xmap and its loops have no replacement with the same interface"
 _SHARD_MAP = "jax.shard_map(f, mesh=mesh, in_specs=P('x'), out_specs=P('x'))"
 _MAKE = "jax.make_array_from_process_local_data(sharding, local)"

@@ -10,7 +10,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.handles import as_class
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
+from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
 from xlashard.legacy.modes.mode_function import is_gda
 from xlashard.legacy.modules.entry import Entry, differs, works
 from xlashard.sharding import Mesh

@@ -15,8 +15,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
-from xlashard.legacy.modes.array_mode import current_array_mode
-from xlashard.legacy.modes.config_flags import pmap_no_rank_reduction
+from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
 from xlashard.legacy.modules.entry import Entry, differs, moved, refused, works
 from xlashard.sharding import Mesh
 

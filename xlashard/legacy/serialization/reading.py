@@ -22,7 +22,7 @@ from xlashard.array.placement.target import ResolvedSharding, at_path, resolve_s
 from xlashard.array.reshard.execute import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
+from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
 from xlashard.legacy.serialization.deserialize_args import (
     ArrayRequest,
     read_many,

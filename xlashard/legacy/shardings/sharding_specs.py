@@ -19,7 +19,7 @@ from xlashard.geometry import (
     Unstacked,
 )
 from xlashard.geometry.sharding_spec import spec_over_one_dim
-from xlashard.legacy.modes.array_mode import as_jax_arrays
+from xlashard.legacy.modes.config_flags import as_jax_arrays
 
 
 def mesh_sharding_specs(
