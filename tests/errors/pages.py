@@ -3,7 +3,7 @@
     python -m tests.errors.pages FOLDER
 
 It runs every call of the catalogue, ours and JAX's, which takes a few minutes on eight devices
-(`make docs-errors` sets them). The pages are part of the site, not of the repository.
+(`make docs` sets them). The pages are part of the site, not of the repository.
 """
 
 import builtins

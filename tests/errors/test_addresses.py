@@ -126,6 +126,8 @@ exec(call)
 """
 
 
-def test_the_address_is_written_once() -> None:
+def test_the_package_and_its_site_name_the_same_address() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'Documentation = "{DEFAULT_DOCS_URL}"' in project
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert f"site_url: {DEFAULT_DOCS_URL}\n" in site
