@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +103,13 @@ def _checked[T](document: T, bits: int) -> T:
         large = next((x for x in level if isinstance(x, int) and x.bit_length() > bits), None)
         if large is not None:
             raise ValueError(f"it has an integer of {large.bit_length()} bits")
-        inside = [x.values() if isinstance(x, dict) else x for x in level if _is_nested(x)]
+        inside = [
+            x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)
+        ]
         level = [x for each in inside for x in each]
         if not level:
             return document
     raise _too_deep()
-
-
-def _is_nested(x: object) -> bool:
-    return isinstance(x, dict | list)
 
 
 def decode(kind: Any, value: Any, path: str = "") -> Any:
@@ -160,15 +158,11 @@ def _expected(value: Any, fits: bool, expected: str, path: str) -> Any:
 def _dataclass(kind: Any, value: Any, path: str) -> Any:
     _expected(value, isinstance(value, dict), "an object", path)
     hints, prefix = typing.get_type_hints(kind), f"{path}." if path else ""
-    for field in fields(kind):
-        if field.name not in value and not _has_default(field):
-            raise ValueError(f"{prefix}{field.name} is missing")
     names = [field.name for field in fields(kind) if field.name in value]
+    for field in fields(kind):
+        if field.name not in names and field.default is field.default_factory is MISSING:
+            raise ValueError(f"{prefix}{field.name} is missing")
     return kind(**{name: decode(hints[name], value[name], f"{prefix}{name}") for name in names})
-
-
-def _has_default(field: Field[Any]) -> bool:
-    return field.default is not MISSING or field.default_factory is not MISSING
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:

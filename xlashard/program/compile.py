@@ -358,12 +358,15 @@ def _oom_text(plan: ProgramPlan, message: str) -> str:
     if figures is None:
         line = re.sub(_STATUS, "", message).partition("\n")[0].rstrip(" .-")
         return f"{name} needs more memory than a {device.device_kind} has: {line}"
+    # Without the padding of layouts.
+    known = _known_bytes(plan.args)
+    part = f", {in_bytes(known)} of it for arguments" if known else ""
     needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
     excess = re.search(_EXCESS, message)
     more = f", {_text(*excess.groups())} more than fits" if excess is not None else ""
     return (
         f"{name} does not fit: it needs {needed} of the memory of each {device.device_kind}"
-        f"{_of_arguments(plan)}, and may use {available}{more}. Inspect it by "
+        f"{part}, and may use {available}{more}. Inspect it by "
         f"xlashard.preflight({name}, ..., topology=...); then shard arguments over more devices, "
         "donate those that results replace, or recompute in the backward pass with jax.checkpoint"
     )
@@ -371,9 +374,3 @@ def _oom_text(plan: ProgramPlan, message: str) -> str:
 
 def _text(number: str, unit: str) -> str:
     return f"{number} {unit}iB" if unit else f"{number} B"
-
-
-def _of_arguments(plan: ProgramPlan) -> str:
-    """Return the part of the memory that arguments take, without the padding of layouts."""
-    known = _known_bytes(plan.args)
-    return f", {in_bytes(known)} of it for arguments" if known else ""
