@@ -25,7 +25,7 @@ def printable(text: str) -> str:
         >>> print(printable("run " + chr(27) + "[31mred"))
         run \x1b[31mred
     """
-    return re.sub(_UNPRINTABLE, lambda found: found[0].encode("unicode_escape").decode(), text)
+    return re.sub(_UNPRINTABLE, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class Escaped:

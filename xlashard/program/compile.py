@@ -91,10 +91,10 @@ class LoweredProgram:
         Raises:
             DonationError: Under `"strict"`, every time.
         """
-        found = self._refused() if program is None else self._left(program)
-        if not found:
+        refusals = self._refused() if program is None else self._left(program)
+        if not refusals:
             return
-        text = report_text(found, function)
+        text = report_text(refusals, function)
         if mode == "strict":
             raise DonationError(text)
         with self._lock:
@@ -109,8 +109,8 @@ class LoweredProgram:
         Args:
             program: The compiled program.
         """
-        found = [*self._refused(), *self._left(program)]
-        return {refused.value.name: refused.reason for refused in found}
+        refusals = [*self._refused(), *self._left(program)]
+        return {refused.value.name: refused.reason for refused in refusals}
 
     def refusals_by(self, parts: ProgramParts, aliases: Mapping[int, int]) -> dict[str, str]:
         """Return the reasons why donated arguments keep their buffers, from the program's parts.
@@ -121,14 +121,14 @@ class LoweredProgram:
         """
         plan, tokens = parts.plan, len(self.body.ordered_effects)
         layouts = ([v.layout for v in plan.args], [v.layout for v in plan.results])
-        found = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
-        return {refused.value.name: refused.reason for refused in found}
+        refusals = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
+        return {refused.value.name: refused.reason for refused in refusals}
 
     def _refused(self) -> list[UnusedDonation]:
         """Return the refusals that are known before compilation."""
         takers = self.donation.takers(self.plan)
-        found = [refusal(self.plan, i, takers) for i in self.donation.unusable]
-        return found + [UnusedDonation(value, _NO_USE) for value in self.unused]
+        refusals = [refusal(self.plan, i, takers) for i in self.donation.unusable]
+        return refusals + [UnusedDonation(value, _NO_USE) for value in self.unused]
 
     def _left(self, program: Program) -> list[UnusedDonation]:
         """Return the refusals of donated arguments that the compiler left unused."""

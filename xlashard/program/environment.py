@@ -219,10 +219,10 @@ def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str
 
 def differences(saved: Environment, here: Environment) -> list[str]:
     """Return the reasons why a saved program can't run in an environment, as texts."""
-    found = version_differences(saved, vars(here))
+    texts = version_differences(saved, vars(here))
     if saved.platform != here.platform:
-        return [*found, f"it was made for the platform {saved.platform}, this is {here.platform}"]
-    found += [
+        return [*texts, f"it was made for the platform {saved.platform}, this is {here.platform}"]
+    texts += [
         f"it was made for {what} {old}, this is {new}"
         for what, old, new in (
             ("the runtime", _build(saved.runtime), _build(here.runtime)),
@@ -233,12 +233,12 @@ def differences(saved: Environment, here: Environment) -> list[str]:
     lacking = [f for f in saved.features if f not in set(here.features)]
     if lacking and saved.machine == here.machine:
         shown = ", ".join(lacking[:6]) + (", ..." if len(lacking) > 6 else "")
-        found.append(f"it was made for a processor with {shown}, which this one lacks")
-    found += _flag_differences(saved, here)
-    found += torus_differences(saved.torus, here.torus)
+        texts.append(f"it was made for a processor with {shown}, which this one lacks")
+    texts += _flag_differences(saved, here)
+    texts += torus_differences(saved.torus, here.torus)
     if saved.processes != here.processes:
-        found.append(f"it was made for {saved.processes} processes, these are {here.processes}")
-    return found + device_differences(saved.devices, here.devices)
+        texts.append(f"it was made for {saved.processes} processes, these are {here.processes}")
+    return texts + device_differences(saved.devices, here.devices)
 
 
 def _build(runtime: str) -> str:
@@ -252,16 +252,16 @@ def _build(runtime: str) -> str:
 
 
 def _flag_differences(saved: Environment, here: Environment) -> list[str]:
-    found = flag_differences(saved.flags, here.flags, saved.platform)
+    texts = flag_differences(saved.flags, here.flags, saved.platform)
     old, new = dict(saved.settings), dict(here.settings)
-    found += [
+    texts += [
         f"it was compiled under {name}={old[name]}, which is {new[name]} here"
         for name in old
         if name in new and old[name] != new[name]
     ]
-    if found:
-        found[-1] += " (allow_other_flags=True loads it with the flags that it was compiled with)"
-    return found
+    if texts:
+        texts[-1] += " (allow_other_flags=True loads it with the flags that it was compiled with)"
+    return texts
 
 
 def flags_here() -> Flags:
@@ -278,33 +278,33 @@ def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
         platform: `cpu`, `tpu`, `cuda`, ...
     """
     old, new = (_compiled_in(flags, platform) for flags in (saved, here))
-    found = []
+    texts = []
     for variable, name in dict.fromkeys([*old, *new]):
         was, now = old.get((variable, name)), new.get((variable, name))
         if was == now:
             continue
         if now is None:
-            found.append(f"it was compiled with {name}={was} in {variable}, which is not set here")
+            texts.append(f"it was compiled with {name}={was} in {variable}, which is not set here")
         elif was is None:
-            found.append(f"it was compiled without {name}, and {variable} has {name}={now} here")
+            texts.append(f"it was compiled without {name}, and {variable} has {name}={now} here")
         else:
-            found.append(f"it was compiled with {name}={was} in {variable}, which is {now} here")
-    return found
+            texts.append(f"it was compiled with {name}={was} in {variable}, which is {now} here")
+    return texts
 
 
 def _compiled_in(flags: Flags, platform: str) -> Mapping[tuple[str, str], str]:
     """Return the values of flags that matter, by variable and name; the last one counts."""
     own = platform if platform in ("cpu", "tpu") else "gpu"
     others = tuple(prefix for name, prefix in _OF_PLATFORMS.items() if name != own)
-    found: dict[tuple[str, str], str] = {}
+    values: dict[tuple[str, str], str] = {}
     for variable, text in flags:
         if variable == "LIBTPU_INIT_ARGS" and own != "tpu":
             continue
         for word in _flag_words(text):
             name, _, value = word.partition("=")
             if name.startswith(_FLAG_PREFIX) and not name.startswith((*NOT_COMPILED_IN, *others)):
-                found[variable, name] = value or "true"
-    return found
+                values[variable, name] = value or "true"
+    return values
 
 
 def _flag_words(text: str) -> list[str]:
@@ -321,15 +321,15 @@ def torus_differences(saved: TorusFacts | None, here: TorusFacts | None) -> list
     """Return the differences of two topologies, as texts."""
     if saved is None or here is None:
         return []
-    found = []
+    texts = []
     if (saved.shape, saved.slices, saved.devices) != (here.shape, here.slices, here.devices):
-        found.append(f"it was made for a topology of {saved}, this is one of {here}")
+        texts.append(f"it was made for a topology of {saved}, this is one of {here}")
     elif saved.wraps and here.wraps and saved.wraps != here.wraps:
-        found.append(
+        texts.append(
             f"it was made for a topology that wraps {_dimensions(saved.wraps)}, this one wraps "
             f"{_dimensions(here.wraps)}"
         )
-    return found
+    return texts
 
 
 def _dimensions(wraps: Sequence[bool]) -> str:
@@ -346,14 +346,14 @@ def device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]
     for i, (old, new) in pairs:
         if old.kind != new.kind:
             return [f"its device {i} was made for a {old.kind}, this is a {new.kind}"]
-    found = _order_difference(saved, here) or _place_difference(saved, here)
+    texts = _order_difference(saved, here) or _place_difference(saved, here)
     for i, (old, new) in pairs:
-        if old.process != new.process and not found:
-            found.append(
+        if old.process != new.process and not texts:
+            texts.append(
                 f"its device {i} belonged to process {old.process}, this one to process "
                 f"{new.process}"
             )
-    return found
+    return texts
 
 
 def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:

@@ -236,24 +236,24 @@ def _chosen(
         return value.sharding or _on_one(plan, kind)
     if value.trailing:
         text = _logical_text(text, plan, value)
-    found = from_hlo(text, plan.devices, _mesh(plan, value), kind)
-    if not isinstance(found, XLACompatibleSharding):
+    sharding = from_hlo(text, plan.devices, _mesh(plan, value), kind)
+    if not isinstance(sharding, XLACompatibleSharding):
         # no-catalogue: no supported compiler does this
         raise CompileError(f"the compiler sharded {value.name} of {plan.name} as {text}")
-    return _with_reductions(found, value.sharding)
+    return _with_reductions(sharding, value.sharding)
 
 
 def _with_reductions(
-    found: XLACompatibleSharding, requested: XLACompatibleSharding | None
+    sharding: XLACompatibleSharding, requested: XLACompatibleSharding | None
 ) -> XLACompatibleSharding:
     """Return the propagated sharding with the reductions of the request, which HLO leaves out."""
-    if not isinstance(found, NamedSharding) or not isinstance(requested, NamedSharding):
-        return found
+    if not isinstance(sharding, NamedSharding) or not isinstance(requested, NamedSharding):
+        return sharding
     spec = requested.spec
     if not (spec.unreduced or spec.reduced):
-        return found
+        return sharding
     names = ("unreduced", "reduced", "unreduced_kind")
-    return found.with_spec(found.spec.update(**{name: getattr(spec, name) for name in names}))
+    return sharding.with_spec(sharding.spec.update(**{name: getattr(spec, name) for name in names}))
 
 
 def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:

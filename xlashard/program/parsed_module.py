@@ -223,9 +223,9 @@ def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgr
         stablehlo_parse.drop_attributes(
             body.main, side, overridden, (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE)
         )
-        for found, value in zip(described, values, strict=False):
-            if value.annotated and found.tiles is not None:
-                _check_tiles(found, found.tiles, len(plan.devices))
+        for own, value in zip(described, values, strict=False):
+            if value.annotated and own.tiles is not None:
+                _check_tiles(own, own.tiles, len(plan.devices))
     return lower_program(plan, body)
 
 

@@ -238,7 +238,7 @@ def _settled(values: Sequence[ValuePlan]) -> tuple[XLACompatibleSharding, ...]:
 def _read_values(
     records: Sequence[Mapping[str, Any]], shardings: ShardingReader
 ) -> list[tuple[ValuePlan, Any]]:
-    found = []
+    values = []
     for value in records:
         sharding = shardings.read(value["sharding"])
         aval = type_from_json(value, sharding)
@@ -251,8 +251,8 @@ def _read_values(
             memory_kind=value["memory"],
             name=str(value["name"]),
         )
-        found.append((plan, aval))
-    return found
+        values.append((plan, aval))
+    return values
 
 
 def _describe(contents: Contents, plan: ProgramPlan) -> Any:
@@ -303,10 +303,10 @@ def find_devices(saved: Environment, target: LoadTarget) -> tuple[Device, ...]:
     return devices
 
 
-def _refuse(found: Sequence[str]) -> None:
-    if found:
+def _refuse(reasons: Sequence[str]) -> None:
+    if reasons:
         raise SavedProgramError(
-            f"the saved program does not fit this process: {'; '.join(found)}. Compile and "
+            f"the saved program does not fit this process: {'; '.join(reasons)}. Compile and "
             "serialize() it again here"
         )
 

@@ -146,9 +146,9 @@ def aliases(executable: Any) -> dict[int, int]:
 def aliases_in(header: str) -> dict[int, int]:
     """Parse the aliases of results from the first line of a module's text."""
     _, _, rest = header.partition("input_output_alias=")
-    found = _ALIAS.findall(rest[: end_of_braces(rest)])
+    aliases = _ALIAS.findall(rest[: end_of_braces(rest)])
     # Arguments that are passed as one tuple are its elements.
-    return {int(result or 0): int(part or argument) for result, argument, part in found}
+    return {int(result or 0): int(part or argument) for result, argument, part in aliases}
 
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")

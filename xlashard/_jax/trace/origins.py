@@ -118,8 +118,8 @@ def origins(scope: Scope, variable: Any, dim: int, stop: str) -> Iterator[Origin
             if eqn.primitive.name == stop:
                 yield Origin(at.scope, at.variable, at.dim, eqn, lines)
                 continue
-            found = _back(at, place, eqn)
-            waiting += [Origin(s, v, d, None, lines) for s, v, d in found]
+            sources = _back(at, place, eqn)
+            waiting += [Origin(s, v, d, None, lines) for s, v, d in sources]
         elif at.variable in at.scope.outer:
             outside, value, shift = at.scope.outer[at.variable]
             waiting.append(Origin(outside, value, at.dim + shift, None, at.lines))
@@ -303,5 +303,5 @@ def _in_while(params: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrig
     return None
 
 
-def _in_round(found: NanOrigin | None, loop: str, count: int) -> NanOrigin | None:
-    return None if found is None else replace(found, rounds=((loop, count), *found.rounds))
+def _in_round(origin: NanOrigin | None, loop: str, count: int) -> NanOrigin | None:
+    return None if origin is None else replace(origin, rounds=((loop, count), *origin.rounds))

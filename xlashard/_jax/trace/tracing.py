@@ -300,8 +300,8 @@ def is_extended(aval: Any) -> bool:
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
     """Return the distinct concrete shardings of JAX's primitives inside a jaxpr."""
     # By identity first: the list has one entry for each equation, however deep.
-    found = {id(s): s for s, _ in dispatch.get_intermediate_shardings(jaxpr)}
-    return list(dict.fromkeys(s for s in found.values() if isinstance(s, JaxSharding)))
+    shardings = {id(s): s for s, _ in dispatch.get_intermediate_shardings(jaxpr)}
+    return list(dict.fromkeys(s for s in shardings.values() if isinstance(s, JaxSharding)))
 
 
 needs_devices = dispatch.jaxpr_has_prim_requiring_devices
@@ -349,7 +349,7 @@ def bodies(eqn: Any) -> Iterator[Jaxpr]:
 
 def equations(jaxpr: Jaxpr) -> list[Any]:
     """Return the equations of a jaxpr and of all jaxprs inside it."""
-    found = list(jaxpr.eqns)
+    inside = list(jaxpr.eqns)
     for inner in core.subjaxprs(jaxpr):
-        found.extend(equations(inner))
-    return found
+        inside.extend(equations(inner))
+    return inside

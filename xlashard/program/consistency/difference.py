@@ -43,8 +43,8 @@ type Look = Callable[[ProgramDescription, ProgramDescription], Difference | None
 
 def find_difference(one: ProgramDescription, other: ProgramDescription) -> Difference:
     """Return the most informative difference of two programs."""
-    found = (look(one, other) for look in _LOOKS)
-    return next(difference for difference in found if difference is not None)
+    results = (look(one, other) for look in _LOOKS)
+    return next(difference for difference in results if difference is not None)
 
 
 def environment_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Difference | None:
@@ -240,7 +240,7 @@ _LOOKS: Sequence[Look] = (
 def error_text(
     proposals: Mapping[int, Proposal],
     pair: tuple[int, int],
-    found: Difference,
+    difference: Difference,
     before: tuple[str, ...],
 ) -> str:
     """Return the text of a `ProgramsDifferError`.
@@ -248,11 +248,11 @@ def error_text(
     Args:
         proposals: Proposal of each process.
         pair: The two processes that are compared.
-        found: The difference.
+        difference: The difference.
         before: Programs that all processes ran before.
     """
     names = dict.fromkeys(proposals[p].first[1].partition("(")[0] for p in pair)
-    alike = found.kind in ("version", "flags")
+    alike = difference.kind in ("version", "flags")
     what = "are not set up alike" if alike else "are not about to run the same program"
     lines = [f"{' and '.join(names)}: the processes {what}, so none of them runs it"]
     sides: dict[tuple[str, str], list[int]] = {}
@@ -260,16 +260,16 @@ def error_text(
         sides.setdefault(proposal.first, []).append(process)
     for (_, brief), processes in sides.items():
         lines.append(f"  {format_processes(processes)}: {brief}")
-    lines.append(found.title)
+    lines.append(difference.title)
     lines += [
         f"  process {process}: {text}"
-        for process, text in zip(pair, (found.one, found.other), strict=True)
+        for process, text in zip(pair, (difference.one, difference.other), strict=True)
     ]
-    if found.lines:
+    if difference.lines:
         lines.append(f"  (- is of process {pair[0]}, + of process {pair[1]})")
-        lines += [f"    {line}" for line in found.lines]
+        lines += [f"    {line}" for line in difference.lines]
     if before:
         count = counted(proposals[pair[0]].number - 1, "program")
         lines.append(f"They agreed on {count} before, the last one last: {', '.join(before)}")
-    lines.append(f"To fix this, {found.fix}. ({CHECK_PROGRAMS}=0 turns the comparison off.)")
+    lines.append(f"To fix this, {difference.fix}. ({CHECK_PROGRAMS}=0 turns the comparison off.)")
     return "\n".join(lines)

@@ -186,19 +186,21 @@ class ConsistencyGroup:
         with self._changed:
             self._has_compared_environment = True
             self._agreed |= digests
-            found = [self._waiting.pop(digest, None) for digest in sorted(digests)]
-            self._names.extend(w.fingerprint.name for w in found if w is not None)
+            agreed = [self._waiting.pop(digest, None) for digest in sorted(digests)]
+            self._names.extend(w.fingerprint.name for w in agreed if w is not None)
 
     def _refused_environment(self, came: Mapping[int, Proposal]) -> bool:
         environments = {p: c.environment for p, c in came.items() if c.environment}
-        texts = {process: tuple(found.items()) for process, found in environments.items()}
+        texts = {
+            process: tuple(environment.items()) for process, environment in environments.items()
+        }
         if len(set(texts.values())) < 2:
             return False
         pair = _pair(texts)
-        found = environment_difference(environments[pair[0]], environments[pair[1]])
-        if found is None:
+        difference = environment_difference(environments[pair[0]], environments[pair[1]])
+        if difference is None:
             return False
-        self._fail(came, minority(texts), pair, found)
+        self._fail(came, minority(texts), pair, difference)
         return True
 
     def _differ(self, came: Mapping[int, Proposal], first: _Waiting) -> None:
@@ -217,33 +219,33 @@ class ConsistencyGroup:
         descriptions = [store.read(f"{folder}/{p}", max(end - time.monotonic(), 0.1)) for p in pair]
         if descriptions[0] is None or descriptions[1] is None:
             silent = pair[0] if descriptions[0] is None else pair[1]
-            found = Difference(
+            difference = Difference(
                 "unknown",
                 f"Process {silent} did not describe its program:",
                 *(came[process].first[1] for process in pair),
                 fix="look at its own output",
             )
-            self._fail(came, minority(digests), pair, found)
+            self._fail(came, minority(digests), pair, difference)
             return
         one, other = map(ProgramDescription.from_bytes, (descriptions[0], descriptions[1]))
-        found = find_difference(one, other)
-        self._fail(came, minority(digests), pair, found, before=one.before)
+        difference = find_difference(one, other)
+        self._fail(came, minority(digests), pair, difference, before=one.before)
 
     def _fail(
         self,
         came: Mapping[int, Proposal],
         odd: tuple[int, ...],
         pair: tuple[int, int],
-        found: Difference,
+        difference: Difference,
         before: tuple[str, ...] = (),
     ) -> None:
         """Set the error of all waiting threads."""
-        text = error_text(came, pair, found, before)
+        text = error_text(came, pair, difference, before)
         programs = {process: proposal.first[1] for process, proposal in came.items()}
 
         def failure() -> XlashardError:
             return ProgramsDifferError(
-                text, processes=odd, programs=programs, difference=found.kind
+                text, processes=odd, programs=programs, difference=difference.kind
             )
 
         with self._changed:

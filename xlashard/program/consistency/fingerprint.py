@@ -224,15 +224,15 @@ def _devices_text(plan: ProgramPlan) -> str:
 def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
     """Return the versions and compiler flags that all processes must share."""
     mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
-    found = Environment.of(mine[:1])
+    environment = Environment.of(mine[:1])
     values = {
         "xlashard": __version__,
-        "jax": found.jax,
-        "jaxlib": found.jaxlib,
-        "platform": found.platform,
-        "the platform's runtime": found.runtime,
+        "jax": environment.jax,
+        "jaxlib": environment.jaxlib,
+        "platform": environment.platform,
+        "the platform's runtime": environment.runtime,
     }
-    for variable, value in found.flags:
+    for variable, value in environment.flags:
         kept = sorted({flag for flag in value.split() if not flag.startswith(NOT_COMPILED_IN)})
         if kept:
             values[variable] = " ".join(kept)

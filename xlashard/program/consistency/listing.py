@@ -59,9 +59,9 @@ class Listing:
             if named is not None:
                 self._named[named[1]] = named[2]
                 continue
-            found = _LOCATION.findall(line) if "loc(" in line else ()
-            self.lines.append(_LOCATION.sub("", line) if found else line)
-            self._locations.append(found[-1] if found else "")
+            locations = _LOCATION.findall(line) if "loc(" in line else ()
+            self.lines.append(_LOCATION.sub("", line) if locations else line)
+            self._locations.append(locations[-1] if locations else "")
 
     def place(self, number: int) -> SourcePlace | None:
         """Return the source location of a line, or of the next line with a location."""
@@ -88,8 +88,8 @@ class Listing:
             in_file = _IN_FILE.match(text)
             if in_file is not None:
                 # The file name of a text without a file.
-                found = SourcePlace(in_file[1], int(in_file[2]), function)
-                return None if in_file[1] == "-" else found
+                place = SourcePlace(in_file[1], int(in_file[2]), function)
+                return None if in_file[1] == "-" else place
             with_name = _WITH_NAME.fullmatch(text)
             if with_name is not None:
                 function = with_name[1]
@@ -105,8 +105,8 @@ def source_lines(text: str) -> dict[str, str]:
     """Return the lines of Python that a module names, by file and line number."""
     lines = {}
     files: dict[str, list[str]] = {}
-    for found in _NAMED_IN_FILE.finditer(text):
-        file, number = found[1], int(found[2])
+    for match in _NAMED_IN_FILE.finditer(text):
+        file, number = match[1], int(match[2])
         if file not in files:
             files[file] = linecache.getlines(file)
         if 0 < number <= len(files[file]):

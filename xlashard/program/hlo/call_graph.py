@@ -147,8 +147,8 @@ def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int |
 
 
 def _trip_count(module: HloText, caller: Computation, loop: Instruction) -> int | None:
-    if found := _KNOWN.search(loop.attributes):
-        return int(found[1])
+    if match := _KNOWN.search(loop.attributes):
+        return int(match[1])
     called = dict(loop.called())
     body = module.computations.get(called.get("body", ""))
     condition = module.computations.get(called.get("condition", ""))
@@ -180,12 +180,12 @@ def _bound(condition: Computation) -> tuple[int, str, int] | None:
     root = condition.root
     if root is None or root.opcode != "compare":
         return None
-    found = re.search(r"\bdirection=(\w+)", root.attributes)
+    match = re.search(r"\bdirection=(\w+)", root.attributes)
     operands = root.operand_names
-    if found is None or len(operands) != 2:
+    if match is None or len(operands) != 2:
         return None
-    turned = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(found[1])
-    for (state, bound), direction in ((operands, found[1]), (operands[::-1], turned)):
+    turned = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(match[1])
+    for (state, bound), direction in ((operands, match[1]), (operands[::-1], turned)):
         index, limit = _state_index(condition, state), _constant(condition, bound)
         if index is not None and limit is not None and direction is not None:
             return index, direction, limit

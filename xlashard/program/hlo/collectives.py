@@ -177,20 +177,20 @@ def summarize(
     for collective in collectives:
         key = collective.kind, along_text(collective, grid, order)
         alike.setdefault(key, []).append(collective)
-    totals = [_total(kind, along, found) for (kind, along), found in alike.items()]
+    totals = [_total(kind, along, members) for (kind, along), members in alike.items()]
     return tuple(sorted(totals, key=lambda t: (-t.sent_bytes, KINDS.index(t.kind), t.along)))
 
 
-def _total(kind: CollectiveKind, along: str, found: Sequence[Collective]) -> CollectiveTotal:
+def _total(kind: CollectiveKind, along: str, members: Sequence[Collective]) -> CollectiveTotal:
     return CollectiveTotal(
         kind=kind,
         along=along,
-        count=len(found),
-        times=sum(c.times for c in found),
-        operand_bytes=sum(c.times * c.operand_bytes for c in found),
-        result_bytes=sum(c.times * c.result_bytes for c in found),
-        payload_bytes=sum(c.times * c.payload_bytes for c in found),
-        sent_bytes=sum(c.times * c.sent_bytes for c in found),
+        count=len(members),
+        times=sum(c.times for c in members),
+        operand_bytes=sum(c.times * c.operand_bytes for c in members),
+        result_bytes=sum(c.times * c.result_bytes for c in members),
+        payload_bytes=sum(c.times * c.payload_bytes for c in members),
+        sent_bytes=sum(c.times * c.sent_bytes for c in members),
     )
 
 
@@ -236,8 +236,8 @@ def _is_later_part(computation: Computation, run: CallSite) -> bool:
 
 
 def _channel(instruction: Instruction) -> object:
-    found = re.search(r"\bchannel_id=(\d+)", instruction.bare_attributes)
-    return instruction.opcode, found[1] if found else None
+    match = re.search(r"\bchannel_id=(\d+)", instruction.bare_attributes)
+    return instruction.opcode, match[1] if match else None
 
 
 def _kind(instruction: Instruction) -> CollectiveKind | None:
@@ -394,4 +394,4 @@ def read_collectives(text: str) -> tuple[Collective, ...]:
         >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
         [('all-gather', 32, 64, '1 group of 2 devices')]
     """
-    return tuple(found for module in read_hlo(text) for found in module.collectives)
+    return tuple(collective for module in read_hlo(text) for collective in module.collectives)

@@ -62,8 +62,8 @@ class Instruction:
     @property
     def element(self) -> int | None:
         """Return the tuple index of a `get-tuple-element`."""
-        found = re.search(r"\bindex=(\d+)", self.attributes)
-        return int(found[1]) if found else None
+        match = re.search(r"\bindex=(\d+)", self.attributes)
+        return int(match[1]) if match else None
 
     @property
     def parameter_number(self) -> int:
@@ -73,13 +73,13 @@ class Instruction:
     @property
     def call_target(self) -> str:
         """Return the target of a `custom-call`; empty if unknown."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
     def attribute(self, name: str) -> str | None:
         """Return the text from an attribute's value on, or None where it is not given."""
-        found = re.search(rf"(?:^|[\s,{{]){name}=", self.bare_attributes)
-        return self.bare_attributes[found.end() :] if found else None
+        match = re.search(rf"(?:^|[\s,{{]){name}=", self.bare_attributes)
+        return self.bare_attributes[match.end() :] if match else None
 
     def called(self) -> list[tuple[str, str]]:
         """Return the computations that attributes name, each with the attribute."""
@@ -188,9 +188,9 @@ class HloText:
                     current.instructions[instruction.name] = instruction
             elif (title := line.strip()) in _TABLES:
                 table = tables.setdefault(title, {})
-            elif found := _COMPUTATION.match(line):
-                current = computations.setdefault(found[2], Computation(found[2]))
-                entry = found[2] if found[1] else entry
+            elif match := _COMPUTATION.match(line):
+                current = computations.setdefault(match[2], Computation(match[2]))
+                entry = match[2] if match[1] else entry
             elif table is not None and (number := title.partition(" "))[0].isdecimal():
                 table[int(number[0])] = number[2]
         return cls(header, computations, entry, tables)
@@ -211,19 +211,19 @@ class HloText:
         return self._header_number("replica_count")
 
     def _header_number(self, name: str) -> int:
-        found = re.search(rf"\b{name}=(\d+)", self.header)
-        return int(found[1]) if found else 1
+        match = re.search(rf"\b{name}=(\d+)", self.header)
+        return int(match[1]) if match else 1
 
     def op_name(self, instruction: Instruction) -> str:
         """Return JAX's name of the operation: `f/jvp()/while/body/dot`; empty if unknown."""
-        found = _OP_NAME.search(_metadata(instruction))
-        return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
+        match = _OP_NAME.search(_metadata(instruction))
+        return re.sub(r"\\(.)", r"\1", match[1]) if match else ""
 
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
         """Return the lines that the operation comes from, the innermost first."""
         metadata = _metadata(instruction)
-        if found := re.search(r"\bstack_frame_id=(\d+)", metadata):
-            return self._stack(int(found[1]))
+        if frame := re.search(r"\bstack_frame_id=(\d+)", metadata):
+            return self._stack(int(frame[1]))
         file = re.search(r'\bsource_file="((?:[^"\\]|\\.)*)"', metadata)
         line = re.search(r"\bsource_line=(\d+)", metadata)
         return (Frame(file[1], int(line[1])),) if file and line else ()
@@ -250,13 +250,13 @@ _METADATA = re.compile(r"\bmetadata=\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\}")
 
 
 def _metadata(instruction: Instruction) -> str:
-    found = _METADATA.search(instruction.attributes)
-    return found[1] if found else ""
+    match = _METADATA.search(instruction.attributes)
+    return match[1] if match else ""
 
 
 def _row_number(row: str, name: str) -> int:
-    found = re.search(rf"\b{name}=(\d+)", row)
-    return int(found[1]) if found else 0
+    match = re.search(rf"\b{name}=(\d+)", row)
+    return int(match[1]) if match else 0
 
 
 def _unquoted(text: str) -> str:
@@ -272,7 +272,7 @@ _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 
 def split_modules(text: str) -> list[str]:
     """Return the text of each module in the text of one or more."""
-    starts = [found.start() for found in re.finditer(r"^HloModule\b", text, re.MULTILINE)]
+    starts = [match.start() for match in re.finditer(r"^HloModule\b", text, re.MULTILINE)]
     return [text[a:b] for a, b in pairwise([*starts, len(text)])]
 
 
@@ -292,10 +292,10 @@ def _write_out_elements(computation: Computation, instruction: Instruction) -> N
 
 
 def _instruction(line: str) -> Instruction | None:
-    found = _INSTRUCTION.match(line)
-    if found is None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
         return None
-    start = found.end()
+    start = match.end()
     end = _closed(line, start) if line.startswith("(", start) else line.find(" ", start)
     opcode = _OPCODE.match(line, end) if end > 0 else None
     if opcode is None:
@@ -303,7 +303,7 @@ def _instruction(line: str) -> Instruction | None:
     close = _closed(line, opcode.end() - 1)
     operands = line[opcode.end() : close - 1]
     return Instruction(
-        found[2], line[start:end], opcode[1], operands, line[close:].lstrip(", "), bool(found[1])
+        match[2], line[start:end], opcode[1], operands, line[close:].lstrip(", "), bool(match[1])
     )
 
 
@@ -313,10 +313,10 @@ _BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
 def _closed(line: str, start: int) -> int:
     """Return the place past the parenthesis that closes the one at `start`."""
     depth = 0
-    for found in _BRACKET.finditer(line, start):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
+    for match in _BRACKET.finditer(line, start):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
         if depth == 0:
-            return found.end()
+            return match.end()
     return len(line)
 
 
@@ -343,19 +343,19 @@ def element_types(text: str) -> tuple[str, ...]:
         return (text,)
     elements: list[str] = []
     depth, start = 0, 1
-    for found in _LEVEL.finditer(text):
-        mark = found[0]
+    for match in _LEVEL.finditer(text):
+        mark = match[0]
         if mark[0] == "/":
-            start = found.end() if not text[start : found.start()].strip() else start
+            start = match.end() if not text[start : match.start()].strip() else start
         elif mark == "," and depth == 1:
-            elements.append(text[start : found.start()].strip())
-            start = found.end()
+            elements.append(text[start : match.start()].strip())
+            start = match.end()
         elif mark in "([{":
             depth += 1
         elif mark in ")]}":
             depth -= 1
             if depth == 0:
-                elements.append(text[start : found.start()].strip())
+                elements.append(text[start : match.start()].strip())
                 break
     return tuple(filter(None, elements))
 
@@ -370,8 +370,8 @@ def array_types(text: str) -> list[ArrayType]:
         >>> [(str(t), t.nbytes) for t in array_types("(bf16[8,4]{1,0:T(8,128)}, s32[])")]
         [('bf16[8,4]', 64), ('s32[]', 4)]
     """
-    found = _ARRAY.findall(text)
-    return [_array_type(*parts) for parts in found if parts[0] not in ("token", "opaque")]
+    arrays = _ARRAY.findall(text)
+    return [_array_type(*parts) for parts in arrays if parts[0] not in ("token", "opaque")]
 
 
 def _array_type(dtype: str, dims: str, layout: str) -> ArrayType:
