@@ -159,13 +159,13 @@ def read_tree(tree: Any, sharding: Any = None) -> TreePicture:
     """
     named = jax.tree_util.tree_leaves_with_path(tree)
     leaves, unplaced = [], []
-    for (path, x), given in zip(named, _for_each(tree, sharding), strict=True):
+    for (path, x), own in zip(named, _for_each(tree, sharding), strict=True):
         name = jax.tree_util.keystr(path)
-        if given is None and not hasattr(x, "sharding"):
+        if own is None and not hasattr(x, "sharding"):
             unplaced.append(name)
             continue
         try:
-            leaves.append(TreeLeaf(name, read_subject(x, given)))
+            leaves.append(TreeLeaf(name, read_subject(x, own)))
         except (ArgumentError, GeometryError, ShardingError) as error:
             raise ArgumentError(f"the tree at {name}: {error}") from None
     leaves.sort(key=lambda leaf: -(leaf.subject.nbytes or 0))
@@ -179,9 +179,9 @@ def _for_each(tree: Any, sharding: Any) -> Sequence[Any]:
     try:
         spread = jax.tree.broadcast(sharding, tree, is_leaf=lambda x: x is None or is_place(x))
     except ValueError:
-        given, whole = (str(jax.tree.structure(t))[:80] for t in (sharding, tree))
+        prefix, whole = (str(jax.tree.structure(t))[:80] for t in (sharding, tree))
         raise ArgumentError(
-            f"sharding is the tree {given}, which is no prefix of the arrays' tree {whole}: give "
+            f"sharding is the tree {prefix}, which is no prefix of the arrays' tree {whole}: give "
             "one sharding for all, or jax.tree.map(lambda x: NamedSharding(mesh, P()), tree)"
         ) from None
     return jax.tree.leaves(spread, is_leaf=lambda x: x is None or is_place(x))

@@ -235,8 +235,7 @@ def read_subject(x: Any, sharding: Any = None) -> PictureSubject:
         GeometryError: The sharding does not fit the shape.
     """
     shape, dtype = _type_of(x)
-    given = _sharding_of(x) if sharding is None else as_sharding(sharding)
-    own = _own_class(given)
+    own = _own_class(_sharding_of(x) if sharding is None else as_sharding(sharding))
     devices, placement = _placed(own, shape)
     named = isinstance(own, NamedSharding)
     return PictureSubject(
@@ -305,41 +304,41 @@ def is_place(x: Any) -> bool:
     return isinstance(x, Sharding | JaxSharding | Format | PartitionSpec | jax.Device)
 
 
-def as_sharding(given: Any) -> AnySharding:
+def as_sharding(sharding: Any) -> AnySharding:
     """Return a sharding or spec as a sharding.
 
     Raises:
         ArgumentError: If the value is invalid, or a spec without a mesh in effect.
     """
-    if isinstance(given, Format) and given.sharding is not None:
-        given = given.sharding
-    if isinstance(given, Sharding | JaxSharding):
-        return given
-    if isinstance(given, jax.Device):
-        return SingleDeviceSharding(given)
-    if isinstance(given, PartitionSpec):
+    if isinstance(sharding, Format) and sharding.sharding is not None:
+        sharding = sharding.sharding
+    if isinstance(sharding, Sharding | JaxSharding):
+        return sharding
+    if isinstance(sharding, jax.Device):
+        return SingleDeviceSharding(sharding)
+    if isinstance(sharding, PartitionSpec):
         mesh = mesh_in_force() or jax.sharding.get_abstract_mesh()
         if not mesh.empty:
-            return NamedSharding(mesh, given)
-        spec = spec_of(given).describe()
+            return NamedSharding(mesh, sharding)
+        spec = spec_of(sharding).describe()
         raise ArgumentError(
             f"sharding is {spec}, but no mesh is in force: call inside "
             f"`with jax.set_mesh(mesh):`, or write NamedSharding(mesh, {spec})"
         )
     raise ArgumentError(
-        f"sharding must be a sharding, not {type(given).__name__}: for example "
+        f"sharding must be a sharding, not {type(sharding).__name__}: for example "
         "NamedSharding(mesh, P('data'))"
     )
 
 
-def _own_class(given: AnySharding) -> Any:
+def _own_class(sharding: AnySharding) -> Any:
     """Return the equivalent sharding of this package; other classes unchanged."""
     try:
-        return from_jax(given)
+        return from_jax(sharding)
     except ShardingError:
-        if isinstance(given, jax.sharding.NamedSharding):
+        if isinstance(sharding, jax.sharding.NamedSharding):
             raise
-        return given
+        return sharding
 
 
 def _placed(own: Any, shape: tuple[int, ...]) -> tuple[Sequence[Device] | None, Tiles | Pieces]:

@@ -58,10 +58,10 @@ def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None
     """
     function = load_function(target)
     mesh = None if axes is None else topology.mesh(axes)
-    given = {}
+    keywords = {}
     parameters = _parameters(function)
     if "topology" in parameters:
-        given["topology"] = topology
+        keywords["topology"] = topology
     if "mesh" in parameters:
         if mesh is None and parameters["mesh"].default is inspect.Parameter.empty:
             raise ArgumentError(
@@ -69,11 +69,11 @@ def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None
                 f"axis names"
             )
         if mesh is not None:
-            given["mesh"] = mesh
+            keywords["mesh"] = mesh
     missing = [
         name
         for name, p in parameters.items()
-        if name not in (*given, "mesh")
+        if name not in (*keywords, "mesh")
         and p.default is p.empty
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
@@ -83,7 +83,7 @@ def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None
             f"mesh and topology, both optional"
         )
     with user_code_errors(f"{target} failed"):
-        result = function(**given)
+        result = function(**keywords)
     return _program(target, result, mesh)
 
 

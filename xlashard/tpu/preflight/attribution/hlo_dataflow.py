@@ -35,10 +35,7 @@ class HloDataflow:
             computation: Computation of the value.
             name: Instruction that produces the value.
         """
-        origin = self._origin(computation, name, ())
-        while origin is not None and origin[1].opcode.startswith("collective-permute"):
-            # A permuted value is still the same value.
-            origin = self._origin(origin[0], origin[1].operand_names[0], ())
+        origin = self._origin_before_permutes(computation, name)
         if origin is None:
             return ""
         home, instruction = origin
@@ -98,6 +95,15 @@ class HloDataflow:
                 return found
             waiting += found.operand_names
         return None
+
+    def _origin_before_permutes(
+        self, computation: Computation, name: str
+    ) -> tuple[Computation, Instruction] | None:
+        """Return the producer of a value; a permuted value is still the same value."""
+        origin = self._origin(computation, name, ())
+        while origin is not None and origin[1].opcode.startswith("collective-permute"):
+            origin = self._origin(origin[0], origin[1].operand_names[0], ())
+        return origin
 
     def _origin(
         self, computation: Computation, name: str, path: tuple[int, ...]
@@ -224,9 +230,7 @@ class HloDataflow:
             step: Collective-permute of a product around a ring.
         """
         step_origin = self.module.op_name(step), self.module.frames(step)
-        origin = self._origin(computation, step.operand_names[0], ())
-        while origin is not None and origin[1].opcode.startswith("collective-permute"):
-            origin = self._origin(origin[0], origin[1].operand_names[0], ())
+        origin = self._origin_before_permutes(computation, step.operand_names[0])
         if origin is None:
             return ""
         made = origin[1]

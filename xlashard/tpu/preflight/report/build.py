@@ -67,14 +67,17 @@ def describe_mesh(topology: Topology, mesh: Mesh) -> tuple[AxisReport, ...]:
     Raises:
         TopologyError: If the mesh has devices of another topology.
     """
-    return tuple(_axis(topology, mesh, name) for name in mesh.axis_names)
-
-
-def _axis(topology: Topology, mesh: Mesh, name: str) -> AxisReport:
-    found = axis_links(topology, mesh, (name,))
-    along = tuple((part.dimension, part.size) for part in found.parts)
-    strides = tuple(part.stride for part in found.parts)
-    return AxisReport(name, found.size, along, found.ring, strides)
+    links = [axis_links(topology, mesh, (name,)) for name in mesh.axis_names]
+    return tuple(
+        AxisReport(
+            name=name,
+            size=axis.size,
+            along=tuple((part.dimension, part.size) for part in axis.parts),
+            ring=axis.ring,
+            strides=tuple(part.stride for part in axis.parts),
+        )
+        for name, axis in zip(mesh.axis_names, links, strict=True)
+    )
 
 
 REPLICATED_ABOVE = 2**20

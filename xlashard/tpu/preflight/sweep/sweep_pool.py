@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,7 +98,7 @@ def run_jobs(
                 if worker.job is None and waiting:
                     worker.give(waiting.popleft())
             if waiting and len(workers) < limits.workers:
-                worker = stack.enter_context(_Worker())
+                worker = stack.enter_context(contextlib.closing(_Worker()))
                 selector.register(worker.answers, selectors.EVENT_READ, worker)
                 workers.append(worker)
                 worker.give(waiting.popleft())
@@ -141,20 +141,13 @@ class _Worker:
         self._jobs, self.answers = self._process.stdin, self._process.stdout
         os.set_blocking(self.answers.fileno(), False)
 
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def give(self, job: SweepJob) -> None:
         """Send a job to the process."""
         self.job, self._started = job, time.monotonic()
         self._errors.truncate(0)
         self._errors.seek(0)
-        line = {"key": job.key, "runner": job.runner, "request": job.request}
         with contextlib.suppress(BrokenPipeError):  # `answer` handles the end of the process
-            self._jobs.write(f"{json.dumps(line)}\n".encode())
+            self._jobs.write(f"{json.dumps(asdict(job))}\n".encode())
             self._jobs.flush()
 
     def done(self) -> SweepJob:

@@ -296,10 +296,10 @@ def find_topologies(
     names: str | Topology | Sequence[str | Topology], slices: int = 1
 ) -> tuple[Topology, ...]:
     """Return the named topologies without duplicates."""
-    given = [names] if isinstance(names, str | Topology) else list(names)
-    if not given:
+    requested = [names] if isinstance(names, str | Topology) else list(names)
+    if not requested:
         raise ArgumentError("topologies is empty: write topologies=['v5e-16', 'v5p-16']")
-    found = (t if isinstance(t, Topology) else topology(t, slices) for t in given)
+    found = (t if isinstance(t, Topology) else topology(t, slices) for t in requested)
     return tuple(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.tpu.preflight.render.html.markup import environment, user_text
+from xlashard.tpu.preflight.render.html.page import environment, user_text
 from xlashard.wording import printable
 
 
