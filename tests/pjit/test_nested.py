@@ -356,7 +356,9 @@ def test_an_inlined_constant_is_a_tracer_of_its_type(constant):
 
 def test_each_level_of_nested_calls_is_visited_once(mesh, monkeypatch):
     visited, ask = [], tracing.may_name_shardings
-    monkeypatch.setattr(tracing, "may_name_shardings", lambda eqn: visited.append(eqn) or ask(eqn))
+    monkeypatch.setattr(
+        tracing, "may_name_shardings", lambda values: visited.append(values) or ask(values)
+    )
 
     def visits(depth):
         def call(x):

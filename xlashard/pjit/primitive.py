@@ -155,21 +155,33 @@ pjit_p = call_primitive("pjit", _impl, only_places)
 @cached_by_jaxpr
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
+    known = _OF_CONSTRAINED_BODIES.get(jaxpr)
+    if known is not None:
+        return known
     found: dict[Sharding, None] = {}
     others = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive is pjit_p:
-            found |= dict.fromkeys(inner_shardings(eqn.params["jaxpr"]))
-        elif eqn.primitive in (constraint_p, boundary_p):
-            if names_devices(eqn.params["sharding"]):
-                found[eqn.params["sharding"]] = None
-        elif eqn.params and tracing.may_name_shardings(eqn):
+        params = eqn.params
+        if not params:
+            continue
+        primitive = eqn.primitive
+        if primitive is pjit_p:
+            found |= dict.fromkeys(inner_shardings(params["jaxpr"]))
+        elif primitive is constraint_p or primitive is boundary_p:
+            if names_devices(params["sharding"]):
+                found[params["sharding"]] = None
+        elif tracing.may_name_shardings(params.values()):
             others.append(eqn)
     if others:
         rest = tracing.with_equations(jaxpr, others)
         found |= dict.fromkeys(constraints_in(rest))
         found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(found)
+
+
+# Found with those of the jaxpr inside, so that the equations of a nested call are read once.
+_OF_CONSTRAINED_BODIES: weakref.WeakKeyDictionary[Any, tuple[Sharding, ...]]
+_OF_CONSTRAINED_BODIES = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -227,7 +239,14 @@ def _constrained(
 ) -> tuple[Any, tuple[Any, ...]]:
     hoisted, closed = hoist(jaxpr, chosen)
     first = [*(None,) * len(closed), *map(_params, ins)]
-    return surround(hoisted, boundary_p, first, list(map(_params, outs))), tuple(closed)
+    body = surround(hoisted, boundary_p, first, list(map(_params, outs)))
+    first_pinned, last_pinned = (
+        [s for s in side if s is not None and names_devices(s)] for side in (ins, outs)
+    )
+    _OF_CONSTRAINED_BODIES[body] = tuple(
+        dict.fromkeys([*first_pinned, *inner_shardings(jaxpr), *last_pinned])
+    )
+    return body, tuple(closed)
 
 
 def _params(sharding: Any) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -321,18 +321,18 @@ def with_equations(jaxpr: Jaxpr, equations: Sequence[Any]) -> Jaxpr:
     return jaxpr.replace(eqns=list(equations))
 
 
-def may_name_shardings(eqn: Any) -> bool:
-    """Return True if a parameter of an equation is, or contains, a sharding or a jaxpr."""
-    for value in eqn.params.values():
+def may_name_shardings(values: Collection[Any]) -> bool:
+    """Return True if a value of an equation's parameters is, or contains, a sharding or a jaxpr."""
+    if _PLAIN.issuperset(map(type, values)):
+        return False
+    for value in values:
         kind = type(value)
-        if kind in _PLAIN:
-            continue
         if kind is tuple:
             if not _PLAIN.issuperset(map(type, value)) and any(
                 [isinstance(member, _CARRIERS) for member in value]
             ):
                 return True
-        elif isinstance(value, _CARRIERS):
+        elif kind not in _PLAIN and isinstance(value, _CARRIERS):
             return True
     return False
 

@@ -128,11 +128,13 @@ def tree_of_resources(what: str, tree: Any) -> ResourceTree:
     return ResourceTree(what, tuple(leaves), treedef)
 
 
-_RESOURCES = (PartitionSpec, Sharding, UnspecifiedValue, Auto, FromGda)
+_INFERRED = (UnspecifiedValue, Auto, FromGda)
+_RESOURCES = (PartitionSpec, Sharding, *_INFERRED)
+_LEAVES = (*_RESOURCES, JaxSharding, Format, Resource)
 
 
 def _is_leaf(x: object) -> bool:
-    return x is None or isinstance(x, (*_RESOURCES, JaxSharding, Format, Resource))
+    return x is None or isinstance(x, _LEAVES)
 
 
 def check_from_gda(
@@ -252,7 +254,7 @@ def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding 
             around the call.
     """
     requested = resource.given
-    if isinstance(requested, UnspecifiedValue | Auto | FromGda):
+    if isinstance(requested, _INFERRED):
         return None
     if requested is None:
         sharding = REPLICATED if mesh is None else named(mesh, PartitionSpec())
