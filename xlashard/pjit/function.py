@@ -268,20 +268,17 @@ class Function:
     @shortened
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
-        call = self.trace(args, kwargs)
-        if call.traced.consts or not tracing.is_top_level():
-            return self.bind(call), None, False
-        return *self._executed(call), False
+        return *self.run(self.trace(args, kwargs)), False
 
-    def run(self, call: Call) -> Any:
-        """Run a call, or bind it in the trace under way."""
-        if call.traced.consts or not tracing.is_top_level():
-            return self.bind(call)
-        return self._executed(call)[0]
+    def run(self, call: Call) -> tuple[Any, Any]:
+        """Run a call, or bind it in the trace under way.
 
-    def _executed(self, call: Call) -> tuple[Any, Any]:
-        """Return the result of a call at the top level, and the dispatcher's cache entry."""
+        Returns:
+            The result, and the dispatcher's cache entry; None for a call that it can't repeat.
+        """
         traced = call.traced
+        if traced.consts or not tracing.is_top_level():
+            return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
         naming = partial(named_value, function=self.fun, called=self.name)
         donation = DonationInfo(call.donated, traced.arg_names, self.tracker, naming)

@@ -172,18 +172,15 @@ def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationRepor
 
     A result with the sharding of an argument of its shape and dtype is as intended.
     """
-    used = _axes_of((*program.arguments, *program.closed_over))
+    shardings = (value.sharding for value in (*program.arguments, *program.closed_over))
+    named = (sharding for sharding in shardings if isinstance(sharding, NamedSharding))
+    used = {axis for sharding in named for axis in sharding.normal_spec.axes}
     for value, requested in zip(program.results, _requested(program), strict=True):
         if requested is None and not _is_like_an_argument(program, value):
             dims = tuple(range(value.aval.ndim))
             report = _report("result", value, dims, [a for a in mesh.axis_names if a in used])
             if report is not None:
                 yield report
-
-
-def _axes_of(values: Iterable[ProgramValue]) -> set[str]:
-    named = (v.sharding for v in values if isinstance(v.sharding, NamedSharding))
-    return {axis for sharding in named for axis in sharding.normal_spec.axes}
 
 
 def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool:

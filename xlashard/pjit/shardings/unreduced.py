@@ -30,22 +30,23 @@ def check_reductions(jaxpr: Any, name: str) -> None:
         if not before and not any(map(_unreduced, eqn.outvars)):
             continue
         kind = eqn.primitive.name
-        check_axes(_unreduced_aval(eqn), name)
+        aval = next(v.aval for v in (*eqn.invars, *eqn.outvars) if _unreduced(v))
+        check_axes(aval, name)
         if not uses_shardy():
             raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
-                f"{name} has an unreduced value, {_first_unreduced(eqn)}, which the GSPMD "
+                f"{name} has an unreduced value, {dtype_name(aval)}, which the GSPMD "
                 "partitioner can't reduce: use Shardy, by XLASHARD_PARTITIONER=shardy or "
                 "jax.config.update('jax_use_shardy_partitioner', True)"
             )
         if before and kind in _CALLBACKS:
             raise UnreducedError(
-                f"{name} passes an unreduced value, {_first_unreduced(eqn)}, to a {kind}, which "
+                f"{name} passes an unreduced value, {dtype_name(aval)}, to a {kind}, which "
                 "would get partial results: reduce it first, by jax.sharding.reshard(x, P(...)) "
                 "without unreduced axes"
             )
         if not before and _copies_constant(eqn):
             raise UnreducedError(
-                f"{name} makes partial results, {_first_unreduced(eqn)}, of a constant by {kind}, "
+                f"{name} makes partial results, {dtype_name(aval)}, of a constant by {kind}, "
                 "and XLA would add up as many copies of it: place the constant first, by "
                 "jax.sharding.reshard(jax.sharding.reshard(x, P()), P(..., unreduced={...}))"
             )
@@ -111,14 +112,6 @@ def unreduced_axes(aval: Any) -> frozenset[str]:
 
 def _unreduced(variable: Any) -> frozenset[str]:
     return unreduced_axes(variable.aval)
-
-
-def _first_unreduced(eqn: Any) -> str:
-    return dtype_name(_unreduced_aval(eqn))
-
-
-def _unreduced_aval(eqn: Any) -> Any:
-    return next(v.aval for v in (*eqn.invars, *eqn.outvars) if _unreduced(v))
 
 
 def _copies_constant(eqn: Any) -> bool:

@@ -188,21 +188,18 @@ def _program_positions(compiled: CompiledProgram) -> dict[int, int]:
     return {i: at for at, i in enumerate(taken, len(compiled.consts))}
 
 
-def _as_it_came(aval: Any, new: Any) -> str:
-    if aval.shape == new.shape:
-        return f"by .astype({aval.dtype.name!r})"
-    return f"in its shape {tuple(aval.shape)}"
-
-
 def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) -> None:
     program, positions = compiled.program, _program_positions(compiled)
     name = info.name
     for k, i in enumerate(state):
         path, aval, new = info.paths[i], info.in_avals[i], info.out_avals[k]
         if (aval.shape, aval.dtype) != (new.shape, new.dtype):
+            how = f"in its shape {tuple(aval.shape)}"
+            if aval.shape == new.shape:
+                how = f"by .astype({aval.dtype.name!r})"
             raise ArgumentError(
                 f"{name} can't be bound: {path} goes in as {dtype_name(aval)} and comes out as "
-                f"{dtype_name(new)}: return it {_as_it_came(aval, new)}"
+                f"{dtype_name(new)}: return it {how}"
             )
         if i not in positions:
             continue
@@ -225,15 +222,11 @@ def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[I
     program, positions = compiled.program, _program_positions(compiled)
     inputs = []
     for i, (path, aval) in enumerate(zip(info.paths, info.in_avals, strict=True)):
-        if i in state:
-            continue
-        at = positions.get(i)
-        if at is None:
-            inputs.append(Input(path, aval, None))
-        else:
-            inputs.append(
-                Input(path, aval, at, program.in_jax_shardings[at], program.raw_in_layouts[at])
-            )
+        at, places = positions.get(i), ()
+        if at is not None:
+            places = program.in_jax_shardings[at], program.raw_in_layouts[at]
+        if i not in state:
+            inputs.append(Input(path, aval, at, *places))
     return tuple(inputs)
 
 

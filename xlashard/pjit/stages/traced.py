@@ -23,7 +23,7 @@ from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
 from xlashard.program.compile import LoweredProgram
-from xlashard.sharding import Sharding, XLACompatibleSharding, to_jax
+from xlashard.sharding import XLACompatibleSharding, to_jax
 
 
 class Traced(Stage, jax.stages.Traced):
@@ -46,7 +46,9 @@ class Traced(Stage, jax.stages.Traced):
         moves = options.device is not None or options.backend is not None
         self._info = StageInfo.of(call, moves_arguments=moves)
         self._known_out_shardings = tuple(
-            requested if _is_concrete(requested) else tracing.explicit_sharding(aval)
+            requested
+            if isinstance(requested, XLACompatibleSharding) and names_devices(requested)
+            else tracing.explicit_sharding(aval)
             for aval, requested in zip(self._info.out_avals, call.out_shardings, strict=True)
         )
 
@@ -57,7 +59,8 @@ class Traced(Stage, jax.stages.Traced):
         Raises:
             ArgumentError: If the arguments have another structure, shape or dtype.
         """
-        return self._function.run(self._call.on(self._info.checked(args, kwargs, "traced")))
+        result, _ = self._function.run(self._call.on(self._info.checked(args, kwargs, "traced")))
+        return result
 
     @property
     def jaxpr(self) -> Any:
@@ -104,10 +107,6 @@ class Traced(Stage, jax.stages.Traced):
         else:
             signature, program = lower_jaxpr(self.jaxpr, request.canonicalize(), platform)
         return Lowered(self, request, signature, program, platform)
-
-
-def _is_concrete(sharding: Sharding | None) -> bool:
-    return isinstance(sharding, XLACompatibleSharding) and names_devices(sharding)
 
 
 def _platform(requested: Sequence[str] | None, own: str | None, name: str) -> str:
