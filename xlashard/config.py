@@ -7,7 +7,7 @@
 | `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between their processes; done if unset |
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
-| `XLASHARD_DOCS_URL` | address | documentation that errors link to; empty: errors without links |
+| `XLASHARD_DOCS_URL` | address | site that errors link to; empty: errors without links |
 
 The launcher of emulated pods (`xlashard pod`) is the only program that sets these, in each process:
 
@@ -23,7 +23,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from xlashard.errors import DEFAULT_DOCS_URL, ConfigError
+from xlashard.errors import ConfigError
 from xlashard.lazily import dataclass
 
 type PartitionerName = Literal["shardy", "gspmd"]
@@ -91,7 +91,7 @@ class Flags:
         pod: The place in an emulated pod; None outside of one.
         check_programs: Whether processes compare their programs before they run them.
         programs_timeout: How long a process waits for others to run a program, in seconds.
-        docs_url: Base address of the documentation that errors link to; "" for no links.
+        docs_url: Address of the site that errors link to; None if unset; "" for no links.
     """
 
     partitioner: PartitionerName | None = None
@@ -100,7 +100,7 @@ class Flags:
     pod: PodPlace | None = None
     check_programs: bool = True
     programs_timeout: int = 3600
-    docs_url: str = DEFAULT_DOCS_URL
+    docs_url: str | None = None
 
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
@@ -126,7 +126,7 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         pod=_pod(environment),
         check_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS) or "1"),
         programs_timeout=_number(PROGRAMS_TIMEOUT, environment.get(PROGRAMS_TIMEOUT) or "3600", 1),
-        docs_url=environment.get(DOCS_URL, DEFAULT_DOCS_URL).strip(),
+        docs_url=None if (url := environment.get(DOCS_URL)) is None else url.strip(),
     )
 
 

@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-DEFAULT_DOCS_URL = "https://xlashard.readthedocs.io/en/latest/"
-"""Address of the documentation, unless `XLASHARD_DOCS_URL` names another."""
-
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: `1 entry`, `2 entries`.
@@ -31,10 +28,11 @@ class XlashardError(Exception):
     an exception note; `str(error)` is the message alone.
 
     Attributes:
-        docs_url: Base address of the documentation; "" for tracebacks without an address.
+        docs_url: Address of the site with the documentation; None for addresses within the site;
+            "" for tracebacks without an address.
     """
 
-    docs_url: ClassVar[str] = DEFAULT_DOCS_URL
+    docs_url: ClassVar[str | None] = None
 
     @cached_property
     def __notes__(self) -> list[str]:
@@ -57,9 +55,11 @@ def _rebuild(
 def _page_notes(cls: type) -> list[str]:
     """Return the note with the address of a class's page; none for classes without a page."""
     documented = next((base for base in cls.__mro__ if base.__module__ == __name__), XlashardError)
-    if not XlashardError.docs_url or documented is XlashardError:
+    site = XlashardError.docs_url
+    if site == "" or documented is XlashardError:
         return []
-    return [f"See {XlashardError.docs_url.rstrip('/')}/reference/errors/{documented.__name__}/"]
+    page = f"reference/errors/{documented.__name__}/"
+    return [f"Documentation: {page if site is None else f'{site.rstrip("/")}/{page}'}"]
 
 
 class ConfigError(XlashardError, ValueError):
