@@ -11,6 +11,7 @@ import jax
 import pytest
 
 import xlashard
+from tests.layers import read_package
 from xlashard import _jax
 from xlashard._version import __version__
 
@@ -140,17 +141,19 @@ print(*sorted(sys.modules))
     loaded = set(done.stdout.split())
     assert "xlashard.array" in loaded
     late = {"rich", *(f"xlashard.{name}" for name in FEW_NEED.split())}
+    assert late - {"rich"} <= read_package(ROOT, "xlashard").keys()
     assert not loaded.intersection(late)
 
 
 FEW_NEED = """
-array.constructors array.device_buffers array.dlpack array.from_single_device_arrays
-array.process_local array.reshard.compiled array.reshard.p2p array.reshard.permute
-array.reshard.plan array.reshard.report array.stacked geometry.groups geometry.reshard legacy
-multihost numpy pictures pjit.recompile.explanation
+_jax.array_serialization _jax.legacy_api _jax.stablehlo_parse _jax.trace.origins
+array.constructors array.device_buffers array.dlpack array.process_local array.reshard.compiled
+array.reshard.p2p array.reshard.permute array.reshard.plan array.reshard.report array.stacked
+geometry.groups geometry.reshard legacy multihost numpy pictures pjit.recompile.call_differences
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
-program.consistency.fingerprint program.consistency.exchange
-program.hlo.collectives program.hlo.module program.shared_binary program.saved_program tpu train
+program.consistency.exchange program.consistency.fingerprint program.environment
+program.hlo.collectives program.hlo.module program.parsed_module program.saved_program
+program.shared_binary tpu train
 """
 
 
