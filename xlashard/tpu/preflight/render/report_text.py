@@ -84,25 +84,27 @@ def time_summary(time: TimeEstimate) -> str:
     return text
 
 
-def throughput_text(found: ThroughputReport) -> str:
+def throughput_text(throughput: ThroughputReport) -> str:
     """Return tokens per second, MFU and parameters."""
-    workload = found.workload
+    workload = throughput.workload
     parameters = f"{in_amount(workload.parameters)} parameters"
     if workload.active_parameters != workload.parameters:
         parameters += f", {in_amount(workload.active_parameters)} of them active"
-    return (
-        f"{in_amount(found.tokens_per_second)} tokens/s at {found.utilisation:.1%} model FLOP "
-        f"utilisation ({parameters}, {in_amount(workload.tokens)} tokens a step)"
-    )
+    speed, use = in_amount(throughput.tokens_per_second), f"{throughput.utilisation:.1%}"
+    details = f"{parameters}, {in_amount(workload.tokens)} tokens a step"
+    return f"{speed} tokens/s at {use} model FLOP utilisation ({details})"
 
 
-def price_summary(found: PriceReport) -> str:
+def price_summary(price: PriceReport) -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
-    unit = f" {found.currency}" if found.currency else ""
-    text = f"{price_text(found.step)}{unit} a step, {price_text(found.hour)}{unit} an hour"
-    if found.billion_tokens is not None:
-        text += f", {price_text(found.billion_tokens)}{unit} for a billion tokens"
-    return f"{text} (at {price_text(found.chip_hour)}{unit} a chip and hour)"
+
+    def cost(amount: float) -> str:
+        return price_with_currency(amount, price.currency)
+
+    text = f"{cost(price.step)} a step, {cost(price.hour)} an hour"
+    if price.billion_tokens is not None:
+        text += f", {cost(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {cost(price.chip_hour)} a chip and hour)"
 
 
 def price_text(amount: float) -> str:

@@ -52,43 +52,27 @@ def _head(report: "SweepReport") -> RenderableType:
     return head(report.title, topologies, facts)
 
 
-def _ranking(report: "SweepReport", found: Sequence[SweepResult], page: Page) -> RenderableType:
-    shown = found if page.is_full else found[:_SHOWN]
-    trains = any(r.facts is not None and r.facts.tokens_per_second is not None for r in shown)
-    prices = [report.step_price(r) for r in shown]
-    priced = any(price is not None for price in prices)
-    columns = ["", "topology", "mesh", ">step"]
-    columns += [">tokens/s", ">MFU"] if trains else []
-    columns += [">HBM", "waits for"] + ([">price"] if priced else [])
-    rows = [_row(i, r, trains) for i, r in enumerate(shown, 1)]
-    if priced:
-        rows = [[*row, _price(price)] for row, price in zip(rows, prices, strict=True)]
-    rest = page.left(len(found) - len(shown), "more that fit")
-    return section("Fastest first", "by the estimated time of a step", table(columns, rows), rest)
-
-
-def _row(number: int, result: SweepResult, trains: bool) -> list[RenderableType]:
-    facts = result.facts
-    assert facts is not None
-    row: list[RenderableType] = [
-        Text(f"{number}.", style="dim"),
-        result.where,
-        Text(result.axes, style="bold" if number == 1 else ""),
-        in_seconds(facts.seconds),
-    ]
-    if trains:
-        speed, share = facts.tokens_per_second, facts.utilisation
-        row.append("" if speed is None else in_amount(speed))
-        row.append("" if share is None else f"{share:.1%}")
-    return [
-        *row,
-        f"{facts.total_bytes / facts.available_bytes:.0%}",
-        NETWORKS.get(facts.bound) or BOUNDS[facts.bound],
-    ]
-
-
-def _price(found: PriceReport | None) -> str:
-    return "" if found is None else price_with_currency(found.step, found.currency)
+def _ranking(report: "SweepReport", fitting: Sequence[SweepResult], page: Page) -> RenderableType:
+    shown = fitting if page.is_full else fitting[:_SHOWN]
+    facts = [r.facts for r in shown if r.facts is not None]
+    prices = map(report.step_price, shown)
+    columns: dict[str, list[RenderableType]] = {
+        "": [Text(f"{i}.", style="dim") for i, _ in enumerate(shown, 1)],
+        "topology": [r.where for r in shown],
+        "mesh": [Text(r.axes, style="" if i else "bold") for i, r in enumerate(shown)],
+        ">step": [in_seconds(f.seconds) for f in facts],
+        ">tokens/s": [
+            "" if f.tokens_per_second is None else in_amount(f.tokens_per_second) for f in facts
+        ],
+        ">MFU": ["" if f.utilisation is None else f"{f.utilisation:.1%}" for f in facts],
+        ">HBM": [f"{f.total_bytes / f.available_bytes:.0%}" for f in facts],
+        "waits for": [NETWORKS.get(f.bound) or BOUNDS[f.bound] for f in facts],
+        ">price": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
+    }
+    known = {name: column for name, column in columns.items() if any(map(str, column))}
+    rest = page.left(len(fitting) - len(shown), "more that fit")
+    body = table(list(known), list(zip(*known.values(), strict=True)))
+    return section("Fastest first", "by the estimated time of a step", body, rest)
 
 
 def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
