@@ -156,21 +156,21 @@ class Installation:
 
     def _patch(self, module: ModuleType) -> None:
         members = self._members_of(module.__name__)
-        there = vars(module)
+        namespace = vars(module)
         for name in list(members.children):
-            if not isinstance(there.get(name, module), ModuleType):
+            if not isinstance(namespace.get(name, module), ModuleType):
                 # `jax.config` is both an object and a module.
                 del members.children[name]
-        hidden = {name: there[name] for name in sorted(members.names()) if name in there}
+        hidden = {name: namespace[name] for name in sorted(members.names()) if name in namespace}
         members.behind = _original_attributes(module, hidden)
         for name in hidden:
-            self._change(there, name, MISSING)
-        self._change(there, "__getattr__", self._member_function(there, members, hidden))
-        if "__dir__" not in there:
-            self._change(there, "__dir__", lambda: sorted({*there, *members.names()}))
+            self._change(namespace, name, MISSING)
+        self._change(namespace, "__getattr__", self._member_function(namespace, members, hidden))
+        if "__dir__" not in namespace:
+            self._change(namespace, "__dir__", lambda: sorted({*namespace, *members.names()}))
 
     def _member_function(
-        self, there: dict[str, Any], members: ModuleMembers, hidden: Mapping[str, Any]
+        self, namespace: dict[str, Any], members: ModuleMembers, hidden: Mapping[str, Any]
     ) -> Callable[[str], Any]:
         new = members.names() - hidden.keys()
 
@@ -178,7 +178,7 @@ class Installation:
             with short_tracebacks:
                 value = members.get(name, sys._getframe(1))
             if name in new and self._listener is None:
-                self._change(there, name, value)
+                self._change(namespace, name, value)
             return value
 
         return member

@@ -55,7 +55,7 @@ class ModuleMembers:
     children: dict[str, "ModuleShim"] = field(default_factory=dict)
     behind: Callable[[str], Any] | None = None
     listener: Listener | None = None
-    _found: dict[str, Any] = field(default_factory=dict)
+    _resolved: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, frame: FrameType) -> Any:
         """Return the value of a name.
@@ -72,7 +72,7 @@ class ModuleMembers:
         value = self._find(name)
         if value is not MISSING:
             if self.listener is not None:
-                self._tell(self.listener, name, value, frame)
+                self._notify(self.listener, name, value, frame)
             return value
         if self.behind is not None:
             return self.behind(name)
@@ -90,16 +90,16 @@ class ModuleMembers:
     def _find(self, name: str) -> Any:
         if name in self.children:
             return self.children[name]
-        if name in self._found:
-            return self._found[name]
+        if name in self._resolved:
+            return self._resolved[name]
         if name in self.entries:
-            self._found[name] = resolve_source(self.entries[name].source)
-            return self._found[name]
+            self._resolved[name] = resolve_source(self.entries[name].source)
+            return self._resolved[name]
         if self.whole is None or _is_private(name):
             return MISSING
         return getattr(importlib.import_module(self.whole.source), name, MISSING)
 
-    def _tell(self, listener: Listener, name: str, value: Any, frame: FrameType) -> None:
+    def _notify(self, listener: Listener, name: str, value: Any, frame: FrameType) -> None:
         entry = self.entries.get(name)
         if isinstance(value, ModuleShim):
             entry = value._members.whole

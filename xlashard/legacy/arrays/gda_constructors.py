@@ -102,11 +102,11 @@ def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Arr
         holders: dict[int, list[int]] = {}
         for number, tile in enumerate(target.tiles):
             holders.setdefault(tile, []).append(number)
-        asked = [
+        requests = [
             (target.indices[numbers[0]], tuple(target.devices[n] for n in numbers))
             for numbers in holders.values()
         ]
-        singles = read_buffers(list(data_callback(asked)), _MADE)
+        singles = read_buffers(list(data_callback(requests)), _MADE)
         return _array(assemble_arrays(singles, target, None, _MADE))
 
 

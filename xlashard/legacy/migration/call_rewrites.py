@@ -59,8 +59,8 @@ def bound(args: Sequence[cst.Arg], names: Sequence[str]) -> dict[str, cst.Arg] |
     by_position = [arg for arg in args if arg.keyword is None]
     if len(by_position) > len(names):
         return None
-    found = dict(zip(names, by_position, strict=False))
-    return {**found, **{arg.keyword.value: arg for arg in args if arg.keyword is not None}}
+    positional = dict(zip(names, by_position, strict=False))
+    return {**positional, **{arg.keyword.value: arg for arg in args if arg.keyword is not None}}
 
 
 def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
@@ -71,15 +71,15 @@ def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
         like: The replaced arguments.
     """
     plain = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    found = [
+    out = [
         arg.with_changes(comma=plain) if isinstance(arg.comma, cst.MaybeSentinel) else arg
         for arg in args
     ]
-    if found:
+    if out:
         last = like[-1]
         space = last.whitespace_after_arg
-        found[-1] = found[-1].with_changes(comma=last.comma, whitespace_after_arg=space)
-    return found
+        out[-1] = out[-1].with_changes(comma=last.comma, whitespace_after_arg=space)
+    return out
 
 
 class Resources:
@@ -137,7 +137,7 @@ def jit_arguments(
     """
     if any(arg.star for arg in args) or len([a for a in args if a.keyword is None]) > len(names):
         return None
-    found = []
+    out = []
     positions = iter(names)
     for arg in args:
         name = arg.keyword.value if arg.keyword is not None else next(positions)
@@ -148,8 +148,8 @@ def jit_arguments(
                 keyword=cst.Name(_TODAY.get(name, name)),
                 equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
             )
-        found.append(arg)
-    return found
+        out.append(arg)
+    return out
 
 
 def array_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:

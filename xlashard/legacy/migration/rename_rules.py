@@ -152,16 +152,16 @@ def _rule_of_entry(entry: Entry, last: str) -> Rule:
     today = entry.today
     if entry.treatment == "refused":
         return _mark(entry)
-    if found := _IMPORT.fullmatch(today):
-        return Module(found[1] or f"{found[2]}.{found[3]}")
+    if match := _IMPORT.fullmatch(today):
+        return Module(match[1] or f"{match[2]}.{match[3]}")
     if entry.is_module:
         return Module(today) if today == "jax.core" else _mark(entry)
     if today.startswith("xlashard"):
         return _mark(entry)
     if today.startswith("tuple["):
         return Expression(today)
-    if found := _CALLED.fullmatch(today):
-        today = found[1]
+    if match := _CALLED.fullmatch(today):
+        today = match[1]
     same = today.rpartition(".")[2] in (last, last.removeprefix("tree_"))
     if not _DOTTED.fullmatch(today) or not (same or today in _TYPES or _is_drop_in(entry)):
         return _mark(entry)

@@ -52,13 +52,13 @@ class Resolver:
         """
         if not isinstance(node, cst.Name | cst.Attribute) or not self.is_read(node):
             return None
-        found = [
+        names = [
             each.name
             for each in self._resolved(node)
             if each.source is QualifiedNameSource.IMPORT and not each.name.startswith(".")
         ]
-        if found:
-            return min(found, key=lambda name: (not name.startswith("jax."), name))
+        if names:
+            return min(names, key=lambda name: (not name.startswith("jax."), name))
         root, attributes = chain(node)
         value = self.value(root) if root is not None else None
         if value is None or depth > 4:
@@ -93,8 +93,8 @@ class Resolver:
         ) or (isinstance(parent, cst.ClassDef) and parent.name is not node)
 
     def _resolved(self, node: cst.CSTNode) -> Any:
-        found = self._names.get(node, ())
-        return found() if callable(found) else found
+        names = self._names.get(node, ())
+        return names() if callable(names) else names
 
 
 def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
@@ -142,7 +142,7 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
     Args:
         wrapper: The program with its metadata.
     """
-    found = ProgramFacts()
+    facts = ProgramFacts()
     classes: list[str] = []
     names: set[str] = set()
     for scope in set(wrapper.resolve(ScopeProvider).values()):
@@ -152,7 +152,7 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
             name = next((n.name for n in assignment.get_qualified_names_for(assignment.name)), "")
             names.add(name)
             if assignment.references:
-                found.used.setdefault(assignment.node, []).append(assignment.name)
+                facts.used.setdefault(assignment.node, []).append(assignment.name)
             if name in ("jax.P", "jax.sharding.PartitionSpec") or rule_of(name) == Rename("jax.P"):
                 classes.append(assignment.name)
     module = wrapper.module
@@ -160,15 +160,15 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
         m.AssignTarget(m.Attribute(attr=m.Name("mesh_axes"))),
         m.AnnAssign(target=m.Name("mesh_axes")),
     )
-    found.spec_classes = classes
-    found.specs = _spec_variables(module, classes)
-    found.walks_jaxprs = any(name.startswith("jax.core") for name in names)
-    found.reads_mesh_axes = not names.isdisjoint((GDA, GDA.rpartition(".")[0])) and not m.findall(
+    facts.spec_classes = classes
+    facts.specs = _spec_variables(module, classes)
+    facts.walks_jaxprs = any(name.startswith("jax.core") for name in names)
+    facts.reads_mesh_axes = not names.isdisjoint((GDA, GDA.rpartition(".")[0])) and not m.findall(
         module, sets_axes
     )
     functions = m.findall(module, m.FunctionDef())
-    found.enters_meshes = any(m.findall(function, m.With()) for function in functions)
-    return found
+    facts.enters_meshes = any(m.findall(function, m.With()) for function in functions)
+    return facts
 
 
 def _spec_variables(module: cst.Module, classes: Collection[str]) -> list[str]:

@@ -75,16 +75,16 @@ class Rewriter(ExpressionRewriter):
         imports = ImportRewriter()
         used = self._facts.used.get(statement, ())
         rewrite = imports.plain_import if isinstance(statement, cst.Import) else imports.from_import
-        found = rewrite(statement, used)  # type: ignore[arg-type]
+        statements = rewrite(statement, used)  # type: ignore[arg-type]
         if imports.binds_jax:
             self.needs.modules.add("jax")
         for mark in imports.marks:
             self._mark(mark)
-        if found is None:
+        if statements is None:
             return updated_node
-        if not found and not imports.marks:
+        if not statements and not imports.marks:
             return cst.RemoveFromParent()
-        lines = [cst.SimpleStatementLine([each]) for each in found or [cst.Pass()]]
+        lines = [cst.SimpleStatementLine([each]) for each in statements or [cst.Pass()]]
         lines[0] = lines[0].with_changes(leading_lines=updated_node.leading_lines)
         lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
         return lines[0] if len(lines) == 1 else cst.FlattenSentinel(lines)

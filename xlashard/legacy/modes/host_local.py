@@ -223,6 +223,6 @@ def _copies_here(value: Array) -> Array:
     """Return this process's replicas of a fully replicated array."""
     pieces = split(value._handle)
     devices = tuple(piece.device for piece in pieces)
-    there = resolve_sharding(value.shape, GSPMDSharding.get_replicated(devices))
-    aval = there.aval(value.dtype, value.weak_type)
-    return Array.from_jax(assemble(aval, there.jax_sharding, pieces))
+    placement = resolve_sharding(value.shape, GSPMDSharding.get_replicated(devices))
+    aval = placement.aval(value.dtype, value.weak_type)
+    return Array.from_jax(assemble(aval, placement.jax_sharding, pieces))

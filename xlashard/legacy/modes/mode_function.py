@@ -128,14 +128,14 @@ class ModeFunction(Function):
         With `jax_array` off, host-local arguments are resharded as their resource specifies, and
         global ones must already be placed so.
         """
-        found = super().arguments(call)
+        arguments = super().arguments(call)
         if self.call_flags.checks_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
         if self.mode.jax_array:
-            return found
+            return arguments
         out = []
         resources = self.in_resources(call.traced.in_tree)
-        every = zip(call.values, found, resources, call.in_shardings, strict=True)
+        every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
             if not is_global(value):
                 if not isinstance(resource.given, FromGda):
@@ -145,7 +145,7 @@ class ModeFunction(Function):
                         _from_gda_error(value, argument.path, self.options.in_resources.what),
                         path=argument.path,
                     )
-            elif is_gda(value) and request is not None:
+            elif isinstance(value, GlobalDeviceArray) and request is not None:
                 if call.mesh is not None and request.devices != value.sharding.devices:
                     # jax.jit would move the array to the devices of the resource.
                     check_gda_mesh((value,), (argument.path,), call.mesh)
@@ -287,8 +287,3 @@ def is_global(value: Any) -> bool:
     if isinstance(value, GlobalDeviceArray | Tracer):
         return True
     return isinstance(value, jax.Array) and not value.is_fully_addressable
-
-
-def is_gda(value: Any) -> bool:
-    """Return True if a value is a GlobalDeviceArray."""
-    return isinstance(value, GlobalDeviceArray)

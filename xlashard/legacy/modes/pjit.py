@@ -163,8 +163,8 @@ class LegacyFunction:
     def in_force(self) -> ModeFunction:
         """Return the function for the call flags of this thread."""
         call_flags = current_call_flags()
-        found = self._by_flags.get(call_flags)
-        return self._made(call_flags) if found is None else found
+        function = self._by_flags.get(call_flags)
+        return self._made(call_flags) if function is None else function
 
     def _made(self, call_flags: CallFlags) -> ModeFunction:
         with self._lock:

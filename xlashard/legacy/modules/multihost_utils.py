@@ -11,7 +11,6 @@ from xlashard.array.core.handles import as_class
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
-from xlashard.legacy.modes.mode_function import is_gda
 from xlashard.legacy.modules.entry import Entry, differs, works
 from xlashard.sharding import Mesh
 
@@ -111,12 +110,14 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     with short_tracebacks:
         out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
         made = _in_mode(out, current_array_mode(), None)
-        return jax.tree.map(lambda x, given: given if _is_local(given) else x, made, global_inputs)
+        return jax.tree.map(lambda x, value: value if _is_local(value) else x, made, global_inputs)
 
 
 def _is_local(x: Any) -> bool:
     """Return True for a fully addressable array that is not a GlobalDeviceArray."""
-    return isinstance(x, jax.Array) and x.is_fully_addressable and not is_gda(x)
+    if isinstance(x, GlobalDeviceArray):
+        return False
+    return isinstance(x, jax.Array) and x.is_fully_addressable
 
 
 def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:

@@ -80,9 +80,9 @@ def _read(program: ScriptOrModule) -> tuple[CodeType, dict[str, Any]]:
         _add_to_path(os.path.dirname(os.path.realpath(path)))
         return _read_script(path)
     _add_to_path(path)
-    found = _load_spec(inside, f"the folder {target!r} has no __main__.py: pass a script in it")
+    loaded = _load_spec(inside, f"the folder {target!r} has no __main__.py: pass a script in it")
     sys.argv[0] = target
-    return found
+    return loaded
 
 
 def _add_to_path(folder: str) -> None:
@@ -105,15 +105,15 @@ def _module_to_run(name: str) -> ModuleSpec | None:
         # A relative name without a package.
         return None
     try:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
             return importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             # The package exists, but imports a missing module.
             raise
         return None
-    return found
+    return spec
 
 
 def _load_spec(spec: ModuleSpec | None, error: str) -> tuple[CodeType, dict[str, Any]]:

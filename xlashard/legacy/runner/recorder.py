@@ -74,7 +74,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
-        self._asked: Counter[_Place] = Counter()
+        self._accesses: Counter[_Place] = Counter()
         self._called: Counter[_Place] = Counter()
         # Objects that a file has read, by identity: their calls are counted in this file. Keeping
         # the objects alive keeps the identities unique.
@@ -135,15 +135,15 @@ class Recorder:
             self._known[file][id(value)] = entry, value
             if _is_legacy_object(value):
                 self._shared.setdefault(id(value), (entry, value))
-            self._asked[entry.name, file, frame.f_lineno] += 1
+            self._accesses[entry.name, file, frame.f_lineno] += 1
 
     def uses(self) -> Sequence[Use]:
         """Return the counted uses, sorted by name, file and line."""
         with self._lock:
-            places = sorted({*self._asked, *self._called})
+            places = sorted({*self._accesses, *self._called})
             # A call by its full name is an access and a call, and counts once.
             return [
-                Use(self._entries[place[0]], *place[1:], max(self._asked[place], called))
+                Use(self._entries[place[0]], *place[1:], max(self._accesses[place], called))
                 for place in places
                 for called in (self._called[place],)
             ]
@@ -151,21 +151,21 @@ class Recorder:
     def _call(self, code: CodeType, offset: int, function: Any, argument: Any) -> Any:
         """Count a call of a recorded object, or a call with it as the first argument."""
         file = code.co_filename
-        found = self._found_in(file, _called(function))
-        handed_on = found is None and argument is not sys.monitoring.MISSING
+        known = self._recorded(file, _called(function))
+        handed_on = known is None and argument is not sys.monitoring.MISSING
         if handed_on:
-            found = self._found_in(file, [argument])
-        place = _place_of_call(code, offset) if found else None
-        if found is None or place is None:
+            known = self._recorded(file, [argument])
+        place = _place_of_call(code, offset) if known else None
+        if known is None or place is None:
             # Disable the event at this call site.
             return sys.monitoring.DISABLE
-        entry, value = found
+        entry, value = known
         first, last, by_name = place
         if not (handed_on or by_name):
             # An attribute: counted already if it was read from a shim.
             lines = range(first, last + 1)
             if id(value) not in self._shared or any(
-                self._asked[entry.name, file, line] for line in lines
+                self._accesses[entry.name, file, line] for line in lines
             ):
                 return sys.monitoring.DISABLE
         with self._lock:
@@ -173,25 +173,25 @@ class Recorder:
             self._called[entry.name, file, first] += 1
         return None
 
-    def _found_in(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
+    def _recorded(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
         """Return the first of some values that a file has read, or that today's JAX lacks."""
         if file.startswith(_NOT_USER_CODE):
             return None
         known = self._known.get(file, {})
-        found = (known.get(id(value)) or self._shared.get(id(value)) for value in values)
-        return next((each for each in found if each is not None), None)
+        matches = (known.get(id(value)) or self._shared.get(id(value)) for value in values)
+        return next((each for each in matches if each is not None), None)
 
     def _enter(self, code: CodeType, offset: int) -> None:
         """Count the behaviour of a watched function, at the calling line of the program."""
         frame: FrameType | None = sys._getframe(1)
-        found = self._watched[code](frame)
+        entries_of_call = self._watched[code](frame)
         caller = frame.f_back
         while caller is not None and caller.f_code.co_filename.startswith(_CONTEXTS):
             caller = caller.f_back
         if caller is None or caller.f_code.co_filename.startswith(_NOT_USER_CODE):
             return
         with self._lock:
-            for entry in found:
+            for entry in entries_of_call:
                 self._entries[entry.name] = entry
                 self._called[entry.name, caller.f_code.co_filename, caller.f_lineno] += 1
 
@@ -306,14 +306,14 @@ def _read_flag(frame: FrameType) -> Sequence[Entry]:
 
 
 def _none_in_resources(frame: FrameType) -> Sequence[Entry]:
-    given = frame.f_locals
+    arguments = frame.f_locals
     return [
         behaviour
         for behaviour, names in (
             (NONE_IN, ("in_axis_resources", "in_shardings")),
             (NONE_OUT, ("out_axis_resources", "out_shardings")),
         )
-        if any(_has_none(given[name]) for name in names)
+        if any(_has_none(arguments[name]) for name in names)
     ]
 
 

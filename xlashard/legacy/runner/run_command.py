@@ -177,14 +177,14 @@ def _own_folder() -> str:
 
 def _advise_about_arrays() -> None:
     """Advise `--jax_array=0` at exit, if the program enabled the GDA flag without effect."""
-    asked: list[bool] = []
+    values: list[bool] = []
     call_when_set(
-        parallel_functions_output_gda, lambda: asked.append(parallel_functions_output_gda.value)
+        parallel_functions_output_gda, lambda: values.append(parallel_functions_output_gda.value)
     )
-    call_when_set(jax_array, asked.clear)
+    call_when_set(jax_array, values.clear)
 
     def advise() -> None:
-        if any(asked):
+        if any(values):
             print(
                 "note: the program turned jax_parallel_functions_output_gda on, which has no "
                 "effect while jax_array is on: pjit returned jax.Arrays. For GlobalDeviceArrays "

@@ -40,9 +40,9 @@ class Report:
             uses: The recorded uses.
             folder: The program's folder; its files are the program's own even if installed.
         """
-        asking = [use for use in uses if not use.entry.stays]
-        apart = {use for use in asking if _is_installed(use) and not _is_below(use.file, folder)}
-        return cls([use for use in asking if use not in apart], [u for u in asking if u in apart])
+        removed = [use for use in uses if not use.entry.stays]
+        apart = {use for use in removed if _is_installed(use) and not _is_below(use.file, folder)}
+        return cls([use for use in removed if use not in apart], [u for u in removed if u in apart])
 
 
 def show_report(report: Report, to: TextIO) -> None:

@@ -70,13 +70,13 @@ def read_one(
     Raises:
         ArgumentError: The arguments match neither signature; names the argument.
     """
-    given = _bound("async_deserialize", args, kwargs, (_BY_SHARDING, _BY_MESH), _REST)
-    place = (given.get("mesh"), given["mesh_axes"]) if "mesh" in given else given["sharding"]
+    bound = _bound("async_deserialize", args, kwargs, (_BY_SHARDING, _BY_MESH), _REST)
+    place = (bound.get("mesh"), bound["mesh_axes"]) if "mesh" in bound else bound["sharding"]
     request = _array_request(
-        place, given["tensorstore_spec"], given.get("global_shape"), given.get("dtype"), ""
+        place, bound["tensorstore_spec"], bound.get("global_shape"), bound.get("dtype"), ""
     )
-    opening = {key: given[key] for key in _OPENING if key in given}
-    return request, given.get("byte_limiter"), opening
+    opening = {key: bound[key] for key in _OPENING if key in bound}
+    return request, bound.get("byte_limiter"), opening
 
 
 def read_many(
@@ -95,10 +95,10 @@ def read_many(
     Raises:
         ArgumentError: The arguments match neither signature, or the lists differ in length.
     """
-    given = _bound(name, args, kwargs, (_ALL_BY_SHARDING, _ALL_BY_MESH), _ALL_REST)
-    count = len(as_list(given["tensorstore_specs"], "tensorstore_specs"))
+    bound = _bound(name, args, kwargs, (_ALL_BY_SHARDING, _ALL_BY_MESH), _ALL_REST)
+    count = len(as_list(bound["tensorstore_specs"], "tensorstore_specs"))
     lists = {
-        key: as_list(value, key, count) for key, value in given.items() if key != "concurrent_gb"
+        key: as_list(value, key, count) for key, value in bound.items() if key != "concurrent_gb"
     }
     nothing = [None] * count
     if "global_meshes" in lists:
@@ -113,27 +113,27 @@ def read_many(
         strict=True,
     )
     requests = tuple(_array_request(*row, f"[{number}]") for number, row in enumerate(rows))
-    return requests, int(given.get("concurrent_gb", 32) * _GB)
+    return requests, int(bound.get("concurrent_gb", 32) * _GB)
 
 
-def as_list(given: Any, name: str, count: int | None = None) -> list[Any]:
+def as_list(value: Any, name: str, count: int | None = None) -> list[Any]:
     """Return an argument as a list, after checking its type and length.
 
     Raises:
         ArgumentError: The argument is not a list or tuple, or has the wrong length.
     """
-    if not isinstance(given, list | tuple) or isinstance(given, PartitionSpec):
+    if not isinstance(value, list | tuple) or isinstance(value, PartitionSpec):
         raise ArgumentError(
-            f"{name} of type {type(given).__name__} is invalid: expected a list with one entry per "
+            f"{name} of type {type(value).__name__} is invalid: expected a list with one entry per "
             f"array; for a tree write jax.tree.leaves({name}), and treedef.unflatten(...) of the "
             "result"
         )
-    if count is not None and len(given) != count:
+    if count is not None and len(value) != count:
         raise ArgumentError(
-            f"{name} has {counted(len(given), 'entry', 'entries')} for "
+            f"{name} has {counted(len(value), 'entry', 'entries')} for "
             f"{counted(count, 'tensorstore_spec')}: pass one per array"
         )
-    return list(given)
+    return list(value)
 
 
 def _bound(
@@ -162,8 +162,8 @@ def _bound(
             f"{name}: {wrong}. Write {name}({', '.join(by_sharding + rest[:3])}), or "
             f"{name}({', '.join(by_mesh + rest[:3])})"
         )
-    given = {**positional, **kwargs}
-    return {key: x for key, x in given.items() if key in required or x is not None}
+    bound = {**positional, **kwargs}
+    return {key: x for key, x in bound.items() if key in required or x is not None}
 
 
 def _is_mesh_form(first: Any) -> bool:
@@ -216,11 +216,11 @@ def _spec_of(axes: Sequence[Any] | None) -> PartitionSpec:
     return PartitionSpec(*(axes or ()))
 
 
-def _as_dtype(given: Any, name: str) -> np.dtype:
+def _as_dtype(dtype: Any, name: str) -> np.dtype:
     try:
-        return np.dtype(jax.dtypes.canonicalize_dtype(jnp.dtype(given)))
+        return np.dtype(jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)))
     except TypeError:
         raise ArgumentError(
-            f"{name}={given!r} is invalid: expected a dtype that devices support, such as "
+            f"{name}={dtype!r} is invalid: expected a dtype that devices support, such as "
             "'float32' or jnp.bfloat16"
         ) from None

@@ -107,11 +107,11 @@ class AsyncManager:
 
     def _sync(self, what: str, own: BaseException | None) -> BaseException | None:
         """Wait for all processes, and return the error of this or another process."""
-        everybody = tuple(range(jax.process_count()))
-        invitation = Barrier(everybody, self._series, self._timeout_secs, what=what)
+        processes = tuple(range(jax.process_count()))
+        barrier = Barrier(processes, self._series, self._timeout_secs, what=what)
         try:
-            came = RENDEZVOUS.exchange(
-                invitation, json.dumps("" if own is None else _first_line(own))
+            reports = RENDEZVOUS.exchange(
+                barrier, json.dumps("" if own is None else _first_line(own))
             )
         except BarrierTimeoutError as missed:
             text = f"{what}: waited {self._timeout_secs:g} s, and {missed}"
@@ -123,7 +123,9 @@ class AsyncManager:
             )
         except DeadlockError as error:
             return own or error
-        failed = {process: json.loads(report) for process, report in came.items() if report != '""'}
+        failed = {
+            process: json.loads(report) for process, report in reports.items() if report != '""'
+        }
         if own is not None or not failed:
             return own
         reported = "; ".join(f"process {process}: {text}" for process, text in failed.items())

@@ -85,9 +85,9 @@ def get_metadata(arr: Any) -> dict[str, Any]:
     }
 
 
-def spec_to_write(given: Any, x: Any) -> Spec:
+def spec_to_write(user_spec: Any, x: Any) -> Spec:
     """Return a copy of a spec with the metadata of an array, unless it has metadata."""
-    spec = as_spec(given)
+    spec = as_spec(user_spec)
     inner = _innermost(spec)
     if door.spec_has_metadata(spec) or not is_chunked(spec):
         return spec
@@ -101,12 +101,12 @@ def spec_to_write(given: Any, x: Any) -> Spec:
     return spec
 
 
-def spec_to_read(given: Any) -> Spec:
+def spec_to_read(user_spec: Any) -> Spec:
     """Return a copy of a spec for reading, without the writer's chunks and compressor.
 
     Missing chunks are errors in it, where TensorStore would read zeros.
     """
-    spec = as_spec(given)
+    spec = as_spec(user_spec)
     for inner in _stored_parts(spec):
         if inner.get("driver") in _CHUNKED:
             inner.setdefault("fill_missing_data_reads", False)
@@ -125,21 +125,25 @@ def filling(spec: Spec) -> Spec:
     return out
 
 
-def as_spec(given: Any) -> Spec:
+def as_spec(user_spec: Any) -> Spec:
     """Return a copy of a spec in JSON form.
 
     Raises:
         ArgumentError: The argument is not a TensorStore spec.
     """
-    if isinstance(given, door.tensorstore.Spec):
-        given = given.to_json()
-    if not isinstance(given, Mapping) or not _has_store(given):
-        shown = f"a dict with keys {sorted(given)}" if isinstance(given, Mapping) else repr(given)
+    if isinstance(user_spec, door.tensorstore.Spec):
+        user_spec = user_spec.to_json()
+    if not isinstance(user_spec, Mapping) or not _has_store(user_spec):
+        shown = (
+            f"a dict with keys {sorted(user_spec)}"
+            if isinstance(user_spec, Mapping)
+            else repr(user_spec)
+        )
         raise ArgumentError(
             f"invalid TensorStore spec: expected a dict with a kvstore, got {shown}; write "
             "get_tensorstore_spec('/checkpoints/step_100/w')"
         )
-    return copy.deepcopy(dict(given))
+    return copy.deepcopy(dict(user_spec))
 
 
 def is_chunked(spec: Spec) -> bool:
@@ -171,9 +175,9 @@ def _stored_parts(spec: Spec) -> Iterator[Spec]:
             yield from _stored_parts(layer)
 
 
-def stored_at(given: Any) -> str:
+def stored_at(user_spec: Any) -> str:
     """Return the place where a spec stores an array, such as the path of its folder."""
-    inner = _innermost(as_spec(given))
+    inner = _innermost(as_spec(user_spec))
     if "kvstore" not in inner:
         return f"the {inner.get('driver')} in the spec"
     return _joined(_store_text(inner["kvstore"]), inner.get("path", ""))
@@ -199,14 +203,14 @@ def _joined(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name.lstrip('/')}" if name else folder.rstrip("/") or folder
 
 
-def read_error(error: Exception, given: Any) -> SerializationError:
+def read_error(error: Exception, user_spec: Any) -> SerializationError:
     """Return the error for an array that TensorStore cannot read.
 
     Args:
         error: The error of TensorStore.
-        given: The spec.
+        user_spec: The spec.
     """
-    where, text = stored_at(given), reason(error)
+    where, text = stored_at(user_spec), reason(error)
     if text.startswith("NOT_FOUND") and "etadata" in text:
         return SerializationError(f"no array at {where!r}{_siblings(where)}", stored_at=where)
     if text.startswith("NOT_FOUND"):
@@ -218,9 +222,9 @@ def read_error(error: Exception, given: Any) -> SerializationError:
     return SerializationError(f"the array at {where!r} cannot be read: {text}", stored_at=where)
 
 
-def write_error(error: Exception, given: Any) -> SerializationError:
+def write_error(error: Exception, user_spec: Any) -> SerializationError:
     """Return the error for an array that TensorStore cannot write."""
-    where, text = stored_at(given), reason(error)
+    where, text = stored_at(user_spec), reason(error)
     if "but received" in text:
         text += ". Another array is stored at this path: use a new folder for each checkpoint"
     return SerializationError(f"the array at {where!r} cannot be written: {text}", stored_at=where)
@@ -241,8 +245,8 @@ def _siblings(where: str) -> str:
         if folder.is_dir() and folder != folder.parent:
             names = sorted(entry.name for entry in folder.iterdir())[: _SHOWN + 1]
             more = ", ..." if len(names) > _SHOWN else ""
-            found = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
-            return f"; {str(folder)!r} contains {found}"
+            contents = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
+            return f"; {str(folder)!r} contains {contents}"
     return ""
 
 

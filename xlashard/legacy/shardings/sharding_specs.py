@@ -243,9 +243,9 @@ def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: 
         here = {s.device: (_bounds(s.index, x.shape), s.data) for s in x.addressable_shards}
     out = []
     for device, index in zip(devices, arg_indices, strict=True):
-        there = here.get(device)
-        if there is not None and there[0] == _bounds(index, x.shape):
-            out.append(there[1])
+        held = here.get(device)
+        if held is not None and held[0] == _bounds(index, x.shape):
+            out.append(held[1])
         else:
             out.append(xlashard.device_put(x[index], device))
     return as_jax_arrays(out)
