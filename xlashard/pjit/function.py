@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress
 from typing import Any
 
@@ -95,16 +95,22 @@ class Function:
         self.parameters = Parameters.of(fun, static, options.donate)
         self.name = self.parameters.signature.function
         self.compile_log = CompileLog(self.name, fun)
-        self.tracker = DonationTracker(self.name)
         self.is_spread = False
-        # Programs with closed-over arrays as arguments, which a call could donate too.
-        self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun,
             self.parameters.signature.python,
             self.parameters.static_argnums,
             self.parameters.static_argnames,
         )
+
+    @cached_property
+    def _tracker(self) -> DonationTracker:
+        return DonationTracker(self.name)
+
+    @cached_property
+    def _closes_over(self) -> weakref.WeakSet[CompiledProgram]:
+        """Programs with closed-over arrays as arguments, which a call could donate too."""
+        return weakref.WeakSet()
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.fun, self.options, self.static)
@@ -281,7 +287,7 @@ class Function:
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
         naming = partial(named_value, function=self.fun, called=self.name)
-        donation = DonationInfo(call.donated, traced.arg_names, self.tracker, naming)
+        donation = DonationInfo(call.donated, traced.arg_names, self._tracker, naming)
         results = Results(traced.out_tree, call.kind_of)
         return run_repeatably(self.compile_call(call), call.values, results, donation, traced.jaxpr)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from xlashard._jax.runtime.tracebacks import shortened
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
@@ -177,10 +177,10 @@ def made_or_decorator(fun: Any, make: Callable[[Any], Any]) -> Any:
         ArgumentError: If it is no function.
     """
 
-    @shortened
     def decorate(fun: Any) -> Any:
-        check_callable(fun)
-        return make(fun)
+        with short_tracebacks:
+            check_callable(fun)
+            return make(fun)
 
     return decorate if fun is UNSPECIFIED else decorate(fun)
 
