@@ -6,6 +6,7 @@ its new value as an additional result, which takes over the argument's buffers.
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
 
-from xlashard._jax.trace.tracing import equations
+from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
 
 type Jaxpr = Any
 type Handle = Any
@@ -25,10 +26,13 @@ Literal = core.Literal
 
 def has_unreduced(jaxpr: Jaxpr) -> bool:
     """Return True if an operand or a result of an equation is unreduced."""
-    for eqn in equations(jaxpr):
-        types = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
-        if any([typed is not None and typed.spec.unreduced for typed in types]):
-            return True
+    for inner in with_inner_jaxprs(jaxpr):
+        # An operand is an input, or the result of another equation.
+        results = [eqn.outvars for eqn in inner.eqns]
+        for variable in chain(inner.constvars, inner.invars, *results):
+            sharding = getattr(variable.aval, "sharding", None)
+            if sharding is not None and sharding.spec.unreduced:
+                return True
     return False
 
 
@@ -41,6 +45,8 @@ def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
         Its abstract value and the dtype of the integers; None without such an array.
     """
     for eqn in equations(jaxpr):
+        if not eqn.primitive.name.startswith(_INDEXING):
+            continue
         dims = _indexed_dims(eqn)
         if not dims:
             continue
@@ -51,6 +57,9 @@ def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
         if any(operand.shape[dim] > reach for dim in dims):
             return operand, index.dtype.name
     return None
+
+
+_INDEXING = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
 
 
 def _indexed_dims(eqn: Any) -> Sequence[int]:

@@ -349,7 +349,21 @@ def bodies(eqn: Any) -> Iterator[Jaxpr]:
 
 def equations(jaxpr: Jaxpr) -> list[Any]:
     """Return the equations of a jaxpr and of all jaxprs inside it."""
-    inside = list(jaxpr.eqns)
-    for inner in core.subjaxprs(jaxpr):
-        inside.extend(equations(inner))
-    return inside
+    return [eqn for inner in with_inner_jaxprs(jaxpr) for eqn in inner.eqns]
+
+
+def with_inner_jaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
+    """Return a jaxpr and all jaxprs inside it, except those that only name devices."""
+    collected: list[Jaxpr] = []
+    _collect(jaxpr, collected)
+    return collected
+
+
+def _collect(jaxpr: Jaxpr, collected: list[Jaxpr]) -> None:
+    collected.append(jaxpr)
+    for eqn in jaxpr.eqns:
+        params = eqn.params
+        if _PLAIN.issuperset(map(type, params.values())) or "witness" in params:
+            continue
+        for inner in core.jaxprs_in_params(params):
+            _collect(inner, collected)
