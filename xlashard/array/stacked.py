@@ -286,16 +286,16 @@ def _shaped(value: Any, target: ResolvedSharding, device: Device, on_host: bool)
 
 
 def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
-    found = checked_devices(devices, name)
-    check_can_hold_arrays(found)
+    local = checked_devices(devices, name)
+    check_can_hold_arrays(local)
     here = jax.process_index()
-    foreign = [device for device in found if device.process_index != here]
+    foreign = [device for device in local if device.process_index != here]
     if foreign:
         raise PlacementError(  # no-catalogue: needs several processes
             f"{name} puts values on this process's devices only, but {foreign[0]} belongs to "
             f"process {foreign[0].process_index}: give jax.local_devices()"
         )
-    return found
+    return local
 
 
 def _one_per_device(shards: Any, devices: tuple[Device, ...]) -> list[Any]:

@@ -144,7 +144,11 @@ class ArrayTransfer(NamedTuple):
                 raise
         else:
             if self.donate:
-                self._delete_source()
+                array = self.array
+                array._deleted_by = "device_put(..., donate=True)"
+                array._value_cache = None
+                if not array.is_deleted():
+                    array._handle.delete()
             return out if self.keys is None else keys_over(out._handle, self.keys)
         raise shortage  # no-catalogue: needs a process with little memory
 
@@ -173,13 +177,6 @@ class ArrayTransfer(NamedTuple):
         if not handle.committed:
             moved = with_sharding(moved, source.jax_sharding, committed=False)
         return wrap(moved, array._own_sharding)
-
-    def _delete_source(self) -> None:
-        array = self.array
-        array._deleted_by = "device_put(..., donate=True)"
-        array._value_cache = None
-        if not array.is_deleted():
-            array._handle.delete()
 
 
 type TransferPlan = Unchanged | TracerTransfer | HostTransfer | ArrayTransfer

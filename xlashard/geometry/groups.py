@@ -299,13 +299,13 @@ def read_groups(text: str, num_devices: int) -> ReplicaGroups:
         >>> str(read_groups("[2,4]<=[8]", 8)), str(read_groups("{}", 8))
         ('2 groups of 4 devices', '1 group of 8 devices')
     """
-    if found := _IOTA.match(text):
-        count, size, dims, perm = found.groups()
+    if match := _IOTA.match(text):
+        count, size, dims, perm = match.groups()
         return ReplicaGroups.iota(int(count), int(size), _numbers(dims), _numbers(perm or ""))
-    if found := _MESH.match(text):
-        return _mesh_groups(found)
-    if found := _LIST.match(text):
-        groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", found[1])]
+    if match := _MESH.match(text):
+        return _mesh_groups(match)
+    if match := _LIST.match(text):
+        groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", match[1])]
         groups = [group for group in groups if group]
         return ReplicaGroups.of_list(groups) if groups else ReplicaGroups.everyone(num_devices)
     raise GroupTextError(f"expected replica groups at the start of {text[:60]!r}")
@@ -317,9 +317,9 @@ def read_pairs(text: str) -> SourceTargetPairs:
     Raises:
         GroupTextError: The text does not begin with pairs.
     """
-    found = _LIST.match(text)
-    pairs = [_numbers(p) for p in re.findall(r"\{([\d,\s]*)\}", found[1])] if found else []
-    if found is None or any(len(pair) != 2 for pair in pairs):
+    match = _LIST.match(text)
+    pairs = [_numbers(p) for p in re.findall(r"\{([\d,\s]*)\}", match[1])] if match else []
+    if match is None or any(len(pair) != 2 for pair in pairs):
         raise GroupTextError(f"expected source-target pairs at the start of {text[:60]!r}")
     return SourceTargetPairs(tuple((source, target) for source, target in pairs))
 
@@ -328,10 +328,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
-def _mesh_groups(found: re.Match[str]) -> ReplicaGroups:
+def _mesh_groups(match: re.Match[str]) -> ReplicaGroups:
     """Return groups along axes, or parts of axes, of a mesh that the text itself describes."""
-    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(found["sizes"])}
-    parts = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(found["axes"])]
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["sizes"])}
+    parts = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(match["axes"])]
     members: list[strides.Step] = []
     others: list[strides.Step] = []
     axes = zip(sizes.items(), strides.row_major(list(sizes.values())), strict=True)
@@ -339,20 +339,20 @@ def _mesh_groups(found: re.Match[str]) -> ReplicaGroups:
         reached = 1
         for before, size in sorted((b, s or axis_size) for n, b, s in parts if n == name):
             if before % reached or axis_size % (before * size):
-                raise GroupTextError(f"{found[0]}: axis {name!r} of {axis_size} lacks this part")
+                raise GroupTextError(f"{match[0]}: axis {name!r} of {axis_size} lacks this part")
             others.append((before // reached, stride * (axis_size // before)))
             reached = before * size
             members.append((size, stride * (axis_size // reached)))
         others.append((axis_size // reached, stride))
     if unknown := {n for n, _, _ in parts} - set(sizes):
-        raise GroupTextError(f"{found[0]}: the mesh has no axis {sorted(unknown)[0]!r}")
+        raise GroupTextError(f"{match[0]}: the mesh has no axis {sorted(unknown)[0]!r}")
     count, size = (math.prod(s for s, _ in steps) for steps in (others, members))
     steps = strides.merge([*others, *members])
-    if found["devices"] is None:
+    if match["devices"] is None:
         return ReplicaGroups(count, size, steps)
-    devices = _mesh_devices(found["devices"])
+    devices = _mesh_devices(match["devices"])
     if len(devices) != count * size:
-        raise GroupTextError(f"{found[0]}: {len(devices)} devices for a mesh of {count * size}")
+        raise GroupTextError(f"{match[0]}: {len(devices)} devices for a mesh of {count * size}")
     rows = np.asarray(devices)[strides.place_all(steps)].reshape(count, size)
     return ReplicaGroups.of_list(rows.tolist())
 

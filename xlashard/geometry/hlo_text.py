@@ -40,9 +40,9 @@ def read_sharding(text: str) -> ShardingText:
         ShardingTextError: The text is not in that syntax.
     """
     reader = _Reader(text)
-    found = _sharding(reader, nested=False)
+    parsed = _sharding(reader, nested=False)
     reader.end()
-    return found
+    return parsed
 
 
 _NUMBER = r"\d{1,18}\b"
@@ -69,18 +69,18 @@ class _Reader:
 
     def expect(self, pattern: str, what: str) -> str:
         """Take a match of `pattern`, and raise an error without one."""
-        found = self.take(pattern)
-        if found is None:
+        parsed = self.take(pattern)
+        if parsed is None:
             self.fail(f"expected {what}")
-        return found
+        return parsed
 
     def numbers(self, what: str) -> tuple[int, ...]:
         """Read numbers with commas between them, possibly an empty list."""
         first = self.take(_NUMBER)
-        found = [] if first is None else [int(first)]
-        while found and self.take(","):
-            found.append(self.number(f"another number of {what}"))
-        return tuple(found)
+        parsed = [] if first is None else [int(first)]
+        while parsed and self.take(","):
+            parsed.append(self.number(f"another number of {what}"))
+        return tuple(parsed)
 
     def number(self, what: str) -> int:
         """Read one number from 0 on."""
@@ -118,16 +118,16 @@ def _sharding(reader: _Reader, *, nested: bool) -> ShardingText:
     )
     match word:
         case "devices":
-            found = _tiled(reader)
+            parsed = _tiled(reader)
         case "maximal":
             reader.expect(r"device\s*=", "'device='")
-            found = ShardingText("maximal", devices=(reader.number("a device number"),))
+            parsed = ShardingText("maximal", devices=(reader.number("a device number"),))
         case _:
-            found = ShardingText(_WORDS[word])
+            parsed = ShardingText(_WORDS[word])
     if reader.take(r"metadata\s*=\s*(?=\{)") is not None:
         _skip_braces(reader)
     reader.expect(r"\}", "'}'")
-    return found
+    return parsed
 
 
 def _tuple(reader: _Reader) -> ShardingText:

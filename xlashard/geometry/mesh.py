@@ -131,10 +131,10 @@ class MeshGrid:
         low = np.minimum.reduceat(coords, starts, axis=0)
         sizes = np.maximum.reduceat(coords, starts, axis=0) - low + 1
         filled = sizes.prod(axis=1) == counts
-        found = zip(names.tolist(), low.tolist(), sizes.tolist(), filled.tolist(), strict=True)
+        rows = zip(names.tolist(), low.tolist(), sizes.tolist(), filled.tolist(), strict=True)
         return {
             owner: Box(tuple(offsets), tuple(extents)) if is_filled else None
-            for owner, offsets, extents, is_filled in found
+            for owner, offsets, extents, is_filled in rows
         }
 
     def _gap(

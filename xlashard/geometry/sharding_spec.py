@@ -375,14 +375,14 @@ def _factors(entry: DimSharding) -> tuple[int, ...]:
 
 
 def _entries(spec: ShardingSpec, name: str, kinds: Any) -> tuple[Any, ...]:
-    given = getattr(spec, name)
+    value = getattr(spec, name)
     names = ", ".join(kind.__name__ for kind in kinds.__args__)
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TilingError(f"{name} must be a list of {names}, not {given!r}")
-    for number, entry in enumerate(given):
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TilingError(f"{name} must be a list of {names}, not {value!r}")
+    for number, entry in enumerate(value):
         if not isinstance(entry, kinds):
             raise TilingError(f"{name}[{number}] must be one of {names}, not {entry!r}")
-    return tuple(given)
+    return tuple(value)
 
 
 def _listed(items: Sequence[object]) -> str:

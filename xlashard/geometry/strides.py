@@ -134,19 +134,19 @@ def split(steps: Steps, sizes: Sequence[int]) -> list[Steps] | None:
     """
     left = list(steps)
     groups: list[Steps] = []
-    for wanted in reversed(sizes):
+    for needed in reversed(sizes):
         group: list[Step] = []
-        while wanted > 1:
+        while needed > 1:
             size, stride = left.pop()
-            if size > wanted:
-                if size % wanted:
+            if size > needed:
+                if size % needed:
                     return None
-                left.append((size // wanted, stride * wanted))
-                size = wanted
-            if wanted % size:
+                left.append((size // needed, stride * needed))
+                size = needed
+            if needed % size:
                 return None
             group.append((size, stride))
-            wanted //= size
+            needed //= size
         groups.append(tuple(reversed(group)))
     return list(reversed(groups))
 
@@ -222,9 +222,9 @@ class Numbering:
 
     def at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the numbers of the positions `[...]`."""
-        wanted = np.asarray(positions, np.int64)
-        check_positions(wanted, self._count)
-        placed = place(self._steps, wanted) if self._values is None else self.all[wanted]
+        needed = np.asarray(positions, np.int64)
+        check_positions(needed, self._count)
+        placed = place(self._steps, needed) if self._values is None else self.all[needed]
         return np.asarray(placed)
 
     def few(self, positions: Sequence[int]) -> list[int]:

@@ -170,7 +170,12 @@ class TileAssignment:
             GeometryError: The spec doesn't fit the mesh or the rank.
         """
         validate_spec(spec, grid)
-        manual, unreduced = _special_axes(grid, spec, manual, unreduced)
+        special = set(manual), set(unreduced)
+        # Checked like the axes of two more dimensions.
+        validate_spec(Spec((*spec.dims, *(tuple(sorted(axes)) for axes in special))), grid)
+        manual, unreduced = (
+            tuple(axis for axis in grid.axis_names if axis in axes) for axes in special
+        )
         sizes = grid.shape
         dims = [math.prod(sizes[a] for a in axes or ()) for axes in spec.for_rank(ndim)]
         taken = {*spec.axes, *manual, *unreduced}
@@ -205,16 +210,16 @@ class TileAssignment:
         return cls._from_text(read_sharding(text))
 
     @classmethod
-    def _from_text(cls, found: ShardingText) -> "TileAssignment":
-        match found.kind:
+    def _from_text(cls, text: ShardingText) -> "TileAssignment":
+        match text.kind:
             case "tuple":
-                return cls.tuple_of(map(cls._from_text, found.elements))
+                return cls.tuple_of(map(cls._from_text, text.elements))
             case "maximal":
-                return cls.maximal(found.devices[0])
-            case "tiled" if found.devices:
-                return cls.listed(found.dims, found.devices, found.subgroups)
+                return cls.maximal(text.devices[0])
+            case "tiled" if text.devices:
+                return cls.listed(text.dims, text.devices, text.subgroups)
             case "tiled":
-                return cls.iota(found.dims, found.reshape_dims, found.perm, found.subgroups)
+                return cls.iota(text.dims, text.reshape_dims, text.perm, text.subgroups)
             case kind:
                 return cls(kind)
 
@@ -263,7 +268,10 @@ class TileAssignment:
         """Return the text of the HLO sharding, as XLA prints it."""
         match self.kind:
             case "tuple":
-                return f"{{{', '.join(_numbered(i, e) for i, e in enumerate(self.elements))}}}"
+                texts = [element.to_text() for element in self.elements]
+                # XLA numbers every fifth element in a comment.
+                texts[5::5] = [f"/*index={i}*/{texts[i]}" for i in range(5, len(texts), 5)]
+                return f"{{{', '.join(texts)}}}"
             case "maximal":
                 return f"{{maximal device={self.devices[0]}}}"
             case "tiled":
@@ -286,11 +294,6 @@ class TileAssignment:
         if self.subgroups == ("replicated",):
             return " last_tile_dim_replicate"
         return f" last_tile_dims={{{', '.join(self.subgroups)}}}"
-
-
-def _numbered(i: int, element: TileAssignment) -> str:
-    """Return an element's text; XLA numbers every fifth one in a comment."""
-    return f"/*index={i}*/{element.to_text()}" if i and i % 5 == 0 else element.to_text()
 
 
 def _joined(numbers: Iterable[int]) -> str:
@@ -386,15 +389,3 @@ def _whole(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> Subgroup | Non
     if len(found) == 1:
         return found.pop()
     return None if tiles or spread else "replicated"
-
-
-def _special_axes(
-    grid: MeshGrid, spec: Spec, manual: Iterable[str], unreduced: Iterable[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return both sets of axes in the mesh's order, checked like the axes of another dimension."""
-    manual, unreduced = set(manual), set(unreduced)
-    validate_spec(Spec((*spec.dims, tuple(sorted(manual)), tuple(sorted(unreduced)))), grid)
-    return (
-        tuple(a for a in grid.axis_names if a in manual),
-        tuple(a for a in grid.axis_names if a in unreduced),
-    )

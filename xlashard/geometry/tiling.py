@@ -211,8 +211,8 @@ class Tiling:
             raise TilingError(
                 f"{list(positions)} does not list each position 0 .. {self.num_devices - 1} once"
             )
-        found = self._from_tile_ids(self.counts, self._places.at(positions))
-        return replace(found, addends=self.addends, reduction=self.reduction)
+        tiling = self._from_tile_ids(self.counts, self._places.at(positions))
+        return replace(tiling, addends=self.addends, reduction=self.reduction)
 
     def shard_shape(self, shape: Sequence[int], *, uneven: bool = False) -> tuple[int, ...]:
         """Return the shape of one tile, in elements.

@@ -21,19 +21,19 @@ def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]
         ShardingError: If it is empty, holds something else, or one device twice.
     """
     try:
-        found = tuple(devices)
+        checked = tuple(devices)
     except TypeError:
-        found = ()
-    if not found or not all(isinstance(d, jax.Device) for d in found):
+        checked = ()
+    if not checked or not all(isinstance(d, jax.Device) for d in checked):
         raise ShardingError(
             f"the devices of a {maker} must be a list such as jax.devices(), not {devices!r}"
         )
-    if len(set(found)) != len(found):
-        twice = next(d for i, d in enumerate(found) if d in found[:i])
+    if len(set(checked)) != len(checked):
+        twice = next(d for i, d in enumerate(checked) if d in checked[:i])
         raise ShardingError(
             f"the devices of a {maker} have {twice} more than once: list each device once"
         )
-    return found
+    return checked
 
 
 def checked_shape(shape: object, method: str) -> tuple[int, ...]:
@@ -52,19 +52,19 @@ def checked_shape(shape: object, method: str) -> tuple[int, ...]:
     try:
         if isinstance(shape, str | bytes | Mapping | Set) or not isinstance(shape, Iterable):
             raise TypeError
-        found = tuple(n if is_symbolic_size(n) else operator.index(n) for n in shape)
+        checked = tuple(n if is_symbolic_size(n) else operator.index(n) for n in shape)
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         shown = repr(shape) if isinstance(shape, _SHOWN) else type(shape).__name__
         raise ArgumentError(
             f"{method}: the shape must be a tuple of integers such as (8, 128), not "
             f"{shown if len(shown) <= _LONGEST else f'{shown[:_LONGEST]}...'}"
         ) from None
-    if any(type(n) is int and n < 0 for n in found):
+    if any(type(n) is int and n < 0 for n in checked):
         raise ShardingError(
-            f"{method}: the shape {found} has a negative size; write every size as an integer from "
-            "0 on"
+            f"{method}: the shape {checked} has a negative size; write every size as an integer "
+            "from 0 on"
         )
-    return found
+    return checked
 
 
 def is_index(value: object) -> bool:

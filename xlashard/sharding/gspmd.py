@@ -90,13 +90,13 @@ class GSPMDSharding(_GSPMDBase):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JaxGSPMDSharding):
             return False
-        theirs = other._hlo_sharding
-        if self._assignment.kind == "tuple" or theirs.tuple_elements():
+        other_hlo = other._hlo_sharding
+        if self._assignment.kind == "tuple" or other_hlo.tuple_elements():
             # JAX's comparison ends the process for tuples.
             return (
                 self.memory_kind == other.memory_kind
                 and self.devices == tuple(other._device_assignment)
-                and self._assignment == TileAssignment.parse_text(hlo_text(theirs))
+                and self._assignment == TileAssignment.parse_text(hlo_text(other_hlo))
             )
         return JaxGSPMDSharding.__eq__(self, other)
 

@@ -66,19 +66,16 @@ def _in_callers(array: Any) -> tuple[str, str] | None:
     frame = sys._getframe(1)
     while frame is not None:
         for value in list(frame.f_locals.values()):
-            if callable(value) and _is_user_function(value):
+            if not callable(value) or isinstance(value, type):
+                continue
+            module = getattr(value, "__module__", None) or ""
+            # Functions of JAX and of this package are no user's.
+            if module.split(".")[0] not in ("jax", "jaxlib", __name__.split(".")[0]):
                 variable = closure_variable_name(value, array)
                 if variable is not None:
                     return _name(value), variable
         frame = frame.f_back
     return None
-
-
-def _is_user_function(function: Any) -> bool:
-    """Return True for a user's function, False for those of JAX and of this package."""
-    module = getattr(function, "__module__", None) or ""
-    is_inner = module.split(".")[0] in ("jax", "jaxlib", __name__.split(".")[0])
-    return not is_inner and not isinstance(function, type)
 
 
 class _Search:

@@ -155,10 +155,10 @@ class HostProtocols(ArrayBase):
         if dtype is None or value.dtype == dtype:
             return value
         if copy is False:
-            wanted = np.dtype(dtype)
+            target = np.dtype(dtype)
             raise ValueError(
-                f"an Array {type_text(self)} can't be read as {wanted} without a copy: write "
-                f"np.asarray(x, {wanted.name!r})"
+                f"an Array {type_text(self)} can't be read as {target} without a copy: write "
+                f"np.asarray(x, {target.name!r})"
             )
         return value.astype(dtype)
 

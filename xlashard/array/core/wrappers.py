@@ -42,7 +42,7 @@ def function({parameters}):
         out_ = {call}
     except Exception as failed_:
         try:
-            out_ = again_(failed_, Call_(name_, theirs_, ({positional}), {{{keywords}}}))
+            out_ = again_(failed_, Call_(name_, jax_function_, ({positional}), {{{keywords}}}))
         except Exception as error_:
             shorten_(error_)
             raise
@@ -55,24 +55,24 @@ def function({parameters}):
 
 
 def wrap_jax_function(
-    theirs: Callable[..., Any], name: str, kind: type | None
+    jax_function: Callable[..., Any], name: str, kind: type | None
 ) -> Callable[..., Any]:
     """Return a wrapper that passes handles in place of Arrays and wraps the result.
 
     Args:
-        theirs: JAX's function.
+        jax_function: JAX's function.
         name: Name of the function in errors.
         kind: Class of the results; None for a method, whose results have the class of its first
             argument.
     """
     try:
-        parameters = list(inspect.signature(theirs).parameters.values())
+        parameters = list(inspect.signature(jax_function).parameters.values())
     except ValueError:
-        return _packing(theirs, name, kind)
+        return _packing(jax_function, name, kind)
     if any(p.kind in _PACKED for p in parameters):
-        return _packing(theirs, name, kind)
+        return _packing(jax_function, name, kind)
     names = {f"default_{p.name}_": p.default for p in parameters} | {
-        "theirs_": theirs,
+        "jax_function_": jax_function,
         "type_": type,
         "name_": name,
         "kind_": kind,
@@ -110,13 +110,13 @@ def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
 
 def _call(parameters: list[inspect.Parameter], values: list[str]) -> str:
     """Return the call of JAX's function; defaults are left out, as JAX checks every argument."""
-    full = f"theirs_({', '.join(values)})"
+    full = f"jax_function_({', '.join(values)})"
     optional = [p.name for p in parameters if p.default is not p.empty]
     needed = [v for p, v in zip(parameters, values, strict=True) if p.default is p.empty]
     if not optional:
         return full
     left_out = " and ".join(f"{name} is default_{name}_" for name in optional)
-    return f"theirs_({', '.join(needed)}) if {left_out} else {full}"
+    return f"jax_function_({', '.join(needed)}) if {left_out} else {full}"
 
 
 def _heading(parameters: list[inspect.Parameter]) -> str:
@@ -146,17 +146,21 @@ def _value(p: inspect.Parameter, is_self: bool) -> str:
     return f"{name}={value}" if p.kind is _KINDS.KEYWORD_ONLY else value
 
 
-def _packing(theirs: Callable[..., Any], name: str, kind: type | None) -> Callable[..., Any]:
+def _packing(jax_function: Callable[..., Any], name: str, kind: type | None) -> Callable[..., Any]:
     """Return a wrapper with `*args, **kwargs`."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         result = type(args[0]) if kind is None else kind
         try:
             bare_args = [x._handle if type(x) is result else unwrap(x) for x in args]
-            out = theirs(*bare_args, **_keywords(kwargs)) if kwargs else theirs(*bare_args)
+            out = (
+                jax_function(*bare_args, **_keywords(kwargs))
+                if kwargs
+                else jax_function(*bare_args)
+            )
         except Exception as failed:
             try:
-                out = retry_call(failed, JaxCall(name, theirs, args, kwargs))
+                out = retry_call(failed, JaxCall(name, jax_function, args, kwargs))
             except Exception as error:
                 shorten(error)
                 raise

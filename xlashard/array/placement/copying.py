@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +43,7 @@ def copy_all(copies: Sequence[Copy]) -> None:
         for to, source in copies:
             np.copyto(to, source)
         return
-    stretches = _in_order([s for copy in copies for s in _stretches(*copy)])
-    _work_off(stretches, threads)
+    _work_off(sorted([s for copy in copies for s in _stretches(*copy)], key=_address), threads)
 
 
 def private_copy(value: np.ndarray) -> np.ndarray:
@@ -83,14 +81,10 @@ def _stretches(to: np.ndarray, source: np.ndarray) -> list[Copy]:
     return [part for cut in cuts for part in _stretches(to[cut], source[cut])]
 
 
-def _in_order(stretches: list[Copy]) -> list[Copy]:
-    """Sort pieces by address, on the strided side if there is one."""
-
-    def address(copy: Copy) -> int:
-        to, source = copy
-        return to.ctypes.data if source.flags.c_contiguous else source.ctypes.data
-
-    return sorted(stretches, key=address)
+def _address(copy: Copy) -> int:
+    """Return the address of a piece, on the strided side if there is one."""
+    to, source = copy
+    return to.ctypes.data if source.flags.c_contiguous else source.ctypes.data
 
 
 def _work_off(stretches: list[Copy], threads: int) -> None:
@@ -184,20 +178,6 @@ class MemoryPool:
         self._start, self._end = 0, size
 
 
-class _Regrouping(NamedTuple):
-    """Reshape and transpose by which a value is viewed as its tiles.
-
-    Attributes:
-        split: Shape with each dimension as tiles and elements of a tile.
-        order: Permutation of the split dimensions, tiles first.
-        grid: Shape after the permutation.
-    """
-
-    split: tuple[int, ...]
-    order: tuple[int, ...]
-    grid: tuple[int, ...]
-
-
 class StagingBuffer:
     """Slices of host values of one shape under one sharding, cached.
 
@@ -222,15 +202,19 @@ class StagingBuffer:
         return list(by_tile.values())
 
     @cached_property
-    def _regrouping(self) -> _Regrouping | None:
-        """View of the value as tiles; None unless this process holds all tiles in order."""
+    def _regrouping(self) -> tuple[tuple[int, ...], ...] | None:
+        """Reshape, transpose and shape of the value as tiles.
+
+        The first shape has each dimension as tiles and elements of a tile; the permutation puts
+        tiles first. None unless this process holds all tiles in order.
+        """
         counts, shard = self._target.tiling.counts, self._target.shard_shape
         held = list(dict.fromkeys(self._target.tiles))
         if held != list(range(math.prod(counts))) or len(shard) != len(counts):
             return None
         pairs = [n for pair in zip(counts, shard, strict=True) for n in pair]
         dims = range(len(pairs))
-        return _Regrouping(tuple(pairs), (*dims[::2], *dims[1::2]), (*counts, *shard))
+        return tuple(pairs), (*dims[::2], *dims[1::2]), (*counts, *shard)
 
     def pieces(
         self, value: np.ndarray, dtype: np.dtype, memory: MemoryPool, later: list[Copy]

@@ -306,11 +306,11 @@ def broadcast_prefix(
             f"{tree_name} is {_outline(tree)}; give a tree like {tree_name}, or one entry for all "
             "of it"
         )
-    found: list[Any] = []
+    spread: list[Any] = []
     for (path, entry), (_, child) in zip(entries, children, strict=True):
         step = jax.tree_util.keystr(path)
-        found += broadcast_prefix(entry, child, is_entry, name + step, tree_name + step)
-    return found
+        spread += broadcast_prefix(entry, child, is_entry, name + step, tree_name + step)
+    return spread
 
 
 def _one_level(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -333,8 +333,8 @@ def leaf_path(tree: Any, number: int, name: str) -> str:
 
 def leaf_paths(tree: Any, name: str) -> list[str]:
     """Return the path of each leaf as source code."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [name + jax.tree_util.keystr(path) for path, _ in found]
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [name + jax.tree_util.keystr(path) for path, _ in flat]
 
 
 def at_path(error: XlashardError, path: str) -> XlashardError:

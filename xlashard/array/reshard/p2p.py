@@ -38,18 +38,6 @@ from xlashard.lazily import dataclass
 _PLANS_KEPT = 512
 
 
-class Exchange(NamedTuple):
-    """Pieces to move between two shardings.
-
-    Attributes:
-        senders: Number of each source device, as pieces refer to it.
-        pieces_by_target: Pieces of the shard of each target device.
-    """
-
-    senders: tuple[int, ...]
-    pieces_by_target: tuple[tuple[Piece, ...], ...]
-
-
 def numbered(
     shape: tuple[int, ...], itemsize: int, source: TilingOnDevices, target: TilingOnDevices
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
@@ -68,14 +56,15 @@ def exchange(
     source: TilingOnDevices,
     target: TilingOnDevices,
     positions: tuple[int, ...] | None = None,
-) -> Exchange:
-    """Return the pieces for some positions of the target's devices; for all by default."""
+) -> tuple[tuple[int, ...], tuple[tuple[Piece, ...], ...]]:
+    """Return the number of each source device, and the pieces of the shard of each target device.
+
+    Pieces are those of some positions of the target's devices; of all by default.
+    """
     plan, _ = numbered(shape, itemsize, source, target)
     chosen = range(len(plan.dst_devices)) if positions is None else positions
     receivers = [plan.dst_devices[position] for position in chosen]
-    return Exchange(
-        plan.src_devices, tuple(tuple(plan.pieces_for(receiver)) for receiver in receivers)
-    )
+    return plan.src_devices, tuple(tuple(plan.pieces_for(receiver)) for receiver in receivers)
 
 
 def carry_shards(task: ReshardTask, shards: Any, *, fresh: bool) -> Handle:

@@ -126,20 +126,20 @@ def _reduced(
 
 def same_shards(source: ResolvedSharding, target: ResolvedSharding) -> bool:
     """Return True if the same devices hold the same tiles, in any order of devices."""
-    ours, theirs = source.sharding.devices, target.sharding.devices
-    if ours == theirs or source.tiling.is_partial or target.tiling.is_partial:
-        return ours == theirs and source.tiling.same_tiles(target.tiling)
-    return _same_shards(source.tiling, ours, target.tiling, theirs)
+    before, after = source.sharding.devices, target.sharding.devices
+    if before == after or source.tiling.is_partial or target.tiling.is_partial:
+        return before == after and source.tiling.same_tiles(target.tiling)
+    return _same_shards(source.tiling, before, target.tiling, after)
 
 
 @lru_cache(maxsize=_COMPARISONS_KEPT)
 def _same_shards(
-    source: Tiling, ours: tuple[Device, ...], target: Tiling, theirs: tuple[Device, ...]
+    source: Tiling, before: tuple[Device, ...], target: Tiling, after: tuple[Device, ...]
 ) -> bool:
-    if source.counts != target.counts or len(ours) != len(theirs) or set(ours) != set(theirs):
+    if source.counts != target.counts or len(before) != len(after) or set(before) != set(after):
         return False
-    tiles = dict(zip(theirs, target.tile_ids().tolist(), strict=True))
-    held = zip(ours, source.tile_ids().tolist(), strict=True)
+    tiles = dict(zip(after, target.tile_ids().tolist(), strict=True))
+    held = zip(before, source.tile_ids().tolist(), strict=True)
     return all(tiles[device] == tile for device, tile in held)
 
 
