@@ -338,12 +338,12 @@ def _donated(argnums: int | Sequence[int], count: int) -> tuple[bool, ...]:
 
 
 def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
-    found = tuple(devices)
-    if not found or not all(isinstance(d, jax.Device) for d in found):
+    checked = tuple(devices)
+    if not checked or not all(isinstance(d, jax.Device) for d in checked):
         raise ArgumentError(
             f"devices must be a list of at least one device such as jax.devices(), not {devices!r}"
         )
-    return found
+    return checked
 
 
 def place_module(parsed: ParsedModule, overrides: UserOverrides) -> ProgramPlacement:
