@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import naming
 from tests.forking import python_command
 from tests.testing.helpers import environment
 from xlashard.testing.launcher import PodSize, ProcessExit
@@ -116,7 +117,7 @@ def test_failure_in_one_process_shows_the_other_stacks(told: Told) -> None:
     section = told.section("test_fails_in_one")
     assert "----- process 1 of 2 -----" in section
     assert "AssertionError: only the first is right" in section
-    assert "----- process 0 of 2 -----\nstill ran 5 s after another process had failed" in section
+    assert re.search(r"- process 0 of 2 -+\n.* 5 s ", section)
     assert "in _handle_array_process_allgather" in section
     assert "in test_fails_in_one" in section
     assert "_pytest/" not in section
@@ -124,13 +125,13 @@ def test_failure_in_one_process_shows_the_other_stacks(told: Told) -> None:
 
 def test_killed_process_shows_signal_and_output(told: Told) -> None:
     section = told.section("test_dies")
-    assert "process 1 of 2 -----\nended, before the others: killed by SIGKILL" in section
+    assert re.search(r"- process 1 of 2 -+\n.*before the others.*SIGKILL", section)
     assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
 
 
 def test_timeout_of_a_test_shows_all_stacks(told: Told) -> None:
     section = told.section("test_takes_too_long")
-    assert "still ran after 3 s" in section
+    assert re.search(r"- processes 0, 1 of 2 -+\n.* 3 s", section)
     assert section.count("in waits_for_ever") == 2
 
 
@@ -149,15 +150,13 @@ def test_skips_and_expected_failures(told: Told) -> None:
 
 def test_skip_in_one_process_fails(told: Told) -> None:
     assert told.outcome("test_skips_in_one") == "FAILED"
-    assert "process 1 skipped the test (not here), but the other processes did not" in told.section(
-        "test_skips_in_one"
-    )
+    assert re.search(naming("process 1", "(not here)"), told.section("test_skips_in_one"))
 
 
 def test_debugger_is_rejected(told: Told) -> None:
     section = told.section("test_asks_for_a_debugger")
     assert ">       breakpoint()" in section
-    assert "a debugger needs a terminal" in section
+    assert re.search(naming("PodError", "print()", "xlashard pod -n 2 -d 2"), section)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +204,7 @@ def test_xdist_reports_are_equal(tmp_path: Path) -> None:
 def test_debugging_options_are_rejected_early(tmp_path: Path) -> None:
     told = Told(tmp_path, "--pdb")
     assert told.code == pytest.ExitCode.USAGE_ERROR
-    assert "--pdb needs a terminal, and the processes of a pod have none" in told.text
-    assert '-m "not pod"' in told.text
+    assert re.search(naming("--pdb", '-m "not pod"'), told.text)
     assert Told(tmp_path, "--pdb", "-m", "not pod").code == pytest.ExitCode.OK
 
 

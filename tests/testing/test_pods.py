@@ -1,6 +1,7 @@
 """`pod`: functions and scripts in real processes, and how their failures are told."""
 
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def test_failure_shows_every_process(pair: Pod) -> None:
     text = str(error)
     assert text.startswith("fail_in failed in a pod of 2 × 2 devices\n--- process 1 of 2 ---")
     assert 'raise KeyError("a key")' in text and "KeyError: 'a key'" in text
-    assert "--- process 0 of 2 ---\nstill ran 1 s after another process had failed" in text
+    assert re.search(r"--- process 0 of 2 ---\n.* 1 s ", text)
     assert "in fail_in" in error.outputs[0].partition("Current thread")[2]
     assert "worker.py" not in text
     assert list(error.tracebacks) == [1]
@@ -95,8 +96,8 @@ def test_killed_and_suspended_processes(monkeypatch: pytest.MonkeyPatch) -> None
             pair.run(functions.die)
         with pytest.raises(PodError) as caught:
             pair.run(functions.stop)
-    assert "process 1 of 2 ---\nwas stopped by a signal (SIGSTOP) after 8 s" in str(caught.value)
-    assert "process 0 of 2 ---\nstill ran after 8 s" in str(caught.value)
+    assert re.search(r"--- process 1 of 2 ---\n.*\(SIGSTOP\).* 8 s", str(caught.value))
+    assert re.search(r"--- process 0 of 2 ---\n.* 8 s", str(caught.value))
     assert all("in stop" in output for output in caught.value.outputs.values())
 
 
@@ -112,7 +113,7 @@ def test_scripts_detect_the_pod() -> None:
 def test_failing_scripts() -> None:
     with pytest.raises(PodError) as caught:
         pod(processes=2).run_script(SCRIPT, "fail")
-    assert "pod_script.py failed in a pod of 2 × 1 devices: process" in str(caught.value)
+    assert re.search(naming("pod_script.py", "2 × 1 devices", "process 1"), str(caught.value))
     assert "process 1 gives up" in caught.value.outputs[1]
     done = pod(processes=2).run_script(SCRIPT, "fail", check=False)
     assert done.verdict.codes == (1, 1)
@@ -177,8 +178,8 @@ def test_pod_started_at_import_time(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1 and not done.stdout
-    assert "pod().run was called while a process of a pod imports program.py" in done.stderr
-    assert "if __name__ == '__main__':" in done.stderr
+    facts = naming("pod().run", "program.py", "if __name__ == '__main__':")
+    assert re.search(facts, done.stderr)
 
 
 def a_function() -> None:

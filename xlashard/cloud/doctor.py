@@ -219,22 +219,22 @@ def findings_of(worker: str, look: Mapping[str, Any], chips: int | None) -> list
     ]
 
 
-def _chips(worker: str, found: Sequence[str], expected: int | None) -> Finding:
-    observed = counted(len(found), "chip") + (f" ({found[0]} ...)" if found else "")
-    if not found:
+def _chips(worker: str, chips_seen: Sequence[str], expected: int | None) -> Finding:
+    observed = counted(len(chips_seen), "chip") + (f" ({chips_seen[0]} ...)" if chips_seen else "")
+    if not chips_seen:
         advice = "the VM has no TPU, or its driver is not loaded: create the TPU again"
         return Finding(worker, "TPU", False, "no /dev/accel* and no /dev/vfio/*", advice)
-    if expected is not None and len(found) != expected:
+    if expected is not None and len(chips_seen) != expected:
         advice = "a chip or its driver is broken: create the TPU again"
         return Finding(worker, "TPU", False, f"{observed}, expected {expected}", advice)
     return Finding(worker, "TPU", True, observed)
 
 
-def _holders(worker: str, found: Sequence[Mapping[str, Any]], unseen: int) -> Finding:
-    if found:
-        observed = "; ".join(f"process {each['pid']}: {each['command'] or '?'}" for each in found)
-        pids = " ".join(str(each["pid"]) for each in found)
-        own = all(each["own"] for each in found)
+def _holders(worker: str, holders: Sequence[Mapping[str, Any]], unseen: int) -> Finding:
+    if holders:
+        observed = "; ".join(f"process {each['pid']}: {each['command'] or '?'}" for each in holders)
+        pids = " ".join(str(each["pid"]) for each in holders)
+        own = all(each["own"] for each in holders)
         how = f"kill {pids}" if own else f"sudo kill {pids}"
         advice = f"wait for the job to end, or end it: {how}"
         return Finding(worker, "held by", False, observed, advice)
@@ -262,16 +262,16 @@ def _lock(
 def _versions(worker: str, report: Mapping[str, Any]) -> Finding:
     if report["problem"]:
         return Finding(worker, "versions", False, report["problem"], _SET_UP)
-    found = report["found"]
-    observed = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    missing = [name for name in ("jax", "jaxlib", "libtpu") if not found.get(name)]
+    installed = report["found"]
+    observed = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
+    missing = [name for name in ("jax", "jaxlib", "libtpu") if not installed.get(name)]
     if missing:
         text = f"{observed}; no {', no '.join(missing)}"
         return Finding(worker, "versions", False, text, _SET_UP)
     wrong = [
-        f"{name} {found[name]}, but jax {found['jax']} requires {versions}"
+        f"{name} {installed[name]}, but jax {installed['jax']} requires {versions}"
         for name, versions in required_versions(report["requirements"]).items()
-        if not versions.contains(found[name], prereleases=True)
+        if not versions.contains(installed[name], prereleases=True)
     ]
     if wrong:
         return Finding(worker, "versions", False, "; ".join(wrong), _INSTALL)
@@ -306,8 +306,8 @@ def compare_versions(looks: Mapping[str, Mapping[str, Any]]) -> Finding:
     """Check that all workers have the same versions."""
     by_text: dict[str, list[str]] = {}
     for worker, look in looks.items():
-        found = look["versions"]["found"]
-        text = ", ".join(f"{name} {version}" for name, version in found.items())
+        installed = look["versions"]["found"]
+        text = ", ".join(f"{name} {version}" for name, version in installed.items())
         by_text.setdefault(text, []).append(worker)
     if len(by_text) == 1:
         return Finding("", "same versions", True, f"on {counted(len(looks), 'worker')}")
@@ -339,15 +339,15 @@ def judge_chips(
         observed = f"the program that counts them failed on {', '.join(silent)}"
         return Finding("", subject, False, observed, "read its output above")
     counts = {w: (each["processes"], each["devices"]) for w, each in reports.items() if each}
-    processes, found = next(iter(counts.values()))
-    summed = all(each["summed"] == found for each in reports.values() if each)
-    expected = devices in (None, found) and processes == workers
+    processes, counted_devices = next(iter(counts.values()))
+    summed = all(each["summed"] == counted_devices for each in reports.values() if each)
+    expected = devices in (None, counted_devices) and processes == workers
     if len(set(counts.values())) == 1 and expected and summed:
-        observed = f"{found} devices, of {counted(processes, 'process', 'processes')}"
+        observed = f"{counted_devices} devices, of {counted(processes, 'process', 'processes')}"
         return Finding("", subject, True, observed)
     observed = "; ".join(
-        f"{processes} processes, {found} devices on {worker}"
-        for worker, (processes, found) in counts.items()
+        f"{processes} processes, {counted_devices} devices on {worker}"
+        for worker, (processes, counted_devices) in counts.items()
     )
     observed += f"; expected {workers} processes" + (f", {devices} devices" if devices else "")
     return Finding("", subject, False, observed, "create the TPU again: a host is missing")
@@ -360,9 +360,9 @@ def required_versions(requirements: Sequence[str]) -> dict[str, SpecifierSet]:
         >>> required_versions(["libtpu==0.0.50.*; extra == 'tpu'", "numpy>=2.1"])
         {'libtpu': <SpecifierSet('==0.0.50.*')>}
     """
-    found: dict[str, SpecifierSet] = {}
+    versions: dict[str, SpecifierSet] = {}
     for each in map(Requirement, requirements):
         active = each.marker is None or each.marker.evaluate({"extra": "tpu"})
         if each.name in ("jaxlib", "libtpu") and active:
-            found[each.name] = found.get(each.name, SpecifierSet()) & each.specifier
-    return found
+            versions[each.name] = versions.get(each.name, SpecifierSet()) & each.specifier
+    return versions

@@ -176,11 +176,11 @@ def _wait(session: Session, workers: Sequence[int], ends: _Ends, stop_others: bo
 
 def _take(ends: _Ends, count: int, seconds: float) -> list[ExitStatus]:
     """Return the ends of workers, up to a count, that come within some seconds."""
-    deadline, found = time.monotonic() + seconds, []
+    deadline, taken = time.monotonic() + seconds, []
     with contextlib.suppress(queue.Empty):
-        while len(found) < count:
-            found.append(ends.get(timeout=max(0.0, deadline - time.monotonic())))
-    return found
+        while len(taken) < count:
+            taken.append(ends.get(timeout=max(0.0, deadline - time.monotonic())))
+    return taken
 
 
 def _log(folder: Path, worker: int) -> Path:

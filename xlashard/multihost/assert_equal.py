@@ -53,12 +53,12 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
             copies = _copies(leaves)
         if jax.process_count() == 1:
             return
-        found = _differences(call, mine, copies, leaves) if can_meet() else _by_devices(mine)
-        if found:
+        unequal = _differences(call, mine, copies, leaves) if can_meet() else _by_devices(mine)
+        if unequal:
             raise UnequalError(  # no-catalogue: needs several processes
-                _text(fail_message, found),
-                processes=tuple(sorted({p for d in found for p in d.processes})),
-                paths=tuple(d.path for d in found),
+                _text(fail_message, unequal),
+                processes=tuple(sorted({p for d in unequal for p in d.processes})),
+                paths=tuple(d.path for d in unequal),
             )
 
 
@@ -129,14 +129,14 @@ def _unlike_copies(
     by_process: Mapping[int, PieceDigests], leaves: Sequence[HostLeaf]
 ) -> list[ValueDifference]:
     """Return the first differing piece of each array whose copies differ between processes."""
-    found = []
+    unequal = []
     for leaf in leaves:
         unlike = mismatched_pieces(by_process, leaf.path)
         if unlike and leaf.array is not None:
             first = min(unlike, key=lambda piece: int(piece.name))
             text = f"its piece {_index_of(leaf.array, int(first.name))} {first.text}"
-            found.append(ValueDifference(leaf.path, first.odd, text))
-    return found
+            unequal.append(ValueDifference(leaf.path, first.odd, text))
+    return unequal
 
 
 def _index_of(array: Array, tile: int) -> str:
@@ -145,6 +145,6 @@ def _index_of(array: Array, tile: int) -> str:
     return index_text(tiling.indices(array.shape, [position])[0])
 
 
-def _text(message: str, found: Sequence[ValueDifference]) -> str:
-    text = format_differences(found)
+def _text(message: str, unequal: Sequence[ValueDifference]) -> str:
+    text = format_differences(unequal)
     return f"{message}: {text}" if message else text

@@ -191,12 +191,12 @@ class CollectiveCall:
             return
         blank = np.empty(0, np.uint8)
         mine = [_Typed(path, blank, text) for path, text in types]
-        found = self.differences(mine)
-        listed = "; ".join(f"{d.path}: {d.text}" for d in found)
+        unequal = self.differences(mine)
+        listed = "; ".join(f"{d.path}: {d.text}" for d in unequal)
         raise ProcessesError(  # no-catalogue: needs several processes
             f"{self.name} was called with different trees: {listed}; pass the same leaves with "
             "the same dtypes and shapes in all processes, padded to one shape if needed",
-            processes=tuple(sorted({p for d in found for p in d.processes})),
+            processes=tuple(sorted({p for d in unequal for p in d.processes})),
         )
 
 

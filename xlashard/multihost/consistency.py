@@ -164,8 +164,8 @@ def _check_values(
             continue
         where = unlike[0].text
         if not spec.axes:
-            found = call.differences([NamedValue(leaf.path, _value(leaf))])
-            where = found[0].text if found else where
+            unequal = call.differences([NamedValue(leaf.path, _value(leaf))])
+            where = unequal[0].text if unequal else where
         raise UnequalError(  # no-catalogue: needs several processes
             f"{leaf.path} under {spec.describe()}, by which several processes provide the same "
             f"part of the array: {where}; pass equal values, such as broadcast_one_to_all(x), or "

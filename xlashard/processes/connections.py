@@ -116,10 +116,10 @@ class Connection:
         Raises:
             ValueError: The peer sent something other than lines of JSON objects.
         """
-        found = self.socket.recv(1 << 16)
-        if not found:
+        received = self.socket.recv(1 << 16)
+        if not received:
             return None
-        *lines, self._unread = (self._unread + found).split(b"\n")
+        *lines, self._unread = (self._unread + received).split(b"\n")
         if len(self._unread) > _LONGEST or (self._unread and self._unread[:1] != b"{"):
             raise ValueError("not a line of JSON")  # no-catalogue: needs several processes
         messages = [parse_json(line) for line in lines]

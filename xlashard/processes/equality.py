@@ -128,7 +128,7 @@ def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDi
     paths = {process: tuple(e[0] for e in entries) for process, entries in lists.items()}
     if len(set(paths.values())) > 1:
         return (_path_difference(paths),)
-    found = []
+    unequal = []
     for number, named in enumerate(values):
         entries = {process: entries[number] for process, entries in lists.items()}
         if len(set(entries.values())) < 2:
@@ -139,20 +139,20 @@ def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDi
         text = ""
         if len(set(types.values())) > 1:
             text = f"it is {_group_text(types)}"
-        elif not found:
+        elif not unequal:
             # Locate the first differing element of the first value only; each costs several rounds.
             text = _first_difference(barrier, named.value)
-        found.append(ValueDifference(named.path, minority(entries), text))
-    return tuple(found)
+        unequal.append(ValueDifference(named.path, minority(entries), text))
+    return tuple(unequal)
 
 
-def format_differences(found: Sequence[ValueDifference]) -> str:
+def format_differences(unequal: Sequence[ValueDifference]) -> str:
     """Describe differing values: `x['w'] differs in process 1: at [3] it is ...`."""
     text = "; ".join(
         f"{d.path} differs in {format_processes(d.processes)}{d.text and f': {d.text}'}"
-        for d in found[:_VALUES_SHOWN]
+        for d in unequal[:_VALUES_SHOWN]
     )
-    more = len(found) - _VALUES_SHOWN
+    more = len(unequal) - _VALUES_SHOWN
     return f"{text}; and {counted(more, 'more leaf', 'more leaves')}" if more > 0 else text
 
 

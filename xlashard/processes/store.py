@@ -45,11 +45,11 @@ def read(key: str, seconds: float = 0) -> bytes | None:
 
 def listed(folder: str) -> dict[str, bytes]:
     """Return the values of all keys below a folder, keyed by the rest of their names."""
-    found = {
+    values = {
         name: _unpacked(f"{folder}/{name}", value)
         for name, value in coordination.list_values(f"{ROOT}/{folder}").items()
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def drop(key: str) -> None:

@@ -63,12 +63,14 @@ class EmulatedDevices:
     def devices(self) -> list[Any]:
         """The devices; JAX is started if needed."""
         with short_tracebacks:
-            found = jax.devices("cpu")
-            if len(found) < self._count:
+            cpus = jax.devices("cpu")
+            if len(cpus) < self._count:
                 raise DeviceCountError(
-                    _too_few_text(self._count, len(found)), asked=self._count, found=len(found)
+                    _too_few_text(self._count, len(cpus)),
+                    asked=self._count,
+                    found=len(cpus),
                 )
-            return found[: self._count]
+            return cpus[: self._count]
 
     def __enter__(self) -> list[Any]:
         return self.devices
@@ -121,22 +123,22 @@ def emulated_devices(count: int) -> EmulatedDevices:
         return devices
 
 
-def _too_few_text(asked: int, found: int) -> str:
+def _too_few_text(asked: int, count: int) -> str:
     if read_flags(os.environ).pod is not None:
         return (
-            f"emulated_devices({asked}) in a pod that has {counted(found, 'device')} in all; ask "
+            f"emulated_devices({asked}) in a pod that has {counted(count, 'device')} in all; ask "
             f"for more where it is started: @pytest.mark.pod(processes=2, devices={-(-asked // 2)})"
         )
     late = flagged_devices(os.environ.get("XLA_FLAGS", ""))
     flag = (
         f" XLA_FLAGS requests {late} by now, but was set too late: JAX reads it once, when it "
         "starts."
-        if late is not None and late != found
+        if late is not None and late != count
         else ""
     )
     return (
         f"emulated_devices({asked}) comes too late: JAX runs already, with "
-        f"{counted(found, 'CPU device')}.{flag} {_STARTS} Ask for devices before that, at the top "
+        f"{counted(count, 'CPU device')}.{flag} {_STARTS} Ask for devices before that, at the top "
         "of conftest.py or of the program:\n"
         "  from xlashard.testing import emulated_devices\n\n"
         f"  emulated_devices({asked})\n"
@@ -155,11 +157,11 @@ def late_flags_text() -> str:
     ):
         return ""
     by_option = jax.config.values.get("jax_num_cpu_devices", -1)
-    found = len(jax.local_devices(backend="cpu"))
-    if found == asked or by_option == found:
+    count = len(jax.local_devices(backend="cpu"))
+    if count == asked or by_option == count:
         return ""
     return (
-        f"XLA_FLAGS requests {counted(asked, 'emulated device')}, but JAX runs with {found}: the "
+        f"XLA_FLAGS requests {counted(asked, 'emulated device')}, but JAX runs with {count}: the "
         f"variable was set too late. JAX reads it once, when it starts. {_STARTS} Write at the top "
         "of conftest.py, or of the program:\n"
         "  from xlashard.testing import emulated_devices\n\n"
@@ -198,8 +200,8 @@ def flags_with_timeout(flags: str) -> str:
 
 def flagged_devices(flags: str) -> int | None:
     """Return the number of devices that `XLA_FLAGS` emulates; None if it does not specify it."""
-    found = [flag.partition("=")[2] for flag in flags.split() if _sets(flag, DEVICE_COUNT_FLAG)]
-    return int(found[-1]) if found and found[-1].isdecimal() else None
+    counts = [flag.partition("=")[2] for flag in flags.split() if _sets(flag, DEVICE_COUNT_FLAG)]
+    return int(counts[-1]) if counts and counts[-1].isdecimal() else None
 
 
 def _sets(flag: str, name: str) -> bool:

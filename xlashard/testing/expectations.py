@@ -162,8 +162,8 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
     with short_tracebacks:
         report = _report("assert_no_resharding", f, args)
         moves = [move for move in report.moves if move.device_bytes_moved]
-        found = [c for c in report.collectives if inside and c.kind in _RESHARDING]
-        if not moves and not found:
+        reshards = [c for c in report.collectives if inside and c.kind in _RESHARDING]
+        if not moves and not reshards:
             return
         parts = []
         if moves:
@@ -172,12 +172,12 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
                 f"{report.name} reshards {names} before it runs: device_put them with its "
                 "in_shardings, or omit their in_shardings"
             )
-        if found:
+        if reshards:
             parts.append(
                 f"{report.name} reshards values while it runs: use one spec on both sides of "
                 "these lines, or pass inside=False if the reshard is intended"
             )
-        tables = [moves_text(moves), collectives_text(found)]
+        tables = [moves_text(moves), collectives_text(reshards)]
         raise ExpectationError("\n\n".join([*parts, *filter(None, tables)]))
 
 

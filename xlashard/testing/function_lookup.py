@@ -157,8 +157,8 @@ def _module(name: FunctionName) -> types.ModuleType:
         module = None
     if name.file is None and module is not None:
         return module
-    found = getattr(module, "__file__", None)
-    if module is not None and found is not None and Path(found) == Path(str(name.file)):
+    origin = getattr(module, "__file__", None)
+    if module is not None and origin is not None and Path(origin) == Path(str(name.file)):
         return module
     # A test module, or another module that its folder does not make importable by name.
     return _load(name.module, str(name.file))

@@ -143,10 +143,10 @@ class Guard:
 
     def _read(self) -> list[dict[str, Any]] | None:
         """Return the complete lines received; None if the launcher has exited."""
-        found = os.read(sys.stdin.fileno(), 1 << 16)
-        if not found:
+        received = os.read(sys.stdin.fileno(), 1 << 16)
+        if not received:
             return None
-        *lines, self._unread = (self._unread + found).split(b"\n")
+        *lines, self._unread = (self._unread + received).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def _send_event(self, **event: object) -> None:
@@ -218,7 +218,7 @@ def _children() -> list[int]:
     """Return the current children of this process."""
     if sys.platform != "linux":
         return []
-    me, found = os.getpid(), []
+    me, pids = os.getpid(), []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -229,8 +229,8 @@ def _children() -> list[int]:
         except OSError:
             continue
         if int(fields[1]) == me:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def _signal(pid: int, number: int) -> None:

@@ -193,7 +193,7 @@ class Launch:
         Args:
             seconds: How long to wait; 0 returns only events that are already available.
         """
-        found: list[Event] = []
+        received: list[Event] = []
         reports, self._early = self._early, []
         # Update first: the guard may exit as soon as all processes have.
         self.running -= {event["ended"] for event in reports}
@@ -201,19 +201,19 @@ class Launch:
             if key.data is None:
                 reports += self._read_guard()
             else:
-                found.append(self._read(key.fileobj, *key.data))
+                received.append(self._read(key.fileobj, *key.data))
         # Output of a process precedes its exit.
         ends = [ProcessExit(event["ended"], event["code"]) for event in reports]
         self.running -= {end.process for end in ends}
-        return [*found, *ends]
+        return [*received, *ends]
 
     def rest(self) -> list[Event]:
         """Terminate all remaining processes and return the remaining events."""
         self._end_guard()
-        found: list[Event] = []
+        received: list[Event] = []
         while more := self.events(0):
-            found += more
-        return found
+            received += more
+        return received
 
     def _read(self, source: Any, number: int, name: str) -> Event:
         try:
@@ -317,12 +317,12 @@ class Launch:
 
 def _processes_with(variable: str) -> list[int]:
     """Return the processes with a variable in their environment; empty on systems without /proc."""
-    found = []
+    pids = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if variable.encode() in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+                pids.append(int(environment.parent.name))
+    return pids
 
 
 def _write_line(guard: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:

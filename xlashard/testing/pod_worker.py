@@ -59,8 +59,8 @@ class RemoteException:
 
 def place_of(error: BaseException) -> str:
     """Return the location at which an exception was raised: `file:line`."""
-    found = traceback.extract_tb(error.__traceback__)
-    return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _travels(error: BaseException) -> bool:
@@ -87,14 +87,14 @@ class Unpacker:
     def feed(self, text: bytes) -> list[Any]:
         """Return the values completed by these bytes."""
         self._unread += text
-        found = []
+        values = []
         while len(self._unread) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._unread)[0]
             if len(self._unread) < end:
                 break
-            found.append(pickle.loads(self._unread[_LENGTH.size : end]))
+            values.append(pickle.loads(self._unread[_LENGTH.size : end]))
             self._unread = self._unread[end:]
-        return found
+        return values
 
 
 def receive(channel: socket.socket) -> Any:
@@ -108,13 +108,13 @@ def receive(channel: socket.socket) -> Any:
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        piece = channel.recv(min(size - len(found), 1 << 20))
+    received = bytearray()
+    while len(received) < size:
+        piece = channel.recv(min(size - len(received), 1 << 20))
         if not piece:
             raise EOFError  # no-catalogue: caught: the launcher has ended
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)
 
 
 @dataclass(frozen=True)

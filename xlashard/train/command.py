@@ -109,20 +109,20 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
         jax.config.update("jax_num_cpu_devices", emulated // processes)
     except RuntimeError:
         pass  # JAX already runs; its devices are checked below.
-    found = jax.devices("cpu")
-    if processes > 1 and len(found) != emulated:
+    devices = jax.devices("cpu")
+    if processes > 1 and len(devices) != emulated:
         raise SettingsError(
             f"devices.emulate = {emulated}, but the {processes} processes were started with "
-            f"{len(found)} CPU devices. Start them with {emulated // processes} each:\n"
+            f"{len(devices)} CPU devices. Start them with {emulated // processes} each:\n"
             f"  xlashard pod -n {processes} -d {emulated // processes} -- COMMAND"
         )
-    if len(found) < emulated:
+    if len(devices) < emulated:
         raise SettingsError(
-            f"devices.emulate = {emulated}, but JAX already runs with {len(found)} CPU "
+            f"devices.emulate = {emulated}, but JAX already runs with {len(devices)} CPU "
             f"devices. Write, before the program starts:\n"
             f"  XLA_FLAGS=--xla_force_host_platform_device_count={emulated}"
         )
-    return found[:emulated]
+    return devices[:emulated]
 
 
 def _resolve(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:

@@ -69,23 +69,23 @@ class Text:
         Raises:
             DataError: A token id is not less than the size of the vocabulary.
         """
-        found = np.empty((len(starts), size), self.pieces[0].dtype)
+        windows = np.empty((len(starts), size), self.pieces[0].dtype)
         places = np.asarray(starts, np.int64) + self.begin
         first = np.searchsorted(self.starts, places, side="right") - 1
         last = np.searchsorted(self.starts, places + size - 1, side="right") - 1
         for number in np.unique(first[first == last]):
             rows = np.flatnonzero((first == number) & (last == number))
             inside = places[rows] - self.starts[number]
-            found[rows] = self.pieces[number][inside[:, None] + np.arange(size)]
+            windows[rows] = self.pieces[number][inside[:, None] + np.arange(size)]
         for row in np.flatnonzero(first != last):
-            found[row] = self._across(int(places[row]), size, int(first[row]), int(last[row]))
-        if found.dtype.itemsize > 1 and found.size and found.max() >= self.below:
+            windows[row] = self._across(int(places[row]), size, int(first[row]), int(last[row]))
+        if windows.dtype.itemsize > 1 and windows.size and windows.max() >= self.below:
             raise DataError(
-                f"the data has a token {found.max()}, but model.vocab = {self.below} has tokens "
+                f"the data has a token {windows.max()}, but model.vocab = {self.below} has tokens "
                 f"from 0 to {self.below - 1}. Write the vocabulary of the tokeniser:\n"
-                f"  [model]\n  vocab = {int(found.max()) + 1}"
+                f"  [model]\n  vocab = {int(windows.max()) + 1}"
             )
-        return found
+        return windows
 
     def tobytes(self) -> bytes:
         """Return the whole text."""
@@ -118,24 +118,24 @@ def tokens_in_file(path: Path, dtype: str) -> Tokens:
     """
     if path.suffix == ".npy":
         return _npy(path, dtype)
-    wanted, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
-    if not size or size % wanted.itemsize:
+    element, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
+    if not size or size % element.itemsize:
         raise DataError(
-            f"{path} has {size:,} bytes, but tokens of type {dtype} take {wanted.itemsize} each. "
+            f"{path} has {size:,} bytes, but tokens of type {dtype} take {element.itemsize} each. "
             f"Write such a file by: np.asarray(tokens, {dtype!r}).tofile(path)"
         )
-    return np.memmap(path, wanted, mode="r")
+    return np.memmap(path, element, mode="r")
 
 
 def _npy(path: Path, dtype: str) -> Tokens:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise DataError(f"{path} is not a numeric .npy file: {error}") from None
-    if found.dtype == np.dtype(dtype) and found.ndim == 1 and found.size:
-        return found
+    if array.dtype == np.dtype(dtype) and array.ndim == 1 and array.size:
+        return array
     raise DataError(
-        f"{path} has {found.dtype}{list(found.shape)}, but data.tokens = {dtype!r} requires tokens "
+        f"{path} has {array.dtype}{list(array.shape)}, but data.tokens = {dtype!r} requires tokens "
         f"of that type, in one dimension. Write such a file by: "
         f"np.save(path, np.asarray(tokens, {dtype!r}).ravel())"
     )
@@ -332,10 +332,10 @@ def _python_prose() -> bytes:
     """Return the topics of Python's documentation, in the order of their names."""
     name = "pydoc_data.topics"
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise DataError(f"this Python lacks {name}, the default text. {_ADVICE}")
     topics: dict[str, str] = importlib.import_module(name).topics
     return "\n\n".join(topics[key].strip() for key in sorted(topics)).encode()
@@ -346,10 +346,10 @@ def _files(path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
         raise DataError(f"{path} does not exist{_similar(path)}. {_ADVICE}")
     if not path.is_dir():
         return [path]
-    found = sorted(x for x in path.rglob("*") if x.suffix in suffixes and x.is_file())
-    if not found:
+    files = sorted(x for x in path.rglob("*") if x.suffix in suffixes and x.is_file())
+    if not files:
         raise DataError(f"the folder {path} has no {', '.join(suffixes)} file. {_ADVICE}")
-    return found
+    return files
 
 
 def _similar(path: Path) -> str:

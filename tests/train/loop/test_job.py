@@ -90,10 +90,11 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_can_be_repeated_exactly(tmp_path: Path) -> None:
-    first, second = (run(Recorder(), tmp_path, shallow()) for _ in range(2))
+    words = "generation.bytes=20"
+    first, second = (run(Recorder(), tmp_path, shallow(words)) for _ in range(2))
     assert first.folder != second.folder
     assert (first.loss, first.held_out, first.text) == (second.loss, second.held_out, second.text)
-    other = run(Recorder(), tmp_path, shallow("run.seed=1"))
+    other = run(Recorder(), tmp_path, shallow(words, "run.seed=1"))
     assert other.loss != first.loss
     assert other.text != first.text
 

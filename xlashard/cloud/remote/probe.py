@@ -65,14 +65,14 @@ def holders() -> list[dict[str, Any]]:
             target = os.readlink(str(link))
             if target.startswith(_DEVICES) and target != "/dev/vfio/vfio":
                 pids.add(int(link.parts[-3]))
-    found = []
+    processes = []
     for pid in sorted(pids):
         folder, uid = ROOT / "proc" / str(pid), -1
         words = (read(folder / "cmdline") or "").replace("\0", " ").strip()
         with contextlib.suppress(OSError):
             uid = folder.stat().st_uid
-        found.append({"pid": pid, "command": words[:200], "own": uid == os.getuid()})
-    return found
+        processes.append({"pid": pid, "command": words[:200], "own": uid == os.getuid()})
+    return processes
 
 
 def read(path: Path) -> str | None:

@@ -226,10 +226,10 @@ def _with_elements(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if x.size else None, tree)
 
 
-def _as_requested(wanted: jax.ShapeDtypeStruct, read: Any) -> Array:
+def _as_requested(shape: jax.ShapeDtypeStruct, read: Any) -> Array:
     if read is None:
-        read = np.zeros(wanted.shape, wanted.dtype)
-    return device_put(read, wanted.sharding)
+        read = np.zeros(shape.shape, shape.dtype)
+    return device_put(read, shape.sharding)
 
 
 class OthersFailedError(CheckpointError):

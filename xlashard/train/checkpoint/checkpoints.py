@@ -154,7 +154,7 @@ class Checkpoints:
             CheckpointError: The checkpoint is missing, damaged, or does not fit.
         """
         self.wait()
-        wanted = array_types(like)
+        types = array_types(like)
         for path, leaf in leaves_of(like).items():
             if leaf.sharding is None:
                 raise CheckpointError(
@@ -164,7 +164,7 @@ class Checkpoints:
         step = self._agreed(step)
         manifest = self._verified(step)
         metadata = manifest.metadata
-        problem = describe_mismatches(manifest.arrays, wanted, metadata.settings, settings)
+        problem = describe_mismatches(manifest.arrays, types, metadata.settings, settings)
         if problem:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.folder} does not fit:\n{problem}",

@@ -140,8 +140,8 @@ def link_out_of(folder: Path, name: str) -> str:
 
 def writer_of(name: str) -> int:
     """Return the process that wrote a file, from orbax's naming; 0 for other names."""
-    found = _PROCESS.search(name)
-    return int(found[1]) if found else 0
+    match = _PROCESS.search(name)
+    return int(match[1]) if match else 0
 
 
 def digests(folder: Path, names: Iterable[str], *, durable: bool = False) -> dict[str, Digest]:
@@ -168,10 +168,10 @@ def digests(folder: Path, names: Iterable[str], *, durable: bool = False) -> dic
         return dict(zip(names, threads.map(read, names), strict=True))
 
 
-def write_digests(folder: Path, name: str, found: dict[str, Digest]) -> None:
+def write_digests(folder: Path, name: str, by_name: dict[str, Digest]) -> None:
     """Write digests for another process."""
     folder.mkdir(exist_ok=True)
-    text = json.dumps({name: asdict(digest) for name, digest in found.items()})
+    text = json.dumps({name: asdict(digest) for name, digest in by_name.items()})
     (folder / name).write_text(text, encoding="utf-8")
 
 

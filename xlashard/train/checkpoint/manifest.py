@@ -201,21 +201,21 @@ def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
     Returns:
         The first file that is missing, truncated, too long or foreign; None if all match.
     """
-    found = files_in(folder)
-    for name in found:
+    sizes = files_in(folder)
+    for name in sizes:
         leads_out = link_out_of(folder, name)
         if leads_out:
             return Damage(name, leads_out)
-    found.pop(NAME, None)
+    sizes.pop(NAME, None)
     for name, digest in manifest.files.items():
-        size = found.get(name)
+        size = sizes.get(name)
         if size is None:
             return Damage(name, "is missing")
         if size < digest.bytes:
             return Damage(name, f"is truncated: it has {size:,} of {digest.bytes:,} bytes")
         if size > digest.bytes:
             return Damage(name, f"was altered: it has {size:,} bytes, and had {digest.bytes:,}")
-    foreign = next((name for name in found if name not in manifest.files), None)
+    foreign = next((name for name in sizes if name not in manifest.files), None)
     return Damage(foreign, "is foreign: the step was committed without it") if foreign else None
 
 
@@ -231,11 +231,11 @@ def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> Da
         The first file that differs; None if all match.
     """
     try:
-        found = digests(folder, names)
+        contents = digests(folder, names)
     except OSError as error:
         file = Path(error.filename).relative_to(folder).as_posix() if error.filename else "a file"
         return Damage(file, f"can't be read: {error.strerror}")
-    for name, digest in found.items():
+    for name, digest in contents.items():
         if digest != manifest.files[name]:
             return Damage(name, f"was altered: its SHA-256 is not {manifest.files[name].sha256}")
     return None

@@ -129,8 +129,8 @@ def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[st
 
 def run_folders(runs: Path) -> list[Path]:
     """Return the run folders below a folder, the most recently written one last."""
-    found = [path.parent for path in runs.glob(f"*/{SETTINGS}")]
-    return sorted(found, key=lambda path: _written(path / METRICS))
+    folders = [path.parent for path in runs.glob(f"*/{SETTINGS}")]
+    return sorted(folders, key=lambda path: _written(path / METRICS))
 
 
 def _written(path: Path) -> float:
@@ -144,17 +144,17 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             with suppress(ValueError):
-                found = parse_json(line)
-                if line.endswith(b"\n") and _is_measurement(found):
-                    yield found
+                record = parse_json(line)
+                if line.endswith(b"\n") and _is_measurement(record):
+                    yield record
 
 
-def _is_measurement(found: Any) -> bool:
-    if not isinstance(found, dict):
+def _is_measurement(record: Any) -> bool:
+    if not isinstance(record, dict):
         return False
-    needed = ("step", "loss") if found.get("kind") in _DRAWN else ()
-    return isinstance(found.get("kind"), str) and all(
-        isinstance(found.get(name), int | float) for name in needed
+    needed = ("step", "loss") if record.get("kind") in _DRAWN else ()
+    return isinstance(record.get("kind"), str) and all(
+        isinstance(record.get(name), int | float) for name in needed
     )
 
 
@@ -262,12 +262,12 @@ def last_run(runs: Path) -> Path:
     Raises:
         SettingsError: The folder has no runs.
     """
-    found = run_folders(runs)
-    if not found:
+    folders = run_folders(runs)
+    if not folders:
         raise SettingsError(
             f"{runs} has no run to resume. Start one:\n  xlashard train --config configs/tiny.toml"
         )
-    return found[-1]
+    return folders[-1]
 
 
 def newest_resumable(runs: Path, name: str) -> Path | None:
@@ -281,12 +281,12 @@ def newest_resumable(runs: Path, name: str) -> Path | None:
         name: Name of the run, `run.name` of its settings; later runs of it are NAME-2, NAME-3, ...
     """
     names = re.compile(re.escape(name) + r"(-\d+)?")
-    found = [
+    folders = [
         folder
         for folder in run_folders(runs)
         if names.fullmatch(folder.name) and steps_in(folder / CHECKPOINTS)
     ]
-    return found[-1] if found else None
+    return folders[-1] if folders else None
 
 
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:

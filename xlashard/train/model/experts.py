@@ -113,8 +113,8 @@ def _from_tokens(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Arra
 def _to_tokens(x: jax.Array, slots: jax.Array) -> jax.Array:
     """Sum the slots [B, E · C, W] of each token to [B, S, W]."""
     batch, choices, tokens = slots.shape
-    found = _rows(x, slots.reshape(batch, -1)).reshape(batch, choices, tokens, x.shape[-1])
-    return found.astype(jnp.float32).sum(1).astype(x.dtype)
+    rows = _rows(x, slots.reshape(batch, -1)).reshape(batch, choices, tokens, x.shape[-1])
+    return rows.astype(jnp.float32).sum(1).astype(x.dtype)
 
 
 # Each is the other's transpose. JAX's own transpose of a gather scatters row by row.

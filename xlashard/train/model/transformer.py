@@ -134,8 +134,8 @@ def measure(
     else:
         scores = _scores(x, _head(parameters, x.dtype, model, place), place)
         # A sum over a mask, not a gather: the vocabulary may be sharded.
-        wanted = tokens[:, 1:, None] == jnp.arange(model.vocab)
-        chosen = jnp.sum(jnp.where(wanted, scores, 0.0), axis=-1)
+        is_next = tokens[:, 1:, None] == jnp.arange(model.vocab)
+        chosen = jnp.sum(jnp.where(is_next, scores, 0.0), axis=-1)
         value = jnp.mean(jax.nn.logsumexp(scores, axis=-1) - chosen)
     total = value + model.balance * measured["balance"] if measured else value
     return total, {"loss": value, **measured}
