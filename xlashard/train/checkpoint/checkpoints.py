@@ -1,7 +1,8 @@
 """Checkpoints of a run: saved in the background, committed atomically, verified on restore."""
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -76,8 +77,7 @@ class Checkpoints:
         self._arrays = ArrayFiles(timeout)
         self._sync = ProcessSync("steps", timeout)
         self._writer = Writer(folder, keep, self._arrays, self._sync)
-        # Step of the save in the background, and its result.
-        self._pending: tuple[int, Future[None]] | None = None
+        self._pending: _Pending | None = None
         self._held: int | None = None
 
     def __enter__(self) -> Self:
@@ -120,9 +120,7 @@ class Checkpoints:
         if metadata.step == self._held:
             return
         pending = self._writer.begin(state, metadata)
-        thread = ThreadPoolExecutor(1, f"checkpoint of step {metadata.step}")
-        self._pending = metadata.step, thread.submit(self._writer.finish, pending)
-        thread.shutdown(wait=False)
+        self._pending = _Pending(metadata.step, lambda: self._writer.finish(pending))
 
     def wait(self) -> None:
         """Wait until the pending save is committed.
@@ -130,13 +128,14 @@ class Checkpoints:
         Raises:
             CheckpointError: The save failed.
         """
-        if self._pending is None:
+        pending = self._pending
+        if pending is None:
             return
-        step, saving = self._pending
-        wait([saving])  # After an interrupt the save is still pending.
+        pending.join()  # After an interrupt the save is still pending.
         self._pending = None
-        saving.result()
-        self._held = step
+        if pending.error is not None:
+            raise pending.error
+        self._held = pending.step
 
     def restore(self, like: Any, step: int | None = None, *, settings: str = "") -> Restored:
         """Read a checkpoint, on any mesh and with any number of processes.
@@ -249,6 +248,32 @@ class Checkpoints:
         if isinstance(manifest, Damage):
             return False
         return check_contents(folder, manifest, manifest.files) is None
+
+
+class _Pending:
+    """Save in a background thread.
+
+    Attributes:
+        step: Step of the checkpoint.
+        error: Exception of the save, if it failed.
+    """
+
+    def __init__(self, step: int, work: Callable[[], None]) -> None:
+        self.step = step
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {step}")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        """Wait for the end of the save."""
+        self._thread.join()
 
 
 def _manifest_of(folder: Path, step: int) -> Manifest | Damage:
