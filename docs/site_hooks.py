@@ -24,7 +24,6 @@ from tests.errors import pages as error_pages
 from tests.errors.catalogue import read_topics
 from tests.legacy.modules.docs_page import table as legacy_table
 from xlashard.cli import make_parser
-from xlashard.tpu.preflight.report.preflight_report import make_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,7 +49,8 @@ def _position(entries: list[dict[str, Any]], title: str) -> int:
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and the files outside `docs/` that pages link to."""
     for path, content in (
-        ("reference/preflight.schema.json", json.dumps(make_schema(), indent=2) + "\n"),
+        ("reference/preflight.schema.json", _json(xlashard.PreflightReport.json_schema())),
+        ("reference/program.schema.json", _json(xlashard.ProgramReport.json_schema())),
         *_error_pages(),
     ):
         files.append(File.generated(config, path, content=content))
@@ -58,6 +58,10 @@ def on_files(files: Files, config: Any) -> Files:
         file = ROOT / name
         files.append(File.generated(config, f"{REPOSITORY}/{name}", abs_src_path=str(file)))
     return files
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

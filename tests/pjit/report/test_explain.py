@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 
 import jax
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 import pytest
 
@@ -187,6 +188,9 @@ def test_json_brings_back_the_same_report(step, mesh):
         assert xlashard.ProgramReport.from_json(report.to_json()) == report
         data = report.to_dict()
         assert data == json.loads(report.to_json(indent=None))
+        jsonschema.validate(data, xlashard.ProgramReport.json_schema())
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**data, "format": 0}, xlashard.ProgramReport.json_schema())
         assert data["format"] == 1
         assert data["inputs"][0]["shape"] == list(args[0].shape)
 

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.documents import decode, parse_json
 from xlashard.errors import ArgumentError
+from xlashard.pjit.report.json_schema import Schema, report_schema
 from xlashard.pjit.report.tables import Page
 from xlashard.wording import Escaped, plain_text
 
@@ -133,6 +134,11 @@ class SerializableReport(PrintableReport):
             indent: Spaces per level; None for one line.
         """
         return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def json_schema(cls) -> Schema:
+        """Return the JSON Schema (draft 2020-12) of what `to_json` writes."""
+        return report_schema(cls, cls._format.noun, cls._format.version)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

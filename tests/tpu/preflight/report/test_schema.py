@@ -11,12 +11,9 @@ import pytest
 from tests.goldens import check_golden
 from tests.tpu.preflight.examples import ALL, FITTING
 from xlashard.pjit.report import model as program_model
+from xlashard.pjit.report.json_schema import attribute_texts
 from xlashard.tpu.preflight.report import preflight_model, pricing
-from xlashard.tpu.preflight.report.preflight_report import (
-    PreflightReport,
-    attribute_texts,
-    make_schema,
-)
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
 
 PUBLISHED = Path(__file__).with_name("preflight.schema.json")
 
