@@ -34,7 +34,8 @@ developing := $(VENV)/.installed-$(subst $(comma),-,$(TEST_EXTRAS))
 install = $(python) -m pip install --quiet --disable-pip-version-check \
 	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
 train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $(CONFIG)) $(ARGS)
-mkdocs := JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m mkdocs
+# The banner about another generator is not about this site.
+mkdocs := NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m mkdocs
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
 oldest := VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' CONSTRAINTS=.ci/oldest.txt
 
