@@ -29,7 +29,7 @@ from benchmarks._measure import Report, interleave, read_options
 from xlashard import Mesh, NamedSharding, PartitionSpec
 
 GOALS = {"traced and lowered": 1.6, "called for the first time": 1.1}
-MOST_CALLS, MOST_FILES = 400, 37
+MOST_CALLS, MOST_FILES = 400, 30
 
 _PACKAGE = str(Path(xlashard.__file__).parent) + os.sep
 _numbers = itertools.count()
