@@ -65,8 +65,8 @@ def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[Block]:
 def program(text: str) -> str:
     """One program of all Python blocks, each line under the number it has in the file.
 
-    Where the document shows output, the program prints `MARK`, so that `with_output` can tell the
-    output of one part from that of the next.
+    Where the document shows output, the program prints `MARK`, at which `with_output` splits the
+    output.
     """
     lines: list[str] = []
     for block in read_blocks(text):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 from jax import lax
 
 from tests.array.cases import DEVICES, MESH, named, same, value
@@ -214,10 +215,6 @@ def test_a_flax_linen_module() -> None:
 
 @pytest.mark.slow
 def test_a_flax_nnx_module() -> None:
-    try:
-        nnx = pytest.importorskip("flax.nnx")
-    except AttributeError as error:
-        pytest.skip(f"this flax is for another JAX: {error}")
     graph, state = nnx.split(nnx.Linear(16, 4, rngs=nnx.Rngs(0)))
     x = device_put(V, named("x"))
     model = nnx.merge(graph, device_put(state, named()))

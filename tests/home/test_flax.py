@@ -8,18 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, serialization
+from flax import linen, nnx, serialization
 from flax.training import train_state
 
 from tests.array.cases import MESH, named, same
 from xlashard import Array, NamedSharding, P, device_put, pjit
 
-try:
-    from flax import nnx
-except (ImportError, AttributeError):  # flax's newer half needs a newer JAX than our oldest
-    nnx: Any = None
-
-needs_nnx = pytest.mark.skipif(nnx is None, reason="this flax.nnx does not import under this jax")
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 
 
@@ -113,7 +107,6 @@ def test_replicating_over_devices() -> None:
 
 
 @pytest.mark.slow
-@needs_nnx
 def test_nnx_modules_hold_arrays() -> None:
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     before = np.asarray(model.kernel[...])
@@ -136,7 +129,6 @@ def test_nnx_modules_hold_arrays() -> None:
 
 
 @pytest.mark.slow
-@needs_nnx
 def test_nnx_optimizers_and_shardings() -> None:
     class Layer(nnx.Module):
         def __init__(self, rngs: Any) -> None:

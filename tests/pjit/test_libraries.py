@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, nnx
 
 from tests.pjit.helpers import f32, make_mesh, spec_of
 from tests.pjit.libraries import (
@@ -16,30 +16,18 @@ from tests.pjit.libraries import (
     JIT_OF_XLASHARD,
     equinox_programs,
     linen_programs,
+    nnx_programs,
     optax_programs,
 )
 from tests.pjit.random_programs.running import under
 from xlashard import Array, NamedSharding, P, pjit, with_sharding_constraint
 
-try:
-    from flax import nnx
-except (ImportError, AttributeError):  # flax's newer half needs a newer JAX than our oldest
-    nnx = None
-else:
-    from tests.pjit.libraries import nnx_programs
-
-needs_nnx = pytest.mark.skipif(nnx is None, reason="this flax.nnx does not import under this jax")
 PROGRAMS = {
     **linen_programs.PROGRAMS,
     **equinox_programs.PROGRAMS,
     **optax_programs.PROGRAMS,
-    **(nnx_programs.PROGRAMS if nnx else {}),
+    **nnx_programs.PROGRAMS,
 }
-NNX_PROGRAMS = ("split_and_merge", "state_through_scan")
-NAMES = [
-    *(name for name in PROGRAMS if name not in NNX_PROGRAMS),
-    *(pytest.param(name, marks=needs_nnx) for name in NNX_PROGRAMS),
-]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +38,7 @@ def with_jax():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports", [ALL_OF_XLASHARD, JIT_OF_XLASHARD], ids=["all", "jit alone"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_changing_the_imports(name, imports, with_jax):
     """The same losses, step by step, and the state where it belongs."""
     right = with_jax(name)
@@ -136,7 +124,6 @@ def test_a_linen_model_trains_with_optax(mesh, partitioner):
 
 
 @pytest.mark.slow
-@needs_nnx
 def test_an_nnx_model(mesh):
     model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)

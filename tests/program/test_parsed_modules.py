@@ -101,11 +101,11 @@ REFUSED = {
 }
 
 
-def planned(parsed, said=()):
+def planned(parsed, overrides=()):
     """The plan of a module on eight devices, with shardings for some arguments."""
-    said = dict(said)
+    overrides = dict(overrides)
     return plan(
-        [v.plan(sharding=said.get(i)) for i, v in enumerate(parsed.args)],
+        [v.plan(sharding=overrides.get(i)) for i, v in enumerate(parsed.args)],
         [v.plan() for v in parsed.results],
         parsed.partitioner or Partitioner.SHARDY,
         aliased=parsed.aliased,
@@ -128,23 +128,23 @@ def test_errors(update_goldens):
 
 CASES = {
     "plain": (PLAIN, {}),
-    "plain_said": (PLAIN, {0: lambda: named("x")}),
+    "plain_overridden": (PLAIN, {0: lambda: named("x")}),
     "shardy": (SHARDY, {}),
-    "shardy_said": (
+    "shardy_overridden": (
         SHARDY,
         {1: lambda: named(None, "x"), 2: lambda: tiles("{devices=[8,1]<=[8]}")},
     ),
     "gspmd": (GSPMD, {}),
-    "gspmd_said": (GSPMD, {1: lambda: named(None, "x"), 2: lambda: named("y")}),
+    "gspmd_overridden": (GSPMD, {1: lambda: named(None, "x"), 2: lambda: named("y")}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_overrides_replace_only_their_own_attributes(case, update_goldens):
-    source, said = CASES[case]
+    source, overrides = CASES[case]
     parsed = parse_module(source)
-    wanted = planned(parsed, {i: make() for i, make in said.items()})
-    text = text_of(lower_parsed_module(parsed, wanted))
+    planned_program = planned(parsed, {i: make() for i, make in overrides.items()})
+    text = text_of(lower_parsed_module(parsed, planned_program))
     check_golden(GOLDENS / f"{case}.mlir", text, update=update_goldens)
 
 
@@ -241,7 +241,7 @@ def test_dtypes_of_elements(element, dtype):
 
 def test_a_plan_of_another_arity_is_refused():
     parsed = parse_module(PLAIN)
-    wanted = planned(parsed)
-    short = plan(wanted.args[:1], wanted.results, wanted.partitioner)
+    planned_program = planned(parsed)
+    short = plan(planned_program.args[:1], planned_program.results, planned_program.partitioner)
     with pytest.raises(PlanError, match="@main .*2 arguments.* 1"):
         lower_parsed_module(parsed, short)

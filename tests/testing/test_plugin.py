@@ -58,13 +58,13 @@ class Told:
         return found[1] if found else ""
 
     def section(self, name: str) -> str:
-        """What is told of a test that did not pass."""
+        """What is report of a test that did not pass."""
         _, _, rest = self.text.partition(f"_ {name} _")
         return re.split(r"^_{3,} |^=====", rest.partition("\n")[2], maxsplit=1, flags=re.M)[0]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """All sample tests, run once."""
     return Told(tmp_path_factory.mktemp("project"))
 
@@ -86,21 +86,21 @@ pytestmark = pytest.mark.slow
         "test_after_it_they_are_others",
     ],
 )
-def test_passing_tests(told: Told, name: str) -> None:
-    assert told.outcome(name) == "PASSED", told.section(name) or told.text
+def test_passing_tests(report: Told, name: str) -> None:
+    assert report.outcome(name) == "PASSED", report.section(name) or report.text
 
 
-def test_equal_failures_are_reported_once(told: Told) -> None:
-    section = told.section("test_fails_everywhere")
+def test_equal_failures_are_reported_once(report: Told) -> None:
+    section = report.section("test_fails_everywhere")
     assert "----- processes 0, 1 of 2 -----" in section
     assert (
         section.count("E       AssertionError: assert {'shape': (2, 2)} == {'shape': (2, 3)}") == 1
     )
-    assert told.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
+    assert report.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
 
 
-def test_output_and_logs_by_process(told: Told) -> None:
-    section = told.section("test_fails_everywhere")
+def test_output_and_logs_by_process(report: Told) -> None:
+    section = report.section("test_fails_everywhere")
     for number in (0, 1):
         _, _, own = section.partition(f"Captured stdout and stderr of process {number}")
         lines = own.splitlines()[1:5]
@@ -113,8 +113,8 @@ def test_output_and_logs_by_process(told: Told) -> None:
         assert f"logged by {number}" in own.partition(f"log call of process {number}")[2]
 
 
-def test_failure_in_one_process_shows_the_other_stacks(told: Told) -> None:
-    section = told.section("test_fails_in_one")
+def test_failure_in_one_process_shows_the_other_stacks(report: Told) -> None:
+    section = report.section("test_fails_in_one")
     assert "----- process 1 of 2 -----" in section
     assert "AssertionError: only the first is right" in section
     assert re.search(r"- process 0 of 2 -+\n.* 5 s ", section)
@@ -123,38 +123,38 @@ def test_failure_in_one_process_shows_the_other_stacks(told: Told) -> None:
     assert "_pytest/" not in section
 
 
-def test_killed_process_shows_signal_and_output(told: Told) -> None:
-    section = told.section("test_dies")
+def test_killed_process_shows_signal_and_output(report: Told) -> None:
+    section = report.section("test_dies")
     assert re.search(r"- process 1 of 2 -+\n.*before the others.*SIGKILL", section)
     assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
 
 
-def test_timeout_of_a_test_shows_all_stacks(told: Told) -> None:
-    section = told.section("test_takes_too_long")
+def test_timeout_of_a_test_shows_all_stacks(report: Told) -> None:
+    section = report.section("test_takes_too_long")
     assert re.search(r"- processes 0, 1 of 2 -+\n.* 3 s", section)
     assert section.count("in waits_for_ever") == 2
 
 
-def test_broken_fixture_shows_its_phase(told: Told) -> None:
-    section = told.section("test_is_broken_in_setup")
+def test_broken_fixture_shows_its_phase(report: Told) -> None:
+    section = report.section("test_is_broken_in_setup")
     assert "processes 0, 1 of 2, in setup" in section
     assert "LookupError: no such thing" in section
 
 
-def test_skips_and_expected_failures(told: Told) -> None:
-    assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not on a pod", told.text)
-    assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not at all", told.text)
-    assert told.outcome("test_fails_as_expected") == "XFAIL"
-    assert "[XPASS(strict)] fixed" in told.section("test_passes_unexpectedly")
+def test_skips_and_expected_failures(report: Told) -> None:
+    assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not on a pod", report.text)
+    assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not at all", report.text)
+    assert report.outcome("test_fails_as_expected") == "XFAIL"
+    assert "[XPASS(strict)] fixed" in report.section("test_passes_unexpectedly")
 
 
-def test_skip_in_one_process_fails(told: Told) -> None:
-    assert told.outcome("test_skips_in_one") == "FAILED"
-    assert re.search(naming("process 1", "(not here)"), told.section("test_skips_in_one"))
+def test_skip_in_one_process_fails(report: Told) -> None:
+    assert report.outcome("test_skips_in_one") == "FAILED"
+    assert re.search(naming("process 1", "(not here)"), report.section("test_skips_in_one"))
 
 
-def test_debugger_is_rejected(told: Told) -> None:
-    section = told.section("test_asks_for_a_debugger")
+def test_debugger_is_rejected(report: Told) -> None:
+    section = report.section("test_asks_for_a_debugger")
     assert ">       breakpoint()" in section
     assert re.search(naming("PodError", "print()", "xlashard pod -n 2 -d 2"), section)
 
@@ -171,40 +171,40 @@ def test_debugger_is_rejected(told: Told) -> None:
         ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
     ],
 )
-def test_invalid_markers_are_reported_early(told: Told, name: str, text: str) -> None:
-    assert told.outcome(name) == "ERROR"
-    section = told.section(f"ERROR at setup of {name.replace('::', '.')}")
+def test_invalid_markers_are_reported_early(report: Told, name: str, text: str) -> None:
+    assert report.outcome(name) == "ERROR"
+    section = report.section(f"ERROR at setup of {name.replace('::', '.')}")
     assert text in section
     assert "Traceback" not in section and "During handling" not in section
 
 
-def test_outcome_counts(told: Told) -> None:
-    assert "8 failed, 10 passed, 2 skipped, 1 xfailed, 4 errors" in told.text
-    assert told.code == 1
-    assert "never reached" not in told.text.replace('AssertionError("never reached")', "")
+def test_outcome_counts(report: Told) -> None:
+    assert "8 failed, 10 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
+    assert report.code == 1
+    assert "never reached" not in report.text.replace('AssertionError("never reached")', "")
 
 
 def test_live_output_is_prefixed(tmp_path: Path) -> None:
-    told = Told(tmp_path, "-s", "-x", "-k", "fails_everywhere or fails_in_one")
-    assert "[0] said by 0\n" in told.text and "[1] said by 1\n" in told.text
-    assert told.outcome("test_fails_everywhere") == "FAILED"
-    assert not told.outcome("test_fails_in_one")
-    assert "Captured stdout" not in told.text
+    report = Told(tmp_path, "-s", "-x", "-k", "fails_everywhere or fails_in_one")
+    assert "[0] said by 0\n" in report.text and "[1] said by 1\n" in report.text
+    assert report.outcome("test_fails_everywhere") == "FAILED"
+    assert not report.outcome("test_fails_in_one")
+    assert "Captured stdout" not in report.text
 
 
 def test_xdist_reports_are_equal(tmp_path: Path) -> None:
-    told = Told(tmp_path, "-n", "1", "-k", "passes[1] or everywhere or skips_itself")
-    assert told.outcome("test_passes[1]") == "PASSED"
-    assert "----- processes 0, 1 of 2 -----" in told.section("test_fails_everywhere")
-    assert told.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
-    assert "Captured stdout and stderr of process 1" in told.section("test_fails_everywhere")
-    assert "SKIPPED [1] test_it.py" in told.text
+    report = Told(tmp_path, "-n", "1", "-k", "passes[1] or everywhere or skips_itself")
+    assert report.outcome("test_passes[1]") == "PASSED"
+    assert "----- processes 0, 1 of 2 -----" in report.section("test_fails_everywhere")
+    assert report.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
+    assert "Captured stdout and stderr of process 1" in report.section("test_fails_everywhere")
+    assert "SKIPPED [1] test_it.py" in report.text
 
 
 def test_debugging_options_are_rejected_early(tmp_path: Path) -> None:
-    told = Told(tmp_path, "--pdb")
-    assert told.code == pytest.ExitCode.USAGE_ERROR
-    assert re.search(naming("--pdb", '-m "not pod"'), told.text)
+    report = Told(tmp_path, "--pdb")
+    assert report.code == pytest.ExitCode.USAGE_ERROR
+    assert re.search(naming("--pdb", '-m "not pod"'), report.text)
     assert Told(tmp_path, "--pdb", "-m", "not pod").code == pytest.ExitCode.OK
 
 

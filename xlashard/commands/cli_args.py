@@ -25,8 +25,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auto-resume",
         action="store_true",
-        help="resume the newest run of that name in RUNS that has a checkpoint; start it if there "
-        "is none. For jobs that are restarted after preemption",
+        help="resume the newest run of that name in RUNS that has a checkpoint, or start it. For "
+        "jobs that are restarted after preemption",
     )
     parser.add_argument(
         "--data",

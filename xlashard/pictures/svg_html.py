@@ -33,15 +33,28 @@ _LONGEST_CELL = 24
 _LONGEST_LINE = 110
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader(__package__ or ""),
+def make_environment(package: str, **settings: Any) -> Environment:
+    """Return an environment of a package's templates.
+
+    Text is escaped where it is inserted, and an undefined name is an error.
+
+    Args:
+        package: Package whose folder `templates` has them.
+        **settings: Further settings of the environment.
+    """
+    return Environment(
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        **settings,
     )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    made = make_environment(__package__ or "")
     made.globals["INK"] = INK
     made.filters.update(
         index_text=index_text,

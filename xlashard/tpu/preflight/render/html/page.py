@@ -13,10 +13,11 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from xlashard.errors import ArgumentError
+from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.model import CollectiveReport, ReplicationReport, SourceLine
 from xlashard.pjit.report.tables import (
     decided_text,
@@ -168,12 +169,8 @@ def _full_title(report: PreflightFields) -> str:
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Return the environment of the templates; text is escaped where it is inserted."""
-    made = Environment(
-        loader=PackageLoader(__package__ or ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    made = make_environment(
+        __package__ or "",
         finalize=lambda value: (
             printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
