@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import jax
 import pytest
 
 import xlashard
@@ -164,10 +165,51 @@ def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # JAX's own objects, and a string.
-NOT_OURS = {"AbstractMesh", "Mesh", "P", "PartitionSpec", "UNSPECIFIED", "__version__"}
+NOT_OURS = {
+    "AbstractMesh",
+    "AxisType",
+    "Mesh",
+    "P",
+    "PartitionSpec",
+    "UNSPECIFIED",
+    "__version__",
+    "get_abstract_mesh",
+    "get_mesh",
+    "make_mesh",
+    "set_mesh",
+    "use_abstract_mesh",
+}
+OF_2022 = [
+    "Chunked",
+    "FROM_GDA",
+    "NoSharding",
+    "OpShardingSharding",
+    "PmapSharding",
+    "Replicated",
+    "ShardedAxis",
+    "ShardingSpec",
+    "Unstacked",
+    "XLACompatibleSharding",
+    "device_put_replicated",
+    "device_put_sharded",
+    "make_device_array",
+    "make_sharded_device_array",
+    "unstacked_shards",
+]
 
 
-@pytest.mark.parametrize("name", sorted(set(xlashard.__all__) - NOT_OURS))
+def test_dir_lists_the_names_of_today() -> None:
+    listed = dir(xlashard)
+    modules = {name for name in listed if isinstance(getattr(xlashard, name), ModuleType)}
+    assert modules == {"errors", "multihost", "numpy", "testing", "tpu"}
+    assert set(listed) == {*xlashard.__all__, *modules}
+    assert not {name for name in listed if name.startswith("_")} - {"__version__"}
+    assert not set(OF_2022).intersection(listed)
+    for name in NOT_OURS - {"P", "UNSPECIFIED", "__version__"}:
+        assert getattr(xlashard, name) is getattr(jax.sharding, name, getattr(jax, name, None))
+
+
+@pytest.mark.parametrize("name", sorted({*xlashard.__all__, *OF_2022} - NOT_OURS))
 def test_public_names_begin_with_a_line_and_have_an_example(name: str) -> None:
     summary, _, rest = (inspect.getdoc(getattr(xlashard, name)) or "").partition("\n")
     assert summary.endswith("."), summary

@@ -14,6 +14,9 @@ Example:
 import os as _os
 import typing as _typing
 
+from jax import make_mesh, set_mesh
+from jax.sharding import AxisType, get_abstract_mesh, get_mesh, use_abstract_mesh
+
 from xlashard.config import read_flags as _read_flags
 from xlashard.errors import ConfigError as _ConfigError
 from xlashard.errors import XlashardError as _XlashardError
@@ -39,7 +42,6 @@ from xlashard.array.core.handles import wrap_first as _wrap_first
 from xlashard.lazily import on_demand as _on_demand
 from xlashard.pjit import (
     AUTO,
-    FROM_GDA,
     UNSPECIFIED,
     explain_recompile,
     jit,
@@ -50,41 +52,38 @@ from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
 from xlashard.program.consistency import Policy as _Policy
 from xlashard.sharding import (
     AbstractMesh,
-    Chunked,
     GSPMDSharding,
     Mesh,
     NamedSharding,
-    NoSharding,
-    OpShardingSharding,
     PartitionSpec,
-    PmapSharding,
-    Replicated,
-    ShardedAxis,
     Sharding,
-    ShardingSpec,
     SingleDeviceSharding,
-    Unstacked,
-    XLACompatibleSharding,
 )
+from xlashard.sharding import PmapSharding as _PmapSharding
 
 if _typing.TYPE_CHECKING:
+    from xlashard import errors as errors
     from xlashard import multihost as multihost
     from xlashard import numpy as numpy
+    from xlashard import testing as testing
     from xlashard import tpu as tpu
     from xlashard.array.constructors import make_array_from_callback
     from xlashard.array.core.handles import key_shards, live_arrays
     from xlashard.array.core.shard import Shard
     from xlashard.array.device_buffers import (
         make_array_from_single_device_arrays,
-        make_device_array,
-        make_sharded_device_array,
     )
+    from xlashard.array.device_buffers import make_device_array as make_device_array
+    from xlashard.array.device_buffers import make_sharded_device_array as make_sharded_device_array
     from xlashard.array.device_put import device_get
     from xlashard.array.dlpack import from_dlpack
     from xlashard.array.process_local import make_array_from_process_local_data
     from xlashard.array.reshard.report import ReshardReport, reshard_plan
-    from xlashard.array.stacked import device_put_replicated, device_put_sharded, unstacked_shards
+    from xlashard.array.stacked import device_put_replicated as device_put_replicated
+    from xlashard.array.stacked import device_put_sharded as device_put_sharded
+    from xlashard.array.stacked import unstacked_shards as unstacked_shards
     from xlashard.pictures import ShardingPicture, TreePicture, visualize
+    from xlashard.pjit import FROM_GDA as FROM_GDA
     from xlashard.pjit import (
         BoundStep,
         Compiled,
@@ -96,11 +95,22 @@ if _typing.TYPE_CHECKING:
         compile_stablehlo,
         explain,
     )
+    from xlashard.pjit.explicit import reshard, shard_map
+    from xlashard.sharding import Chunked as Chunked
+    from xlashard.sharding import NoSharding as NoSharding
+    from xlashard.sharding import OpShardingSharding as OpShardingSharding
+    from xlashard.sharding import PmapSharding as PmapSharding
+    from xlashard.sharding import Replicated as Replicated
+    from xlashard.sharding import ShardedAxis as ShardedAxis
+    from xlashard.sharding import ShardingSpec as ShardingSpec
+    from xlashard.sharding import Unstacked as Unstacked
+    from xlashard.sharding import XLACompatibleSharding as XLACompatibleSharding
     from xlashard.tpu.preflight import PreflightReport, preflight
     from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
     from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
 else:
-    __getattr__, __dir__ = _on_demand(
+    # Names that `__all__` lacks are of 2022; `xlashard.legacy` lists them.
+    __getattr__, _ = _on_demand(
         __name__,
         globals(),
         {
@@ -125,6 +135,7 @@ else:
             "xlashard.numpy": ("numpy",),
             "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
             "xlashard.pjit": (
+                "FROM_GDA",
                 "BoundStep",
                 "Compiled",
                 "Lowered",
@@ -135,6 +146,19 @@ else:
                 "compile_stablehlo",
                 "explain",
             ),
+            "xlashard.pjit.explicit": ("reshard", "shard_map"),
+            "xlashard.sharding": (
+                "Chunked",
+                "NoSharding",
+                "OpShardingSharding",
+                "PmapSharding",
+                "Replicated",
+                "ShardedAxis",
+                "ShardingSpec",
+                "Unstacked",
+                "XLACompatibleSharding",
+            ),
+            "xlashard.testing": ("testing",),
             "xlashard.tpu": ("tpu",),
             "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
             "xlashard.tpu.preflight.sweep.sweep_report": ("SweepReport",),
@@ -142,13 +166,19 @@ else:
         },
     )
 
+
+def __dir__() -> list[str]:
+    """List the public names and modules."""
+    return sorted((*__all__, "errors", "multihost", "numpy", "testing", "tpu"))
+
+
 _XlashardError.docs_url = _flags.docs_url
 _apply_flags(_flags)
 _CONSISTENCY.use(_Policy(_flags.check_programs, _flags.programs_timeout))
 _install(
     Array,
     _Wrappers(_wrap_first, _wrap_tree, _wrap_kinds),
-    (NamedSharding, PmapSharding, SingleDeviceSharding),
+    (NamedSharding, _PmapSharding, SingleDeviceSharding),
     _check_constant,
 )
 
@@ -156,61 +186,54 @@ P = PartitionSpec
 
 __all__ = [
     "AUTO",
-    "FROM_GDA",
     "UNSPECIFIED",
     "AbstractMesh",
     "Array",
+    "AxisType",
     "BoundStep",
-    "Chunked",
     "Compiled",
     "GSPMDSharding",
     "Lowered",
     "Mesh",
     "NamedSharding",
-    "NoSharding",
-    "OpShardingSharding",
     "P",
     "PartitionSpec",
-    "PmapSharding",
     "PreflightReport",
     "ProgramReport",
     "RecompileReport",
-    "Replicated",
     "ReshardReport",
     "Shard",
-    "ShardedAxis",
     "Sharding",
     "ShardingPicture",
-    "ShardingSpec",
     "SingleDeviceSharding",
     "StableHLOProgram",
     "SweepReport",
     "Traced",
     "TreePicture",
-    "Unstacked",
-    "XLACompatibleSharding",
     "__version__",
     "compile_stablehlo",
     "device_get",
     "device_put",
-    "device_put_replicated",
-    "device_put_sharded",
     "explain",
     "explain_recompile",
     "from_dlpack",
+    "get_abstract_mesh",
+    "get_mesh",
     "jit",
     "key_shards",
     "live_arrays",
     "make_array_from_callback",
     "make_array_from_process_local_data",
     "make_array_from_single_device_arrays",
-    "make_device_array",
-    "make_sharded_device_array",
+    "make_mesh",
     "pjit",
     "preflight",
     "preflight_sweep",
+    "reshard",
     "reshard_plan",
-    "unstacked_shards",
+    "set_mesh",
+    "shard_map",
+    "use_abstract_mesh",
     "visualize",
     "with_sharding_constraint",
 ]

@@ -1,11 +1,14 @@
 """Meshes whose axes are explicit: shardings are part of types, and pjit and constraints agree."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+import xlashard as xs
 from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
@@ -104,3 +107,34 @@ def test_automatic_axes_are_constrained_next_to_explicit_ones(mixed, spec):
     assert out.sharding.spec == P("x", "y")
     np.testing.assert_array_equal(out, X * 2)
     np.testing.assert_allclose(gradient, X * 8)
+
+
+def test_reshard_and_shard_map_return_our_arrays(explicit):
+    with xs.set_mesh(explicit):
+        tree = xs.reshard({"a": X, "b": xs.device_put(X)}, {"a": P("x"), "b": P(None, "y")})
+        assert [type(v) for v in tree.values()] == [xs.Array] * 2
+        assert [v.sharding for v in tree.values()] == [
+            NamedSharding(explicit, P("x", None)),
+            NamedSharding(explicit, P(None, "y")),
+        ]
+        typed = []
+
+        @jax.jit
+        def inside(x):
+            typed.append(jax.typeof(xs.reshard(x, P(None, "y"))).sharding.spec)
+            return xs.reshard(x, P(None, "y"))
+
+        np.testing.assert_array_equal(inside(tree["a"]), X)
+        assert typed == [P(None, "y")]
+
+        def total(x):
+            return jax.lax.psum(x, "x")
+
+        options = {"in_specs": P("x"), "out_specs": P()}
+        for made in (xs.shard_map(total, **options), xs.shard_map(**options)(total)):
+            sums = made(tree["a"])
+            assert made.__name__ == "total" and type(sums) is xs.Array
+            np.testing.assert_allclose(sums, X.reshape(4, 2, 4).sum(0), rtol=1e-6)
+    assert inspect.signature(xs.shard_map) == inspect.signature(jax.shard_map)
+    with pytest.raises(TypeError):
+        xs.shard_map(3, **options)

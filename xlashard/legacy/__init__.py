@@ -13,11 +13,16 @@
 | `shardings` | meshes, partition specs and shardings |
 | `serialization` | checkpoints of single arrays in TensorStore |
 
+Names of the era that can be imported from `xlashard` too, such as `PmapSharding`, are listed here
+alone.
+
 Importing this package registers its three array classes with JAX, makes `jax.pmap` refuse
 `GlobalDeviceArray`, and adds the flags and `positional semantics` to the key of JAX's caches.
 Everything else in JAX changes between `install()` and `uninstall()`, or in a process of the runner.
 """
 
+from xlashard.array.device_buffers import make_device_array, make_sharded_device_array
+from xlashard.array.stacked import device_put_replicated, device_put_sharded, unstacked_shards
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.installer import installed, uninstall
@@ -32,26 +37,53 @@ from xlashard.legacy.modes.config_flags import (
     show_flags,
 )
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
+from xlashard.pjit import FROM_GDA
+from xlashard.sharding import (
+    Chunked,
+    NoSharding,
+    OpShardingSharding,
+    PmapSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+    XLACompatibleSharding,
+)
 
 World, world_in_force = ArrayMode, current_array_mode
 """Earlier names of `ArrayMode` and `current_array_mode`."""
 
 __all__ = [
+    "FROM_GDA",
     "ArrayMode",
+    "Chunked",
     "DeviceArray",
     "GlobalDeviceArray",
+    "NoSharding",
+    "OpShardingSharding",
+    "PmapSharding",
+    "Replicated",
+    "ShardedAxis",
     "ShardedDeviceArray",
+    "ShardingSpec",
+    "Unstacked",
     "World",
+    "XLACompatibleSharding",
     "config",
     "current_array_mode",
+    "device_put_replicated",
+    "device_put_sharded",
     "hide_flags",
     "installed",
     "jax_array",
+    "make_device_array",
+    "make_sharded_device_array",
     "parallel_functions_output_gda",
     "pjit",
     "pmap_no_rank_reduction",
     "show_flags",
     "uninstall",
+    "unstacked_shards",
     "with_sharding_constraint",
     "world_in_force",
 ]
