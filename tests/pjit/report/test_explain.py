@@ -122,18 +122,10 @@ def test_stages_are_explained_without_arguments(step):
     ]
 
 
-@pytest.mark.parametrize(
-    ("fun", "facts"),
-    [
-        (train, ("train", "plain function", "xlashard.explain(xlashard.pjit(train), ...)")),
-        (jax.jit(train), ("train", "jax.jit", "xlashard.explain(xlashard.pjit(train), ...)")),
-        (f32(3), ("xlashard.pjit", "ndarray", "xlashard.explain(f, x)")),
-        (lambda x: x, ("<lambda>", "plain function")),
-    ],
-)
-def test_other_functions_are_refused_with_what_to_write(fun, facts):
-    with pytest.raises(ArgumentError, match=naming(*facts)):
-        explain(fun, f32(8))
+@pytest.mark.parametrize("value", [f32(3), "step"])
+def test_a_value_in_place_of_its_function_is_refused(value):
+    with pytest.raises(ArgumentError, match=naming(type(value).__name__, "xlashard.explain(f, x)")):
+        explain(value, f32(8))
 
 
 def test_stages_with_arguments_and_calls_inside_a_trace_are_refused(step):
@@ -141,7 +133,7 @@ def test_stages_with_arguments_and_calls_inside_a_trace_are_refused(step):
     with pytest.raises(ArgumentError, match=naming("Lowered", "xlashard.explain(")):
         explain(lowered, f32(8, 16))
     double = pjit(lambda x: x * 2)
-    with pytest.raises(ArgumentError, match=naming("<lambda>", "tracer", "xlashard.explain")):
+    with pytest.raises(ArgumentError, match=naming("<lambda>", "tracer", "outside")):
         jax.jit(lambda x: explain(double, x))(f32(8))
     other = double.trace(f32(8)).lower(lowering_platforms=("tpu",))
     with pytest.raises(ArgumentError, match=naming("tpu", "cpu", "lowering_platforms")):

@@ -110,8 +110,8 @@ class FunctionTracer:
             name=params.params["name"],
             jaxpr=jaxpr,
             in_avals=tuple(params.in_avals),
-            in_tree=_in_default_registry(params.in_tree),
-            out_tree=_in_default_registry(params.out_tree),
+            in_tree=in_default_registry(params.in_tree),
+            out_tree=in_default_registry(params.out_tree),
             arg_names=tuple(params.arg_names),
             result_paths=tuple(debug.safe_result_paths(len(jaxpr.out_avals))),
             consts=tuple(params.consts),
@@ -128,7 +128,7 @@ class FunctionTracer:
         return jaxprs
 
 
-def _in_default_registry(tree: TreeDef) -> TreeDef:
+def in_default_registry(tree: TreeDef) -> TreeDef:
     """Return a tree of JAX's internal registry as a tree of `jax.tree_util`."""
     return jax.tree_util.tree_structure(tree.unflatten([0] * tree.num_leaves))
 

@@ -7,7 +7,6 @@ import jax
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.trace.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
@@ -25,8 +24,8 @@ from xlashard.pjit.report.program_values import (
     describe_outputs,
 )
 from xlashard.pjit.report.replication import describe_replications
-from xlashard.pjit.signature import function_name
 from xlashard.pjit.stages.compiled import Executable
+from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
 from xlashard.sharding.named import grid_of
@@ -43,7 +42,8 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     that cache ignores lines, unless `jax_compilation_cache_include_metadata_in_key` is set.
 
     Args:
-        fun: A function made by `xlashard.pjit`; or one of its stages, or a program made by
+        fun: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, or a plain
+            function, as `jax.jit` would run it; or one of their stages, or a program made by
             `compile_stablehlo`, which need no arguments.
         *args: Arguments of a call; a `jax.ShapeDtypeStruct` stands in for an array.
         **kwargs: Keyword arguments of the call.
@@ -70,10 +70,10 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
 
 def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExplainedProgram:
-    if isinstance(fun, Traced | Lowered | Executable) and (args or kwargs):
+    if isinstance(fun, _STAGES) and (args or kwargs):
         raise ArgumentError(
             f"explain takes a {type(fun).__name__} without arguments: write "
-            "xlashard.explain(stage), or pass the pjit-ed function and its arguments"
+            "xlashard.explain(stage), or pass the function and its arguments"
         )
     match fun:
         case Executable():
@@ -82,17 +82,21 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explain
             return _from_stage(fun.lower())
         case Lowered():
             return _from_stage(fun)
-    function = getattr(fun, "_function", None)
-    if not isinstance(function, Function):
-        raise ArgumentError(_type_error(fun))
-    for leaf in jax.tree_util.tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tracer):
-            raise ArgumentError(
-                f"explain of {function.name} got a tracer: inside jax.jit, grad or vmap it is part "
-                "of another program; call xlashard.explain outside, with arrays or "
-                "jax.ShapeDtypeStructs"
-            )
-    call = function.trace(args, kwargs)
+        case jax.stages.Traced():
+            return _from_call(*call_of_stage(fun))
+    if not callable(fun):
+        raise ArgumentError(
+            f"explain takes a function or one of its stages, not {type(fun).__name__}: write "
+            "xlashard.explain(f, x), without calling f"
+        )
+    function, call = traced_call(fun, args, kwargs)
+    return _from_call(function, call)
+
+
+_STAGES = (Executable, jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
+
+
+def _from_call(function: Function, call: Call) -> ExplainedProgram:
     return _from_request(function, call, function.lowering_request(call, function.arguments(call)))
 
 
@@ -108,21 +112,6 @@ def _from_stage(lowered: Lowered) -> ExplainedProgram:
 
 def _from_request(function: Function, call: Call, request: LoweringRequest) -> ExplainedProgram:
     return ExplainedProgram.of_call(call, compiled_facts(function.compile(call, request)))
-
-
-def _type_error(fun: Any) -> str:
-    if not callable(fun):
-        return (
-            "explain takes a function made by xlashard.pjit, or one of its stages, not "
-            f"{type(fun).__name__}: write xlashard.explain(f, x), without calling f"
-        )
-    inner: Callable[..., Any] = getattr(fun, "__wrapped__", fun)
-    name = function_name(inner)
-    what = "a function of jax.jit" if hasattr(fun, "lower") else "a plain function"
-    return (
-        f"explain takes a function made by xlashard.pjit, and {name} is {what}: write "
-        f"xlashard.explain(xlashard.pjit({name}), ...)"
-    )
 
 
 def _report(program: ExplainedProgram) -> ProgramReport:

@@ -1,0 +1,185 @@
+"""`explain` of functions that were made without this package: the same facts as under `pjit`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import xlashard
+from tests.pjit.helpers import f32, make_mesh
+from xlashard import explain
+
+MESH = make_mesh((4, 2), ("data", "model"))
+
+
+def named(*spec: Any) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(MESH, P(*spec))
+
+
+def placed(value: Any, *spec: Any) -> jax.Array:
+    return jax.device_put(value, named(*spec))
+
+
+class Program(NamedTuple):
+    """A function, the options of its `jit`, and the arguments of a call."""
+
+    fun: Any
+    options: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    mesh: Any = None
+
+
+def plain() -> Program:
+    return Program(lambda x, y: (x @ y, x.sum()), {}, (placed(f32(8, 16), "data"), f32(16, 4)))
+
+
+def with_options() -> Program:
+    def step(state, batch, *, rate):
+        loss, grad = jax.value_and_grad(lambda w: ((batch @ w) ** 2).mean())(state["w"])
+        return {"w": state["w"] - rate * grad}, loss
+
+    rows = named("data")
+    return Program(
+        step,
+        {"out_shardings": ({"w": named()}, None), "donate_argnums": 0},
+        ({"w": placed(f32(8, 16))}, jax.ShapeDtypeStruct((64, 8), np.float32, sharding=rows)),
+        {"rate": 0.1},
+    )
+
+
+def unused_donation() -> Program:
+    options = {
+        "in_shardings": (named("data"), named(None, "model")),
+        "donate_argnums": (0, 1),
+        "keep_unused": True,
+    }
+    return Program(lambda x, y: x.astype(jnp.bfloat16), options, (f32(8, 8), f32(8, 8)))
+
+
+def static() -> Program:
+    def scaled(x, times, *, power):
+        return (x**power * times,)
+
+    options = {"static_argnums": 1, "static_argnames": "power"}
+    return Program(scaled, options, (placed(f32(8, 4), "data"), 3), {"power": 2})
+
+
+def closing_over() -> Program:
+    table = placed(f32(64, 8), "data", "model")
+    return Program(lambda ids: table[ids], {}, (placed(np.arange(16), "data"),))
+
+
+def scan_with_constraints() -> Program:
+    def run(layers, x):
+        def layer(x, w):
+            x = jax.lax.with_sharding_constraint(jnp.tanh(x @ w), P("data", "model"))
+            return jax.lax.with_sharding_constraint(x, named("data")), None
+
+        return jax.lax.scan(layer, x, layers)[0]
+
+    args = placed(f32(3, 8, 8), None, None, "model"), placed(f32(16, 8), "data")
+    return Program(run, {}, args, mesh=MESH)
+
+
+def shard_mapped() -> Program:
+    def total(x):
+        return jax.lax.psum(x, "data")
+
+    mapped = jax.shard_map(
+        total, mesh=MESH, in_specs=P("data", "model"), out_specs=P(None, "model")
+    )
+    return Program(mapped, {}, (placed(f32(8, 8), "data", "model"),))
+
+
+def explicit() -> Program:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x = jax.device_put(f32(8, 16), jax.sharding.NamedSharding(mesh, P("data")))
+    w = jax.device_put(f32(16, 8), jax.sharding.NamedSharding(mesh, P(None, "model")))
+
+    def apply(x, w):
+        return jnp.einsum("bi,io->bo", x, w, out_sharding=P("data")), x.sum()
+
+    return Program(apply, {}, (x, w), mesh=mesh)
+
+
+def linen_model() -> Program:
+    model = linen.Sequential([linen.Dense(16), linen.relu, linen.Dense(4)])
+    variables = model.init(jax.random.key(0), jnp.ones((1, 8)))
+    variables = jax.tree.map(lambda v: placed(v, None, "model") if v.ndim == 2 else v, variables)
+    return Program(
+        lambda variables, x: model.apply(variables, x), {}, (variables, placed(f32(8, 8), "data"))
+    )
+
+
+def nnx_model() -> Program:
+    model = nnx.Sequential(nnx.Linear(8, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 4, rngs=nnx.Rngs(1)))
+    graph, state = nnx.split(model)
+    return Program(
+        lambda state, x: nnx.merge(graph, state)(x),
+        {"in_shardings": (named(), named("data"))},
+        (state, f32(8, 8)),
+    )
+
+
+def equinox_model() -> Program:
+    model = eqx.nn.MLP(8, 4, 16, 1, key=jax.random.key(0))
+    params, rest = eqx.partition(model, eqx.is_array)
+    return Program(
+        lambda params, x: jax.vmap(eqx.combine(params, rest))(x),
+        {"donate_argnames": "x"},
+        (params, placed(f32(16, 8), "data")),
+    )
+
+
+def on_one_device() -> Program:
+    x = jax.device_put(f32(4), jax.devices()[1])
+    return Program(lambda x: x + 1, {"device": jax.devices()[2]}, (x,))
+
+
+PROGRAMS = [
+    plain,
+    with_options,
+    unused_donation,
+    static,
+    closing_over,
+    scan_with_constraints,
+    shard_mapped,
+    explicit,
+    linen_model,
+    nnx_model,
+    equinox_model,
+    on_one_device,
+]
+
+
+def reports(jit: Any, program: Program) -> tuple[Any, Any]:
+    """Return the reports of a function and of its traced stage."""
+    fun = jit(program.fun, **program.options)
+    if program.mesh is None:
+        stage = fun.trace(*program.args, **program.kwargs)
+        return explain(fun, *program.args, **program.kwargs), explain(stage)
+    with jax.set_mesh(program.mesh):
+        return reports(jit, program._replace(mesh=None))
+
+
+@pytest.mark.filterwarnings("ignore:backend and device argument:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_a_function_of_jax_is_reported_like_one_of_ours(make):
+    program = make()
+    ours, _ = reports(xlashard.jit, program)
+    theirs, of_stage = reports(jax.jit, program)
+    assert theirs == ours
+    assert ours.inputs and ours.outputs
+    # A stage of JAX keeps no values, and so no arrays that a call would move.
+    assert replace(of_stage, moves=ours.moves) == ours

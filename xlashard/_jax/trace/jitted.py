@@ -1,0 +1,238 @@
+"""Read what JAX traced of functions of `jax.jit`, and of wrappers whose methods reach it."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import jax
+from jax._src import api_util, stages
+from jax._src import pjit as jax_pjit
+
+from xlashard._jax.trace.tracing import Jaxpr, TreeDef, in_default_registry
+from xlashard.lazily import dataclass
+
+PARAMETERS = (
+    "compiler_options_kvs",
+    "ctx_mesh",
+    "donated_invars",
+    "in_layouts",
+    "in_shardings",
+    "keep_unused",
+    "name",
+    "out_layouts",
+    "out_shardings",
+)
+"""Parameters of JAX's `jit` primitive that decide a program, besides its jaxpr."""
+
+_STAGE = ("_consts", "_in_tree", "_meta_tys_flat", "_params", "out_tree")
+
+
+@dataclass(frozen=True, eq=False)
+class JaxProgram:
+    """A program that JAX traced for `jax.jit`.
+
+    Attributes:
+        jaxpr: Its closed jaxpr.
+        params: The parameters of JAX's `jit` primitive, by name.
+        values: Its dynamic arguments, flat; of a stage, their shapes with shardings.
+        in_tree: The tree of `(args, kwargs)`, without static arguments.
+        out_tree: The tree of its result.
+        consts: The closed-over tracers; they precede the arguments.
+    """
+
+    jaxpr: Jaxpr
+    params: Mapping[str, Any]
+    values: tuple[Any, ...]
+    in_tree: TreeDef
+    out_tree: TreeDef
+    consts: tuple[Any, ...] = ()
+
+
+def is_jitted(fun: Any) -> bool:
+    """Return True for a function that `jax.jit` returned."""
+    return isinstance(fun, _JITTED) and hasattr(fun, "_jit_info") and hasattr(fun, "_fun")
+
+
+_JITTED = type(jax.jit(lambda: None))
+
+
+def function_of(jitted: Any) -> tuple[Callable[..., Any], tuple[int, ...], tuple[str, ...]]:
+    """Return the Python function of a jitted one, with positions and names of static arguments."""
+    info = jitted._jit_info
+    return jitted._fun, tuple(info.static_argnums), tuple(info.static_argnames)
+
+
+def requested_shardings(jitted: Any) -> list[Any]:
+    """Return the leaves of `in_shardings` and `out_shardings` of a jitted function."""
+    info = jitted._jit_info
+    return [*info.in_shardings_leaves, *info.out_shardings_leaves]
+
+
+def trace_jitted(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgram:
+    """Trace a jitted function for a call, in JAX's own cache of traces."""
+    traced, values = jax_pjit._infer_params(jitted._fun, jitted._jit_info, args, kwargs)
+    return _program(traced, values)
+
+
+def _program(traced: Any, values: Sequence[Any]) -> JaxProgram:
+    """Return a program with the arguments of its call, from what JAX inferred for it."""
+    jaxpr, count = traced.params["jaxpr"], len(traced.consts)
+    if jaxpr.is_high:
+        types = list(map(jax_pjit.convert_to_metaty, values))
+        parts = types, traced.params, traced.in_tree, traced.out_tree, traced.consts, ""
+        return read_traced(stages.Traced(*parts))
+    return JaxProgram(
+        jaxpr=jaxpr,
+        params=traced.params,
+        values=tuple(values[count:]),
+        in_tree=_registered(traced.in_tree),
+        out_tree=_registered(traced.out_tree),
+        consts=tuple(traced.consts),
+    )
+
+
+def read_traced(stage: Any) -> JaxProgram:
+    """Return the program of a `jax.stages.Traced`.
+
+    Types of JAX's high-level values (hijax) are lowered to those of the arrays behind them.
+    """
+    missing = [name for name in _STAGE if not hasattr(stage, name)]
+    if missing:
+        raise TypeError(f"{type(stage)} has no {missing}")  # no-catalogue: another release of JAX
+    low = stage.lojax
+    count = len(low._consts)
+    return JaxProgram(
+        jaxpr=low.jaxpr,
+        params=low._params,
+        values=tuple(map(_struct, low._meta_tys_flat[count:])),
+        in_tree=_registered(low._in_tree),
+        out_tree=_registered(low.out_tree),
+        consts=tuple(low._consts),
+    )
+
+
+def _struct(meta: Any) -> Any:
+    """Return shape, dtype and sharding of an argument that a stage was traced for."""
+    aval = meta.aval
+    if not hasattr(aval, "shape"):
+        return aval
+    sharding = meta.sharding if meta.committed else None
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+
+
+def _registered(tree: TreeDef) -> TreeDef:
+    """Return a tree in the registry of `jax.tree_util`; unchanged if a node refuses its leaves."""
+    try:
+        return in_default_registry(tree)
+    except Exception:
+        return tree
+
+
+def inner_stage(stage: Any) -> Any:
+    """Return the stage of JAX inside of a stage of another library; None without one."""
+    if isinstance(stage, _STAGES):
+        return stage
+    names = [f.name for f in fields(stage)] if is_dataclass(stage) else vars(stage)
+    return next((v for n in names if isinstance(v := getattr(stage, n, None), _STAGES)), None)
+
+
+_STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
+
+_LOCK = threading.RLock()
+
+
+class _Reached(BaseException):
+    """Ends the method `lower` of a wrapper where JAX would lower what it has traced."""
+
+
+def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgram | None:
+    """Return the program that the method `trace` or `lower` of a wrapper of `jax.jit` makes.
+
+    The wrapper prepares the arguments in its own way; they are read where JAX infers the program's
+    parameters. A `lower` ends before JAX lowers.
+
+    Args:
+        fun: The wrapper.
+        args: Positional arguments of a call of it.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        None if the method does not reach `jax.jit`.
+    """
+    with _recorded() as recorded:
+        try:
+            stage = fun.trace(*args, **kwargs) if hasattr(fun, "trace") else None
+            if stage is None:
+                with _stopped():
+                    fun.lower(*args, **kwargs)
+        except _Reached as reached:
+            (stage,) = reached.args
+    traced = None if stage is None else inner_stage(stage)
+    if not isinstance(traced, jax.stages.Traced):
+        return None
+    for inferred, values in recorded:
+        if inferred.params is traced._params:
+            return _program(inferred, values)
+    return read_traced(traced)
+
+
+@contextmanager
+def _recorded() -> Iterator[list[tuple[Any, Sequence[Any]]]]:
+    """Record the parameters and arguments of each jitted function that this thread traces."""
+    recorded: list[tuple[Any, Sequence[Any]]] = []
+    thread = threading.get_ident()
+    with _LOCK:
+        infer = jax_pjit._infer_params
+
+        def record(*args: Any) -> Any:
+            result = infer(*args)
+            if threading.get_ident() == thread:
+                recorded.append(result)
+            return result
+
+        with _replaced(jax_pjit, "_infer_params", record):
+            yield recorded
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """Raise `_Reached` with a stage of this thread in place of lowering it."""
+    lower, thread = stages.Traced.lower, threading.get_ident()
+
+    def stop(stage: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise _Reached(stage)  # no-catalogue: `capture` catches it
+        return lower(stage, *args, **kwargs)
+
+    with _replaced(stages.Traced, "lower", stop):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+_RENAMED: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def renamed(jaxpr: Jaxpr, arg_names: tuple[str, ...], fun: Callable[..., Any]) -> Jaxpr:
+    """Return a jaxpr whose debug information has other paths and the place of a function.
+
+    Equal names give the same jaxpr as long as the first one lives, so that programs are cached.
+    """
+    source = api_util.fun_sourceinfo(fun)
+    known = _RENAMED.setdefault(jaxpr, {})
+    if (arg_names, source) not in known:
+        debug = jaxpr.debug_info._replace(arg_names=arg_names, func_src_info=source)
+        known[arg_names, source] = jaxpr.replace(debug_info=debug)
+    return known[arg_names, source]
