@@ -9,7 +9,7 @@ import numpy as np
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.legacy.arrays.device_arrays import DeviceArray
 from xlashard.legacy.arrays.shards import Device, Index, Shape
-from xlashard.legacy.modules.entry import Entry, differs, moved, works
+from xlashard.legacy.modules.entry import Entry, differs, moved, works, works_in
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.sharding import Sharding
 
@@ -99,19 +99,15 @@ _METADATA = (
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(_DEVICE_ARRAY, "0.4.14", "works", __name__, "jax.Array"),
-    *works(_DEVICE_ARRAY, "0.4.14", _DEVICE_ARRAYS, DeviceArray="jax.Array"),
-    Entry(
-        f"{_DEVICE_ARRAY}._DeviceArray",
-        "0.4.14",
-        "works",
-        f"{_DEVICE_ARRAYS}:DeviceArray",
-        "jax.Array",
-    ),
-    *works(
+    *works_in(
         _DEVICE_ARRAY,
-        "0.4.14",
-        _DEVICE_ARRAYS,
-        make_device_array="jax.device_put(buffer, device)",
+        {
+            _DEVICE_ARRAYS: (
+                ("DeviceArray", "0.4.14", "jax.Array"),
+                ("_DeviceArray", "0.4.14", "jax.Array"),
+                ("make_device_array", "0.4.14", "jax.device_put(buffer, device)"),
+            )
+        },
     ),
     Entry(_ARRAY, "0.4.4", "works", __name__, "jax.Array"),
     *works(
@@ -155,13 +151,6 @@ ENTRIES: tuple[Entry, ...] = (
             "A dimension that is not divisible is an error; its size was rounded down.",
         ),
     ),
-    Entry(
-        f"{_GDA}._get_shard_indices_replica_ids_uncached",
-        "0.4.7",
-        "works",
-        f"{_SHARDS}:get_shard_indices_replica_ids_uncached",
-        "x.global_shards",
-    ),
     *works(
         _GDA,
         "0.4.7",
@@ -174,24 +163,29 @@ ENTRIES: tuple[Entry, ...] = (
         Index="tuple[slice, ...]",
         Shape="tuple[int, ...]",
     ),
-    *works(_GDA, "0.4.7", _SHARDS, MeshAxes="jax.sharding.PartitionSpec"),
+    *works_in(
+        _GDA,
+        {
+            _SHARDS: (
+                ("MeshAxes", "0.4.7", "jax.sharding.PartitionSpec"),
+                ("_get_shard_indices_replica_ids_uncached", "0.4.7", "x.global_shards"),
+            )
+        },
+    ),
     *differs("jax.numpy", "0.4.14", _DEVICE_ARRAYS, DeviceArray=("jax.Array", _IS_INSTANCE)),
     # Today's arrays are instances of the classes of 2022, so they need their members.
-    *works(
+    *works_in(
         "jax.Array",
-        "0.4.22",
-        f"{_DEVICE_ARRAYS}:LegacyArray",
-        device_buffer="x.addressable_data(0)",
-        device_buffers="[shard.data for shard in x.addressable_shards]",
-    ),
-    *works(
-        "jax.Array",
-        "0.4.7",
-        f"{_DEVICE_ARRAYS}:LegacyArray",
-        sharding_spec="x.sharding",
-        indices="x.sharding.devices_indices_map(x.shape)",
-        one_replica_buffer_indices="shard.replica_id == 0",
-        to_py="np.asarray(x)",
+        {
+            f"{_DEVICE_ARRAYS}:LegacyArray": (
+                ("device_buffer", "0.4.22", "x.addressable_data(0)"),
+                ("device_buffers", "0.4.22", "[shard.data for shard in x.addressable_shards]"),
+                ("sharding_spec", "0.4.7", "x.sharding"),
+                ("indices", "0.4.7", "x.sharding.devices_indices_map(x.shape)"),
+                ("one_replica_buffer_indices", "0.4.7", "shard.replica_id == 0"),
+                ("to_py", "0.4.7", "np.asarray(x)"),
+            )
+        },
     ),
     Entry(
         "jax.Device.__call__",
@@ -207,37 +201,22 @@ ENTRIES: tuple[Entry, ...] = (
         "0.4.12",
         _SERIALIZATION,
         get_tensorstore_spec=f"{_OF_ARRAYS}.get_tensorstore_spec",
-    ),
-    *differs(_OF_GDAS, "0.4.12", _SERIALIZATION, _get_metadata=_METADATA),
-    *works(
-        _OF_GDAS,
-        "0.4.12",
-        _SERIALIZATION,
         _spec_has_metadata="'metadata' in spec",
         TS_CONTEXT=f"{_OF_ARRAYS}.TS_CONTEXT",
         _LimitInFlightBytes=f"{_OF_ARRAYS}._LimitInFlightBytes",
         estimate_read_memory_footprint=f"{_FILES}.estimate_read_memory_footprint",
-    ),
-    *differs(
-        _OF_GDAS,
-        "0.4.12",
-        _SERIALIZATION,
-        async_serialize=(f"{_OF_ARRAYS}.async_serialize", _ZSTD),
-        async_deserialize=(f"{_OF_ARRAYS}.async_deserialize", _ZSTD),
-        run_serialization=(f"{_OF_ARRAYS}.run_serialization", _ZSTD),
-        run_deserialization=(f"{_OF_ARRAYS}.run_deserialization", _ZSTD),
-        AsyncManager=(f"{_OF_ARRAYS}.AsyncManager", _ERRORS),
-    ),
-    *works(
-        _OF_GDAS,
-        "0.4.12",
-        _SERIALIZATION,
         GlobalAsyncCheckpointManagerBase=f"{_OF_ARRAYS}.GlobalAsyncCheckpointManagerBase",
     ),
     *differs(
         _OF_GDAS,
         "0.4.12",
         _SERIALIZATION,
+        _get_metadata=_METADATA,
+        async_serialize=(f"{_OF_ARRAYS}.async_serialize", _ZSTD),
+        async_deserialize=(f"{_OF_ARRAYS}.async_deserialize", _ZSTD),
+        run_serialization=(f"{_OF_ARRAYS}.run_serialization", _ZSTD),
+        run_deserialization=(f"{_OF_ARRAYS}.run_deserialization", _ZSTD),
+        AsyncManager=(f"{_OF_ARRAYS}.AsyncManager", _ERRORS),
         GlobalAsyncCheckpointManager=(f"{_OF_ARRAYS}.GlobalAsyncCheckpointManager", _ERRORS),
         BarrierTimeoutError=(
             f"{_OF_ARRAYS}.BarrierTimeoutError",

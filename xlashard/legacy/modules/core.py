@@ -7,7 +7,15 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import core, linear_util
-from xlashard.legacy.modules.entry import Entry, RemovedApi, differs, moved, refused, works
+from xlashard.legacy.modules.entry import (
+    Entry,
+    RemovedApi,
+    differs,
+    moved,
+    refused,
+    works,
+    works_in,
+)
 
 type Shape = Sequence[Any]
 UnitVar = RemovedApi("jax.core.UnitVar")
@@ -170,6 +178,27 @@ _NO_STACK = "JAX has one current trace instead of a stack of traces"
 _NO_INSTANCES = "it has no instances and cannot be constructed"
 
 
+_CORE = {
+    __name__: (
+        ("axis_frame", "0.7.0", "jax.lax.axis_size(axis_name)"),
+        ("Shape", "0.4.30", "tuple[int, ...]"),
+        ("raise_to_shaped", "0.6.0", "aval"),
+        ("NamedShape", "0.4.31", "tuple(shape)"),
+        ("as_named_shape", "0.4.31", "tuple(shape)"),
+        ("canonicalize_shape", "0.4.31", "tuple(shape)"),
+        ("gensym", "0.11.0", "jax.extend.core.Var"),
+    ),
+    f"{_API}:core": (
+        ("trace_state_clean", "0.7.0", "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()"),
+        ("join_effects", "0.6.0", "frozenset().union(*effects)"),
+        ("abstract_token", "0.11.0", "jax.extend.core.AbstractToken()"),
+    ),
+    f"{_API}:util": (
+        ("safe_map", "0.4.24", "[f(x, y) for x, y in zip(xs, ys, strict=True)]"),
+        ("safe_zip", "0.4.24", "zip(xs, ys, strict=True)"),
+    ),
+}
+
 ENTRIES: tuple[Entry, ...] = (
     *moved("jax.core", "0.6.0", _NOW, "Literal", "Primitive", "Token", "jaxpr_as_fun"),
     *moved("jax.core", "0.10.0", _NOW, "AbstractToken", "mapped_aval", "subjaxprs"),
@@ -183,41 +212,15 @@ ENTRIES: tuple[Entry, ...] = (
         *("new_jaxpr_eqn", "no_effects", "primal_dtype_to_tangent_dtype", "valid_jaxtype"),
     ),
     *moved("jax.core", "0.7.0", "jax.errors", "ConcretizationTypeError"),
-    *works("jax.core", "0.7.0", __name__, axis_frame="jax.lax.axis_size(axis_name)"),
     *moved("jax.core", "0.7.0", "jax.extend.core.primitives", "call_p", "closed_call_p"),
-    *works(
-        "jax.core",
-        "0.7.0",
-        f"{_API}:core",
-        trace_state_clean="jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()",
-    ),
     *moved(
         "jax.core",
         "0.4.24",
         "jax.errors",
         *("TracerArrayConversionError", "TracerIntegerConversionError", "UnexpectedTracerError"),
     ),
-    *works(
-        "jax.core",
-        "0.4.24",
-        f"{_API}:util",
-        safe_map="[f(x, y) for x, y in zip(xs, ys, strict=True)]",
-        safe_zip="zip(xs, ys, strict=True)",
-    ),
-    *works("jax.core", "0.4.30", __name__, Shape="tuple[int, ...]"),
-    *works("jax.core", "0.6.0", f"{_API}:core", join_effects="frozenset().union(*effects)"),
-    *works("jax.core", "0.6.0", __name__, raise_to_shaped="aval"),
-    *works(
-        "jax.core",
-        "0.4.31",
-        __name__,
-        NamedShape="tuple(shape)",
-        as_named_shape="tuple(shape)",
-        canonicalize_shape="tuple(shape)",
-    ),
     *works("jax.core", "0.10.0", get_aval="jax.typeof"),
-    *works("jax.core", "0.11.0", f"{_API}:core", abstract_token="jax.extend.core.AbstractToken()"),
-    *works("jax.core", "0.11.0", __name__, gensym="jax.extend.core.Var"),
+    *works_in("jax.core", _CORE),
     *differs(
         "jax.core",
         "0.6.0",
@@ -263,9 +266,9 @@ ENTRIES: tuple[Entry, ...] = (
         _TRACE,
         _NO_STACK,
         *("MainTrace", "new_main", "new_base_main", "new_sublevel", "cur_sublevel"),
+        "thread_local_state",
     ),
     *refused("jax.core", "0.6.0", _TRACE, _NO_STACK, "full_lower"),
-    *refused("jax.core", "0.4.36", _TRACE, _NO_STACK, "thread_local_state"),
     *refused(
         "jax.core",
         "0.4.36",
@@ -282,7 +285,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.linear_util",
         "0.4.24",
         "jax.extend.linear_util",
-        *("StoreException", "WrappedFun", "cache", "merge_linear_aux"),
+        *("StoreException", "WrappedFun", "cache", "merge_linear_aux", "wrap_init"),
     ),
     *works(
         "jax.linear_util",
@@ -291,5 +294,4 @@ ENTRIES: tuple[Entry, ...] = (
         transformation="jax.extend.linear_util.transformation2",
         transformation_with_aux="jax.extend.linear_util.transformation_with_aux2",
     ),
-    *moved("jax.linear_util", "0.4.24", "jax.extend.linear_util", "wrap_init"),
 )

@@ -112,22 +112,34 @@ def _entries(
     for name, value in today.items():
         code, note = (value, "") if isinstance(value, str) else value
         home, last = (source, name) if source else code.rsplit(".", 1)
-        separator = "." if ":" in home else ":"
-        yield Entry(f"{parent}.{name}", gone, treatment, f"{home}{separator}{last}", code, note)
+        yield _entry(parent, name, gone, treatment, home, last, code, note)
 
 
-def works_in(parent: str, homes: Mapping[str, Sequence[tuple[str, str, str]]]) -> Iterator[Entry]:
+def _entry(
+    parent: str, name: str, gone: str, treatment: Treatment, home: str, attribute: str, *about: str
+) -> Entry:
+    separator = "." if ":" in home else ":"
+    return Entry(f"{parent}.{name}", gone, treatment, f"{home}{separator}{attribute}", *about)
+
+
+def works_in(parent: str, homes: Mapping[str, Sequence[tuple[str, ...]]]) -> Iterator[Entry]:
     """Yield entries of one module that work, by the modules that define them.
 
     Args:
         parent: The module.
-        homes: For each module that defines names, without a leading underscore: the name, the
-            release that removed it, and today's code.
+        homes: For each module, or `module:attribute`, that defines objects: the name of each, the
+            release that removed it, today's code, and the object's name unless it is the same
+            without a leading underscore.
+
+    Example:
+        >>> rows = [("pi", "0.4.1", "math.pi"), ("_root", "0.4.1", "math.sqrt", "sqrt")]
+        >>> [entry.source for entry in works_in("jax.util", {"math": rows})]
+        ['math:pi', 'math:sqrt']
     """
     for home, rows in homes.items():
-        for name, gone, today in rows:
-            source = f"{home}:{name.removeprefix('_')}"
-            yield Entry(f"{parent}.{name}", gone, "works", source, today)
+        for name, gone, today, *source in rows:
+            attribute = source[0] if source else name.removeprefix("_")
+            yield _entry(parent, name, gone, "works", home, attribute, today)
 
 
 def moved(parent: str, gone: str, to: str, /, *names: str) -> Iterator[Entry]:

@@ -10,7 +10,7 @@ from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, Unstacked
 from xlashard.legacy.modes.config_flags import as_jax_arrays
-from xlashard.legacy.modules.entry import Entry, imports, refused, works, works_in
+from xlashard.legacy.modules.entry import Entry, differs, imports, refused, works_in
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 
 type AvalDimSharding = Unstacked | Chunked | NoSharding
@@ -63,12 +63,18 @@ _ON_SEVERAL = (
 )
 _ADDRESSABLE = "`isinstance` is True for every fully addressable array, including today's."
 _NAMED = "jax.sharding.NamedSharding(mesh, spec)"
+_JIT = "jax.jit(f, in_shardings=..., out_shardings=...)"
+_CONSTRAINT = "jax.lax.with_sharding_constraint(x, sharding)"
+_ARGUMENTS = "jax.jit takes its arguments today"
+_EQUIVALENT = "x.sharding.is_equivalent_to(sharding, x.ndim)"
 _WAYS = "hlo_sharding.tile_assignment_dimensions()"
 _PIECES = "[jax.device_put(x[index], device) for index, device in zip(indices, devices)]"
 _BACKEND = "import jax.extend.backend"
+_OPTIONS = "jax.extend.backend.get_compile_options"
+_MAPPING = "xlashard.sharding.parse.get_array_mapping(spec)"
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 _RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
-_OF_JAXLIB = "it has the attributes of today's jaxlib"
+_OF_JAXLIB = ("import jax.extend.xla", "it has the attributes of today's jaxlib")
 
 _OF_PXLA = {
     _MESHES: (
@@ -87,6 +93,8 @@ _OF_PXLA = {
         ("Replicated", "0.10.0", "xlashard.Replicated"),
     ),
     _MARKERS: (
+        ("AUTO", "0.4.16", "xlashard.AUTO", "AUTO_ON_MESH"),
+        ("_AUTOAxisResource", "0.4.4", "type(xlashard.AUTO)", "AutoAxisResource"),
         ("_is_auto", "0.4.4", "x == xlashard.AUTO"),
         ("_is_unspecified", "0.4.36", "x is xlashard.UNSPECIFIED"),
     ),
@@ -107,9 +115,15 @@ _OF_PXLA = {
         ("InputsHandlerMode", "0.4.14", _PIECES),
         ("_shard_arg", "0.4.14", _PIECES),
         ("shard_args", "0.4.14", _PIECES),
+        ("device_put", "0.4.14", "[jax.device_put(x, device) for device in devices]", "buffers_on"),
+        ("_pmap_sharding_spec", "0.4.1", _NAMED, "pmap_sharding_spec_of_parts"),
     ),
+    "collections": (("ArrayMapping", "0.11.0", "collections.OrderedDict", "OrderedDict"),),
+    _CLASSES: (("_create_mesh_pspec_sharding", "0.4.4", _NAMED, "on_mesh"),),
+    _API: (("xc", "0.8.2", _BACKEND, "xla_client"),),
     "jax.core": (("ShapedArray", "0.4.16", "jax.core.ShapedArray"),),
     _PARSED: (
+        ("_get_array_mapping", "0.4.4", _MAPPING, "array_mapping_of_resource"),
         ("array_mapping_to_axis_resources", "0.11.0", f"{_PARSE}.get_partition_spec(parsed)"),
         ("get_num_ways_dim_sharded", "0.4.11", _WAYS),
         ("_get_num_ways_dim_sharded", "0.4.4", _WAYS),
@@ -120,54 +134,43 @@ _OF_PXLA = {
         ("make_sharded_device_array", "0.4.14", "jax.make_array_from_single_device_arrays(...)"),
     ),
     "xlashard.legacy.modes.pjit_internals": (
-        (
-            "_check_gda_or_array_xla_sharding_match",
-            "0.4.7",
-            "x.sharding.is_equivalent_to(sharding, x.ndim)",
-        ),
+        ("_check_gda_or_array_xla_sharding_match", "0.4.7", _EQUIVALENT),
     ),
 }
-_RENAMED = (
-    ("AUTO", "0.4.16", f"{_MARKERS}:AUTO_ON_MESH", "xlashard.AUTO"),
-    ("_AUTOAxisResource", "0.4.4", f"{_MARKERS}:AutoAxisResource", "type(xlashard.AUTO)"),
-    ("ArrayMapping", "0.11.0", "collections:OrderedDict", "collections.OrderedDict"),
-    (
-        "_get_array_mapping",
-        "0.4.4",
-        f"{_PARSED}:array_mapping_of_resource",
-        f"{_PARSE}.get_array_mapping(spec)",
+_OF_XLA = {
+    _ARRAYS: (("make_device_array", "0.4.9", "buffer"),),
+    "jax": (("Device", "0.4.14", "jax.Device"),),
+    "jax.core": (("ShapedArray", "0.4.14", "jax.core.ShapedArray"),),
+    f"{_API}:core": (
+        ("abstractify", "0.8.2", "jax.typeof(x)", "shaped_abstractify"),
+        ("pytype_aval_mappings", "0.8.2", "jax.typeof(x)"),
     ),
-    ("_create_mesh_pspec_sharding", "0.4.4", f"{_CLASSES}:on_mesh", _NAMED),
-    (
-        "device_put",
-        "0.4.14",
-        f"{_SPECS}:buffers_on",
-        "[jax.device_put(x, device) for device in devices]",
+    __name__: (("device_put", "0.4.14", "(jax.device_put(x, device),)"),),
+    _API: (("xc", "0.4.14", _BACKEND, "xla_client"),),
+}
+_OF_BRIDGE = {
+    "jax": (
+        ("default_backend", "0.5.0", "jax.default_backend()"),
+        ("device_count", "0.4.4", "jax.device_count()"),
+        ("devices", "0.4.4", "jax.devices()"),
+        ("local_device_count", "0.4.4", "jax.local_device_count()"),
+        ("local_devices", "0.4.4", "jax.local_devices()"),
+        ("process_count", "0.4.4", "jax.process_count()"),
+        ("process_index", "0.4.4", "jax.process_index()"),
     ),
-    ("_pmap_sharding_spec", "0.4.1", f"{_SPECS}:pmap_sharding_spec_of_parts", _NAMED),
-    ("xc", "0.8.2", f"{_API}:xla_client", _BACKEND),
-)
+    f"{_API}:xla_bridge": (("get_backend", "0.8.0", "jax.extend.backend.get_backend"),),
+    _API: (("get_compile_options", "0.8.0", _OPTIONS, "compile_options"),),
+}
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(_PXLA, "0.8.2", "works", __name__, "jax.sharding, xlashard"),
     Entry("jax.pxla", "0.4.14", "works", __name__, "jax.sharding, xlashard"),
     *(
-        Entry(
-            f"{home}.{name}",
-            "0.4.14",
-            "differs",
-            f"{_ARRAYS}:ShardedDeviceArray",
-            "jax.Array",
-            _ON_SEVERAL,
-        )
+        Entry(name, "0.4.14", "differs", f"{_ARRAYS}:ShardedDeviceArray", "jax.Array", _ON_SEVERAL)
         for home in (_PXLA, "jax.pxla")
-        for name in ("ShardedDeviceArray", "_ShardedDeviceArray")
+        for name in (f"{home}.ShardedDeviceArray", f"{home}._ShardedDeviceArray")
     ),
     *works_in(_PXLA, _OF_PXLA),
-    *(
-        Entry(f"{_PXLA}.{name}", gone, "works", source, today)
-        for name, gone, source, today in _RENAMED
-    ),
     *refused(
         _PXLA,
         "0.4.14",
@@ -187,20 +190,8 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.jit",
         "`PartitionSpec` works; the functions are refused.",
     ),
-    *refused(
-        _SHARDED_JIT,
-        "0.3.16",
-        "jax.jit(f, in_shardings=..., out_shardings=...)",
-        "jax.jit takes its arguments today",
-        "sharded_jit",
-    ),
-    *refused(
-        _SHARDED_JIT,
-        "0.3.16",
-        "jax.lax.with_sharding_constraint(x, sharding)",
-        "jax.jit takes its arguments today",
-        "with_sharding_constraint",
-    ),
+    *refused(_SHARDED_JIT, "0.3.16", _JIT, _ARGUMENTS, "sharded_jit"),
+    *refused(_SHARDED_JIT, "0.3.16", _CONSTRAINT, _ARGUMENTS, "with_sharding_constraint"),
     Entry(_XLA, "0.4.7", "works", __name__, "jax.core, jax.interpreters.mlir"),
     Entry("jax.xla", "0.4.14", "works", __name__, "jax.core, jax.interpreters.mlir"),
     *(
@@ -211,14 +202,15 @@ ENTRIES: tuple[Entry, ...] = (
             (f"{_XLA}._DeviceArray", "0.4.9"),
         )
     ),
-    *works(_XLA, "0.4.9", _ARRAYS, make_device_array="buffer"),
-    *works(_XLA, "0.4.14", Device="jax.Device", ShapedArray="jax.core.ShapedArray"),
-    Entry(
-        f"{_XLA}.abstractify", "0.8.2", "works", f"{_API}:core.shaped_abstractify", "jax.typeof(x)"
+    *works_in(_XLA, _OF_XLA),
+    *works_in("jax.xla", {_API: _OF_XLA[_API]}),
+    *refused(
+        _XLA,
+        "0.4.14",
+        _MLIR,
+        _RULES,
+        *("backend_specific_translations", "register_translation", "translations"),
     ),
-    *works(_XLA, "0.8.2", f"{_API}:core", pytype_aval_mappings="jax.typeof(x)"),
-    *refused(_XLA, "0.4.14", _MLIR, _RULES, "backend_specific_translations"),
-    *refused(_XLA, "0.4.14", _MLIR, _RULES, "register_translation", "translations"),
     *refused(
         _XLA,
         "0.4.14",
@@ -226,48 +218,9 @@ ENTRIES: tuple[Entry, ...] = (
         "jit and pjit are one primitive",
         "xla_call_p",
     ),
-    *works(_XLA, "0.4.14", __name__, device_put="(jax.device_put(x, device),)"),
-    *(
-        Entry(f"{home}.xc", "0.4.14", "works", f"{_API}:xla_client", _BACKEND)
-        for home in (_XLA, "jax.xla")
-    ),
     *imports(_XLA, "0.8.2"),
     Entry(_BRIDGE, "0.9.0", "works", __name__, _BACKEND),
-    *works(
-        _BRIDGE,
-        "0.4.4",
-        "jax",
-        device_count="jax.device_count()",
-        devices="jax.devices()",
-        local_device_count="jax.local_device_count()",
-        local_devices="jax.local_devices()",
-        process_count="jax.process_count()",
-        process_index="jax.process_index()",
-    ),
-    *works(_BRIDGE, "0.5.0", "jax", default_backend="jax.default_backend()"),
-    *works(
-        _BRIDGE,
-        "0.8.0",
-        f"{_API}:xla_bridge",
-        get_backend="jax.extend.backend.get_backend",
-    ),
-    Entry(
-        f"{_BRIDGE}.get_compile_options",
-        "0.8.0",
-        "works",
-        f"{_API}:compile_options",
-        "jax.extend.backend.get_compile_options",
-    ),
+    *works_in(_BRIDGE, _OF_BRIDGE),
     Entry("jax._src.lib.xla_bridge", "0.4.6", "works", __name__, _BACKEND),
-    *(
-        Entry(
-            f"jax.lib.{name}",
-            "0.9.0",
-            "differs",
-            f"{_API}:{name}",
-            "import jax.extend.xla",
-            _OF_JAXLIB,
-        )
-        for name in ("xla_client", "xla_extension")
-    ),
+    *differs("jax.lib", "0.9.0", _API, xla_client=_OF_JAXLIB, xla_extension=_OF_JAXLIB),
 )

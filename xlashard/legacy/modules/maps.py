@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from xlashard.legacy.modules.entry import Entry, differs, imports, refused, works
+from xlashard.legacy.modules.entry import Entry, differs, imports, refused, works, works_in
 
 type AxisName = Hashable
 type ResourceAxisName = Hashable
@@ -48,6 +48,21 @@ _NO_XMAP = "xmap and its loops have no replacement with the same interface"
 _SHARD_MAP = "jax.shard_map(f, mesh=mesh, in_specs=P('x'), out_specs=P('x'))"
 _MAKE = "jax.make_array_from_process_local_data(sharding, local)"
 
+_WORKS = {
+    _MESHES: (
+        ("mesh", "0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ..."),
+        ("EMPTY_ENV", "0.4.31", "jax.sharding.get_mesh()"),
+    ),
+    _MODES: (("_PositionalSemantics", "0.4.7", _MAKE),),
+    __name__: (("FrozenDict", "0.4.31", "types.MappingProxyType"),),
+}
+_OF_MESH = {
+    _MESHES: (
+        ("_local_to_global", "0.4.31", f"{_MAKE}.shape"),
+        ("_global_to_local", "0.4.31", "x.sharding.shard_shape(x.shape)"),
+    )
+}
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(_HOME, "0.4.31", "works", __name__, "jax.sharding"),
     *works(
@@ -58,12 +73,6 @@ ENTRIES: tuple[Entry, ...] = (
             "jax.sharding.Mesh",
             "It makes today's meshes, and meshes of fake devices, hashable or not.",
         ),
-    ),
-    *works(
-        _HOME,
-        "0.3.15",
-        _MESHES,
-        mesh="with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ...",
     ),
     *works(
         _HOME,
@@ -78,14 +87,11 @@ ENTRIES: tuple[Entry, ...] = (
         _HOME,
         "0.4.31",
         _MESHES,
+        Loop=("jax.lax.map(f, xs)", _NO_XMAP),
         ResourceEnv=(
             "with jax.set_mesh(mesh): ...",
             "Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
         ),
-    ),
-    *works(_HOME, "0.4.31", _MESHES, EMPTY_ENV="jax.sharding.get_mesh()"),
-    Entry(
-        f"{_HOME}._PositionalSemantics", "0.4.7", "works", f"{_MODES}:PositionalSemantics", _MAKE
     ),
     Entry(
         f"{_HOME}._positional_semantics",
@@ -95,25 +101,9 @@ ENTRIES: tuple[Entry, ...] = (
         _MAKE,
         "Its `val` has an effect while `jax_array` is off.",
     ),
-    *differs(_HOME, "0.4.31", _MESHES, Loop=("jax.lax.map(f, xs)", _NO_XMAP)),
-    *refused(_HOME, "0.4.31", "jax.lax.map(f, xs)", _NO_XMAP, "SerialLoop"),
-    *refused(_HOME, "0.4.31", _SHARD_MAP, _NO_XMAP, "make_xmap_callable"),
-    *refused(_HOME, "0.4.31", "jax.lax.map(f, xs)", _NO_XMAP, "serial_loop"),
-    *refused(_HOME, "0.4.31", _SHARD_MAP, _NO_XMAP, "xmap", "xmap_p"),
-    Entry(
-        "jax._src.mesh.Mesh._local_to_global",
-        "0.4.31",
-        "works",
-        f"{_MESHES}:local_to_global",
-        f"{_MAKE}.shape",
-    ),
-    Entry(
-        "jax._src.mesh.Mesh._global_to_local",
-        "0.4.31",
-        "works",
-        f"{_MESHES}:global_to_local",
-        "x.sharding.shard_shape(x.shape)",
-    ),
+    *works_in(_HOME, _WORKS),
+    *works_in("jax._src.mesh.Mesh", _OF_MESH),
+    *refused(_HOME, "0.4.31", "jax.lax.map(f, xs)", _NO_XMAP, "SerialLoop", "serial_loop"),
+    *refused(_HOME, "0.4.31", _SHARD_MAP, _NO_XMAP, "make_xmap_callable", "xmap", "xmap_p"),
     *imports(_HOME, "0.4.31"),
-    *works(_HOME, "0.4.31", __name__, FrozenDict="types.MappingProxyType"),
 )

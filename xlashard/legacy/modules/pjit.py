@@ -23,6 +23,9 @@ _PARSE = "xlashard.sharding.parse"
 
 _SPECS = "sharding.spec"
 _NAMED = "jax.sharding.NamedSharding(mesh, spec)"
+_FROM_LOCAL = "jax.make_array_from_process_local_data(sharding, local)"
+_SHARD_SHAPE = "sharding.shard_shape(shape)"
+_PRIMITIVE = "jaxpr.eqns[0].primitive"
 _INNER = "xlashard has other compilation stages than JAX had then"
 
 _WORKS = {
@@ -36,6 +39,7 @@ _WORKS = {
         ("Sharding", "0.4.2", "jax.sharding.Sharding"),
     ),
     _MARKERS: (
+        ("_AUTOAxisResource", "0.4.2", "type(xlashard.AUTO)", "AutoAxisResource"),
         ("_FromGdaSingleton", "0.4.2", "type(xlashard.FROM_GDA)"),
         ("_is_from_gda", "0.4.2", "x == xlashard.FROM_GDA"),
         ("_is_auto", "0.4.2", "x == xlashard.AUTO"),
@@ -75,6 +79,8 @@ _WORKS = {
         ("_get_op_sharding_from_executable", "0.4.16", "compiled.input_shardings"),
         ("_get_partition_spec", "0.4.2", _SPECS),
         ("_get_single_pspec", "0.4.2", _SPECS),
+        ("_create_mesh_pspec_sharding_from_parsed_pspec", "0.4.9", _NAMED, "mesh_sharding"),
+        ("_get_op_sharding", "0.4.9", "op_sharding.tuple_shardings", "flatten_op_sharding"),
         ("_get_ppspec_from_executable", "0.4.2", f"{_PARSE}.get_pspec_from_executable(c, mesh)"),
         ("_get_pspec_from_executable", "0.4.16", f"{_PARSE}.get_pspec_from_executable(c, mesh)"),
     ),
@@ -82,27 +88,22 @@ _WORKS = {
         ("flatten_axis_resources", "0.4.2", "jax.tree.broadcast(specs, args)"),
         ("to_op_sharding_sharding", "0.4.2", f"{_PARSE}.to_op_sharding_sharding(sharding, ndim)"),
         ("hashable_pytree", "0.4.16", "jax.tree.flatten(tree)"),
+        ("global_to_local", "0.4.7", "x.sharding.shard_shape(x.shape)"),
+        ("local_to_global", "0.4.7", f"{_FROM_LOCAL}.shape"),
+        ("pjit_check_aval_sharding", "0.4.2", _SHARD_SHAPE, "check_aval_shardings"),
         ("_create_sharding_for_array", "0.4.2", _NAMED),
     ),
-    "xlashard.pjit.primitive": (("pjit_p", "0.7.0", "jaxpr.eqns[0].primitive"),),
+    "xlashard.pjit.primitive": (("pjit_p", "0.7.0", _PRIMITIVE),),
+    "xlashard.pjit.constraint": (("sharding_constraint_p", "0.4.2", _PRIMITIVE, "constraint_p"),),
+    "xlashard._jax.legacy_api": (("xc", "0.8.0", "import jax.extend.backend", "xla_client"),),
 }
-_RENAMED = (
-    ("_AUTOAxisResource", "0.4.2", f"{_MARKERS}:AutoAxisResource", "type(xlashard.AUTO)"),
-    (
-        "pjit_check_aval_sharding",
-        "0.4.2",
-        f"{_INTERNALS}:check_aval_shardings",
-        "sharding.shard_shape(shape)",
-    ),
-    (
-        "sharding_constraint_p",
-        "0.4.2",
-        "xlashard.pjit.constraint:constraint_p",
-        "jaxpr.eqns[0].primitive",
-    ),
-    ("_create_mesh_pspec_sharding_from_parsed_pspec", "0.4.9", f"{_PARSED}:mesh_sharding", _NAMED),
-    ("_get_op_sharding", "0.4.9", f"{_PARSED}:flatten_op_sharding", "op_sharding.tuple_shardings"),
-)
+_OF_STAGES = {
+    _STAGES: (
+        ("Lowered.as_text", "0.4.31", "lowered.as_text('stablehlo')", "lowered_text"),
+        ("Lowered.compiler_ir", "0.4.31", "lowered.compiler_ir('stablehlo')", "lowered_ir"),
+        ("Compiled.compiler_ir", "0.3.25", "compiled.as_text()", "compiled_ir"),
+    )
+}
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(_HOME, "0.8.0", "works", __name__, "jax.jit, jax.P, jax.sharding"),
@@ -123,35 +124,10 @@ ENTRIES: tuple[Entry, ...] = (
         "xlashard.AUTO",
         "`AUTO(mesh)`, the form since 0.4.9, is `AUTO`: the mesh is the one in force.",
     ),
-    *works(
-        _HOME,
-        "0.4.7",
-        _INTERNALS,
-        global_to_local="x.sharding.shard_shape(x.shape)",
-        local_to_global="jax.make_array_from_process_local_data(sharding, local).shape",
-    ),
     *works_in(_HOME, _WORKS),
-    *(
-        Entry(f"{_HOME}.{name}", gone, "works", source, today)
-        for name, gone, source, today in _RENAMED
-    ),
     *refused(_HOME, "0.4.14", "pjit(f)(x)", _INNER, "_pjit_call_impl"),
     *refused(_HOME, "0.4.14", "pjit(f).trace(x).jaxpr", _INNER, "_pjit_jaxpr"),
     *refused(_HOME, "0.4.14", "pjit(f).lower(x)", _INNER, "_pjit_lower"),
     *imports(_HOME, "0.8.0"),
-    *(
-        Entry(f"jax.stages.{name}", gone, "works", f"{_STAGES}:{source}", today)
-        for name, gone, source, today in (
-            ("Lowered.as_text", "0.4.31", "lowered_text", "lowered.as_text('stablehlo')"),
-            ("Lowered.compiler_ir", "0.4.31", "lowered_ir", "lowered.compiler_ir('stablehlo')"),
-            ("Compiled.compiler_ir", "0.3.25", "compiled_ir", "compiled.as_text()"),
-        )
-    ),
-    Entry(
-        f"{_HOME}.xc",
-        "0.8.0",
-        "works",
-        "xlashard._jax.legacy_api:xla_client",
-        "import jax.extend.backend",
-    ),
+    *works_in("jax.stages", _OF_STAGES),
 )

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import generators, key_types
-from xlashard.legacy.modules.entry import Entry, moved, works
+from xlashard.legacy.modules.entry import Entry, moved, works, works_in
 
 
 class _KeyType(type):
@@ -77,31 +77,21 @@ def unsafe_raw_array(keys: jax.Array) -> jax.Array:
 
 _API = "xlashard._jax.legacy_api"
 
+_WORKS = {
+    __name__: (
+        ("KeyArray", "0.4.24", "jax.Array"),
+        ("PRNGKeyArray", "0.4.24", "jax.Array"),
+        ("rbg_key", "0.4.24", "jax.random.key(seed, impl='rbg')"),
+        ("shuffle", "0.4.31", "jax.random.permutation(key, x, independent=True)"),
+        ("threefry2x32_key", "0.4.24", "jax.random.key(seed, impl='threefry2x32')"),
+        ("unsafe_rbg_key", "0.4.24", "jax.random.key(seed, impl='unsafe_rbg')"),
+    ),
+    f"{_API}:random": (("default_prng_impl", "0.4.24", "jax.random.key_impl(jax.random.key(0))"),),
+}
+
 ENTRIES: tuple[Entry, ...] = (
-    *works("jax.random", "0.4.24", __name__, KeyArray="jax.Array", PRNGKeyArray="jax.Array"),
-    *works(
-        "jax.random",
-        "0.4.24",
-        f"{_API}:random",
-        default_prng_impl="jax.random.key_impl(jax.random.key(0))",
-    ),
-    *works(
-        "jax.random",
-        "0.4.24",
-        __name__,
-        rbg_key="jax.random.key(seed, impl='rbg')",
-        threefry2x32_key="jax.random.key(seed, impl='threefry2x32')",
-    ),
+    *works_in("jax.random", _WORKS),
     *moved("jax.random", "0.4.24", "jax.extend.random", "threefry_2x32"),
-    *works(
-        "jax.random", "0.4.24", __name__, unsafe_rbg_key="jax.random.key(seed, impl='unsafe_rbg')"
-    ),
-    *works(
-        "jax.random",
-        "0.4.31",
-        __name__,
-        shuffle="jax.random.permutation(key, x, independent=True)",
-    ),
     *works(
         "jax._src.random.prng.PRNGKeyArray",
         "0.4.24",

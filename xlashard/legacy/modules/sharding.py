@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 
-from xlashard import (
-    GSPMDSharding,
-    OpShardingSharding,
-)
+from xlashard import GSPMDSharding, OpShardingSharding
 from xlashard._jax.runtime.shardings import JaxNamedSharding as MeshPspecSharding
 from xlashard._jax.runtime.shardings import JaxNamedSharding as NamedSharding
 from xlashard._jax.runtime.shardings import JaxSharding as Sharding
 from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
-from xlashard.legacy.modules.entry import Entry, differs, moved, works
+from xlashard.legacy.modules.entry import Entry, moved, works, works_in
 from xlashard.legacy.shardings.legacy_mesh import Mesh
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.legacy.shardings.sharding_classes import (
@@ -19,7 +16,7 @@ from xlashard.legacy.shardings.sharding_classes import (
     XLACompatibleSharding,
 )
 
-_SPEC_NOTE = (
+_SPEC = (
     "It is a tuple, and JAX accepts it as its own. It is equal to today's spec with the same "
     "entries, but has another hash; specs that JAX returns (`x.sharding.spec`) are today's."
 )
@@ -29,64 +26,43 @@ _OF_PMAP = (
     "It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
 )
 _POSITIONAL = "jax.sharding.NamedSharding(jax.make_mesh(shape, names), P(*names))"
+_OF_MESH = (_NAMED, "It is `NamedSharding`, its name since 0.4.1.")
+_OF_OP_SHARDING = (_NAMED, "It is `xlashard.OpShardingSharding`.")
+_OF_POSITIONAL = (_POSITIONAL, "Results of `jax.jit` have the equivalent `GSPMDSharding`.")
+_COMPATIBLE = ("jax.sharding.Sharding", "Every sharding with an XLA equivalent is an instance.")
 _IMPLS = "jax._src.sharding_impls"
 _OF_NAMED = "jax._src.named_sharding.NamedSharding"
+_MARKERS = "xlashard.legacy.shardings.partition_spec"
 _CLASSES = "xlashard.legacy.shardings.sharding_classes"
 _PROTO = "sharding._to_xla_hlo_sharding(ndim).to_proto()"
+# Methods of JAX's shardings.
+_FITS = ("is_compatible_aval", "0.4.24", "sharding.shard_shape(shape)")
+_TO_OP = ("_to_xla_op_sharding", "0.4.14", _PROTO, "op_sharding_of")
+_OP = ("_op_sharding", "0.4.14", _PROTO)
+_PARSED = ("_parsed_pspec", "0.7.1", "sharding.spec")
 
 
 def _classes(parent: str) -> Iterator[Entry]:
-    yield from works(
-        parent,
-        "0.4.9",
-        __name__,
-        MeshPspecSharding=(_NAMED, "It is `NamedSharding`, its name since 0.4.1."),
-    )
-    yield from works(
-        parent,
-        "0.4.12",
-        "xlashard",
-        OpShardingSharding=(_NAMED, "It is `xlashard.OpShardingSharding`."),
-    )
-    yield from works(
-        parent, "0.7.0", "xlashard", GSPMDSharding=(_NAMED, "It is `xlashard.GSPMDSharding`.")
-    )
-    yield from works(parent, "0.10.0", _CLASSES, PmapSharding=_OF_PMAP)
-    yield from works(
-        parent,
-        "0.7.0",
-        _CLASSES,
-        PositionalSharding=(
-            _POSITIONAL,
-            "Results of `jax.jit` have the equivalent `GSPMDSharding`.",
-        ),
-    )
-    yield from works(
-        parent,
-        "0.4.34",
-        _CLASSES,
-        XLACompatibleSharding=(
-            "jax.sharding.Sharding",
-            "Every sharding with an XLA equivalent is an instance.",
-        ),
-    )
+    for home, name, gone, today in (
+        (__name__, "MeshPspecSharding", "0.4.9", _OF_MESH),
+        ("xlashard", "OpShardingSharding", "0.4.12", _OF_OP_SHARDING),
+        ("xlashard", "GSPMDSharding", "0.7.0", (_NAMED, "It is `xlashard.GSPMDSharding`.")),
+        (_CLASSES, "PmapSharding", "0.10.0", _OF_PMAP),
+        (_CLASSES, "PositionalSharding", "0.7.0", _OF_POSITIONAL),
+        (_CLASSES, "XLACompatibleSharding", "0.4.34", _COMPATIBLE),
+    ):
+        yield from works(parent, gone, home, **{name: today})
 
 
 ENTRIES: tuple[Entry, ...] = (
     *(
-        entry
+        Entry(f"{home}.PartitionSpec", gone, "differs", f"{_MARKERS}:PartitionSpec", "jax.P", _SPEC)
         for home, gone in (
             ("jax.experimental", "0.4.12"),
             ("jax.experimental.pjit", "0.4.11"),
             ("jax.interpreters.pxla", "0.4.11"),
             ("jax.interpreters.sharded_jit", "0.3.16"),
             ("jax.sharding", "0.7.1"),
-        )
-        for entry in differs(
-            home,
-            gone,
-            "xlashard.legacy.shardings.partition_spec",
-            PartitionSpec=("jax.P", _SPEC_NOTE),
         )
     ),
     *works(
@@ -104,30 +80,13 @@ ENTRIES: tuple[Entry, ...] = (
         f"{_IMPLS}.AUTO",
         "0.9.0",
         "differs",
-        "xlashard.legacy.shardings.partition_spec:AUTO_ON_MESH",
+        f"{_MARKERS}:AUTO_ON_MESH",
         "xlashard.AUTO",
         "It is not a class: `AUTO` and `AUTO(mesh)` are equal, on the mesh in force at the call.",
     ),
     *works(_IMPLS, "0.10.0", _CLASSES, PmapSharding=_OF_PMAP),
     *works(_IMPLS, "0.7.0", _CLASSES, PositionalSharding=_POSITIONAL),
-    *(
-        entry
-        for kind in (
-            _OF_NAMED,
-            f"{_IMPLS}.GSPMDSharding",
-            f"{_IMPLS}.SingleDeviceSharding",
-        )
-        for entry in works(
-            kind, "0.4.24", _CLASSES, is_compatible_aval="sharding.shard_shape(shape)"
-        )
-    ),
-    *(
-        Entry(f"{kind}.{name}", gone, "works", f"{_CLASSES}:{source}", today)
-        for kind, name, gone, source, today in (
-            (f"{_IMPLS}.GSPMDSharding", "_op_sharding", "0.4.14", "op_sharding", _PROTO),
-            (f"{_IMPLS}.GSPMDSharding", "_to_xla_op_sharding", "0.4.14", "op_sharding_of", _PROTO),
-            (_OF_NAMED, "_to_xla_op_sharding", "0.4.14", "op_sharding_of", _PROTO),
-            (_OF_NAMED, "_parsed_pspec", "0.7.1", "parsed_pspec", "sharding.spec"),
-        )
-    ),
+    *works_in(_OF_NAMED, {_CLASSES: (_FITS, _TO_OP, _PARSED)}),
+    *works_in(f"{_IMPLS}.GSPMDSharding", {_CLASSES: (_FITS, _TO_OP, _OP)}),
+    *works_in(f"{_IMPLS}.SingleDeviceSharding", {_CLASSES: (_FITS,)}),
 )

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
-from xlashard.legacy.modules.entry import Entry, differs, moved, refused, works
+from xlashard.legacy.modules.entry import Entry, differs, moved, refused, works, works_in
 from xlashard.sharding import Mesh
 
 config = jax.config
@@ -177,15 +177,27 @@ def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> Pm
 _FLAGS = "xlashard.legacy.modes.config_flags"
 _CACHE = "jax.experimental.compilation_cache.compilation_cache"
 
+_WORKS = {
+    __name__: (("curry", "0.4.14", "functools.partial"),),
+    "jax.extend.backend": (("clear_backends", "0.4.36", "jax.extend.backend.clear_backends()"),),
+    _FLAGS: (("spmd_mode", "0.7.0", "jax.jit(f)(x)"),),
+}
+_FLAGS_OF_CONFIG = {
+    _FLAGS: (
+        ("jax_array", "0.4.7", "isinstance(x, jax.Array)"),
+        (
+            "jax_parallel_functions_output_gda",
+            "0.4.7",
+            "jax.jit(f, out_shardings=shardings)",
+            "parallel_functions_output_gda",
+        ),
+        ("jax_spmd_mode", "0.7.0", "jax.jit(f)(x)", "spmd_mode"),
+    )
+}
+
 ENTRIES: tuple[Entry, ...] = (
     *moved("jax", "0.4.14", "jax.core", "ShapedArray"),
-    *works("jax", "0.4.14", __name__, curry="functools.partial"),
-    *works(
-        "jax",
-        "0.4.36",
-        "jax.extend.backend",
-        clear_backends="jax.extend.backend.clear_backends()",
-    ),
+    *works_in("jax", _WORKS),
     *works(
         "jax",
         "0.10.0",
@@ -265,24 +277,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry("jax.config", "0.4.25", "works", __name__, "jax.config"),
     *works("jax.config", "0.4.25", __name__, config="jax.config"),
-    Entry(
-        "jax.config.jax_array",
-        "0.4.7",
-        "works",
-        f"{_FLAGS}:jax_array",
-        "isinstance(x, jax.Array)",
-    ),
-    Entry(
-        "jax.config.jax_parallel_functions_output_gda",
-        "0.4.7",
-        "works",
-        f"{_FLAGS}:parallel_functions_output_gda",
-        "jax.jit(f, out_shardings=shardings)",
-    ),
-    *(
-        Entry(name, "0.7.0", "works", f"{_FLAGS}:spmd_mode", "jax.jit(f)(x)")
-        for name in ("jax.config.jax_spmd_mode", "jax.spmd_mode")
-    ),
+    *works_in("jax.config", _FLAGS_OF_CONFIG),
     Entry(
         "jax.config.jax_pmap_no_rank_reduction",
         "0.8.0",

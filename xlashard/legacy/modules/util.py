@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from xlashard._jax.legacy_api import util
-from xlashard.legacy.modules.entry import Entry, differs, moved, works
+from xlashard.legacy.modules.entry import Entry, differs, moved, works, works_in
 
 prod = math.prod
 
@@ -131,7 +131,14 @@ def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None
     KEY_PATHS[ty] = handler
 
 
-_UTIL = "xlashard._jax.legacy_api:util"
+_OF_TREES = {
+    __name__: (
+        ("tree_multimap", "0.3.16", "jax.tree.map"),
+        ("build_tree", "0.7.0", "jax.tree.unflatten"),
+        ("AttributeKeyPathEntry", "0.4.26", "jax.tree_util.GetAttrKey"),
+        ("GetitemKeyPathEntry", "0.4.26", "jax.tree_util.DictKey"),
+    )
+}
 
 ENTRIES: tuple[Entry, ...] = (
     *works(
@@ -147,15 +154,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *moved("jax", "0.6.0", "jax.tree_util", "treedef_is_leaf"),
     *works("jax", "0.3.16", __name__, tree_multimap="jax.tree.map"),
-    *works("jax.tree_util", "0.3.16", __name__, tree_multimap="jax.tree.map"),
-    *works("jax.tree_util", "0.7.0", __name__, build_tree="jax.tree.unflatten"),
-    *works(
-        "jax.tree_util",
-        "0.4.26",
-        __name__,
-        AttributeKeyPathEntry="jax.tree_util.GetAttrKey",
-        GetitemKeyPathEntry="jax.tree_util.DictKey",
-    ),
+    *works_in("jax.tree_util", _OF_TREES),
     *differs(
         "jax.tree_util",
         "0.4.26",
@@ -166,23 +165,23 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry("jax.util", "0.8.0", "works", __name__, "import functools"),
-    *works("jax.util", "0.7.0", _UTIL, HashableFunction="functools.partial"),
-    *works("jax.util", "0.7.0", __name__, as_hashable_function="functools.partial"),
     *works(
         "jax.util",
         "0.7.0",
-        _UTIL,
+        __name__,
+        as_hashable_function="functools.partial",
+        split_dict="[mapping[name] for name in names]",
+        split_merge="[x for x in xs if predicate(x)]",
+    ),
+    *works(
+        "jax.util",
+        "0.7.0",
+        "xlashard._jax.legacy_api:util",
+        HashableFunction="functools.partial",
         cache="functools.lru_cache",
         safe_map="[f(x, y) for x, y in zip(xs, ys, strict=True)]",
         safe_zip="zip(xs, ys, strict=True)",
-    ),
-    *works("jax.util", "0.7.0", __name__, split_dict="[mapping[name] for name in names]"),
-    *works("jax.util", "0.7.0", _UTIL, split_list="xs[:n], xs[n:]"),
-    *works("jax.util", "0.7.0", __name__, split_merge="[x for x in xs if predicate(x)]"),
-    *works(
-        "jax.util",
-        "0.7.0",
-        _UTIL,
+        split_list="xs[:n], xs[n:]",
         subvals="[new.get(n, x) for n, x in enumerate(xs)]",
         toposort="graphlib.TopologicalSorter",
         unzip2="tuple(zip(*pairs, strict=True))",
