@@ -1,6 +1,6 @@
 """Generate one Markdown page per exception class from the catalogue, for the documentation site.
 
-    python -m tests.errors.pages FOLDER
+    python -m docs.site_errors FOLDER
 
 It runs every call of the catalogue, ours and JAX's, which takes a few minutes on eight devices
 (`make docs` sets them). The pages are part of the site, not of the repository.

@@ -19,10 +19,9 @@ from mkdocs.structure.files import File, Files
 
 import xlashard
 from benchmarks import _page, _preflights
+from docs import site_errors, site_names
 from tests.documents import LINK
-from tests.errors import pages as error_pages
 from tests.errors.catalogue import read_topics
-from tests.legacy.modules.docs_page import table as legacy_table
 from xlashard.cli import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +79,7 @@ def _generated(kind: str, name: str) -> str:
         return "\n\n".join(_api(each) for each in name.split(", "))
     if kind == "commands":
         return "\n\n".join(_command_line())
-    return {"settings": _preflights.table, "legacy names": legacy_table}[name]()
+    return {"settings": _preflights.table, "legacy names": site_names.table}[name]()
 
 
 def _api(name: str) -> str:
@@ -112,7 +111,7 @@ def _error_pages() -> tuple[tuple[str, str], ...]:
     """
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        error_pages.write_pages(read_topics(), Path(folder, "pages"))
+        site_errors.write_pages(read_topics(), Path(folder, "pages"))
         tempfile.tempdir = None
         made = sorted(Path(folder, "pages").glob("*.md"))
         return tuple((f"reference/errors/{file.name}", file.read_text()) for file in made)

@@ -19,7 +19,7 @@ def _section(name: str, entries: Sequence[Entry]) -> Iterator[str]:
     about = importlib.import_module(f"xlashard.legacy.modules.{name}").__doc__ or name
     yield f"### {about.splitlines()[0].rstrip('.')}\n"
     yield _HEAD
-    yield from (_row(entry) for entry in entries)
+    yield from map(_row, sorted(entries, key=lambda entry: entry.name.lower()))
 
 
 def _row(entry: Entry) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.errors import pages
+from docs import site_errors as pages
 from tests.errors.catalogue import read_topics
 from tests.forking import python_command
 from xlashard import errors

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.errors import pages
+from docs import site_errors as pages
 from tests.errors.catalogue import SETUP, SHARED, Mistake, read_topics, wrapped
 from tests.errors.messages import message
 

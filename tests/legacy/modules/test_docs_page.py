@@ -1,6 +1,6 @@
 """The table of old names in the documentation has every entry."""
 
-from tests.legacy.modules.docs_page import table
+from docs.site_names import table
 from xlashard.legacy.modules import entries
 
 
