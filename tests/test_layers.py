@@ -47,7 +47,7 @@ XLASHARD = Layers(
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.common", "xlashard.train.model.programs"),
             ("xlashard.commands.common", "xlashard.train.config.settings"),
-            ("xlashard.commands.common", "xlashard.train.config.schema"),
+            ("xlashard.commands.common", "xlashard.train.config.toml_text"),
         }
     ),
 )

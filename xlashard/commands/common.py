@@ -222,8 +222,8 @@ def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
         path: A TOML file.
         words: `KEY=VALUE` words that override the file.
     """
-    from xlashard.train.config.schema import to_toml
     from xlashard.train.config.settings import load_settings
+    from xlashard.train.config.toml_text import to_toml
 
     settings = load_settings(path, words)
     return tuple(settings.mesh), to_toml(settings)

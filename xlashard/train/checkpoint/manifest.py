@@ -15,7 +15,7 @@ from xlashard._version import __version__
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import counted
 from xlashard.train.checkpoint.files import Digest, digests, files_in, link_out_of
-from xlashard.train.config.schema import differences, setting_changes, setting_in
+from xlashard.train.config.toml_text import differences, setting_changes, setting_in
 from xlashard.train.errors import CheckpointError
 from xlashard.wording import typed
 

@@ -6,10 +6,9 @@ field; checks, error texts and the reference table derive from them.
 """
 
 import difflib
-import json
 import math
+import operator
 import shlex
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from xlashard.documents import parse_toml
+from xlashard.train.config.toml_text import toml_key, toml_value
 from xlashard.train.errors import SettingsError
 
 
@@ -33,14 +33,14 @@ class Bounds:
         """Return the violated bound as text, or ``None`` for a value inside the range."""
         if not math.isfinite(value):
             return "finite"
-        if self.at_least is not None and value < self.at_least:
-            return f"at least {self.at_least:g}"
-        if self.above is not None and value <= self.above:
-            return f"greater than {self.above:g}"
-        if self.below is not None and value >= self.below:
-            return f"less than {self.below:g}"
-        if self.at_most is not None and value > self.at_most:
-            return f"at most {self.at_most:g}"
+        for bound, is_beyond, text in (
+            (self.at_least, operator.lt, "at least"),
+            (self.above, operator.le, "greater than"),
+            (self.below, operator.ge, "less than"),
+            (self.at_most, operator.gt, "at most"),
+        ):
+            if bound is not None and is_beyond(value, bound):
+                return f"{text} {bound:g}"
         return None
 
 
@@ -104,15 +104,13 @@ def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -
         >>> read(Settings, {"model": {"layers": 2}}, ["model.heads=8"]).model.heads
         8
     """
-    problems: list[str] = []
-    known = {leaf.path: leaf for leaf in leaves(cls)}
-    values: dict[str, Any] = {}
-    _read_table(cls, table, "", known, values, problems)
+    reader = _Reader(cls)
+    reader.read_table(cls, table, "")
     for word in words:
-        _read_word(cls, word, known, values, problems)
-    if problems:
-        raise SettingsError("\n".join(problems))
-    return _build(cls, values, "")
+        reader.read_word(word)
+    if reader.problems:
+        raise SettingsError("\n".join(reader.problems))
+    return _build(cls, reader.values, "")
 
 
 def reference(cls: type) -> list[tuple[str, str, str, str]]:
@@ -132,9 +130,6 @@ def describe(kind: Any) -> str:
     return names[kind]
 
 
-# ---------------------------------------------------------------- reading
-
-
 def _fields(cls: type) -> list[tuple[Field[Any], Any]]:
     hints = get_type_hints(cls)
     return [(spec, hints[spec.name]) for spec in fields(cls)]
@@ -146,50 +141,68 @@ def _default(spec: Field[Any]) -> Any:
     return typing.cast(Any, spec.default_factory)()
 
 
-def _read_table(
-    cls: type,
-    table: Mapping[str, Any],
-    prefix: str,
-    known: dict[str, Leaf],
-    values: dict[str, Any],
-    problems: list[str],
-) -> None:
-    kinds = {spec.name: kind for spec, kind in _fields(cls)}
-    for name, raw in table.items():
-        path = prefix + name
-        kind = kinds.get(name)
-        if kind is None:
-            problems.append(_unknown(path, raw, known, kinds, word=False))
-        elif not is_dataclass(kind):
-            _read_value(known[path], raw, values, problems, word=False)
-        elif isinstance(raw, Mapping):
-            _read_table(typing.cast(type, kind), raw, path + ".", known, values, problems)
+class _Reader:
+    """Values and problems of the documents and words that were read."""
+
+    def __init__(self, cls: type) -> None:
+        self._roots = {spec.name: kind for spec, kind in _fields(cls)}
+        self._known = {leaf.path: leaf for leaf in leaves(cls)}
+        self.values: dict[str, Any] = {}
+        self.problems: list[str] = []
+
+    def read_table(self, cls: type, table: Mapping[str, Any], prefix: str) -> None:
+        """Read a table of a document."""
+        kinds = {spec.name: kind for spec, kind in _fields(cls)}
+        for name, raw in table.items():
+            path = prefix + name
+            kind = kinds.get(name)
+            if kind is None:
+                self.problems.append(_unknown(path, raw, self._known, kinds, word=False))
+            elif not is_dataclass(kind):
+                self._read_value(self._known[path], raw, word=False)
+            elif isinstance(raw, Mapping):
+                self.read_table(typing.cast(type, kind), raw, path + ".")
+            else:
+                first = next(x for x in self._known.values() if x.path.startswith(path + "."))
+                shown = _line(first.path, first.default, word=False)
+                self.problems.append(f"{path} must be a table, not {_shown(raw)}. Write:\n{shown}")
+
+    def read_word(self, word: str) -> None:
+        """Read an override of the command line."""
+        known = self._known
+        path, equals, text = word.partition("=")
+        path = path.strip()
+        table, _, name = path.rpartition(".")
+        if not equals:
+            leaf = _nearest(path, known) or next(iter(known.values()))
+            line = _line(leaf.path, leaf.default, word=True)
+            self.problems.append(f"--set {word}: the value is missing. Write:\n{line}")
+        elif table in known and get_origin(known[table].kind) is dict:
+            old = self.values.get(table, known[table].default)
+            self._read_value(known[table], {**old, name: _word_value(int, text)}, word=True)
+        elif path in known:
+            self._read_value(known[path], _word_value(known[path].kind, text), word=True)
         else:
-            first = next(leaf for leaf in known.values() if leaf.path.startswith(path + "."))
-            shown = _line(first.path, first.default, word=False)
-            problems.append(f"{path} must be a table, not {_shown(raw)}. Write:\n{shown}")
+            raw = _word_value(None, text)
+            self.problems.append(_unknown(path, raw, known, self._roots, word=True))
 
-
-def _read_word(
-    cls: type, word: str, known: dict[str, Leaf], values: dict[str, Any], problems: list[str]
-) -> None:
-    path, equals, text = word.partition("=")
-    path = path.strip()
-    if not equals:
-        leaf = _nearest(path, known) or next(iter(known.values()))
-        line = _line(leaf.path, leaf.default, word=True)
-        problems.append(f"--set {word}: the value is missing. Write:\n{line}")
-        return
-    table, _, name = path.rpartition(".")
-    if table in known and get_origin(known[table].kind) is dict:
-        grown = {**values.get(table, known[table].default), name: _word_value(int, text)}
-        _read_value(known[table], grown, values, problems, word=True)
-        return
-    if path not in known:
-        roots = {spec.name: kind for spec, kind in _fields(cls)}
-        problems.append(_unknown(path, _word_value(None, text), known, roots, word=True))
-        return
-    _read_value(known[path], _word_value(known[path].kind, text), values, problems, word=True)
+    def _read_value(self, leaf: Leaf, raw: Any, word: bool) -> None:
+        try:
+            value = _coerce(leaf.kind, raw)
+        except _Mismatch:
+            expected, line = describe(leaf.kind), _line(leaf.path, _repaired(leaf, raw), word)
+            self.problems.append(
+                f"{leaf.path} must be {expected}, not {_shown(raw)}. Write:\n{line}"
+            )
+            return
+        for key, number in _numbers(value):
+            if refusal := leaf.bounds.refusal(number):
+                line = _line(leaf.path, leaf.default, word)
+                self.problems.append(
+                    f"{leaf.path}{key} must be {refusal}, not {number!r}. Write:\n{line}"
+                )
+                return
+        self.values[leaf.path] = value
 
 
 def _word_value(kind: Any, text: str) -> Any:
@@ -206,26 +219,6 @@ def _word_value(kind: Any, text: str) -> Any:
 
 class _Mismatch(Exception):
     """The raw value does not have the declared type."""
-
-
-def _read_value(
-    leaf: Leaf, raw: Any, values: dict[str, Any], problems: list[str], word: bool
-) -> None:
-    try:
-        value = _coerce(leaf.kind, raw)
-    except _Mismatch:
-        line = _line(leaf.path, _repaired(leaf, raw), word)
-        expected = describe(leaf.kind)
-        problems.append(f"{leaf.path} must be {expected}, not {_shown(raw)}. Write:\n{line}")
-        return
-    for key, number in _numbers(value):
-        refusal = leaf.bounds.refusal(number)
-        if refusal is None:
-            continue
-        line = _line(leaf.path, leaf.default, word)
-        problems.append(f"{leaf.path}{key} must be {refusal}, not {number!r}. Write:\n{line}")
-        return
-    values[leaf.path] = value
 
 
 def _coerce(kind: Any, raw: Any) -> Any:
@@ -266,9 +259,6 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
         elif path in values:
             arguments[spec.name] = values[path]
     return cls(**arguments)
-
-
-# ---------------------------------------------------------------- error texts
 
 
 def _unknown(
@@ -358,94 +348,3 @@ def _line(path: str, value: Any, word: bool) -> str:
         return "  " + " ".join(f"--set {path}.{k}={toml_value(v)}" for k, v in value.items())
     text = value if isinstance(value, str) else toml_value(value)
     return f"  --set {shlex.quote(f'{path}={text}')}"
-
-
-# ---------------------------------------------------------------- TOML notation
-
-
-def to_toml(settings: Any) -> str:
-    """Write settings as a TOML document that `schema.read` reads back."""
-    return "\n".join(_table_lines(settings, "")).lstrip("\n") + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """Return a value in TOML notation."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            # JSON and TOML escapes differ only for DEL, which TOML requires escaped.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
-        case list() | tuple():
-            return "[" + ", ".join(map(toml_value, value)) + "]"
-        case Mapping():
-            return (
-                "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
-            )
-    return json.dumps(str(value))
-
-
-def toml_key(name: str) -> str:
-    """Return a key, bare if TOML allows it."""
-    bare = name.replace("-", "").replace("_", "")
-    return name if bare.isalnum() and bare.isascii() else toml_value(name)
-
-
-def _table_lines(table: Any, path: str) -> Iterator[str]:
-    """Yield the lines of a settings class or a mapping."""
-    items = dict(table) if isinstance(table, Mapping) else vars(table)
-    tables = {k: v for k, v in items.items() if is_dataclass(v) or isinstance(v, Mapping)}
-    if path and (len(items) > len(tables) or isinstance(table, Mapping)):
-        yield f"\n[{path}]"
-    for key, value in items.items():
-        if key not in tables:
-            yield f"{toml_key(key)} = {toml_value(value)}"
-    for key, value in tables.items():
-        yield from _table_lines(value, f"{path}.{key}" if path else key)
-
-
-def setting_changes(was: str, now: str) -> dict[str, str]:
-    r"""Return the settings that differ between two TOML documents.
-
-    Args:
-        was: Old document.
-        now: New document.
-
-    Returns:
-        Text by key, with old and new value: `model.width = 64 is 128`.
-
-    Example:
-        >>> setting_changes("[model]\nwidth = 64", "[model]\nwidth = 128")
-        {'model.width': 'model.width = 64 is 128'}
-    """
-    before, after = ({key: toml_value(x) for key, x in _flat(text)} for text in (was, now))
-    return {
-        key: f"{key} = {old or '(not set)'} is {new or 'not set'}"
-        for key, old, new in differences(before, after)
-    }
-
-
-def setting_in(text: str, key: str) -> str | None:
-    """Return a setting of a TOML document in TOML notation."""
-    return {k: toml_value(x) for k, x in _flat(text)}.get(key)
-
-
-def _flat(text: str) -> Iterator[tuple[str, Any]]:
-    waiting: list[tuple[str, Any]] = [("", tomllib.loads(text))]
-    while waiting:
-        path, value = waiting.pop(0)
-        if isinstance(value, dict):
-            waiting += [(f"{path}.{key}" if path else key, x) for key, x in value.items()]
-        else:
-            yield path, value
-
-
-def differences(
-    was: Mapping[str, str], now: Mapping[str, str]
-) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield the keys whose values differ, each with its old and its new value."""
-    for key in dict.fromkeys([*was, *now]):
-        if was.get(key) != now.get(key):
-            yield key, was.get(key), now.get(key)

@@ -9,8 +9,8 @@ from typing import Literal
 import jax
 
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
-from xlashard.train.config.schema import setting_changes, to_toml
 from xlashard.train.config.settings import Settings
+from xlashard.train.config.toml_text import setting_changes, to_toml
 from xlashard.train.errors import PeerError, SettingsError
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from xlashard.multihost import Watchdog
 from xlashard.pictures import TreePicture, read_tree
 from xlashard.train.checkpoint import Checkpoints
-from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
+from xlashard.train.config.toml_text import to_toml
 from xlashard.train.data import plan_batch, read_corpus
 from xlashard.train.errors import DataError, SettingsError
 from xlashard.train.formulas import parameters
