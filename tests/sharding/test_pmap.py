@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.sharding.suite import ShardingSuite
+from tests.sharding.suite import ShardingSuite, bare_tiles
 from xlashard import (
     Array,
     Chunked,
@@ -29,7 +29,6 @@ from xlashard import (
 )
 from xlashard.errors import DivisibilityError, PlacementError, RankError, ShardingError
 from xlashard.sharding import from_jax
-from xlashard.sharding.parse import to_op_sharding_sharding
 
 ALL = slice(None)
 DEVICES = jax.devices()
@@ -132,7 +131,7 @@ def test_equal_only_to_its_like() -> None:
     same = [
         NamedSharding(Mesh(np.array(DEVICES), ("d",)), P("d")),
         rows.jax_sharding(),
-        to_op_sharding_sharding(rows, 2),
+        bare_tiles(rows, 2),
         PmapSharding.default((8, 3), unstacked=True),
     ]
     for other in same:
@@ -141,7 +140,7 @@ def test_equal_only_to_its_like() -> None:
         assert rows.is_equivalent_to(other, 2)
         assert other.is_equivalent_to(rows, 2)
     assert rows != PmapSharding(DEVICES[::-1], ROWS)
-    assert isinstance(to_op_sharding_sharding(rows, 2), GSPMDSharding)
+    assert isinstance(bare_tiles(rows, 2), GSPMDSharding)
     assert isinstance(from_jax(rows.jax_sharding()), NamedSharding)
 
 

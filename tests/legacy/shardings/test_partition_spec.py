@@ -15,8 +15,8 @@ import xlashard
 from tests.pjit.helpers import f32
 from xlashard import NamedSharding, legacy, multihost, pjit, with_sharding_constraint
 from xlashard.errors import ShardingError, UnknownAxisError
+from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, get_array_mapping
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.sharding.parse import ParsedPartitionSpec, get_array_mapping
 
 pytestmark = pytest.mark.partitioner
 

@@ -24,7 +24,7 @@ from xlashard.legacy.modes.config_flags import (
 from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
 from xlashard.legacy.modes.mode_stages import ModeTraced
-from xlashard.legacy.shardings.parsed_specs import prepare_axis_resources
+from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, prepare_axis_resources
 from xlashard.pjit.dispatch import dispatched
 from xlashard.pjit.options import (
     DonationMode,
@@ -37,7 +37,6 @@ from xlashard.pjit.options import (
 from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages import traced as stages
 from xlashard.sharding import Mesh
-from xlashard.sharding.parse import ParsedPartitionSpec
 
 
 def pjit(

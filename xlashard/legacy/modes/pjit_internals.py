@@ -12,13 +12,16 @@ from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modes.config_flags import PositionalSemantics, current_array_mode
 from xlashard.legacy.shardings import legacy_mesh as meshes
-from xlashard.legacy.shardings.parsed_specs import (
-    get_array_mapping,
-    mesh_sharding,
-    parse_flatten_op_sharding,
-)
+from xlashard.legacy.shardings.op_shardings import parse_flatten_op_sharding
+from xlashard.legacy.shardings.parsed_specs import get_array_mapping, mesh_sharding
 from xlashard.legacy.shardings.partition_spec import is_unspecified_or_from_gda_or_auto
-from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax, parse
+from xlashard.sharding import (
+    GSPMDSharding,
+    NamedSharding,
+    Sharding,
+    XLACompatibleSharding,
+    from_jax,
+)
 
 
 class _OnFakeDevices(GSPMDSharding):
@@ -43,12 +46,21 @@ def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDShardi
 
     Raises:
         RankError: The rank is too low.
+        ShardingError: The tiles depend on more than the rank.
     """
     own = from_jax(s)
-    if isinstance(own, NamedSharding) and not isinstance(own.devices[0], jax.Device):
-        made: Any = _OnFakeDevices(own.devices, own.rank_tiling(ndim).to_tile_assignment())
+    if isinstance(own, GSPMDSharding):
+        made: Any = own
+    elif not isinstance(own, XLACompatibleSharding):
+        raise ShardingError(
+            f"the tiles of a {type(own).__name__} depend on the shape: pass its tiling(shape) to "
+            "GSPMDSharding"
+        )
+    elif isinstance(own, NamedSharding) and not isinstance(own.devices[0], jax.Device):
+        made = _OnFakeDevices(own.devices, own.rank_tiling(ndim).to_tile_assignment())
     else:
-        made = parse.to_op_sharding_sharding(s, ndim)
+        tiles = own.rank_tiling(ndim).to_tile_assignment()
+        made = GSPMDSharding(own.devices, tiles, memory_kind=own.memory_kind)
     if made is not s:
         made._original_sharding = s
     return made

@@ -56,7 +56,7 @@ _PARSED = "xlashard.legacy.shardings.parsed_specs"
 _MARKERS = "xlashard.legacy.shardings.partition_spec"
 _CLASSES = "xlashard.legacy.shardings.sharding_classes"
 _SPECS = "xlashard.legacy.shardings.sharding_specs"
-_PARSE = "xlashard.sharding.parse"
+_OPS = "xlashard.legacy.shardings.op_shardings"
 
 _ON_SEVERAL = (
     "`isinstance` is True for every fully addressable array on several devices, including today's."
@@ -71,7 +71,7 @@ _WAYS = "hlo_sharding.tile_assignment_dimensions()"
 _PIECES = "[jax.device_put(x[index], device) for index, device in zip(indices, devices)]"
 _BACKEND = "import jax.extend.backend"
 _OPTIONS = "jax.extend.backend.get_compile_options"
-_MAPPING = "xlashard.sharding.parse.get_array_mapping(spec)"
+_MAPPING = "xlashard.legacy.shardings.parsed_specs.get_array_mapping(spec)"
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 _RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
 _OF_JAXLIB = ("import jax.extend.xla", "it has the attributes of today's jaxlib")
@@ -124,7 +124,9 @@ _OF_PXLA = {
     "jax.core": (("ShapedArray", "0.4.16", "jax.core.ShapedArray"),),
     _PARSED: (
         ("_get_array_mapping", "0.4.4", _MAPPING, "array_mapping_of_resource"),
-        ("array_mapping_to_axis_resources", "0.11.0", f"{_PARSE}.get_partition_spec(parsed)"),
+        ("array_mapping_to_axis_resources", "0.11.0", f"{_PARSED}.get_single_pspec(parsed)"),
+    ),
+    _OPS: (
         ("get_num_ways_dim_sharded", "0.4.11", _WAYS),
         ("_get_num_ways_dim_sharded", "0.4.4", _WAYS),
         ("is_op_sharding_replicated", "0.7.2", "sharding.is_fully_replicated"),

@@ -19,7 +19,7 @@ _INTERNALS = "xlashard.legacy.modes.pjit_internals"
 _PARSED = "xlashard.legacy.shardings.parsed_specs"
 _MARKERS = "xlashard.legacy.shardings.partition_spec"
 _CLASSES = "xlashard.legacy.shardings.sharding_classes"
-_PARSE = "xlashard.sharding.parse"
+_OPS = "xlashard.legacy.shardings.op_shardings"
 
 _SPECS = "sharding.spec"
 _NAMED = "jax.sharding.NamedSharding(mesh, spec)"
@@ -61,32 +61,42 @@ _WORKS = {
         ("MeshSharding", "0.4.2", "jax.sharding.NamedSharding"),
         ("MeshShardingMinusUnspecified", "0.4.2", "jax.sharding.NamedSharding"),
     ),
-    _PARSE: (
-        ("SpecSync", "0.4.2", f"{_PARSE}.SpecSync"),
-        ("unflatten_array", "0.4.2", f"{_PARSE}.unflatten_array(sizes, devices)"),
-        ("unflatten_superdims", "0.4.2", f"{_PARSE}.unflatten_superdims(devices)"),
-        ("explode_superdims", "0.4.2", f"{_PARSE}.explode_superdims(sizes, dims)"),
-        ("strides_for_sizes", "0.4.2", f"{_PARSE}.strides_for_sizes(sizes)"),
+    "xlashard.geometry": (
+        ("unflatten_array", "0.4.2", "xlashard.geometry.unflatten_array(sizes, devices)"),
+        ("unflatten_superdims", "0.4.2", "xlashard.geometry.unflatten_superdims(devices)"),
+        ("explode_superdims", "0.4.2", "xlashard.geometry.explode_superdims(sizes, dims)"),
+        ("strides_for_sizes", "0.4.2", "xlashard.geometry.strides_for_sizes(sizes)"),
     ),
     _PARSED: (
+        ("SpecSync", "0.4.2", f"{_PARSED}.SpecSync"),
         ("REPLICATED", "0.4.2", "jax.P()"),
-        ("ParsedPartitionSpec", "0.4.16", f"{_PARSE}.ParsedPartitionSpec"),
-        ("CanonicalizedParsedPartitionSpec", "0.4.2", f"{_PARSE}.CanonicalizedParsedPartitionSpec"),
+        ("ParsedPartitionSpec", "0.4.16", f"{_PARSED}.ParsedPartitionSpec"),
+        (
+            "CanonicalizedParsedPartitionSpec",
+            "0.4.2",
+            f"{_PARSED}.CanonicalizedParsedPartitionSpec",
+        ),
         ("_prepare_axis_resources", "0.4.16", "jax.tree.leaves(specs)"),
-        ("get_array_mapping", "0.4.16", f"{_PARSE}.get_array_mapping(spec)"),
-        ("get_unconstrained_dims", "0.4.2", f"{_PARSE}.get_unconstrained_dims(sharding)"),
-        ("parse_flatten_op_sharding", "0.4.16", f"{_PARSE}.parse_flatten_op_sharding(op, mesh)"),
-        ("_get_op_sharding_from_executable", "0.4.16", "compiled.input_shardings"),
+        ("get_array_mapping", "0.4.16", f"{_PARSED}.get_array_mapping(spec)"),
+        ("get_unconstrained_dims", "0.4.2", f"{_PARSED}.get_unconstrained_dims(sharding)"),
         ("_get_partition_spec", "0.4.2", _SPECS),
         ("_get_single_pspec", "0.4.2", _SPECS),
         ("_create_mesh_pspec_sharding_from_parsed_pspec", "0.4.9", _NAMED, "mesh_sharding"),
+    ),
+    _OPS: (
+        ("parse_flatten_op_sharding", "0.4.16", f"{_OPS}.parse_flatten_op_sharding(op, mesh)"),
+        ("_get_op_sharding_from_executable", "0.4.16", "compiled.input_shardings"),
+        ("_get_ppspec_from_executable", "0.4.2", f"{_OPS}.get_pspec_from_executable(c, mesh)"),
+        ("_get_pspec_from_executable", "0.4.16", f"{_OPS}.get_pspec_from_executable(c, mesh)"),
         ("_get_op_sharding", "0.4.9", "op_sharding.tuple_shardings", "flatten_op_sharding"),
-        ("_get_ppspec_from_executable", "0.4.2", f"{_PARSE}.get_pspec_from_executable(c, mesh)"),
-        ("_get_pspec_from_executable", "0.4.16", f"{_PARSE}.get_pspec_from_executable(c, mesh)"),
     ),
     _INTERNALS: (
         ("flatten_axis_resources", "0.4.2", "jax.tree.broadcast(specs, args)"),
-        ("to_op_sharding_sharding", "0.4.2", f"{_PARSE}.to_op_sharding_sharding(sharding, ndim)"),
+        (
+            "to_op_sharding_sharding",
+            "0.4.2",
+            f"{_INTERNALS}.to_op_sharding_sharding(sharding, ndim)",
+        ),
         ("hashable_pytree", "0.4.16", "jax.tree.flatten(tree)"),
         ("global_to_local", "0.4.7", "x.sharding.shard_shape(x.shape)"),
         ("local_to_global", "0.4.7", f"{_FROM_LOCAL}.shape"),

@@ -1,38 +1,47 @@
-"""Parsed partition specs and `OpSharding`s, with the names and signatures of 2022.
+"""Parsed partition specs, with the names and signatures of 2022.
 
-They wrap `sharding.parse`, and return the `PartitionSpec` of 2022 and ordered mappings.
+`geometry.Spec` is today's equivalent. They return the `PartitionSpec` of 2022 and ordered mappings.
 """
 
-import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import jax
 
-from xlashard._jax.runtime import compiler
-from xlashard._jax.runtime.shardings import (
-    HloSharding,
-    JaxSharding,
-    Mesh,
-    OpSharding,
-    hlo_from_text,
-    op_sharding,
-)
-from xlashard.errors import DuplicateAxisError, ShardingError
+from xlashard._jax.runtime.shardings import JaxSharding, Mesh
+from xlashard.errors import ArgumentError, DuplicateAxisError, ShardingError
+from xlashard.geometry import Spec
 from xlashard.legacy.shardings.partition_spec import (
     PartitionSpec,
     is_auto,
     is_unspecified_or_from_gda_or_auto,
 )
-from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax, parse
+from xlashard.sharding import NamedSharding, Sharding, from_jax, spec_of
+from xlashard.sharding import PartitionSpec as TodaysSpec
+from xlashard.sharding.named import spec_entries
 
-type OpShardings = list[Any]
+type Partitions = tuple[tuple[str, ...] | None, ...]
+"""Mesh axes of each dimension, major to minor; None for an unconstrained one."""
 
 
-class ParsedPartitionSpec(parse.ParsedPartitionSpec):
+class SpecSync(IntEnum):
+    """Distance of a parsed spec from the spec that the user wrote."""
+
+    OUT_OF_SYNC = 0
+    """A sharded dimension was inserted."""
+    DIM_PERMUTE = 1
+    """Dimensions have moved, and no dimension was newly sharded."""
+    IN_SYNC = 2
+    """The spec is the one that the user wrote."""
+
+
+class ParsedPartitionSpec:
     """Partition spec as one tuple of mesh axes per dimension.
+
+    Trailing dimensions that are not sharded stay in it: `((),)` needs a dimension, `()` does not.
 
     Args:
         user_spec: The spec as the user wrote it.
@@ -45,11 +54,77 @@ class ParsedPartitionSpec(parse.ParsedPartitionSpec):
         ((('x',), ()), PartitionSpec('x', None))
     """
 
-    __slots__ = ()
+    __slots__ = ("partitions", "sync", "unsafe_user_spec")
+
+    def __init__(
+        self,
+        user_spec: Any,
+        partitions: Iterable[tuple[str, ...] | None],
+        sync: SpecSync = SpecSync.IN_SYNC,
+    ) -> None:
+        self.unsafe_user_spec = user_spec
+        self.partitions: Partitions = tuple(partitions)
+        self.sync = sync
+
+    @classmethod
+    def from_user_input(
+        cls, entry: Any, arg_name: str, allow_unconstrained_dims: bool = False
+    ) -> Self:
+        """Parse a user's resource.
+
+        Args:
+            entry: A PartitionSpec, or None for the replicated spec.
+            arg_name: Name of the argument, for errors.
+            allow_unconstrained_dims: Whether dimensions may be unconstrained.
+
+        Raises:
+            ArgumentError: It is something else.
+            SpecEntryError: An entry is not an axis name.
+            ShardingError: A dimension is unconstrained, and this is not allowed.
+        """
+        if entry is None:
+            return cls(None, ())
+        if not isinstance(entry, TodaysSpec):
+            raise ArgumentError(
+                f"{arg_name} must be a PartitionSpec or None, not {type(entry).__name__}: write "
+                f"P({entry!r})"
+            )
+        open_mark = PartitionSpec.UNCONSTRAINED
+        partitions = spec_of(entry).for_rank(len(entry))
+        if None in partitions and not allow_unconstrained_dims:
+            raise ShardingError(
+                f"{arg_name} is {entry}, which leaves dimension {partitions.index(None)} to the "
+                f"partitioner ({open_mark}); only with_sharding_constraint can do that"
+            )
+        return cls(entry, partitions)
+
+    @property
+    def user_spec(self) -> Any:
+        """Return the spec that the user wrote.
+
+        Raises:
+            ShardingError: The spec is out of sync.
+        """
+        return self.unsynced_user_spec(SpecSync.IN_SYNC)
+
+    def unsynced_user_spec(self, min_sync: SpecSync) -> Any:
+        """Return the user's spec if it is at most `min_sync` away from this one.
+
+        Raises:
+            ShardingError: The spec is further away.
+        """
+        if self.sync < min_sync:
+            raise ShardingError(
+                f"{self!r} differs from the spec that the user wrote ({self.sync.name}, required "
+                f"{min_sync.name}): use get_partition_spec()"
+            )
+        return self.unsafe_user_spec
 
     def get_partition_spec(self) -> Any:
         """Return the equivalent `PartitionSpec`, as the user wrote it if it is still in sync."""
-        return PartitionSpec(*super().get_partition_spec())
+        spec = self.unsafe_user_spec
+        in_sync = self.sync is SpecSync.IN_SYNC and isinstance(spec, TodaysSpec)
+        return PartitionSpec(*(spec if in_sync else spec_entries(self)))
 
     def insert_axis_partitions(
         self, dim: int, val: tuple[str, ...] | None
@@ -58,9 +133,36 @@ class ParsedPartitionSpec(parse.ParsedPartitionSpec):
 
         Args:
             dim: Its position, from 0.
-            val: Its mesh axes; `()` if it is not sharded, None if it is unconstrained.
+            val: Its mesh axes, `()` for replicated, None for unconstrained.
         """
-        return _legacy_results(super().insert_axis_partitions(dim, val))
+        padded = self.partitions + ((),) * (dim - len(self.partitions))
+        sync = SpecSync.OUT_OF_SYNC if val else SpecSync.DIM_PERMUTE
+        return ParsedPartitionSpec(
+            self.unsafe_user_spec, (*padded[:dim], val, *padded[dim:]), min(sync, self.sync)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ParsedPartitionSpec):
+            return NotImplemented
+        return (self.partitions, self.sync) == (other.partitions, other.sync)
+
+    def __hash__(self) -> int:
+        return hash((self.partitions, self.sync))
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def __getitem__(self, dim: int) -> tuple[str, ...] | None:
+        return self.partitions[dim]
+
+    def __iter__(self) -> Iterator[tuple[str, ...] | None]:
+        return iter(self.partitions)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(partitions={self.partitions}, "
+            f"unsafe_user_spec={self.unsafe_user_spec}, sync={int(self.sync)})"
+        )
 
 
 class CanonicalizedParsedPartitionSpec(ParsedPartitionSpec):
@@ -72,31 +174,14 @@ class CanonicalizedParsedPartitionSpec(ParsedPartitionSpec):
 
     __slots__ = ()
 
-    def __init__(self, parsed_pspec: parse.ParsedPartitionSpec) -> None:
-        shortest = parse.CanonicalizedParsedPartitionSpec(parsed_pspec)
-        super().__init__(shortest.unsafe_user_spec, shortest.partitions, shortest.sync)
+    def __init__(self, parsed_pspec: ParsedPartitionSpec) -> None:
+        super().__init__(
+            parsed_pspec.unsafe_user_spec, Spec(parsed_pspec.partitions).dims, parsed_pspec.sync
+        )
 
 
 REPLICATED = CanonicalizedParsedPartitionSpec(ParsedPartitionSpec(None, ()))
 """The replicated spec, for every rank."""
-
-
-def _legacy_results(parsed: parse.ParsedPartitionSpec) -> ParsedPartitionSpec:
-    return ParsedPartitionSpec(parsed.unsafe_user_spec, parsed.partitions, parsed.sync)
-
-
-def parse_flatten_op_sharding(op_sharding: Any, mesh: Mesh) -> list[ParsedPartitionSpec]:
-    """Return the specs on a mesh that are equivalent to XLA's sharding; several for a tuple.
-
-    Args:
-        op_sharding: An `OpSharding`, an `HloSharding`, its text, or a sharding made of one.
-        mesh: The mesh; the sharding numbers its devices in row-major order.
-
-    Raises:
-        TilingError: No spec on this mesh is equivalent.
-    """
-    tiles = op_sharding.tile_assignment if isinstance(op_sharding, GSPMDSharding) else op_sharding
-    return [_legacy_results(parsed) for parsed in parse.parse_flatten_op_sharding(tiles, mesh)]
 
 
 def get_array_mapping(axis_resources: Any) -> Any:
@@ -110,8 +195,13 @@ def get_array_mapping(axis_resources: Any) -> Any:
         >>> dict(get_array_mapping(PartitionSpec(("x", "y"), None, "z")))
         {'x': 0, 'y': 0, 'z': 2}
     """
-    mapping = parse.get_array_mapping(axis_resources)
-    return OrderedDict(mapping) if isinstance(mapping, dict) else mapping
+    if isinstance(axis_resources, TodaysSpec):
+        partitions: Partitions = spec_of(axis_resources).dims
+    elif isinstance(axis_resources, ParsedPartitionSpec):
+        partitions = axis_resources.partitions
+    else:
+        return axis_resources
+    return OrderedDict((axis, dim) for dim, axes in enumerate(partitions) for axis in axes or ())
 
 
 def array_mapping_to_axis_resources(array_mapping: Mapping[str, int]) -> Any:
@@ -130,12 +220,12 @@ def array_mapping_to_axis_resources(array_mapping: Mapping[str, int]) -> Any:
     return PartitionSpec(*[names or None for names in axes])
 
 
-def get_single_pspec(parsed: parse.ParsedPartitionSpec) -> Any:
+def get_single_pspec(parsed: ParsedPartitionSpec) -> Any:
     """Return the `PartitionSpec` of a parsed spec, without trailing unsharded dimensions."""
     return array_mapping_to_axis_resources(get_array_mapping(parsed))
 
 
-def get_partition_spec(ppspec: Sequence[parse.ParsedPartitionSpec]) -> list[Any]:
+def get_partition_spec(ppspec: Sequence[ParsedPartitionSpec]) -> list[Any]:
     """Return the `PartitionSpec`s of parsed specs."""
     return [get_single_pspec(parsed) for parsed in ppspec]
 
@@ -204,7 +294,7 @@ def mesh_sharding(mesh: Mesh, parsed: Any) -> Any:
         mesh: The mesh.
         parsed: A leaf that `prepare_axis_resources` returned; markers are returned unchanged.
     """
-    if not isinstance(parsed, parse.ParsedPartitionSpec):
+    if not isinstance(parsed, ParsedPartitionSpec):
         return parsed
     return NamedSharding(mesh, parsed.get_partition_spec())
 
@@ -212,95 +302,6 @@ def mesh_sharding(mesh: Mesh, parsed: Any) -> Any:
 def get_unconstrained_dims(sharding: JaxSharding) -> set[int]:
     """Return the unconstrained dimensions of a sharding."""
     own = from_jax(sharding)
-    return parse.get_unconstrained_dims(own) if isinstance(own, NamedSharding) else set()
-
-
-# The partitioner runs for two devices or more.
-_SEVERAL = 2
-
-
-def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpShardings]:
-    """Return the input and output shardings of a compiled program.
-
-    Args:
-        executable: A compiled stage of pjit or `jax.jit`, or a PJRT executable.
-
-    Raises:
-        ShardingError: The compiler does not report them.
-    """
-    runtime = parse.runtime_of(executable)
-    reported = compiler.executable_shardings(runtime, _SEVERAL)
-    if reported is None and len(runtime.local_devices()) == 1:
-        reported = compiler.executable_shardings(runtime, 1)
-    if reported is None:
-        raise ShardingError(  # no-catalogue: no supported compiler does this
-            "the compiler does not report the shardings of this program: read "
-            "compiled.input_shardings and compiled.output_shardings of the compiled stage"
-        )
-    ins, outs = ([op_sharding(hlo_from_text(text)) for text in texts] for texts in reported)
-    return ins, outs
-
-
-def get_ppspec_from_executable(
-    executable: Any, mesh: Mesh
-) -> tuple[list[ParsedPartitionSpec], list[ParsedPartitionSpec]]:
-    """Return the input and output shardings of a compiled program as parsed specs on a mesh."""
-    ins, outs = get_op_sharding_from_executable(executable)
-    return [_single(op, mesh) for op in ins], [_single(op, mesh) for op in outs]
-
-
-def _single(op_sharding: Any, mesh: Mesh) -> ParsedPartitionSpec:
-    (parsed,) = parse_flatten_op_sharding(op_sharding, mesh)
-    return parsed
-
-
-def get_pspec_from_executable(
-    executable: Any, mesh: Mesh
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the input and output shardings of a compiled program as partition specs."""
-    ins, outs = get_ppspec_from_executable(executable, mesh)
-    return tuple(get_partition_spec(ins)), tuple(get_partition_spec(outs))
-
-
-def flatten_op_sharding(op_sharding: Any) -> OpShardings:
-    """Return the element shardings of a tuple; for another sharding, a list of it alone.
-
-    Args:
-        op_sharding: An `OpSharding`.
-    """
-    if op_sharding.type == OpSharding.Type.TUPLE:
-        return list(op_sharding.tuple_shardings)
-    return [op_sharding]
-
-
-def hlo_sharding(op_sharding: Any) -> Any:
-    """Return the `HloSharding` of an `OpSharding`; an `HloSharding` is returned unchanged."""
-    return (
-        HloSharding.from_proto(op_sharding) if isinstance(op_sharding, OpSharding) else op_sharding
-    )
-
-
-def is_op_sharding_replicated(op_sharding: Any) -> bool:
-    """Return True if a sharding is replicated; for a tuple, if all its elements are."""
-    sharding = hlo_sharding(op_sharding)
-    if elements := sharding.tuple_elements():
-        return all(map(is_op_sharding_replicated, elements))
-    return sharding.is_replicated() or sharding.num_devices() == 1
-
-
-def are_op_shardings_equal(a: Any, b: Any) -> bool:
-    """Return True if two of XLA's shardings are equivalent."""
-    parts, others = hlo_sharding(a).tuple_elements(), hlo_sharding(b).tuple_elements()
-    if parts or others:
-        # Comparing a tuple sharding in jaxlib aborts the process.
-        return len(parts) == len(others) and all(map(are_op_shardings_equal, parts, others))
-    if is_op_sharding_replicated(a) and is_op_sharding_replicated(b):
-        return True
-    return hlo_sharding(a) == hlo_sharding(b)
-
-
-def get_num_ways_dim_sharded(op_sharding: Any) -> tuple[list[int], int]:
-    """Return the number of tiles of each dimension, and the number of replicas."""
-    assignment = parse.tile_assignment_of(op_sharding)
-    tiles = assignment.dims[: len(assignment.dims) - len(assignment.subgroups)]
-    return list(tiles), math.prod(assignment.dims[len(tiles) :])
+    if not isinstance(own, NamedSharding):
+        return set()
+    return {dim for dim, axes in enumerate(own.normal_spec.dims) if axes is None}

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import xlashard
-from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding, geometry
 from xlashard._jax.runtime.shardings import HloSharding, OpSharding
 from xlashard.errors import (
     ArgumentError,
@@ -22,17 +22,18 @@ from xlashard.errors import (
     TilingError,
 )
 from xlashard.geometry import TileAssignment
-from xlashard.sharding import parse
-from xlashard.sharding.parse import (
+from xlashard.legacy.modes.pjit_internals import to_op_sharding_sharding
+from xlashard.legacy.shardings.op_shardings import (
+    get_pspec_from_executable,
+    parse_flatten_op_sharding,
+)
+from xlashard.legacy.shardings.parsed_specs import (
     REPLICATED,
     CanonicalizedParsedPartitionSpec,
     ParsedPartitionSpec,
     SpecSync,
     get_array_mapping,
-    get_pspec_from_executable,
     get_unconstrained_dims,
-    parse_flatten_op_sharding,
-    to_op_sharding_sharding,
 )
 
 U = P.UNCONSTRAINED
@@ -181,7 +182,7 @@ def test_what_a_user_may_not_write(entry, kind, text):
 def test_open_dimensions_where_they_are_allowed():
     parsed = ParsedPartitionSpec.from_user_input(P("x", U), "x", allow_unconstrained_dims=True)
     assert parsed.partitions == (("x",), None)
-    assert parse.get_partition_spec(parsed) == P("x", U)
+    assert ParsedPartitionSpec(None, parsed).get_partition_spec() == P("x", U)
     assert get_array_mapping(parsed) == {"x": 0}
     assert get_unconstrained_dims(NamedSharding(mesh((2, 4)), P("x", U))) == {1}
 
@@ -263,7 +264,7 @@ def test_specs_of_programs_with_one_sharding_for_all_and_on_one_device():
 
 
 def test_the_small_steps_are_there():
-    assert parse.strides_for_sizes([2, 3, 4]).tolist() == [12, 4, 1]
-    assert parse.unflatten_superdims([0, 3, 1, 4, 2, 5]) == [(2, 3), (3, 1)]
-    assert parse.explode_superdims([2, 3], [(6, 1)]) == [(2, 3), (3, 1)]
-    assert parse.unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5]) == ["y", "x"]
+    assert geometry.strides_for_sizes([2, 3, 4]).tolist() == [12, 4, 1]
+    assert geometry.unflatten_superdims([0, 3, 1, 4, 2, 5]) == [(2, 3), (3, 1)]
+    assert geometry.explode_superdims([2, 3], [(6, 1)]) == [(2, 3), (3, 1)]
+    assert geometry.unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5]) == ["y", "x"]
