@@ -4,7 +4,7 @@
 |---|---|---|
 | `XLASHARD_PARTITIONER` | `shardy`, `gspmd` | who partitions programs; JAX's own setting if unset |
 | `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
-| `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between their processes; done if unset |
+| `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between processes; unset: of pjit only |
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
 | `XLASHARD_DOCS_URL` | address | site that errors link to; empty: errors without links |
@@ -90,6 +90,7 @@ class Flags:
         check_device_put: When `device_put` compares a value between processes.
         pod: The place in an emulated pod; None outside of one.
         check_programs: Whether processes compare their programs before they run them.
+        check_jit_programs: Whether they compare those of `jax.jit`, too.
         programs_timeout: How long a process waits for others to run a program, in seconds.
         docs_url: Address of the site that errors link to; None if unset; "" for no links.
     """
@@ -99,6 +100,7 @@ class Flags:
     check_device_put: CheckName = "once"
     pod: PodPlace | None = None
     check_programs: bool = True
+    check_jit_programs: bool = False
     programs_timeout: int = 3600
     docs_url: str | None = None
 
@@ -125,6 +127,7 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         check_device_put=_one_of(CHECK_DEVICE_PUT, environment, CheckName) or "once",
         pod=_pod(environment),
         check_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS) or "1"),
+        check_jit_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS, "")),
         programs_timeout=_number(PROGRAMS_TIMEOUT, environment.get(PROGRAMS_TIMEOUT) or "3600", 1),
         docs_url=None if (url := environment.get(DOCS_URL)) is None else url.strip(),
     )

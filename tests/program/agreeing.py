@@ -308,6 +308,50 @@ def huge():
 
 
 @case
+def jit_shapes():
+    @jax.jit
+    def train_step(state, batch):
+        return state["w"] * batch.sum()
+
+    batch = pod.ones(16, 4) if pod.is_odd() else pod.ones(8, 4)
+    with multihost.checked_programs(True):
+        return train_step({"w": pod.ones(8)}, batch)
+
+
+@case
+def jit_branch():
+    @jax.jit
+    def step(x):
+        y = x * 2
+        if pod.is_odd():
+            y = jnp.sin(y)
+        return y.sum()
+
+    with multihost.checked_programs(True):
+        compiled = step.lower(pod.ones(8)).compile()
+        return compiled(pod.ones(8).to_jax())
+
+
+@case
+def jit_closed_over():
+    table = np.full((256, 256), 2.0 if pod.is_odd() else 1.0, np.float32)
+    with multihost.checked_programs(True):
+        return jax.jit(lambda x: x + table[0, 0], out_shardings=pod.rows.jax_sharding((8,)))(
+            pod.ones(8)
+        )
+
+
+@case
+def jit_same():
+    with multihost.checked_programs(True):
+        add = jax.jit(lambda x: x + 71)
+        sums = [float(add(pod.ones(8)).sum()) for _ in range(3)]
+    # Compiled without the comparison, and differently.
+    other = jax.jit(lambda x: x + (2 if pod.is_odd() else 1))(pod.ones(8))
+    return [*sums, add._cache_size(), float(other.addressable_shards[0].data[0]) - pod.is_odd()]
+
+
+@case
 def threads():
     """Two threads come with two programs, in another order in each process."""
     programs = [pjit(lambda x: x + 11), pjit(lambda x: x + 12)]

@@ -53,6 +53,9 @@ DIFFERENT = {
     "bound": ("operation", ["7.0", "6.0"]),
     "stablehlo": ("operation", ["stablehlo.multiply", "stablehlo.add"]),
     "huge": ("operation", ["line 6000", "stablehlo.log", "stablehlo.exponential"]),
+    "jit_shapes": ("argument", ["train_step(float32[8], float32[8,4])", "The argument batch"]),
+    "jit_branch": ("operation", ["stablehlo.sine", "step: y = jnp.sin(y)"]),
+    "jit_closed_over": ("operation", ["1.0", "2.0"]),
     "flags": ("flags", ["LIBTPU_INIT_ARGS", "--xla_some_flag=1", "--xla_some_flag=2"]),
 }
 
@@ -99,6 +102,7 @@ def test_after_each_case_all_run_a_program_together(cases):
 
 SAME = {
     "same": 64.0,
+    "jit_same": [576.0, 576.0, 576.0, 1, 2.0],
     "threads": [12.0, 12.0, 13.0, 13.0],
     "forgotten": 22.0,
     "analysed": True,

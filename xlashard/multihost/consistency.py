@@ -23,6 +23,7 @@ from xlashard.errors import (
 from xlashard.lazily import dataclass
 from xlashard.multihost.collective_call import CollectiveCall, Contribution, can_meet, digest_of
 from xlashard.multihost.host_mesh import HostMesh
+from xlashard.multihost.jit_programs import watch_jit_programs
 from xlashard.multihost.leaves import HostLeaf, read_named
 from xlashard.processes import NamedValue, digest, format_processes, minority
 from xlashard.program.consistency import CONSISTENCY, Policy
@@ -175,11 +176,17 @@ def _check_values(
         )
 
 
-def check_programs(enabled: bool, *, timeout: float | None = None) -> None:
+def check_programs(enabled: bool = True, *, timeout: float | None = None) -> None:
     """Set whether processes compare their programs, and how long they wait for each other.
 
+    Programs of `pjit` are compared unless this turns it off. Programs of `jax.jit` are compared
+    from the first `check_programs(True)` on: write it before the first of them is compiled. Repeat
+    calls cost the same with and without. Python functions that `jax.pure_callback` and its kind
+    call are not compared for `jax.jit`.
+
     All processes must use the same setting. Its default comes from the environment:
-    `XLASHARD_CHECK_PROGRAMS=0`, `XLASHARD_PROGRAMS_TIMEOUT=600`.
+    `XLASHARD_CHECK_PROGRAMS=0` compares no programs, `1` those of `jax.jit` too;
+    `XLASHARD_PROGRAMS_TIMEOUT=600` sets the timeout. Both are read when xlashard is imported.
 
     Args:
         enabled: Whether programs over several processes are compared before their first run.
@@ -221,7 +228,9 @@ def checked_programs(enabled: bool, *, timeout: float | None = None) -> Iterator
 
 
 def _use(enabled: bool, timeout: float | None) -> Policy:
-    policy = replace(CONSISTENCY.policy, enabled=bool(enabled))
+    if enabled:
+        watch_jit_programs()
+    policy = replace(CONSISTENCY.policy, enabled=bool(enabled), includes_jit=bool(enabled))
     if timeout is not None:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ArgumentError(

@@ -10,12 +10,15 @@ from xlashard.lazily import deferred
 from xlashard.pjit.dispatch import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
+from xlashard.pjit.recompile.jit_logs import JIT_LOGS
 from xlashard.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
 
 if TYPE_CHECKING:
+    from xlashard._jax.trace import jitted
     from xlashard.pjit.recompile.recompile_report import RecompileReport
     from xlashard.pjit.stages import traced as stages
 else:
+    jitted = deferred("xlashard._jax.trace.jitted")
     stages = deferred("xlashard.pjit.stages.traced")
 
 
@@ -224,7 +227,7 @@ _RESOURCES = {"in_shardings", "out_shardings", "in_axis_resources", "out_axis_re
 
 
 def explain_recompile(fun: Any) -> "RecompileReport":
-    """Report what a pjit-ed function traced and compiled, and the reason of each recompilation.
+    """Report what a jitted function traced and compiled, and the reason of each recompilation.
 
     Each cache miss is compared with the most similar earlier call: the report lists the arguments,
     settings and meshes in which the two differ.
@@ -234,15 +237,16 @@ def explain_recompile(fun: Any) -> "RecompileReport":
     `jax_explain_cache_misses`.
 
     Args:
-        fun: A function that `pjit` returned.
+        fun: A function that `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit` returned.
 
     Returns:
         A report of the last 64 cache misses since the function was made or its `clear_cache`
-        called.
+        called; of a function of `jax.jit`, since `xlashard` was imported. Executables that JAX
+        keeps for equal modules are reported as lowered only.
         Print it, or take `to_dict()` or `to_json()`.
 
     Raises:
-        ArgumentError: If `fun` is no pjit-ed function.
+        ArgumentError: If `fun` is no jitted function.
 
     Example:
         >>> import numpy as np
@@ -252,12 +256,15 @@ def explain_recompile(fun: Any) -> "RecompileReport":
         x: float32[4] → float32[5] (shape)
     """
     function = getattr(fun, "_function", None)
-    if not isinstance(function, Function):
+    if isinstance(function, Function):
+        return function.compile_log.report()
+    inner = jitted.jitted_within(fun)
+    if inner is None:
         raise ArgumentError(
-            f"fun of explain_recompile is of type {type(fun).__name__}: expected a function that "
-            "pjit made; write f = pjit(fun), call f, then explain_recompile(f)"
+            f"fun of explain_recompile is of type {type(fun).__name__}: expected a function of "
+            "pjit or jax.jit; write f = pjit(fun), call f, then explain_recompile(f)"
         )
-    return function.compile_log.report()
+    return JIT_LOGS.log(inner).report()
 
 
 def _dispatched(function: Function) -> Any:

@@ -59,6 +59,21 @@ def is_jitted(fun: Any) -> bool:
 _JITTED = type(jax.jit(lambda: None))
 
 
+# Attributes through which wrappers hold a jitted function: nnx.jit, eqx.filter_jit,
+# functools.partial, bound methods.
+_HELD_BY = ("jitted_fn", "_cached", "func", "__func__")
+_DEEPEST = 8
+
+
+def jitted_within(fun: Any) -> Any | None:
+    """Return the function of `jax.jit` that a callable is or wraps; None without one."""
+    for _ in range(_DEEPEST):
+        if is_jitted(fun):
+            return fun
+        fun = next((getattr(fun, name) for name in _HELD_BY if hasattr(fun, name)), None)
+    return None
+
+
 def function_of(jitted: Any) -> tuple[Callable[..., Any], tuple[int, ...], tuple[str, ...]]:
     """Return the Python function of a jitted one, with positions and names of static arguments."""
     info = jitted._jit_info

@@ -58,6 +58,10 @@ _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
 
 
+# Not the observed one of `jit_calls`: pjit-ed functions have their own log.
+_infer_params = jax_pjit._infer_params
+
+
 class FunctionTracer:
     """Tracer of one function, with a cache that lives as long as the function.
 
@@ -99,7 +103,7 @@ class FunctionTracer:
     ) -> TracedFunction:
         """Trace the function for a call's arguments, under a mesh."""
         with use_mesh(mesh):
-            params, _ = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
+            params, _ = _infer_params(self._fun, self._info, args, kwargs)
         jaxpr = params.params["jaxpr"]
         debug = jaxpr.debug_info
         with _traced_lock:

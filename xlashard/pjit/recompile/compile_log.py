@@ -120,7 +120,7 @@ def _codes(fun: Any) -> list[CodeType]:
 
 
 class CompileLog:
-    """Last cache misses of a pjit-ed function, explained once a log line or report needs it.
+    """Last cache misses of a jitted function, explained once a log line or report needs it.
 
     Args:
         function: Its name.
@@ -129,7 +129,7 @@ class CompileLog:
 
     def __init__(self, function: str, fun: Callable[..., Any]) -> None:
         self._function = function
-        self._fun = fun
+        self._fun: Callable[..., Any] | None = fun
         self._lock = threading.Lock()
         self._records: dict[int, MissRecord] = {}
         self._last = 0
@@ -137,8 +137,14 @@ class CompileLog:
     @cached_property
     def _site(self) -> tuple[Site, int]:
         """Return the source of the function, and its number among functions of that source."""
+        assert self._fun is not None
         site = SITES.of(self._fun)
         return site, site.add_function()
+
+    def release_function(self) -> None:
+        """Look up the source of the function now, and keep the function alive no longer."""
+        _ = self._site
+        self._fun = None
 
     def record(self, miss: CacheMiss, key: Callable[[], CallKey]) -> None:
         """Record a call that has run stages since its last record.

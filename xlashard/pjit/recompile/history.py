@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.jit_calls import Stage
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard.lazily import dataclass
@@ -23,8 +24,6 @@ KEPT = 64
 
 _SOURCES = 256
 _LONGEST_TEXT = 120
-
-type Stage = Literal["trace", "lower", "compile"]
 
 
 @dataclass(eq=False)

@@ -38,7 +38,7 @@ class Explanation:
         compile_seconds: Duration of compiling, or of reading the persistent cache, likewise.
         executable: Origin of the executable: `the compiler`, `the persistent cache` or the live
             program of an equal module; None if the call needed none.
-        reason: `first` of its kind; it `differs` from all earlier calls; the pjit-ed function is
+        reason: `first` of its kind; it `differs` from all earlier calls; the jitted function is
             `recreated` from source that another one was made of, for an equal call; the caches were
             `cleared` before; a `concurrent` call in another thread ran the same stages; or
             `unknown`: no recorded property of the call differs.
@@ -91,7 +91,7 @@ class Explanation:
             parts = "; ".join(map(str, self.differences))
             return f"differs from number {self.nearest} in {parts}"
         if self.reason == "recreated":
-            return "another pjit-ed function of the same source was called like this before"
+            return "another jitted function of the same source was called like this before"
         return (
             f"like number {self.nearest}, "
             + {
@@ -175,14 +175,13 @@ def hints(
     Args:
         explained: The explanations of the cache misses.
         records: All records of the function, to count the distinct values of what changed.
-        num_functions: Number of pjit-ed functions of the same source with a cache miss.
+        num_functions: Number of jitted functions of the same source with a cache miss.
     """
     found: dict[str, None] = {}
     if any(explanation.reason == "recreated" for explanation in explained):
         hint = (
-            f"{num_functions} pjit-ed functions were made of this source: write pjit(f) once, "
-            "outside of the loop or function that runs repeatedly, and pass varying values as "
-            "arguments"
+            f"{num_functions} jitted functions were made of this source: make it once, outside of "
+            "the loop or function that runs repeatedly, and pass varying values as arguments"
         )
         found[hint] = None
     for difference in (d for explanation in explained for d in explanation.differences):

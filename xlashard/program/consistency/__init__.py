@@ -30,11 +30,13 @@ class Policy:
 
     Attributes:
         enabled: Whether programs are compared.
+        includes_jit: Whether those of `jax.jit` are, too.
         timeout: Timeout of a process for its peers, in seconds; long, since a peer may compile
             for a long time.
     """
 
     enabled: bool = True
+    includes_jit: bool = False
     timeout: float = 3600.0
 
 
