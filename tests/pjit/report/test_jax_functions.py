@@ -15,8 +15,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import explain
+from xlashard.errors import ArgumentError
 
 MESH = make_mesh((4, 2), ("data", "model"))
 
@@ -182,4 +184,58 @@ def test_a_function_of_jax_is_reported_like_one_of_ours(make):
     assert theirs == ours
     assert ours.inputs and ours.outputs
     # A stage of JAX keeps no values, and so no arrays that a call would move.
-    assert replace(of_stage, moves=ours.moves) == ours
+    assert replace(of_stage, moves=ours.moves, forgotten="") == ours
+
+
+def stage_of(kind):
+    """Return a stage of a function with a donation that no result can take over."""
+    rows = named("data")
+    traced = jax.jit(
+        lambda x, unused, y: (jnp.tanh(x @ y), y.sum(0)),
+        in_shardings=(rows, None, None),
+        out_shardings=(named(), None),
+        donate_argnums=(0, 2),
+    ).trace(f32(16, 8), 1.0, placed(f32(8, 4), None, "model"))
+    lowered = traced.lower()
+    return {"Lowered": lowered, "Compiled": lowered.compile()}[kind]
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers:UserWarning")
+@pytest.mark.parametrize("kind", ["Lowered", "Compiled"])
+def test_a_stage_of_jax_reports_what_it_keeps(kind):
+    report = explain(stage_of(kind))
+    assert report.name == "<lambda>"
+    assert report.place.mesh == (("data", 4), ("model", 2))
+    inputs = [(v.path, v.type, v.spec, v.decided_by, v.used) for v in report.inputs]
+    assert inputs == [
+        ("x", "float32[16,8]", "P('data')", "unknown", True),
+        ("unused", "float32[]", "", "default", False),
+        ("y", "float32[8,4]", "P(None, 'model')", "unknown", True),
+    ]
+    chosen = ["caller", "partitioner"] if kind == "Lowered" else ["unknown", "unknown"]
+    assert [(v.path, v.decided_by) for v in report.outputs] == [
+        (f"result[{i}]", by) for i, by in enumerate(chosen)
+    ]
+    assert ("all-gather", "data") in [(c.kind, c.along) for c in report.collectives]
+    assert {c.source.function.rpartition(".")[2] for c in report.collectives if c.source} == {
+        "<lambda>"
+    }
+    donations = [(d.path, d.donated, d.result) for d in report.donations]
+    assert donations == [("x", True, ""), ("y", True, "")]
+    assert all("result" in d.reason for d in report.donations)
+    assert report.memory.argument_bytes == 16 * 8 * 4 // 4 + 8 * 4 * 4 // 2
+    assert kind in report.forgotten and "moves" in report.forgotten
+    assert report.moves == ()
+    assert report.forgotten in " ".join(str(report).split())
+    assert type(report).from_json(report.to_json()) == report
+
+
+def test_a_function_forgets_nothing():
+    assert explain(jax.jit(jnp.sin), f32(4)).forgotten == ""
+    assert "moves" in explain(jax.jit(jnp.sin).trace(f32(4))).forgotten
+
+
+def test_a_lowering_for_another_platform_is_refused():
+    lowered = jax.jit(jnp.sin).trace(f32(4)).lower(lowering_platforms=("tpu",))
+    with pytest.raises(ArgumentError, match=naming("tpu", "cpu", "lowering_platforms")):
+        explain(lowered)

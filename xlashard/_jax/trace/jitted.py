@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import jax
@@ -148,11 +147,9 @@ def _registered(tree: TreeDef) -> TreeDef:
 
 
 def inner_stage(stage: Any) -> Any:
-    """Return the stage of JAX inside of a stage of another library; None without one."""
-    if isinstance(stage, _STAGES):
-        return stage
-    names = [f.name for f in fields(stage)] if is_dataclass(stage) else vars(stage)
-    return next((v for n in names if isinstance(v := getattr(stage, n, None), _STAGES)), None)
+    """Return the stage of JAX inside of a stage of flax or equinox; None without one."""
+    parts = [stage, *(getattr(stage, name, None) for name in ("traced", "lowered", "compiled"))]
+    return next((part for part in parts if isinstance(part, _STAGES)), None)
 
 
 _STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
@@ -251,3 +248,85 @@ def renamed(jaxpr: Jaxpr, arg_names: tuple[str, ...], fun: Callable[..., Any]) -
         debug = jaxpr.debug_info._replace(arg_names=arg_names, func_src_info=source)
         known[arg_names, source] = jaxpr.replace(debug_info=debug)
     return known[arg_names, source]
+
+
+@dataclass(frozen=True, eq=False)
+class JaxExecutable:
+    """Program of a `jax.stages.Compiled`.
+
+    Attributes:
+        name: The function's name.
+        source: Its name and location; empty if unknown.
+        paths: The path of each argument, and of each result.
+        trees: The trees of `(args, kwargs)` and of the result.
+        in_avals: The abstract values of all arguments of a call.
+        donated: For each argument of a call, True if its buffers may be reused.
+        kept: For each argument of a call, True if the program takes it.
+        taken_avals: The abstract values of the closed-over arrays and arguments that it takes.
+        out_avals: The abstract values of the results.
+        shardings: JAX's sharding of each closed-over array and argument that it takes, and of each
+            result.
+        devices: The device assignment.
+        ordered_effects: Effects whose tokens come first among arguments and results.
+        executable: PJRT's loaded executable.
+    """
+
+    name: str
+    source: str
+    paths: tuple[tuple[str, ...], tuple[str, ...]]
+    trees: tuple[TreeDef, TreeDef]
+    in_avals: tuple[Any, ...]
+    donated: tuple[bool, ...]
+    kept: tuple[bool, ...]
+    taken_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    shardings: tuple[Sequence[Any], Sequence[Any]]
+    devices: tuple[Any, ...]
+    ordered_effects: tuple[Any, ...]
+    executable: Any
+
+
+def read_compiled(stage: Any) -> JaxExecutable | None:
+    """Return the program of a `jax.stages.Compiled`; None for one of another kind."""
+    program = getattr(stage._executable, "_unloaded_executable", None)
+    if program is None:
+        return None
+    first, count = len(stage._params.const_args), stage.in_tree.num_leaves
+    infos, debug = jax.tree_util.tree_leaves(stage.args_info), None
+    if program.all_args_info is not None:
+        debug = program.all_args_info.debug_info
+    names = debug.safe_arg_names(first + count)[first:] if debug else (None,) * count
+    results = len(program.output_avals)
+    out_paths = debug.safe_result_paths(results) if debug else ("",) * results
+    return JaxExecutable(
+        name=_function_name(program.name),
+        source=debug.func_src_info if debug else "",
+        paths=(tuple(n or f"argument {i}" for i, n in enumerate(names)), tuple(out_paths)),
+        trees=(_registered(stage.in_tree), _registered(stage.out_tree)),
+        in_avals=tuple(info._aval for info in infos),
+        donated=tuple(info.donated for info in infos),
+        kept=tuple(first + i in program.kept_var_idx for i in range(count)),
+        taken_avals=tuple(program.input_avals),
+        out_avals=tuple(program.output_avals),
+        shardings=(program.input_shardings, program.output_shardings),
+        devices=tuple(program.device_list),
+        ordered_effects=tuple(program.ordered_effects),
+        executable=program.xla_executable,
+    )
+
+
+def read_requests(lowered: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the shardings with which a `jax.stages.Lowered` annotates arguments and results."""
+    parts = lowered._lowering.compile_args
+    return tuple(parts["in_shardings"]), tuple(parts["out_shardings"])
+
+
+def target_of(lowered: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """Return the devices of a `jax.stages.Lowered`, and the platforms it was lowered for."""
+    lowering = lowered._lowering
+    return tuple(lowering._device_list or ()), tuple(lowering._platforms)
+
+
+def _function_name(module: str) -> str:
+    """Return the name of the function inside JAX's name of a module, such as `jit(step)`."""
+    return module.partition("(")[2].rpartition(")")[0] or module

@@ -1,12 +1,14 @@
 """`explain`: describe the program that a call would run, without running it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.trace import jitted
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
@@ -14,6 +16,7 @@ from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.report.communication import describe_collectives
 from xlashard.pjit.report.facts import compiled_facts
+from xlashard.pjit.report.jax_stages import WITHOUT_ARRAYS, explained_stage, forgotten_by
 from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.program_values import (
@@ -70,6 +73,7 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
 
 def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExplainedProgram:
+    fun = jitted.inner_stage(fun) or fun
     if isinstance(fun, _STAGES) and (args or kwargs):
         raise ArgumentError(
             f"explain takes a {type(fun).__name__} without arguments: write "
@@ -77,13 +81,17 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explain
         )
     match fun:
         case Executable():
-            return ExplainedProgram(fun._info, compiled_facts(fun._compiled))
+            facts = compiled_facts(fun._compiled)
+            forgotten = forgotten_by(fun, has_requests=facts.has_requests)
+            return ExplainedProgram(fun._info, facts, forgotten=forgotten)
         case Traced():
             return _from_stage(fun.lower())
         case Lowered():
             return _from_stage(fun)
         case jax.stages.Traced():
-            return _from_call(*call_of_stage(fun))
+            return replace(_from_call(*call_of_stage(fun)), forgotten=WITHOUT_ARRAYS)
+        case jax.stages.Lowered() | jax.stages.Compiled():
+            return explained_stage(fun)
     if not callable(fun):
         raise ArgumentError(
             f"explain takes a function or one of its stages, not {type(fun).__name__}: write "
@@ -132,6 +140,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
         moves=describe_moves(program),
         donations=describe_donations(program),
         replications=describe_replications(program, collectives, program.sources),
+        forgotten=program.forgotten,
     )
 
 

@@ -53,6 +53,8 @@ class ProgramReport(SerializableReport):
         moves: Arguments that are resharded before the program can run, the largest first.
         donations: Arguments that were donated, and arguments that could be.
         replications: Values with more copies than requested.
+        forgotten: The facts that an explained stage does not keep, and that the report therefore
+            lacks, as one clause; empty for a function.
 
     Example:
         >>> import numpy as np
@@ -74,6 +76,7 @@ class ProgramReport(SerializableReport):
     moves: tuple[MoveReport, ...]
     donations: tuple[DonationReport, ...]
     replications: tuple[ReplicationReport, ...]
+    forgotten: str = ""
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -163,6 +166,8 @@ def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
         loops = any(c.times > c.count or not c.times_known for c in report.collectives)
         note = "; XLA counts the body of a loop once" if loops else ""
         yield "computes", f"{flop}, {moved} of memory read or written{note}"
+    if report.forgotten:
+        yield "unknown", report.forgotten
 
 
 def _sent(collectives: Sequence[CollectiveReport]) -> str:

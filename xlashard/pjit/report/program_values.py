@@ -100,11 +100,15 @@ class ExplainedProgram:
         info: Names, paths and types.
         facts: Facts about the program.
         call: The call; None for a compiled stage, which does not keep it.
+        source: Name and location of the function of a program without its call, if known.
+        forgotten: Facts that the explained stage does not keep, as one clause; empty for a call.
     """
 
     info: StageInfo
     facts: CompiledFacts
     call: Call | None = None
+    source: str | None = None
+    forgotten: str = ""
 
     @classmethod
     def of_call(cls, call: Call, facts: CompiledFacts) -> "ExplainedProgram":
@@ -133,7 +137,7 @@ class ExplainedProgram:
         """Return the locator of the source lines that a report shows."""
         call = self.call
         return SourceLocator.of(
-            None if call is None else call.traced.jaxpr.debug_info.func_src_info
+            self.source if call is None else call.traced.jaxpr.debug_info.func_src_info
         )
 
     @cached_property
