@@ -1,0 +1,33 @@
+"""Programs that were written without xlashard go through its tools unchanged."""
+
+import pytest
+
+import xlashard
+from tests.home.programs import PROGRAMS, libraries, plain
+
+pytestmark = pytest.mark.slow
+# Their import registers the programs.
+assert libraries and plain
+
+
+def test_there_are_enough_programs():
+    jitted = [name for name, make in PROGRAMS.items() if name not in NOT_FUNCTIONS_ALONE]
+    assert len(PROGRAMS) >= 20 and len(jitted) >= 10
+
+
+# A wrapper of jax.jit, jax.pmap or a method makes them, which pjit has no equal of.
+NOT_FUNCTIONS_ALONE = ("nnx_transformer", "equinox_transformer", "pmapped", "method_of_a_trainer")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_explain(name):
+    made = PROGRAMS[name]()
+    report = xlashard.explain(made.function, *made.args)
+    assert report.place.num_devices == 8
+    assert report.memory.argument_bytes > 0
+    assert all(value.path for value in report.inputs)
+    if name in NOT_FUNCTIONS_ALONE:
+        return
+    # None in out_shardings is unspecified for jit, as for jax.jit.
+    ours = xlashard.explain(xlashard.jit(made.fun, **made.options), *made.args)
+    assert report.to_dict() == ours.to_dict()
