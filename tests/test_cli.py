@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+import xlashard as xs
 from tests.forking import python_command
 from xlashard.cli import main, make_parser
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
@@ -188,26 +190,97 @@ def test_wrong_use_names_the_commands(capsys: pytest.CaptureFixture[str]) -> Non
     _, err, code = stdout_and_code(capsys, "tarin")
     assert code == 2
     assert err.startswith("usage: xlashard COMMAND")
-    assert "'tarin'" in err and "train" in err.replace("'tarin'", "")
+    assert "'tarin'" in err and "did you mean train?" in err
+    _, err, code = stdout_and_code(capsys, "zzz")
+    assert code == 2 and all(name in err for name in COMMANDS)
 
 
-@pytest.mark.slow
-def test_the_command_line_starts_without_what_a_command_needs() -> None:
-    check = (
-        "import sys, xlashard; before = set(sys.modules)\n"
-        "import xlashard.cli as c; c.make_parser().format_help(); print(*{*sys.modules} - before)"
-    )
+def test_no_words_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err, code = stdout_and_code(capsys)
+    assert (out, code) == ("", 2)
+    assert all(f"  {name} " in err for name in COMMANDS)
+
+
+def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _, code = stdout_and_code(capsys, "--version")
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert code == 0
+    assert lines["xlashard"] == xs.__version__
+    assert lines["jax"] == jax.__version__
+    assert set(lines) == {"xlashard", "jax", "jaxlib", "libtpu", "Python"}
+
+
+def console_script(folder: Path) -> list[str]:
+    script = folder / "xlashard"
+    script.write_text("import sys\nfrom xlashard.cli import main\nsys.exit(main())\n")
+    return [str(script)]
+
+
+@pytest.mark.parametrize("start", ["module", "script"])
+def test_help_imports_neither_jax_nor_what_a_command_needs(tmp_path: Path, start: str) -> None:
+    words = ["-m", "xlashard"] if start == "module" else console_script(tmp_path)
     done = subprocess.run(
-        [*python_command(environment()), "-c", check],
+        [sys.executable, "-X", "importtime", *words, "preflight", "--help"],
         env=environment(),
         capture_output=True,
         text=True,
         check=True,
     )
-    loaded = set(done.stdout.split())
-    ours = {"xlashard.cli", "xlashard.commands", "xlashard.commands.cli_args", "xlashard.wording"}
-    assert {name for name in loaded if name.startswith("xlashard")} <= ours
-    assert not {name for name in loaded if name.startswith(("jax", "optax", "matplotlib", "rich"))}
+    assert "--topology" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "xlashard.cli" in loaded
+    heavy = ("jax", "numpy", "rich", "optax", "matplotlib", "dataclasses", "xlashard._jax")
+    assert not {name for name in loaded if name.startswith(heavy)}
+
+
+LATE = """
+import sys
+sys.argv = ["bin/xlashard", "train", "--keys"]
+sys.orig_argv = ["python", *sys.argv]
+import xlashard.cli
+assert "xlashard.pjit" not in sys.modules and "pjit" not in vars(xlashard)
+assert xlashard.cli.main() == 0
+assert type(xlashard.jit(lambda x: x + 1)(1)) is vars(xlashard)["Array"]
+"""
+
+INVALID = """
+import sys
+sys.argv = ["bin/xlashard", "train", "--keys"]
+sys.orig_argv = ["python", *sys.argv]
+from xlashard.cli import main
+sys.exit(main())
+"""
+
+SPAWNED = """
+import sys
+sys.argv = ["bin/xlashard", "train", "--keys"]
+import xlashard
+assert "pjit" in vars(xlashard)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "variables", "expected"),
+    [
+        (LATE, {}, (0, "")),
+        (INVALID, {"XLASHARD_CHECKS": "1"}, (2, "error: the environment sets XLASHARD_CHECKS")),
+        (SPAWNED, {}, (0, "")),
+    ],
+)
+def test_the_package_waits_in_the_process_of_the_command_line(
+    code: str, variables: dict[str, str], expected: tuple[int, str]
+) -> None:
+    done = subprocess.run(
+        [*python_command(environment()), "-c", code],
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == expected[0], done.stderr
+    assert done.stderr.startswith(expected[1])
+    assert "Traceback" not in done.stderr
 
 
 def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,17 +315,28 @@ def test_wrong_words_are_answered_without_a_traceback(
 
 
 @pytest.mark.parametrize(
-    "words", [("pod", "--deviecs", "2", "--", "true"), ("train", "--confg", "x")]
+    ("words", "meant"),
+    [
+        (("pod", "--deviecs", "2", "--", "true"), "--devices"),
+        (("train", "--confg=x"), "--config"),
+    ],
 )
 def test_an_unknown_option_shows_the_usage_of_its_command(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], meant: str
 ) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)
     err = capsys.readouterr().err
     assert left.value.code == 2
     assert err.startswith(f"usage: xlashard {words[0]} [")
-    assert f"xlashard {words[0]}: error: unrecognized arguments: {words[1]}" in err
+    assert err.endswith(f"\nerror: unknown option {words[1]}; did you mean {meant}?\n")
+
+
+def test_unknown_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, err, code = stdout_and_code(capsys, "compile", "a.toml", "b.toml", "--zzz")
+    assert code == 2 and err.endswith("\nerror: unknown option --zzz\n")
+    _, err, code = stdout_and_code(capsys, "compile", "a.toml", "b.toml")
+    assert code == 2 and err.endswith("\nerror: too many arguments: b.toml\n")
 
 
 def test_a_missing_extra_is_named(

@@ -12,184 +12,226 @@ Example:
 """
 
 import os as _os
+import sys as _sys
 import typing as _typing
 
-from jax import make_mesh, set_mesh
-from jax.sharding import AxisType, get_abstract_mesh, get_mesh, use_abstract_mesh
 
-from xlashard.config import read_flags as _read_flags
-from xlashard.errors import ConfigError as _ConfigError
-from xlashard.errors import XlashardError as _XlashardError
+def _is_command_line() -> bool:
+    """Return whether this process is `xlashard COMMAND` or `python -m xlashard COMMAND`.
 
-# Before all else is imported, so that the error has no frames of those imports.
-try:
-    _flags = _read_flags(_os.environ)
-except _ConfigError as _error:
-    raise _error.with_traceback(None) from None
+    While Python looks for the module of `-m`, `sys.argv[0]` is `-m`. The original arguments are
+    compared too: a process spawned by `multiprocessing` takes over `sys.argv`.
+    """
+    words = _sys.argv
+    if not words or len(words) > len(_sys.orig_argv):
+        return False
+    first = _sys.orig_argv[-len(words)]
+    if words[0] == "-m":
+        return first.removeprefix("-m") == __name__
+    stem = _os.path.splitext(_os.path.basename(first))[0]
+    return first == words[0] and stem == __name__
 
-from xlashard._jax.registration import apply_flags as _apply_flags
-from xlashard._jax.registration import install as _install
-from xlashard._jax.runtime.dispatch import Wrappers as _Wrappers
-from xlashard._jax.runtime.jit_calls import watch_misses as _watch_misses
-from xlashard._version import __version__
-from xlashard.array import (
-    Array,
-    device_put,
-)
-from xlashard.array import wrap_kinds as _wrap_kinds
-from xlashard.array import wrap_tree as _wrap_tree
-from xlashard.array.core.closure_names import check_constant as _check_constant
-from xlashard.array.core.handles import wrap_first as _wrap_first
-from xlashard.lazily import on_demand as _on_demand
-from xlashard.pjit import (
-    AUTO,
-    UNSPECIFIED,
-    explain_recompile,
-    jit,
-    pjit,
-    with_sharding_constraint,
-)
-from xlashard.pjit.recompile.jit_logs import JIT_LOGS as _JIT_LOGS
-from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
-from xlashard.program.consistency import Policy as _Policy
-from xlashard.sharding import (
-    AbstractMesh,
-    GSPMDSharding,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    Sharding,
-    SingleDeviceSharding,
-)
-from xlashard.sharding import PmapSharding as _PmapSharding
 
-if _typing.TYPE_CHECKING:
-    from xlashard import errors as errors
-    from xlashard import multihost as multihost
-    from xlashard import numpy as numpy
-    from xlashard import testing as testing
-    from xlashard import tpu as tpu
-    from xlashard.array.constructors import make_array_from_callback
-    from xlashard.array.core.handles import key_shards, live_arrays
-    from xlashard.array.core.shard import Shard
-    from xlashard.array.device_buffers import (
-        make_array_from_single_device_arrays,
-    )
-    from xlashard.array.device_buffers import make_device_array as make_device_array
-    from xlashard.array.device_buffers import make_sharded_device_array as make_sharded_device_array
-    from xlashard.array.device_put import device_get
-    from xlashard.array.dlpack import from_dlpack
-    from xlashard.array.process_local import make_array_from_process_local_data
-    from xlashard.array.reshard.report import ReshardReport, reshard_plan
-    from xlashard.array.stacked import device_put_replicated as device_put_replicated
-    from xlashard.array.stacked import device_put_sharded as device_put_sharded
-    from xlashard.array.stacked import unstacked_shards as unstacked_shards
-    from xlashard.pictures import ShardingPicture, TreePicture, visualize
-    from xlashard.pjit import FROM_GDA as FROM_GDA
-    from xlashard.pjit import (
-        BoundStep,
-        Compiled,
-        Lowered,
-        ProgramReport,
-        RecompileReport,
-        StableHLOProgram,
-        Traced,
-        compile_stablehlo,
-        explain,
-    )
-    from xlashard.pjit.explicit import reshard, shard_map
-    from xlashard.sharding import Chunked as Chunked
-    from xlashard.sharding import NoSharding as NoSharding
-    from xlashard.sharding import OpShardingSharding as OpShardingSharding
-    from xlashard.sharding import PmapSharding as PmapSharding
-    from xlashard.sharding import Replicated as Replicated
-    from xlashard.sharding import ShardedAxis as ShardedAxis
-    from xlashard.sharding import ShardingSpec as ShardingSpec
-    from xlashard.sharding import Unstacked as Unstacked
-    from xlashard.sharding import XLACompatibleSharding as XLACompatibleSharding
-    from xlashard.tpu.preflight import PreflightReport, preflight
-    from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
-    from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
+# Importing JAX takes 0.7 s: `xlashard --help` should not wait for it, and `xlashard doctor` has to
+# work where JAX cannot be imported. But Python imports this module before `xlashard.cli`. In the
+# process of the command line, and in no other, the rest of this module is therefore run when one of
+# its names is first read; `cli.main` reads one before it runs a command. (A package of its own for
+# the command line would not help `python -m xlashard`.)
+if not _typing.TYPE_CHECKING and "_waited" not in globals() and _is_command_line():
+    _waited = True
+
+    def __getattr__(name: str) -> object:
+        """Run the rest of this module, which defines the name."""
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        module = _sys.modules[__name__]
+        waiting = globals().pop("__getattr__")
+        try:
+            __spec__.loader.exec_module(module)
+        except BaseException:
+            module.__getattr__ = waiting
+            raise
+        return getattr(module, name)
+
 else:
-    # Names that `__all__` lacks are of 2022; `xlashard.legacy` lists them.
-    __getattr__, _ = _on_demand(
-        __name__,
-        globals(),
-        {
-            "xlashard.array.constructors": ("make_array_from_callback",),
-            "xlashard.array.core.handles": ("key_shards", "live_arrays"),
-            "xlashard.array.core.shard": ("Shard",),
-            "xlashard.array.device_buffers": (
-                "make_array_from_single_device_arrays",
-                "make_device_array",
-                "make_sharded_device_array",
-            ),
-            "xlashard.array.device_put": ("device_get",),
-            "xlashard.array.dlpack": ("from_dlpack",),
-            "xlashard.array.process_local": ("make_array_from_process_local_data",),
-            "xlashard.array.reshard.report": ("ReshardReport", "reshard_plan"),
-            "xlashard.array.stacked": (
-                "device_put_replicated",
-                "device_put_sharded",
-                "unstacked_shards",
-            ),
-            "xlashard.multihost": ("multihost",),
-            "xlashard.numpy": ("numpy",),
-            "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
-            "xlashard.pjit": (
-                "FROM_GDA",
-                "BoundStep",
-                "Compiled",
-                "Lowered",
-                "ProgramReport",
-                "RecompileReport",
-                "StableHLOProgram",
-                "Traced",
-                "compile_stablehlo",
-                "explain",
-            ),
-            "xlashard.pjit.explicit": ("reshard", "shard_map"),
-            "xlashard.sharding": (
-                "Chunked",
-                "NoSharding",
-                "OpShardingSharding",
-                "PmapSharding",
-                "Replicated",
-                "ShardedAxis",
-                "ShardingSpec",
-                "Unstacked",
-                "XLACompatibleSharding",
-            ),
-            "xlashard.testing": ("testing",),
-            "xlashard.tpu": ("tpu",),
-            "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
-            "xlashard.tpu.preflight.sweep.sweep_report": ("SweepReport",),
-            "xlashard.tpu.preflight.sweep.sweep_run": ("preflight_sweep",),
-        },
+    from jax import make_mesh, set_mesh
+    from jax.sharding import AxisType, get_abstract_mesh, get_mesh, use_abstract_mesh
+
+    from xlashard.config import read_flags as _read_flags
+    from xlashard.errors import ConfigError as _ConfigError
+    from xlashard.errors import XlashardError as _XlashardError
+
+    # Before all else is imported, so that the error has no frames of those imports.
+    try:
+        _flags = _read_flags(_os.environ)
+    except _ConfigError as _error:
+        raise _error.with_traceback(None) from None
+
+    from xlashard._jax.registration import apply_flags as _apply_flags
+    from xlashard._jax.registration import install as _install
+    from xlashard._jax.runtime.dispatch import Wrappers as _Wrappers
+    from xlashard._jax.runtime.jit_calls import watch_misses as _watch_misses
+    from xlashard._version import __version__
+    from xlashard.array import (
+        Array,
+        device_put,
     )
+    from xlashard.array import wrap_kinds as _wrap_kinds
+    from xlashard.array import wrap_tree as _wrap_tree
+    from xlashard.array.core.closure_names import check_constant as _check_constant
+    from xlashard.array.core.handles import wrap_first as _wrap_first
+    from xlashard.lazily import on_demand as _on_demand
+    from xlashard.pjit import (
+        AUTO,
+        UNSPECIFIED,
+        explain_recompile,
+        jit,
+        pjit,
+        with_sharding_constraint,
+    )
+    from xlashard.pjit.recompile.jit_logs import JIT_LOGS as _JIT_LOGS
+    from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
+    from xlashard.program.consistency import Policy as _Policy
+    from xlashard.sharding import (
+        AbstractMesh,
+        GSPMDSharding,
+        Mesh,
+        NamedSharding,
+        PartitionSpec,
+        Sharding,
+        SingleDeviceSharding,
+    )
+    from xlashard.sharding import PmapSharding as _PmapSharding
 
+    if _typing.TYPE_CHECKING:
+        from xlashard import errors as errors
+        from xlashard import multihost as multihost
+        from xlashard import numpy as numpy
+        from xlashard import testing as testing
+        from xlashard import tpu as tpu
+        from xlashard.array.constructors import make_array_from_callback
+        from xlashard.array.core.handles import key_shards, live_arrays
+        from xlashard.array.core.shard import Shard
+        from xlashard.array.device_buffers import (
+            make_array_from_single_device_arrays,
+        )
+        from xlashard.array.device_buffers import make_device_array as make_device_array
+        from xlashard.array.device_buffers import (
+            make_sharded_device_array as make_sharded_device_array,
+        )
+        from xlashard.array.device_put import device_get
+        from xlashard.array.dlpack import from_dlpack
+        from xlashard.array.process_local import make_array_from_process_local_data
+        from xlashard.array.reshard.report import ReshardReport, reshard_plan
+        from xlashard.array.stacked import device_put_replicated as device_put_replicated
+        from xlashard.array.stacked import device_put_sharded as device_put_sharded
+        from xlashard.array.stacked import unstacked_shards as unstacked_shards
+        from xlashard.pictures import ShardingPicture, TreePicture, visualize
+        from xlashard.pjit import FROM_GDA as FROM_GDA
+        from xlashard.pjit import (
+            BoundStep,
+            Compiled,
+            Lowered,
+            ProgramReport,
+            RecompileReport,
+            StableHLOProgram,
+            Traced,
+            compile_stablehlo,
+            explain,
+        )
+        from xlashard.pjit.explicit import reshard, shard_map
+        from xlashard.sharding import Chunked as Chunked
+        from xlashard.sharding import NoSharding as NoSharding
+        from xlashard.sharding import OpShardingSharding as OpShardingSharding
+        from xlashard.sharding import PmapSharding as PmapSharding
+        from xlashard.sharding import Replicated as Replicated
+        from xlashard.sharding import ShardedAxis as ShardedAxis
+        from xlashard.sharding import ShardingSpec as ShardingSpec
+        from xlashard.sharding import Unstacked as Unstacked
+        from xlashard.sharding import XLACompatibleSharding as XLACompatibleSharding
+        from xlashard.tpu.preflight import PreflightReport, preflight
+        from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
+        from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
+    else:
+        # Names that `__all__` lacks are of 2022; `xlashard.legacy` lists them.
+        __getattr__, _ = _on_demand(
+            __name__,
+            globals(),
+            {
+                "xlashard.array.constructors": ("make_array_from_callback",),
+                "xlashard.array.core.handles": ("key_shards", "live_arrays"),
+                "xlashard.array.core.shard": ("Shard",),
+                "xlashard.array.device_buffers": (
+                    "make_array_from_single_device_arrays",
+                    "make_device_array",
+                    "make_sharded_device_array",
+                ),
+                "xlashard.array.device_put": ("device_get",),
+                "xlashard.array.dlpack": ("from_dlpack",),
+                "xlashard.array.process_local": ("make_array_from_process_local_data",),
+                "xlashard.array.reshard.report": ("ReshardReport", "reshard_plan"),
+                "xlashard.array.stacked": (
+                    "device_put_replicated",
+                    "device_put_sharded",
+                    "unstacked_shards",
+                ),
+                "xlashard.multihost": ("multihost",),
+                "xlashard.numpy": ("numpy",),
+                "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
+                "xlashard.pjit": (
+                    "FROM_GDA",
+                    "BoundStep",
+                    "Compiled",
+                    "Lowered",
+                    "ProgramReport",
+                    "RecompileReport",
+                    "StableHLOProgram",
+                    "Traced",
+                    "compile_stablehlo",
+                    "explain",
+                ),
+                "xlashard.pjit.explicit": ("reshard", "shard_map"),
+                "xlashard.sharding": (
+                    "Chunked",
+                    "NoSharding",
+                    "OpShardingSharding",
+                    "PmapSharding",
+                    "Replicated",
+                    "ShardedAxis",
+                    "ShardingSpec",
+                    "Unstacked",
+                    "XLACompatibleSharding",
+                ),
+                "xlashard.testing": ("testing",),
+                "xlashard.tpu": ("tpu",),
+                "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
+                "xlashard.tpu.preflight.sweep.sweep_report": ("SweepReport",),
+                "xlashard.tpu.preflight.sweep.sweep_run": ("preflight_sweep",),
+            },
+        )
 
-def __dir__() -> list[str]:
-    """List the public names and modules."""
-    return sorted((*__all__, "errors", "multihost", "numpy", "testing", "tpu"))
+    def __dir__() -> list[str]:
+        """List the public names and modules."""
+        return sorted((*__all__, "errors", "multihost", "numpy", "testing", "tpu"))
 
+    _XlashardError.docs_url = _flags.docs_url
+    _apply_flags(_flags)
+    _CONSISTENCY.use(
+        _Policy(_flags.check_programs, _flags.check_jit_programs, _flags.programs_timeout)
+    )
+    _install(
+        Array,
+        _Wrappers(_wrap_first, _wrap_tree, _wrap_kinds),
+        (NamedSharding, _PmapSharding, SingleDeviceSharding),
+        _check_constant,
+    )
+    _watch_misses(_JIT_LOGS.observe)
+    if _flags.check_jit_programs:
+        from xlashard.multihost.jit_programs import watch_jit_programs as _watch_jit_programs
 
-_XlashardError.docs_url = _flags.docs_url
-_apply_flags(_flags)
-_CONSISTENCY.use(_Policy(_flags.check_programs, _flags.check_jit_programs, _flags.programs_timeout))
-_install(
-    Array,
-    _Wrappers(_wrap_first, _wrap_tree, _wrap_kinds),
-    (NamedSharding, _PmapSharding, SingleDeviceSharding),
-    _check_constant,
-)
-_watch_misses(_JIT_LOGS.observe)
-if _flags.check_jit_programs:
-    from xlashard.multihost.jit_programs import watch_jit_programs as _watch_jit_programs
+        _watch_jit_programs()
 
-    _watch_jit_programs()
-
-P = PartitionSpec
+    P = PartitionSpec
 
 __all__ = [
     "AUTO",

@@ -1,15 +1,18 @@
 """The command line: ``xlashard COMMAND``, or ``python -m xlashard COMMAND``.
 
 This module parses arguments only. Each command is implemented in a module of its own, named in
-`_TASKS` and imported when the command runs, so that ``--help`` does not import it.
+`_TASKS` and imported when the command runs. Neither this module nor what it imports imports JAX,
+NumPy or rich: ``--help`` takes the time of Python's start (`xlashard/__init__.py` waits, too).
 """
 
 import argparse
+import difflib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
+import xlashard
 from xlashard.commands.cli_args import (
     add_compile,
     add_legacy,
@@ -17,7 +20,8 @@ from xlashard.commands.cli_args import (
     add_preflight,
     add_train,
 )
-from xlashard.wording import printable
+from xlashard.errors import XlashardError
+from xlashard.wording import print_error
 
 
 class _Command(NamedTuple):
@@ -28,12 +32,14 @@ class _Command(NamedTuple):
         example: A command line.
         module: Name of the module whose `run` executes it.
         add_arguments: Function that adds its arguments to a parser.
+        needs_jax: Whether the module needs `import xlashard`, and with it JAX.
     """
 
     summary: str
     example: str
     module: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    needs_jax: bool = True
 
 
 _TASKS = {
@@ -78,11 +84,12 @@ _TASKS = {
 }
 _COMMANDS = {name: command for task in _TASKS.values() for name, command in task.items()}
 _EPILOG = """\
-Options of a command: xlashard COMMAND --help.
+Options of a command: xlashard COMMAND --help. Versions: xlashard --version.
 What a program sends and holds, and how an array lies on its devices, is shown in Python:
 xlashard.explain(function, *arguments) and xlashard.visualize(array).
 """
 _EXTRAS = {"libcst": "legacy", "matplotlib": "train", "optax": "train", "orbax": "train"}
+_VERSIONS = ("xlashard", "jax", "jaxlib", "libtpu")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -94,15 +101,36 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong use or settings, 130 stopped by Ctrl-C.
     """
-    arguments, unknown = make_parser().parse_known_args(words)
+    words = sys.argv[1:] if words is None else words
+    parser = make_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    arguments, unknown = parser.parse_known_args(words)
     if unknown:
         # With the usage of the command, not with that of all commands together.
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        arguments.parser.error(_unknown_text(unknown, arguments.parser))
     try:
-        return importlib.import_module(_COMMANDS[arguments.command].module).run(arguments)
+        return _run(arguments)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command = _COMMANDS[arguments.command]
+    if command.needs_jax:
+        try:
+            # Any name: the first that is read runs the body of `xlashard/__init__.py`.
+            _ = xlashard.Array
+        except XlashardError as error:
+            print_error(error)
+            return 2
+        except ImportError as error:
+            print_error(error)
+            return 1
+    try:
+        return importlib.import_module(command.module).run(arguments)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
         if extra is None:
@@ -116,10 +144,54 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are printable, whatever the words are."""
+    """A parser whose errors are printable, whatever the words are, and suggest known words."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        """Print the usage and an error, and exit with 2."""
+        self.print_usage(sys.stderr)
+        print_error(message)
+        self.exit(2)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        close = _closest(str(value), action.choices)
+        known = ", ".join(map(str, action.choices))
+        advice = f"did you mean {close}?" if close else f"expected one of {known}"
+        noun = action.metavar or action.dest
+        raise argparse.ArgumentError(None, f"unknown {noun} {value!r}; {advice}")
+
+
+def _unknown_text(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Return the error about words that no argument of a command takes."""
+    texts = []
+    for word in words:
+        if not word.startswith("-"):
+            continue
+        close = _closest(word.partition("=")[0], parser._option_string_actions)
+        texts.append(f"unknown option {word}" + (f"; did you mean {close}?" if close else ""))
+    return ", ".join(texts) or f"too many arguments: {' '.join(words)}"
+
+
+def _closest(word: str, known: Iterable[str]) -> str | None:
+    close = difflib.get_close_matches(word, list(map(str, known)), n=1)
+    return close[0] if close else None
+
+
+class _ShowVersion(argparse.Action):
+    """Prints the versions of this package and of JAX, which is not imported for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        # Takes a third of the time of ``--help``, which does without it.
+        from importlib import metadata
+
+        for name in _VERSIONS:
+            try:
+                print(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                print(f"{name} is not installed")
+        print(f"Python {sys.version.partition(' ')[0]}")
+        parser.exit()
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -130,6 +202,12 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=_description(),
         epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--version",
+        action=_ShowVersion,
+        nargs=0,
+        help="show the versions of xlashard, JAX and libtpu, and exit",
     )
     commands = parser.add_subparsers(
         dest="command",
