@@ -1,4 +1,4 @@
-"""Background threads that end before the interpreter finalizes.
+"""Background threads that end before the interpreter finalizes, and threads that see signals.
 
 Before Python 3.14 a daemon thread that still runs during finalization can abort the process, for
 example while it holds the lock of an output stream.
@@ -6,8 +6,15 @@ example while it holds the lock of an output stream.
 
 import atexit
 import os
+import signal
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and the signal of clusters before preemption."""
 
 # Seconds for a thread to end after it was stopped. One that blocks for longer, as in a call to a
 # host that does not answer, must not keep the process.
@@ -61,6 +68,63 @@ def end_thread(thread: threading.Thread, stop: Callable[[], object]) -> None:
 def _end_all() -> None:
     for thread, stop in list(_STOPS.items()):
         end_thread(thread, stop)
+
+
+class StopSignal(KeyboardInterrupt):
+    """SIGINT or SIGTERM, raised in the main thread.
+
+    Attributes:
+        exit_code: 130 or 143.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def listening_to_signals(
+    handle: Callable[[int, FrameType | None], object],
+    listen: Callable[[int], object],
+    name: str = "signals",
+) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM inside the block, in the main thread and in another one.
+
+    Python runs handlers between two bytecodes of the main thread, so a compilation of minutes
+    delays them. But it writes the number of the signal to a socket at once, which a thread reads.
+    Outside of the main thread nothing changes, since Python delivers signals there only.
+
+    Args:
+        handle: Handler of the signals.
+        listen: Called with the number of each signal in the other thread.
+        name: Name of the other thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def read() -> None:
+        while numbers := ours.recv(64):
+            for number in numbers:
+                if number in SIGNALS:
+                    listen(number)
+
+    ours, kernels = socket.socketpair()
+    kernels.setblocking(False)
+    listener = threading.Thread(target=read, name=name, daemon=True)
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    woken = signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            # None: a handler that Python did not set cannot be restored.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        kernels.close()
+        listener.join()
+        ours.close()
 
 
 atexit.register(_end_all)

@@ -8,6 +8,7 @@ NumPy or rich: ``--help`` takes the time of Python's start (`xlashard/__init__.p
 import argparse
 import difflib
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -99,7 +100,8 @@ def main(words: Sequence[str] | None = None) -> int:
         words: The command line without the program's name; by default that of this process.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong use or settings, 130 stopped by Ctrl-C.
+        The exit code: 0 done, 1 failed, 2 wrong use or settings, 130 stopped by
+        Ctrl-C, 143 by SIGTERM.
     """
     words = sys.argv[1:] if words is None else words
     parser = make_parser()
@@ -112,9 +114,9 @@ def main(words: Sequence[str] | None = None) -> int:
         arguments.parser.error(_unknown_text(unknown, arguments.parser))
     try:
         return _run(arguments)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        print(str(error) or "stopped by Ctrl-C", file=sys.stderr)
+        return getattr(error, "exit_code", 128 + signal.SIGINT)
 
 
 def _run(arguments: argparse.Namespace) -> int:

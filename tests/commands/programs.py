@@ -58,3 +58,13 @@ def takes_more(layers, mesh):
 
 
 NOT_CALLABLE = 3
+
+
+def slow_to_compile(mesh):
+    def layers(x):
+        for _ in range(400):
+            x = jnp.tanh(x @ x)
+        return x
+
+    rows = NamedSharding(mesh, P("data"))
+    return layers, (jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=rows),)

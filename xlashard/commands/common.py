@@ -1,20 +1,35 @@
 """Targets, parsing, files and terminal output shared by the commands."""
 
+import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
 from rich.console import Console
+from rich.text import Text
 
+from xlashard.background import StopSignal, end_thread, listening_to_signals, start_background
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.tpu import Topology, topology
+from xlashard.tpu.preflight.dump_folder import remove_own_folders
 from xlashard.tpu.preflight.report.budget import Limit, broken_limits
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.target_loading import TargetProgram, load_program
+from xlashard.wording import printable
+
+# Seconds between two lines about long work, and between two updates in a terminal.
+_LINE_INTERVAL = 15.0
+_SPINNER_INTERVAL = 1.0
+# Seconds in which the main thread handles a signal, unless it compiles.
+_PYTHON_TIMEOUT = 0.5
 
 ALL = "--all"
 """Argument that shows every row of a report."""
@@ -137,17 +152,80 @@ def check_budget(report: PreflightReport, limits: Sequence[Limit], *, named: boo
 
 
 @contextmanager
-def status_line(what: str) -> Iterator[None]:
-    """Show a status line in a terminal.
+def status_line(what: str, *, spinner: bool = True) -> Iterator[None]:
+    """Show long work in progress, and end it at Ctrl-C or SIGTERM, whatever it is doing.
+
+    A terminal shows a spinner and the elapsed time; elsewhere a line appears on standard error
+    every 15 s.
 
     Args:
-        what: Text of the status.
+        what: The work, such as `compiling step for v5p-128`.
+        spinner: Whether to show the work in a terminal.
+
+    Raises:
+        StopSignal: At a signal, if the main thread runs Python. If it compiles, the process ends.
     """
+    what = printable(what)
+    started = time.monotonic()
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
+    status = console.status(Text(what)) if console.is_terminal and spinner else None
+    interval = _LINE_INTERVAL if status is None else _SPINNER_INTERVAL
+    done = threading.Event()
+
+    def show() -> None:
+        while not done.wait(interval):
+            text = f"{what}: {time.monotonic() - started:.0f} s"
+            if status is not None:
+                status.update(Text(text))
+            elif not console.is_terminal:
+                print(text, file=sys.stderr, flush=True)
+
+    def hide() -> None:
+        done.set()
+        if status is not None:
+            status.stop()
+
+    thread = start_background(show, done.set, "progress")
+    try:
+        with _ending_at_signals(what, started, hide), status or nullcontext():
+            yield
+    finally:
+        end_thread(thread, done.set)
+
+
+@contextmanager
+def _ending_at_signals(what: str, started: float, hide: Callable[[], None]) -> Iterator[None]:
+    """Raise an exception at SIGINT and SIGTERM; exit if the main thread is not in Python.
+
+    Args:
+        what: The work.
+        started: Time of its start.
+        hide: Removes the status line from the terminal.
+    """
+    raised = threading.Event()
+    seen = 0
+
+    def message(number: int) -> str:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        return f"stopped by {name} after {time.monotonic() - started:.0f} s: {what}"
+
+    def handle(number: int, _: FrameType | None) -> None:
+        raised.set()
+        raise StopSignal(message(number), number)
+
+    def listen(number: int) -> None:
+        nonlocal seen
+        seen += 1
+        # The second signal does not wait until the exception of the first has left the block.
+        if seen == 1 and raised.wait(_PYTHON_TIMEOUT):
+            return
+        hide()
+        print(message(number), file=sys.stderr, flush=True)
+        remove_own_folders()
+        # Python's own exit would wait for the main thread.
+        os._exit(128 + number)
+
+    with listening_to_signals(handle, listen):
         yield
 
 

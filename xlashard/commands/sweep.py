@@ -14,6 +14,7 @@ from xlashard.commands.common import (
     find_program,
     read_options,
     settings_of,
+    status_line,
     topologies_for,
     write,
 )
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     sweep = _sweep(arguments)
     folder = Path(arguments.folder or _usual_folder(sweep.title))
     try:
-        with SweepProgress() as bar:
+        with status_line(f"trying meshes for {sweep.title}", spinner=False), SweepProgress() as bar:
             report = run_sweep(
                 sweep,
                 folder,

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from xlashard.train.loop.stop import SIGNALS, exit_code, on_signal
+from xlashard.background import SIGNALS
+from xlashard.train.loop.stop import exit_code, on_signal
 
 
 def send(number: int) -> None:
@@ -48,6 +49,7 @@ def test_other_threads_change_nothing() -> None:
 
 BUSY = """
 import os, signal, threading
+from xlashard import background
 from xlashard.train.loop import stop
 
 def kill():
@@ -55,7 +57,7 @@ def kill():
         os.kill(os.getpid(), signal.SIGTERM)
         heard.wait()
 
-stop._SECOND_SIGNAL = 0.1
+stop._SIGNAL_TIMEOUT = 0.1
 heard = threading.Event()
 killer = threading.Thread(target=kill)
 
@@ -66,7 +68,7 @@ def ask(name):
 with stop.on_signal(ask):
     killer.start()
     # The main thread stays in C, as in a collective that nobody joins: no handler of Python runs.
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, background.SIGNALS)
     threading.Event().wait()
 """
 

@@ -1,6 +1,6 @@
 """Temporary folders that are removed even after their process is killed.
 
-libtpu handles SIGTERM while it compiles, so no Python handler runs, and SIGKILL runs none. Each
+No Python handler runs after SIGTERM while the main thread compiles, and none after SIGKILL. Each
 folder is locked while in use. The kernel releases the lock when the process ends, and the next
 caller removes unlocked folders.
 """
@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "xlashard-dump-"
+_OWN: set[Path] = set()
+"""Folders that this process uses."""
 
 
 @contextmanager
@@ -21,11 +23,19 @@ def temporary_dump_folder() -> Iterator[Path]:
     """Yield a temporary folder, after removing folders of ended processes."""
     remove_abandoned_folders()
     folder, held = _made()
+    _OWN.add(folder)
     try:
         yield folder
     finally:
+        _OWN.discard(folder)
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
+
+
+def remove_own_folders() -> None:
+    """Remove the folders that this process uses, before it exits in the middle of it."""
+    for folder in list(_OWN):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_abandoned_folders() -> None:

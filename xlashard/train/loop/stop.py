@@ -12,7 +12,6 @@ thread only, but writes the signal to a socket that another thread reads.
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,7 +22,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from xlashard import multihost
-from xlashard.background import start_background
+from xlashard.background import listening_to_signals, start_background
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.train.errors import DataError, PeerError, RunError
@@ -305,10 +304,6 @@ def check_same_corpus(group: Group, stop: Stop, mark: str) -> None:
         )
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and the signal of clusters before preemption."""
-
-
 _SIGNAL_TIMEOUT = 10.0
 """Seconds after a second signal in which the main thread may still write results."""
 
@@ -329,10 +324,8 @@ def on_signal(request: Callable[[str], None]) -> Iterator[None]:
     Args:
         request: Called in another thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came = 0
+    left = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal came
@@ -340,35 +333,18 @@ def on_signal(request: Callable[[str], None]) -> Iterator[None]:
         if came > 1:
             raise KeyboardInterrupt
 
-    ours, kernels = socket.socketpair()
-    kernels.setblocking(False)
-    left = threading.Event()
-    name = f"{OWN_THREADS}signals"
-    listener = threading.Thread(target=_listen, args=(ours, request, left), name=name, daemon=True)
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    woken = signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
-    listener.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(woken)
-        for number, handler in before.items():
-            # None: a handler that Python did not set cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        left.set()
-        kernels.close()
-        listener.join()
-        ours.close()
+    heard = 0
 
+    def listen(number: int) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 1:
+            request(signal.Signals(number).name)
+        elif not left.wait(_SIGNAL_TIMEOUT):
+            os._exit(128 + number)
 
-def _listen(ours: socket.socket, request: Callable[[str], None], left: threading.Event) -> None:
-    came = 0
-    while numbers := ours.recv(64):
-        for number in numbers:
-            if number not in SIGNALS:
-                continue
-            came += 1
-            if came == 1:
-                request(signal.Signals(number).name)
-            elif not left.wait(_SIGNAL_TIMEOUT):
-                os._exit(128 + number)
+    with listening_to_signals(handle, listen, f"{OWN_THREADS}signals"):
+        try:
+            yield
+        finally:
+            left.set()
