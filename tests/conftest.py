@@ -11,7 +11,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -179,3 +179,30 @@ def pytest_report_header() -> str:
         f"python {platform.python_version()}, {', '.join(versions)}, "
         f"platform {os.environ['JAX_PLATFORMS']}, partitioner {partitioner}"
     )
+
+
+@pytest.fixture(scope="module")
+def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Use JAX's persistent cache in a folder of this test run, in processes of the tests too."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    settings = {
+        "jax_compilation_cache_dir": str(folder / "programs"),
+        # Looking up a small program costs as much as compiling it.
+        "jax_persistent_cache_min_compile_time_secs": 0.3,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        compilation_cache.reset_cache()
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
