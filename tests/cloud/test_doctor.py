@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tests.cloud.conftest import Cloud
 from tests.forking import python_command
+from tests.processes import free_port
 from xlashard.cloud.doctor import (
     Finding,
     check,
@@ -205,12 +206,6 @@ def test_this_machine_alone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) ->
     assert check_machine(cloud.session(), str(machine(cloud.folder / "other", chips=0))) == 1
     out = capsys.readouterr().out
     assert "no /dev/accel*" in out and "problem" in out.splitlines()[-1]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return free.getsockname()[1]
 
 
 @pytest.mark.slow

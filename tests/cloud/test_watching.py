@@ -153,10 +153,12 @@ def test_training_is_resumed_after_a_preemption(cloud: Cloud) -> None:
 
     def preempt() -> None:
         wait_for(lambda: list(runs.glob("one/checkpoints/[0-9]*")), "a checkpoint")
-        # Few steps remain for the next start.
         cloud.preempt()
+        # Few steps remain for the next start.
+        names = os.listdir(runs / "one" / "checkpoints")
+        saved = [int(name) for name in names if name.isdigit()]
         config = runs / "one" / "config.toml"
-        config.write_text(config.read_text().replace("steps = 400", "steps = 20"))
+        config.write_text(config.read_text().replace("steps = 400", f"steps = {max(saved) + 4}"))
 
     thread = in_background(preempt)
     command = f"python -m xlashard train --config one.toml --runs {runs}"

@@ -54,8 +54,15 @@ if how == "failed":
 if how == "over":
     if pod.process == victim:
         sys.exit("no data left")
-    shutdown._REPORT_AFTER = 2.0
-    threading.Timer(10, os._exit, (9,)).start()
+    shutdown._REPORT_AFTER = 1.0
+    report = shutdown._report
+
+    def report_and_end(*args, **keywords):
+        report(*args, **keywords)
+        # Time for another report, which would be one too many.
+        threading.Timer(2, os._exit, (9,)).start()
+
+    shutdown._report = report_and_end
     float(step(x))
 if how == "raised":
     if pod.process == victim:

@@ -1,7 +1,10 @@
 """Several real processes that work on one program."""
 
+import contextlib
 import os
+import random
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,19 @@ def pod_python(size: PodSize, environment: Mapping[str, str]) -> list[str]:
     """
     place = PodPlace("", size.processes, 0, size.devices)
     return python_command(pod_environment(environment, place))
+
+
+def free_port() -> int:
+    """Return a TCP port that no program uses, and that no program is given meanwhile.
+
+    Ports that the system assigns begin at 32768, so another connection could take one of those
+    between this call and its use.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("", port))
+            return port
 
 
 def join_the_others() -> None:

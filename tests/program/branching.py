@@ -33,7 +33,7 @@ if ME == 0:
     error = expect(DeadlockError, "evaluate", lambda: pjit(evaluate)(X))
 else:
     error = expect(DeadlockError, "evaluate", lambda: multihost.barrier("epoch"))
-assert time.monotonic() - began < 10
+assert time.monotonic() - began < 60
 assert "process 0 waits at the first run of evaluate" in str(error), error
 assert "process 1 waits at barrier 'epoch'" in str(error), error
 
@@ -45,5 +45,5 @@ began = time.monotonic()
 if ME == 0:
     error = expect(DeadlockError, "report", lambda: pjit(report)(X))
     assert "process 1 has ended" in str(error), error
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     print("all found out")

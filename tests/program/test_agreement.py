@@ -68,7 +68,7 @@ def test_programs_that_differ(cases, name):
     assert [said["error"] for said in outcomes] == ["ProgramsDifferError"] * 2
     text = outcomes[0]["text"]
     assert text == outcomes[1]["text"], "every process raises the same error"
-    assert all(said["seconds"] < 10 for said in outcomes)
+    assert all(said["seconds"] < 60 for said in outcomes)
     assert all(said["difference"] == kind for said in outcomes), text
     assert all(said["processes"] == [ODD] for said in outcomes)
     assert not [fact for fact in facts if fact not in text], text
@@ -131,7 +131,7 @@ def test_a_process_that_does_not_compare_is_named(cases):
     waited, other = cases["unchecked"]
     assert other["result"] == 52.0
     assert waited["error"] == "ProcessesError"
-    assert waited["seconds"] < 10
+    assert waited["seconds"] < 60
     assert "turned off in process 1 (XLASHARD_CHECK_PROGRAMS=0" in waited["text"]
 
 

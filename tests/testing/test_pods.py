@@ -91,7 +91,7 @@ def test_only_loopback_ports_are_open(pair: Pod) -> None:
 def test_killed_and_suspended_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     # The launcher sees the state of its own children only, not that of a forked process.
     monkeypatch.setattr(worker_pool, "_python", lambda size, environment: [sys.executable])
-    with pod(processes=2, grace=30, timeout=8) as pair:
+    with pod(processes=2, grace=1, timeout=8) as pair:
         with pytest.raises(PodError, match=naming("process 1 of 2 ---\nended", "SIGKILL")):
             pair.run(functions.die)
         with pytest.raises(PodError) as caught:
