@@ -6,6 +6,8 @@
 | `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
 | `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between processes; unset: of pjit only |
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
+| `XLASHARD_STRICT` | `1`, `0` | raise where a sharding is not met, instead of a warning |
+| `XLASHARD_WARN_REPLICATED` | MiB | size of unplaced values that are replicated; 64 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
 | `XLASHARD_DOCS_URL` | address | site that errors link to; empty: errors without links |
 
@@ -37,6 +39,8 @@ EXPLAIN_RECOMPILES = f"{PREFIX}EXPLAIN_RECOMPILES"
 
 CHECK_PROGRAMS = f"{PREFIX}CHECK_PROGRAMS"
 PROGRAMS_TIMEOUT = f"{PREFIX}PROGRAMS_TIMEOUT"
+STRICT = f"{PREFIX}STRICT"
+WARN_REPLICATED = f"{PREFIX}WARN_REPLICATED"
 CHECK_DEVICE_PUT = f"{PREFIX}CHECK_DEVICE_PUT"
 DOCS_URL = f"{PREFIX}DOCS_URL"
 
@@ -54,6 +58,8 @@ _FOR_USERS = (
     EXPLAIN_RECOMPILES,
     CHECK_PROGRAMS,
     PROGRAMS_TIMEOUT,
+    STRICT,
+    WARN_REPLICATED,
     CHECK_DEVICE_PUT,
     DOCS_URL,
 )
@@ -93,6 +99,9 @@ class Flags:
         check_jit_programs: Whether they compare those of `jax.jit`, too.
         programs_timeout: How long a process waits for others to run a program, in seconds.
         docs_url: Address of the site that errors link to; None if unset; "" for no links.
+        strict: Whether a sharding that is not met is an error.
+        warn_replicated: Size on one device from which an unplaced value that is replicated is
+            reported, in MiB; 0 reports none.
     """
 
     partitioner: PartitionerName | None = None
@@ -103,6 +112,8 @@ class Flags:
     check_jit_programs: bool = False
     programs_timeout: int = 3600
     docs_url: str | None = None
+    strict: bool = False
+    warn_replicated: int = 64
 
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
@@ -129,6 +140,8 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         check_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS) or "1"),
         check_jit_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS, "")),
         programs_timeout=_number(PROGRAMS_TIMEOUT, environment.get(PROGRAMS_TIMEOUT) or "3600", 1),
+        strict=_switch(STRICT, environment.get(STRICT, "")),
+        warn_replicated=_number(WARN_REPLICATED, environment.get(WARN_REPLICATED) or "64", 0),
         docs_url=None if (url := environment.get(DOCS_URL)) is None else url.strip(),
     )
 

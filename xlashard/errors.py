@@ -300,6 +300,45 @@ class ResourceTypeError(ResourceError, TypeError):
     """An `in_shardings` or `out_shardings` leaf of a type that is not a sharding."""
 
 
+class UnevenShardingError(ResourceError):
+    """A constraint by which a dimension does not divide, under `strict=True`.
+
+    Attributes:
+        dim: The dimension.
+        size: Its size.
+        tiles: Number of tiles along it.
+        axes: `(name, size)` of the mesh axes that shard it, if known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        dim: int,
+        size: int,
+        tiles: int,
+        axes: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        super().__init__(message, path=path)
+        self.dim = dim
+        self.size = size
+        self.tiles = tiles
+        self.axes = tuple(axes)
+
+
+class ReplicationError(ResourceError):
+    """A large value without a sharding that is replicated, under `strict=True`.
+
+    Attributes:
+        device_bytes: Bytes on each device.
+    """
+
+    def __init__(self, message: str, *, path: str, device_bytes: int) -> None:
+        super().__init__(message, path=path)
+        self.device_bytes = device_bytes
+
+
 class DeviceMismatchError(XlashardError, ValueError):
     """Arguments of one program that live on different devices."""
 
@@ -419,6 +458,14 @@ class SharedBinaryWarning(XlashardWarning):
 
 class DonationWarning(XlashardWarning):
     """A donated argument whose buffers no result can reuse."""
+
+
+class UnevenShardingWarning(XlashardWarning):
+    """A constraint by which a dimension does not divide: it is padded, or not sharded so."""
+
+
+class ReplicationWarning(XlashardWarning):
+    """A large value without a sharding that the partitioner leaves whole on every device."""
 
 
 class DeviceCountError(XlashardError, RuntimeError):

@@ -83,6 +83,7 @@ def pjit[**P, R](
     compiler_options: dict[str, Any] | None = ...,
     donation: DonationMode = ...,
     share_binary: bool = ...,
+    strict: bool | None = ...,
     in_axis_resources: Any = ...,
     out_axis_resources: Any = ...,
 ) -> Jitted[P, R]: ...
@@ -102,6 +103,7 @@ def pjit(
     compiler_options: dict[str, Any] | None = ...,
     donation: DonationMode = ...,
     share_binary: bool = ...,
+    strict: bool | None = ...,
     in_axis_resources: Any = ...,
     out_axis_resources: Any = ...,
 ) -> _Decorator: ...
@@ -121,6 +123,7 @@ def pjit(
     compiler_options: dict[str, Any] | None = None,
     donation: DonationMode = "warn",
     share_binary: bool = False,
+    strict: bool | None = None,
     in_axis_resources: Any = UNSPECIFIED,
     out_axis_resources: Any = UNSPECIFIED,
 ) -> Any:
@@ -147,6 +150,9 @@ def pjit(
         donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
         share_binary: In a program over several processes, let one compile, and the others load its
             machine code; all must compile their programs in the same order.
+        strict: Raise for a constraint by which a dimension does not divide, and for a large
+            argument without a sharding (or `AUTO`) that is replicated, instead of a warning; None
+            for `XLASHARD_STRICT`.
         in_axis_resources: An older name of `in_shardings`.
         out_axis_resources: An older name of `out_shardings`.
 
@@ -178,6 +184,7 @@ def pjit(
                 "compiler_options": compiler_options,
                 "donation": donation,
                 "share_binary": share_binary,
+                "strict": strict,
             },
         )
         static = Selected.of(static_argnums, static_argnames, "static")

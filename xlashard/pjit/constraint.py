@@ -1,10 +1,8 @@
 """`with_sharding_constraint`: pins the sharding of a value inside a program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import jax
@@ -45,6 +43,7 @@ from xlashard.pjit.shardings.resources import (
     read_resources,
     to_sharding,
 )
+from xlashard.pjit.shardings.uneven import CONSTRAINT, dividing, report_uneven_value
 from xlashard.program.annotate import is_open, sharding_text
 from xlashard.program.plan import Partitioner, open_dims
 from xlashard.sharding import (
@@ -58,7 +57,7 @@ from xlashard.sharding import (
 )
 
 
-def with_sharding_constraint[T](x: T, shardings: Any) -> T:
+def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = None) -> T:
     """Constrain the sharding of a value inside a program, and that of its gradient.
 
     Outside of a program it reshards concrete arrays, without the axes by which a dimension does
@@ -68,8 +67,10 @@ def with_sharding_constraint[T](x: T, shardings: Any) -> T:
         x: A pytree of arrays.
         shardings: A prefix of it: at each leaf a Sharding, or, with a mesh in force, a
             PartitionSpec (the partitioner chooses the sharding of `UNCONSTRAINED` dimensions) or
-            None for replicated. Dimensions need not divide evenly. A memory kind other than the
-            default one moves the value to that memory.
+            None for replicated. A dimension that does not divide evenly is padded inside of a
+            program. A memory kind other than the default one moves the value to that memory.
+        strict: Raise for a dimension that does not divide, instead of an `UnevenShardingWarning`;
+            None for `XLASHARD_STRICT`.
 
     Returns:
         The same values.
@@ -77,6 +78,7 @@ def with_sharding_constraint[T](x: T, shardings: Any) -> T:
     Raises:
         ResourceError: With the leaf's path, if a sharding does not fit.
         MeshError: For a PartitionSpec without a mesh in force.
+        UnevenShardingError: If strict, for a dimension that does not divide.
 
     Example:
         >>> import jax, numpy as np
@@ -97,12 +99,13 @@ def with_sharding_constraint[T](x: T, shardings: Any) -> T:
             lambda path: "x" + jax.tree_util.keystr(tuple(path)),
         )
         return treedef.unflatten(
-            [_pin(*each, mesh=mesh) for each in zip(leaves, resources, paths, strict=True)]
+            [_pin(*each, mesh, strict) for each in zip(leaves, resources, paths, strict=True)]
         )
 
 
-def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
-    check_alive(leaf, path, tracing.abstractify(leaf))
+def _pin(leaf: Any, resource: Resource, path: str, mesh: Mesh | None, strict: bool | None) -> Any:
+    aval = tracing.abstractify(leaf)
+    check_alive(leaf, path, aval)
     requested = to_sharding(resource, mesh, "the sharding", path)
     if requested is REPLICATED:
         raise MeshError(
@@ -111,7 +114,8 @@ def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
             "NamedSharding(mesh, P())"
         )
     if requested is not None:
-        sharding = _fitting(requested, tracing.abstractify(leaf), path)
+        sharding = _fitting(requested, aval, path)
+        report_uneven_value(sharding, leaf, path, strict)
         leaf = constrain(leaf, _on_type(sharding, leaf, path))
         if isinstance(leaf, tracing.Tracer) and custom_memory_kind(sharding) is not None:
             # Inside a program the memory is part of the value's type.
@@ -216,7 +220,7 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         sharding = on_devices(sharding, device_assignment(x.sharding))
     check_can_hold_arrays(sharding.devices)
     aval = tracing.abstractify(x)
-    sharding = _dividing(sharding, aval.shape)
+    sharding = dividing(sharding, aval.shape)
     if not is_open(sharding):
         try:
             sharding.is_compatible_aval(aval.shape)
@@ -235,26 +239,6 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         )
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
     return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
-
-
-def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACompatibleSharding:
-    """Return the sharding without the axes by which a dimension does not divide."""
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    dims = sharding.normal_spec.for_rank(len(shape))
-    sizes = sharding.mesh.shape
-    kept = tuple(
-        axes and _leading(axes, sizes, length) for axes, length in zip(dims, shape, strict=True)
-    )
-    if kept == dims:
-        return sharding
-    return sharding.with_spec(partition_spec(replace(sharding.normal_spec, dims=kept)))
-
-
-def _leading(axes: tuple[str, ...], sizes: Mapping[str, int], length: int) -> tuple[str, ...]:
-    """Return the longest prefix of the axes that divides a length."""
-    tiles = accumulate((sizes[axis] for axis in axes), mul)
-    return tuple(axis for axis, count in zip(axes, tiles, strict=True) if length % count == 0)
 
 
 @lru_cache(maxsize=1024)
@@ -358,7 +342,7 @@ def _constraint(name: str, **rules: Any) -> Primitive:
     return primitive
 
 
-constraint_p = _constraint("sharding_constraint", abstract=_type)
+constraint_p = _constraint(CONSTRAINT, abstract=_type)
 """Pins the sharding of a value. Its parameter `sharding` is of this package; JAX reads the devices
 from its parameter `witness`."""
 

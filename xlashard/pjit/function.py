@@ -26,6 +26,7 @@ from xlashard.pjit.arguments import (
     follow_layouts,
 )
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
+from xlashard.pjit.constraint import constraint_p
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import (
     LoweredSignature,
@@ -45,9 +46,11 @@ from xlashard.pjit.primitive import (
 )
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
+from xlashard.pjit.replicated import report_replicated
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.pjit.shardings.resolve import resolve
 from xlashard.pjit.shardings.resources import Resource
+from xlashard.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.pjit.shardings.unreduced import has_reductions
 from xlashard.pjit.signature import Parameters
 from xlashard.pjit.trace import Call, expand_in, expand_out, trace_call
@@ -143,8 +146,13 @@ class Function:
         return describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
 
     def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
-        """Return the request for the program of a call."""
+        """Return the request for the program of a call.
+
+        Raises:
+            UnevenShardingError: For a constraint by which a dimension does not divide, if strict.
+        """
         options = self.options
+        report_uneven_constraints(call.traced.jaxpr, constraint_p, self.name, options.strict)
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
@@ -254,6 +262,7 @@ class Function:
         self.compile_log.log_reason(miss)
         self.is_spread |= compiled.program.is_spread
         self.report_donation(lowered, compiled)
+        report_replicated(call, compiled, self.options)
         if compiled.consts and self.parameters.donates:
             self._closes_over.add(compiled)
         return compiled
@@ -306,6 +315,8 @@ class Function:
         self.record(call)
         self.compile_log.log_reason(call.miss)
         traced, options = call.traced, self.options
+        if is_strict(options.strict):
+            report_uneven_constraints(traced.jaxpr, constraint_p, self.name, options.strict)
         key = "boundary", call.in_shardings, call.out_shardings, call.mesh, self._device()
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
         boundary = PROGRAMS.cached(traced.jaxpr, key, lambda: self._shared_boundary(call))

@@ -38,6 +38,7 @@ class PjitOptions:
         compiler_options: Options of XLA, sorted by name.
         donation: Warn about a donated argument that no result can reuse, or raise.
         share_binary: Let one process compile for all.
+        strict: Raise where a sharding is not met; None for the setting of the environment.
         kind_of: Returns the class of a result; None for `Array`.
     """
 
@@ -51,6 +52,7 @@ class PjitOptions:
     compiler_options: tuple[tuple[str, Any], ...]
     donation: DonationMode
     share_binary: bool = False
+    strict: bool | None = None
     kind_of: KindOf | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -150,6 +152,7 @@ def read_options(
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
         share_binary=_flag(rest, "share_binary"),
+        strict=None if rest.get("strict") is None else _flag(rest, "strict"),
         kind_of=rest.get("kind_of"),
     )
 

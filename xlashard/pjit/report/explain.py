@@ -26,7 +26,7 @@ from xlashard.pjit.report.program_values import (
     describe_moves,
     describe_outputs,
 )
-from xlashard.pjit.report.replication import describe_replications
+from xlashard.pjit.report.replication import describe_replications, describe_uneven
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
 from xlashard.pjit.stages.traced import Lowered, Traced
@@ -141,6 +141,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
         donations=describe_donations(program),
         replications=describe_replications(program, collectives, program.sources),
         forgotten=program.forgotten,
+        uneven=describe_uneven(program),
     )
 
 

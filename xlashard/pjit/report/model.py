@@ -200,6 +200,47 @@ class ReplicationReport:
 
 
 @dataclass(frozen=True)
+class UnevenReport:
+    """Dimension that a constraint shards, and that does not divide evenly.
+
+    Inside of the program the partitioner pads it. A result is not sharded so.
+
+    Attributes:
+        type: Type of the constrained value: `float32[10,6]`.
+        spec: Sharding of the constraint.
+        dim: The dimension.
+        size: Its size.
+        axes: Names of the mesh axes that shard it; empty if unknown.
+        shards: Number of tiles along it.
+        shard_size: Size of a padded tile.
+        padded_size: Size of the padded dimension.
+        empty_shards: Number of tiles that hold padding alone.
+        device_bytes: Bytes of the padded tile on one device.
+        padding_bytes: Bytes of padding in one copy of the value, all uneven dimensions together.
+        whole_bytes: Bytes on one device if the uneven dimensions stay whole.
+        result: Path of the result of the program that the constraint makes, or empty.
+        result_spec: Sharding of that result in the compiled program, or empty.
+        source: Line of the constraint.
+    """
+
+    type: str
+    spec: str
+    dim: int
+    size: int
+    axes: tuple[str, ...]
+    shards: int
+    shard_size: int
+    padded_size: int
+    empty_shards: int
+    device_bytes: int
+    padding_bytes: int
+    whole_bytes: int
+    result: str
+    result_spec: str
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
 class CostReport:
     """XLA's estimates for one device. The body of a loop counts once.
 

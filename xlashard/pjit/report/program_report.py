@@ -15,6 +15,7 @@ from xlashard.pjit.report.model import (
     MoveReport,
     PlaceReport,
     ReplicationReport,
+    UnevenReport,
     ValueReport,
 )
 from xlashard.pjit.report.sections import (
@@ -25,6 +26,7 @@ from xlashard.pjit.report.sections import (
     merged_moves,
     replications_section,
     runs_text,
+    uneven_section,
     values_section,
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
@@ -55,6 +57,7 @@ class ProgramReport(SerializableReport):
         replications: Values with more copies than requested.
         forgotten: The facts that an explained stage does not keep, and that the report therefore
             lacks, as one clause; empty for a function.
+        uneven: Dimensions that constraints shard and that do not divide, most padding first.
 
     Example:
         >>> import numpy as np
@@ -77,6 +80,7 @@ class ProgramReport(SerializableReport):
     donations: tuple[DonationReport, ...]
     replications: tuple[ReplicationReport, ...]
     forgotten: str = ""
+    uneven: tuple[UnevenReport, ...] = ()
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -95,6 +99,7 @@ class ProgramReport(SerializableReport):
             collectives, moves = merged_collectives(collectives), merged_moves(moves)
         yield _head(self)
         yield replications_section(self.replications, page)
+        yield uneven_section(self.uneven, page)
         yield _collectives(collectives, page)
         yield _moves(moves, page)
         yield values_section("Arguments", self.inputs, page)

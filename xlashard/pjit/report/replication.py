@@ -9,17 +9,15 @@ from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_lin
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.pjit.report.model import ReplicationKind, ReplicationReport
+from xlashard.pjit.report.model import ReplicationKind, ReplicationReport, UnevenReport
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
+from xlashard.pjit.shardings.uneven import CONSTRAINT, UnevenConstraint, uneven_constraints
 from xlashard.program.annotate import is_open
 from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import Frame
 from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
 from xlashard.sharding.named import grid_of
 from xlashard.wording import typed
-
-CONSTRAINT = "sharding_constraint"
-"""The name of the primitive of constraints, of ours and of JAX's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +291,49 @@ def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> b
     if not gather.frames:
         return gather.op_name in closed.arguments
     return (gather.frames[0].file, gather.frames[0].line) in closed.lines
+
+
+def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:
+    """Describe the dimensions of constraints that do not divide, most padding first."""
+    if program.call is None or len(program.plan.devices) == 1:
+        return ()
+    jaxpr = program.call.traced.jaxpr
+    results = {v: i for i, v in enumerate(jaxpr.outvars) if isinstance(v, Hashable)}
+    reports: dict[UnevenReport, None] = {}
+    for constraint in uneven_constraints(jaxpr):
+        position = results.get(constraint.eqn.outvars[0])
+        result = None if position is None else program.results[position]
+        # A gradient repeats the constraint, at the same line.
+        reports |= dict.fromkeys(_uneven(constraint, result, program.sources))
+    return tuple(sorted(reports, key=lambda r: -r.padding_bytes))
+
+
+def _uneven(
+    constraint: UnevenConstraint, result: ProgramValue | None, sources: SourceLocator
+) -> Iterator[UnevenReport]:
+    aval, line = constraint.aval, source_line(constraint.eqn)
+    frames = () if line is None else (Frame(*line),)
+    final = None if result is None else result.sharding
+    for dim in constraint.dims:
+        yield UnevenReport(
+            type=typed(aval.dtype, aval.shape),
+            spec=spec_text(constraint.sharding),
+            dim=dim.dim,
+            size=dim.size,
+            axes=tuple(name for name, _ in dim.axes),
+            shards=dim.shards,
+            shard_size=dim.shard_size,
+            padded_size=dim.padded_size,
+            empty_shards=dim.empty_shards,
+            device_bytes=constraint.device_bytes,
+            padding_bytes=constraint.padding_bytes,
+            whole_bytes=constraint.whole_bytes,
+            result="" if result is None else result.path,
+            result_spec=""
+            if result is None or result.sharding is None
+            else spec_text(result.sharding),
+            source=sources.line(frames),
+        )
 
 
 def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:

@@ -13,6 +13,7 @@ from xlashard.pjit.report.model import (
     DonationReport,
     MoveReport,
     ReplicationReport,
+    UnevenReport,
     ValueReport,
 )
 from xlashard.pjit.report.tables import (
@@ -242,3 +243,31 @@ def _why(r: ReplicationReport) -> str:
             return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
         case _:
             return f"unspecified; {axes}, which shards an argument, could shard {what}"
+
+
+def uneven_section(uneven: Sequence[UnevenReport], page: Page) -> RenderableType | None:
+    """Return the table of dimensions that do not divide."""
+    return listing(
+        page,
+        (
+            "Constraints that do not divide",
+            "XLA pads them; pad_to_mesh pads first",
+        ),
+        (">padding", "value", "why"),
+        uneven,
+        lambda u: (
+            in_bytes(u.padding_bytes),
+            f"{u.type} as {u.spec}",
+            f"{'' if u.source is None else line_text(u.source) + ': '}{uneven_reason(u)}",
+        ),
+        lambda u: u.padding_bytes,
+    )
+
+
+def uneven_reason(u: UnevenReport) -> str:
+    """Format the dimension, its tiles, and what became of a result."""
+    along = f" along {', '.join(u.axes)}" if u.axes else ""
+    empty = f", {u.empty_shards} of padding alone" if u.empty_shards else ""
+    result = f"; {u.result} is {u.result_spec} instead" if u.result else ""
+    tiles = f"{u.shards} tiles of {u.shard_size}{along}{empty}"
+    return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"

@@ -14,6 +14,7 @@ from xlashard.pjit.report.sections import (
     merged_values,
     replications_section,
     runs_text,
+    uneven_section,
     values_section,
 )
 from xlashard.pjit.report.tables import (
@@ -63,6 +64,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _collectives(report.traffic, page)
     yield _unasked(report.traffic, page)
     yield replications_section(report.replications, page)
+    yield uneven_section(report.uneven, page)
     yield _replicated(report, page)
     yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
     yield _results(report, page)

@@ -14,7 +14,11 @@ from xlashard.pjit.report.program_values import (
     describe_inputs,
     describe_outputs,
 )
-from xlashard.pjit.report.replication import describe_replications, is_needlessly_replicated
+from xlashard.pjit.report.replication import (
+    describe_replications,
+    describe_uneven,
+    is_needlessly_replicated,
+)
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
@@ -185,6 +189,7 @@ def build_report(
         price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology),
+        uneven=describe_uneven(compilation.program),
     )
 
 

@@ -12,6 +12,7 @@ from xlashard.pjit.report.model import (
     DonationReport,
     ReplicationReport,
     SourceLine,
+    UnevenReport,
     ValueReport,
 )
 from xlashard.pjit.report.serde import ReportFormat
@@ -314,6 +315,7 @@ class PreflightFields:
     price: PriceReport | None
     compile_seconds: float
     versions: VersionsReport
+    uneven: tuple[UnevenReport, ...] = ()
 
 
 type Unit = Literal["bytes", "seconds", "flop", "part", "number"]

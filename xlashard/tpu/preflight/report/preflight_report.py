@@ -44,6 +44,7 @@ class PreflightReport(SerializableReport, PreflightFields):
         price: Cost at the caller's price.
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
+        uneven: Dimensions that constraints shard and that do not divide, most padding first.
 
     Example:
         >>> import jax

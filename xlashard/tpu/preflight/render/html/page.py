@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.model import CollectiveReport, ReplicationReport, SourceLine
+from xlashard.pjit.report.sections import uneven_reason
 from xlashard.pjit.report.tables import (
     decided_text,
     groups_text,
@@ -218,6 +219,7 @@ def environment() -> Environment:
         topology_name=topology_name,
         traffic_along=_traffic_along,
         types=types_text,
+        uneven_reason=uneven_reason,
     )
     return made
 
