@@ -27,6 +27,9 @@ from xlashard.errors import ConfigError
         ({"XLASHARD_CHECK_PROGRAMS": ""}, Flags()),
         ({"XLASHARD_CHECK_PROGRAMS": "0"}, Flags(check_programs=False)),
         ({"XLASHARD_PROGRAMS_TIMEOUT": "60"}, Flags(programs_timeout=60)),
+        ({"XLASHARD_STRICT": "1"}, Flags(strict=True)),
+        ({"XLASHARD_WARN_REPLICATED": ""}, Flags(warn_replicated=64)),
+        ({"XLASHARD_WARN_REPLICATED": "0"}, Flags(warn_replicated=0)),
         ({"XLASHARD_DOCS_URL": " file:///site "}, Flags(docs_url="file:///site")),
         ({"XLASHARD_DOCS_URL": ""}, Flags(docs_url="")),
         ({"XLASHARD_TEST_PLATFORM": "cuda", "PATH": "x"}, Flags()),
@@ -68,7 +71,8 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
             {"XLASHARD_X": "1"},
             "the environment sets XLASHARD_X, which is not a setting of xlashard; "
             "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES, XLASHARD_CHECK_PROGRAMS, "
-            "XLASHARD_PROGRAMS_TIMEOUT, XLASHARD_CHECK_DEVICE_PUT, XLASHARD_DOCS_URL",
+            "XLASHARD_PROGRAMS_TIMEOUT, XLASHARD_STRICT, XLASHARD_WARN_REPLICATED, "
+            "XLASHARD_CHECK_DEVICE_PUT, XLASHARD_DOCS_URL",
         ),
     ],
 )

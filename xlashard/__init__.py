@@ -140,6 +140,7 @@ else:
             explain,
         )
         from xlashard.pjit.explicit import reshard, shard_map
+        from xlashard.pjit.padding import pad_to_mesh, unpad
         from xlashard.sharding import Chunked as Chunked
         from xlashard.sharding import NoSharding as NoSharding
         from xlashard.sharding import OpShardingSharding as OpShardingSharding
@@ -191,6 +192,7 @@ else:
                     "explain",
                 ),
                 "xlashard.pjit.explicit": ("reshard", "shard_map"),
+                "xlashard.pjit.padding": ("pad_to_mesh", "unpad"),
                 "xlashard.sharding": (
                     "Chunked",
                     "NoSharding",
@@ -275,6 +277,7 @@ __all__ = [
     "make_array_from_process_local_data",
     "make_array_from_single_device_arrays",
     "make_mesh",
+    "pad_to_mesh",
     "pjit",
     "preflight",
     "preflight_sweep",
@@ -282,6 +285,7 @@ __all__ = [
     "reshard_plan",
     "set_mesh",
     "shard_map",
+    "unpad",
     "use_abstract_mesh",
     "visualize",
     "with_sharding_constraint",

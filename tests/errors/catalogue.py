@@ -129,6 +129,7 @@ class Topic:
 TOPICS = (
     "mesh",
     "fit",
+    "padding",
     "prefixes",
     "options",
     "arguments",

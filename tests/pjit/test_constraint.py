@@ -21,7 +21,13 @@ from xlashard import (
     pjit,
     with_sharding_constraint,
 )
-from xlashard.errors import ArgumentError, DeletedError, MeshError, ResourceError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    MeshError,
+    ResourceError,
+    UnevenShardingWarning,
+)
 
 U = P.UNCONSTRAINED
 
@@ -65,9 +71,14 @@ def test_open_dimensions(mesh, partitioner):
 
 
 def test_uneven_dimensions(mesh, partitioner):
-    out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))).sum())(f32(7))
+    with pytest.warns(
+        UnevenShardingWarning, match=naming("x (float32[7])", "size 7", "to 8, 2 on")
+    ):
+        out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))).sum())(f32(7))
     np.testing.assert_allclose(out, f32(7).sum())
-    out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))) * 2)(f32(7))
+    with pytest.warns(UnevenShardingWarning) as issued:
+        out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))) * 2)(f32(7))
+    assert [w.filename for w in issued] == [__file__]
     np.testing.assert_array_equal(out, f32(7) * 2)
 
 
@@ -189,9 +200,9 @@ class TestConcreteArrays:
 
     def test_uneven_dimensions(self, mesh):
         for x in (f32(7), device_put(f32(7), jax.devices()[3])):
-            np.testing.assert_array_equal(
-                with_sharding_constraint(x, NamedSharding(mesh, P("x"))), f32(7)
-            )
+            with pytest.warns(UnevenShardingWarning, match=naming("size 7", "P()", "28 B")):
+                out = with_sharding_constraint(x, NamedSharding(mesh, P("x")))
+            np.testing.assert_array_equal(out, f32(7))
 
     @pytest.mark.parametrize(
         ("shape", "spec", "kept"),
@@ -205,14 +216,16 @@ class TestConcreteArrays:
     )
     def test_axes_by_which_no_array_divides(self, mesh, partitioner, shape, spec, kept):
         """XLA would cut some of these along a part of an axis, for which JAX has no words."""
-        out = with_sharding_constraint(f32(*shape), NamedSharding(mesh, spec))
+        with pytest.warns(UnevenShardingWarning):
+            out = with_sharding_constraint(f32(*shape), NamedSharding(mesh, spec))
         np.testing.assert_array_equal(out, f32(*shape))
         assert spec_of(out) == kept and len(out.devices()) == 8
 
     def test_uneven_dimensions_under_jvp(self, partitioner):
         wide = make_mesh((6,), ("x",))
         f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(wide, P("x"))), inline=True)
-        out, tangent = jax.jvp(f, (f32(4),), (f32(4),))
+        with pytest.warns(UnevenShardingWarning):
+            out, tangent = jax.jvp(f, (f32(4),), (f32(4),))
         np.testing.assert_array_equal(out, f32(4))
         np.testing.assert_array_equal(tangent, f32(4))
 

@@ -9,8 +9,9 @@ from xlashard._jax.lowering import dtype_name
 from xlashard.errors import ReplicationError, ReplicationWarning
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.options import PjitOptions
+from xlashard.pjit.shardings import uneven as settings
 from xlashard.pjit.shardings.resources import AUTO
-from xlashard.pjit.shardings.uneven import FLAGS, is_strict, tile_bytes, warn
+from xlashard.pjit.shardings.uneven import is_strict, tile_bytes, warn
 from xlashard.pjit.trace import Call, expand_out
 from xlashard.sharding import Mesh, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import in_bytes
@@ -33,7 +34,7 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
     Raises:
         ReplicationError: If any, under `strict`.
     """
-    least, plan = FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
+    least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
     if len(plan.devices) == 1 or not least:
         return
     for path, aval, sharding in (*_arguments(call, compiled), *_results(call, compiled, options)):

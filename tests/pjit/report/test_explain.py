@@ -14,7 +14,7 @@ import xlashard
 from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, P, explain, pjit, with_sharding_constraint
-from xlashard.errors import ArgumentError, DonationWarning, ResourceError
+from xlashard.errors import ArgumentError, DonationWarning, ResourceError, UnevenShardingWarning
 
 
 def named(mesh, *spec):
@@ -332,6 +332,9 @@ def test_a_gather_that_xla_adds_for_a_result_names_what_made_the_value(mesh):
         return with_sharding_constraint(jnp.sin(x)[:6], NamedSharding(mesh, P("x"))) * 2
 
     rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
-    text = str(explain(pjit(f, in_shardings=rows, out_shardings=whole), f32(8, 8)))
+    with pytest.warns(UnevenShardingWarning, match="size 6"):
+        report = explain(pjit(f, in_shardings=rows, out_shardings=whole), f32(8, 8))
+    assert [(u.size, u.padded_size, u.empty_shards) for u in report.uneven] == [(6, 8, 1)]
+    text = str(report)
     assert "all-gather" in text and "unknown to XLA" not in text
     assert "test_explain.py" in text

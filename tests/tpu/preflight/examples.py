@@ -26,6 +26,7 @@ from tests.tpu.preflight.example_parts import (
 from xlashard.pjit.report.model import (
     DonationReport,
     ReplicationReport,
+    UnevenReport,
 )
 from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
@@ -131,6 +132,25 @@ FITTING = PreflightReport(
         libtpu="0.0.50.1",
         runtime="PJRT C API, libtpu built on Sep 14 2026",
         flags=(("LIBTPU_INIT_ARGS", "--xla_tpu_enable_latency_hiding_scheduler=true"),),
+    ),
+    uneven=(
+        UnevenReport(
+            type="bfloat16[64,8192,50257]",
+            spec="P(None, None, 'tensor')",
+            dim=2,
+            size=50257,
+            axes=("tensor",),
+            shards=4,
+            shard_size=12565,
+            padded_size=50260,
+            empty_shards=0,
+            device_bytes=64 * 8192 * 12565 * 2,
+            padding_bytes=64 * 8192 * 3 * 2,
+            whole_bytes=64 * 8192 * 50257 * 2,
+            result="",
+            result_spec="",
+            source=line(131, "logits"),
+        ),
     ),
 )
 """An 8B training step on 32 chips that fits, with two collectives that it does not require."""

@@ -329,9 +329,7 @@ def _uneven(
             padding_bytes=constraint.padding_bytes,
             whole_bytes=constraint.whole_bytes,
             result="" if result is None else result.path,
-            result_spec=""
-            if result is None or result.sharding is None
-            else spec_text(result.sharding),
+            result_spec="" if final is None else spec_text(final),
             source=sources.line(frames),
         )
 

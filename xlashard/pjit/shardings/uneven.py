@@ -148,7 +148,12 @@ class UnevenConstraint:
             is_eager: True outside of a program.
         """
         uneven = " and ".join(dim.describe() for dim in self.dims)
-        effect = f"so it stays whole, {in_bytes(self.whole_bytes)} on each device"
+        instead = dividing(self.sharding, self.aval.shape)
+        counts = instead.rank_tiling(self.aval.ndim).counts
+        effect = (
+            f"so the array is {described(instead)} instead, "
+            f"{in_bytes(tile_bytes(self.aval, counts))} on each device"
+        )
         if not is_eager:
             sizes = " and ".join(dim.describe_padding() for dim in self.dims)
             effect = (

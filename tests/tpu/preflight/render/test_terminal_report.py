@@ -58,6 +58,7 @@ def test_a_step_that_fits() -> None:
         "Collectives",
         "Not required",
         "Replicated silently",
+        "Constraints that do not divide",
         "Fully replicated",
         "Arguments",
         "Results",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.tpu.preflight.render.html.page import environment, user_text
 from xlashard.wording import printable
 
@@ -81,3 +82,10 @@ def test_elements_are_not_escaped_again() -> None:
 @pytest.mark.parametrize(("number", "shown"), [(1.50, "1.5"), (2 / 3, "0.67"), (3, "3")])
 def test_coordinates_are_short(number: float, shown: str) -> None:
     assert environment().from_string("{{ number|pixels }}").render(number=number) == shown
+
+
+def test_a_page_lists_dimensions_that_do_not_divide() -> None:
+    text = " ".join(Reader(FITTING.to_html()).text.split())
+    assert "Constraints that do not divide" in text
+    assert "dimension 2 of 50257 padded to 50260, 4 tiles of 12565 along tensor" in text
+    assert "Constraints that do not divide" not in Reader(SMALL.to_html()).text

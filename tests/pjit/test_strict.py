@@ -1,0 +1,211 @@
+"""Shardings that a program does not meet are reported once, and are errors under strict=True."""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.facts import naming
+from tests.pjit.helpers import f32
+from xlashard import (
+    AUTO,
+    NamedSharding,
+    P,
+    ProgramReport,
+    device_put,
+    explain,
+    pjit,
+    with_sharding_constraint,
+)
+from xlashard.errors import (
+    ReplicationError,
+    ReplicationWarning,
+    UnevenShardingError,
+    UnevenShardingWarning,
+)
+from xlashard.pjit import function
+from xlashard.pjit.shardings import uneven
+from xlashard.wording import plain_text
+
+X = f32(10, 6)
+
+
+def issued(run):
+    """Return the warnings of a call under Python's default filter, which shows each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        run()
+    return caught
+
+
+def pinned(mesh, *spec, by=with_sharding_constraint):
+    sharding = NamedSharding(mesh, P(*spec))
+    return lambda x: by(x * 2, sharding)
+
+
+BY = {"ours": with_sharding_constraint, "JAX's": jax.lax.with_sharding_constraint}
+
+
+@pytest.mark.parametrize("by", BY)
+def test_a_site_warns_once(mesh, by):
+    @pjit
+    def total(x):
+        return pinned(mesh, "x", by=BY[by])(x).sum()
+
+    def twice():
+        for _ in range(2):
+            total(X)
+        total.clear_cache()
+        np.testing.assert_allclose(total(X), 2 * X.sum(), rtol=1e-6)
+
+    (warning,) = issued(twice)
+    assert warning.category is UnevenShardingWarning and warning.filename == __file__
+    facts = "float32[10,6]", "size 10", "'x'=4", "to 12, 3 on each", "72 B", "48 B", "240 B", "P()"
+    assert all(fact in str(warning.message) for fact in facts)
+
+
+@pytest.mark.parametrize("by", BY)
+def test_strict_raises(mesh, by, monkeypatch):
+    f = pinned(mesh, "x", by=BY[by])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnevenShardingWarning)
+        with pytest.raises(UnevenShardingError, match=naming("float32[10,6]", __file__)) as caught:
+            pjit(f, strict=True)(X)
+    error = caught.value
+    assert (error.dim, error.size, error.tiles, error.axes) == (0, 10, 4, (("x", 4),))
+    nested = pjit(f, strict=True)
+    loop = pjit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: f(y), x), strict=True)
+    for bad in (jax.jit(nested), jax.grad(lambda x: nested(x).sum()), loop, loop.lower):
+        with pytest.raises(UnevenShardingError):
+            bad(X)
+    monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, strict=True))
+    with pytest.raises(UnevenShardingError):
+        pjit(f)(X)
+    pjit(f)(f32(12, 6))
+    with pytest.warns(UnevenShardingWarning):
+        pjit(pinned(mesh, "x", by=jax.lax.with_sharding_constraint), strict=False)(X)
+
+
+def test_strict_constraints_name_the_path(mesh):
+    def f(tree):
+        return with_sharding_constraint(tree, NamedSharding(mesh, P("x", "y")), strict=True)
+
+    for call in (f, jax.jit(f), pjit(f)):
+        with pytest.raises(UnevenShardingError, match=naming("x['b'] (float32[7,3])")) as caught:
+            call({"a": f32(8, 2), "b": f32(7, 3)})
+        assert (caught.value.path, caught.value.size) == ("x['b']", 7)
+
+
+def test_what_divides_is_silent(mesh):
+    def run():
+        pjit(pinned(mesh, "x", P.UNCONSTRAINED))(f32(8, 3))
+        jax.jit(pinned(mesh, ("x", "y")))(f32(16, 3))
+        alone = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+        pjit(pinned(alone, "x"))(f32(7, 3))
+        pjit(lambda x: x * 2, strict=True)(X)
+
+    assert issued(run) == []
+
+
+def test_repeated_calls_check_nothing(mesh, monkeypatch):
+    double = pjit(pinned(mesh, "x"), strict=True)
+    x = f32(8, 2)
+    double(x)
+    for name in ("report_uneven_constraints", "report_replicated"):
+        monkeypatch.delattr(function, name)
+    double(x)
+
+
+@pytest.mark.usefixtures("partitioner")
+def test_explain_lists_uneven_dimensions(mesh):
+    columns = NamedSharding(mesh, P(None, ("x", "y")))
+
+    def loss(x, labels):
+        logits = jax.lax.with_sharding_constraint(x @ x.T, columns)
+        return jnp.tanh(logits).mean() + labels.mean()
+
+    with pytest.warns(UnevenShardingWarning):
+        report = explain(pjit(jax.value_and_grad(loss)), X, f32(4))
+    (row,) = report.uneven
+    assert (row.type, row.spec, row.dim, row.size) == (
+        "float32[10,10]",
+        "P(None, ('x', 'y'))",
+        1,
+        10,
+    )
+    assert (row.axes, row.shards, row.shard_size, row.padded_size) == (("x", "y"), 8, 2, 16)
+    assert (row.empty_shards, row.device_bytes, row.padding_bytes) == (3, 80, 240)
+    assert (row.whole_bytes, row.result, row.source.file) == (400, "", __file__)
+    assert ProgramReport.from_json(report.to_json()) == report
+    text = plain_text(report.renderable(), 200)
+    assert "240 B" in text and "test_strict.py" in text and "3 of padding alone" in text
+    old = json.loads(report.to_json())
+    del old["uneven"]
+    assert ProgramReport.from_json(json.dumps(old)).uneven == ()
+
+
+@pytest.mark.usefixtures("partitioner")
+def test_a_result_has_another_sharding(mesh):
+    with pytest.warns(UnevenShardingWarning):
+        report = explain(pjit(pinned(mesh, "x")), X)
+    (row,) = report.uneven
+    assert row.result == "result" and row.result_spec == report.outputs[0].spec != row.spec
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """Values from 1 MiB on count as large."""
+    monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, warn_replicated=1))
+
+
+LARGE = np.ones((512, 512), np.float32)
+
+
+def test_large_arguments_without_a_sharding(mesh, little):
+    def run():
+        with jax.set_mesh(mesh):
+            pjit(lambda w: w["a"].sum())({"a": LARGE})
+            total = pjit(lambda w, x: w.sum() + x.sum())
+            total(LARGE, f32(8))
+            total(LARGE, f32(8))
+
+    first, second = (str(warning.message) for warning in issued(run))
+    assert "w['a']" in first and "float32[512,512]" in first and "1.0 MiB on each of 8" in first
+    assert "P(('x', 'y')" in first and second.startswith("w of ")
+
+
+def test_placed_and_small_values_are_silent(mesh, little):
+    def run():
+        with jax.set_mesh(mesh):
+            total = pjit(lambda w: w.sum())
+            total(LARGE[1:])
+            total(device_put(LARGE, NamedSharding(mesh, P("x"))))
+            total(device_put(LARGE, NamedSharding(mesh, P())))
+            pjit(lambda w: w.sum(), in_shardings=P())(LARGE)
+            pjit(lambda w: w * 2, out_shardings=P())(LARGE[1:])
+            pjit(lambda w, x: x)(LARGE, f32(4))  # unused
+        pjit(lambda w: w.sum())(LARGE)
+
+    assert issued(run) == []
+
+
+def test_auto_that_replicates(mesh, little):
+    with jax.set_mesh(mesh):
+        both = pjit(lambda x: {"r": x * 2}, in_shardings=AUTO, out_shardings={"r": AUTO})
+        caught = [str(w.message) for w in issued(lambda: both(LARGE))]
+        assert [text.partition(" of ")[0] for text in caught] == ["x", "result['r']"]
+        with pytest.raises(ReplicationError) as error:
+            pjit(lambda x: x * 2, out_shardings=AUTO, in_shardings=P(), strict=True)(LARGE)
+        assert (error.value.path, error.value.device_bytes) == ("result", LARGE.nbytes)
+        with pytest.warns(ReplicationWarning, match=naming("x of", "pad_to_mesh")):
+            pjit(lambda x: x.sum(), in_shardings=AUTO)(np.ones((1023, 1025), np.float32))
+
+
+def test_the_threshold_of_zero_reports_nothing(mesh, monkeypatch):
+    monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, warn_replicated=0))
+    with jax.set_mesh(mesh):
+        assert issued(lambda: pjit(lambda x: x.sum())(LARGE)) == []
