@@ -9,7 +9,7 @@ names are imported on first access.
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -18,14 +18,9 @@ from typing import Any
 import jax
 
 from xlashard import Array
-from xlashard._jax.legacy_api import concrete_class
+from xlashard._jax.legacy_api import concrete_class, watch_computations
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.legacy.modes.config_flags import (
-    allow_computations,
-    hide_flags,
-    restrict_computations,
-    show_flags,
-)
+from xlashard.legacy.modes.config_flags import check_computation, hide_flags, show_flags
 from xlashard.legacy.module_shims import (
     MISSING,
     ImportHook,
@@ -64,7 +59,7 @@ class Installation:
         """Install the names; after an exception JAX is unchanged."""
         try:
             show_flags()
-            restrict_computations()
+            watch_computations(check_computation)
             self._install_shims()
             parents = {name.rpartition(".")[0] for name in self._table} - self._own
             for parent in sorted(parents):
@@ -87,7 +82,7 @@ class Installation:
             self._patches.clear()
         _restore_modules()
         hide_flags()
-        allow_computations()
+        watch_computations(None)
 
     def _install_shims(self) -> None:
         """Install a shim for each replaced module, submodules first."""
@@ -335,8 +330,7 @@ def uninstall() -> None:
     INSTALLER.uninstall()
 
 
-@contextmanager
-def installed() -> Iterator[None]:
+def installed() -> AbstractContextManager[None]:
     """Install the names of 2022 and 2023 for the duration of a block.
 
     Blocks may overlap, in one thread or in several: the last one to end uninstalls the names.
@@ -349,5 +343,4 @@ def installed() -> Iterator[None]:
         >>> Mesh(np.array(jax.devices()), ("data",)).axis_names
         ('data',)
     """
-    with INSTALLER.block():
-        yield
+    return INSTALLER.block()

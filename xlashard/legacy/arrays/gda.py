@@ -228,10 +228,7 @@ class GlobalDeviceArray(Array):
     @property
     def local_shards(self) -> Sequence[Shard]:
         """The addressable shards, in the order of `mesh.local_devices`."""
-        try:
-            pieces = self._pieces
-        except AttributeError:
-            pieces = None
+        pieces = getattr(self, "_pieces", None)
         if pieces is None:
             check_alive(self)
             pieces = self._pieces = self._shards_here()

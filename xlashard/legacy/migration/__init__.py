@@ -7,6 +7,7 @@
 | `call_rewrites`, `expressions` | rewriting calls, names and attribute chains |
 | `rewriter` | rewriting imports and statements, and adding comments |
 | `migrated_program` | a whole program, with the helper functions that it needs |
+| `inserted` | these helper functions |
 
 It requires libcst, which the extra `legacy` installs.
 """

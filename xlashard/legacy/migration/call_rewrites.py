@@ -1,9 +1,12 @@
 """Rewriting of calls to the arguments of today's functions."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import libcst as cst
+
+from xlashard.legacy.migration.resolver import ProgramFacts
 
 FROM_GDA = "_from_gda_"
 """Temporary name of FROM_GDA until the enclosing resources are rewritten."""
@@ -82,58 +85,47 @@ def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
     return out
 
 
-class Resources:
-    """Rewriter of `pjit` resources to shardings of `jax.jit`.
+def shardings(facts: ProgramFacts, needs: Needs, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return resources with P() in place of None, and with None in place of FROM_GDA.
 
     Args:
-        spec_classes: The program's names for `PartitionSpec`.
-        specs: Variables whose values are `PartitionSpec`s.
+        facts: The facts of the program.
         needs: Collects imports and helpers.
+        node: The resources, with names already rewritten.
     """
-
-    def __init__(self, spec_classes: Collection[str], specs: Collection[str], needs: Needs) -> None:
-        self._classes = spec_classes
-        self._specs = specs
-        self._needs = needs
-
-    def shardings(self, node: cst.BaseExpression) -> cst.BaseExpression:
-        """Return resources with P() in place of None, and with None in place of FROM_GDA.
-
-        Args:
-            node: The resources, with names already rewritten.
-        """
-        if isinstance(node, cst.Name) and node.value in ("None", FROM_GDA, *self._specs):
-            if node.value == "None":
-                self._needs.modules.add("jax")
-                return expression("jax.P()")
-            return node.with_changes(value="None") if node.value == FROM_GDA else node
-        if isinstance(node, cst.Tuple | cst.List | cst.Dict):
-            elements = [
-                each.with_changes(value=self.shardings(each.value))
-                if isinstance(each, cst.Element | cst.DictElement)
-                else each
-                for each in node.elements
-            ]
-            return node.with_changes(elements=elements)
-        if isinstance(node, cst.IfExp):
-            return node.with_changes(
-                body=self.shardings(node.body), orelse=self.shardings(node.orelse)
-            )
-        if isinstance(node, cst.Call) and code_of(node.func) in ("jax.P", *self._classes):
-            return node
-        self._needs.helpers.add("_none_is_replicated")
-        return cst.Call(cst.Name("_none_is_replicated"), [cst.Arg(node)])
+    rewrite = partial(shardings, facts, needs)
+    if isinstance(node, cst.Name) and node.value in ("None", FROM_GDA, *facts.specs):
+        if node.value == "None":
+            needs.modules.add("jax")
+            return expression("jax.P()")
+        return node.with_changes(value="None") if node.value == FROM_GDA else node
+    if isinstance(node, cst.Tuple | cst.List | cst.Dict):
+        elements = [
+            each.with_changes(value=rewrite(each.value))
+            if isinstance(each, cst.Element | cst.DictElement)
+            else each
+            for each in node.elements
+        ]
+        return node.with_changes(elements=elements)
+    if isinstance(node, cst.IfExp):
+        return node.with_changes(body=rewrite(node.body), orelse=rewrite(node.orelse))
+    if isinstance(node, cst.Call) and code_of(node.func) in ("jax.P", *facts.spec_classes):
+        return node
+    needs.helpers.add("_none_is_replicated")
+    return cst.Call(cst.Name("_none_is_replicated"), [cst.Arg(node)])
 
 
 def jit_arguments(
-    args: Sequence[cst.Arg], names: Sequence[str], resources: Resources
+    args: Sequence[cst.Arg],
+    names: Sequence[str],
+    rewrite: Callable[[cst.BaseExpression], cst.BaseExpression],
 ) -> list[cst.Arg] | None:
     """Return the arguments of `jax.jit` for those of `pjit`; None if it has `*args`.
 
     Args:
         args: The arguments.
         names: The names of the positional arguments.
-        resources: Rewrites shardings.
+        rewrite: Rewrites resources.
     """
     if any(arg.star for arg in args) or len([a for a in args if a.keyword is None]) > len(names):
         return None
@@ -142,7 +134,7 @@ def jit_arguments(
     for arg in args:
         name = arg.keyword.value if arg.keyword is not None else next(positions)
         if name in (*_TODAY, *_TODAY.values()):
-            arg = arg.with_changes(value=resources.shardings(arg.value))
+            arg = arg.with_changes(value=rewrite(arg.value))
         if name != "fun":
             arg = arg.with_changes(
                 keyword=cst.Name(_TODAY.get(name, name)),

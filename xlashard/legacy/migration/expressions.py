@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import libcst as cst
@@ -11,7 +12,6 @@ from xlashard.legacy.migration.call_rewrites import (
     FROM_GDA,
     PJIT_ARGUMENTS,
     Needs,
-    Resources,
     array_call,
     code_of,
     deserialize_call,
@@ -19,6 +19,7 @@ from xlashard.legacy.migration.call_rewrites import (
     jit_arguments,
     laid_out,
     shard_call,
+    shardings,
 )
 from xlashard.legacy.migration.rename_rules import (
     GDA,
@@ -58,7 +59,6 @@ class ExpressionRewriter(cst.CSTTransformer):
         self.needs = Needs()
         self._resolver = resolver
         self._facts = facts
-        self._resources = Resources(facts.spec_classes, facts.specs, self.needs)
         self._marks: list[list[str]] = [[]]
 
     # Names and chains of attributes.
@@ -214,7 +214,8 @@ class ExpressionRewriter(cst.CSTTransformer):
         return updated
 
     def _jit(self, updated: cst.Call, offset: int, by_position: Sequence[str]) -> cst.Call:
-        args = jit_arguments(updated.args[offset:], by_position, self._resources)
+        rewrite = partial(shardings, self._facts, self.needs)
+        args = jit_arguments(updated.args[offset:], by_position, rewrite)
         if args is None:
             self._mark("pjit(*args): jax.jit takes keyword arguments after the function")
             return updated

@@ -30,7 +30,6 @@ class Resolver:
         self._names: Mapping[cst.CSTNode, Any] = wrapper.resolve(QualifiedNameProvider)
         self._scopes: Mapping[cst.CSTNode, Any] = wrapper.resolve(ScopeProvider)
         self._parents: Mapping[cst.CSTNode, cst.CSTNode] = wrapper.resolve(ParentNodeProvider)
-        # Values of `name = value`, without unpacking, by the node of the variable.
         # The values of `name = value`, without unpacking, by the node of the variable.
         self._values: dict[cst.CSTNode, cst.BaseExpression] = {}
         for node in m.findall(wrapper.module, m.Assign()):

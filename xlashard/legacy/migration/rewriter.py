@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
+from libcst import matchers as m
 from libcst.helpers import get_full_name_for_node
 
 from xlashard.legacy.migration.call_rewrites import code_of, expression
@@ -202,7 +203,7 @@ class Rewriter(ExpressionRewriter):
         lines = taken.body.body if isinstance(taken.body, cst.IndentedBlock) else None
         if lines is None:
             return updated_node
-        if all(isinstance(line, cst.SimpleStatementLine) and _is_pass(line) for line in lines):
+        if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in lines):
             return cst.RemoveFromParent()
         first = lines[0].with_changes(leading_lines=updated_node.leading_lines)
         return cst.FlattenSentinel([first, *lines[1:]])
@@ -219,24 +220,12 @@ class Rewriter(ExpressionRewriter):
 
     def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> cst.Dict:
         """Drop `_global_avals` from the keyword arguments of `lower`."""
-        kept = [
-            each
-            for each in updated_node.elements
-            if not (
-                isinstance(each, cst.DictElement)
-                and isinstance(each.key, cst.SimpleString)
-                and each.key.evaluated_value == "_global_avals"
-            )
-        ]
-        return (
-            updated_node
-            if len(kept) == len(updated_node.elements)
-            else updated_node.with_changes(elements=kept)
-        )
-
-
-def _is_pass(line: cst.SimpleStatementLine) -> bool:
-    return all(isinstance(each, cst.Pass) for each in line.body)
+        name = m.MatchIfTrue(lambda text: str(text).strip("\"'") == "_global_avals")
+        dropped = m.DictElement(key=m.SimpleString(name))
+        kept = [each for each in updated_node.elements if not m.matches(each, dropped)]
+        if len(kept) == len(updated_node.elements):
+            return updated_node
+        return updated_node.with_changes(elements=kept)
 
 
 def _is_end(line: cst.BaseStatement) -> bool:
@@ -314,12 +303,7 @@ class ImportRewriter:
                 kept.append(alias)
             else:
                 added += changed
-        if len(kept) == len(node.names):
-            return None
-        if kept:
-            kept[-1] = kept[-1].with_changes(comma=node.names[-1].comma)
-            return [node.with_changes(names=kept), *_merged(added)]
-        return _merged(added)
+        return _with_names(node, node.names, kept, _merged(added))
 
     def plain_import(
         self, node: cst.Import, used: Sequence[str]
@@ -343,12 +327,7 @@ class ImportRewriter:
                 self.binds_jax |= local is None
             else:
                 kept.append(alias)
-        if len(kept) == len(node.names):
-            return None
-        if kept:
-            kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-            return [node.with_changes(names=kept), *added]
-        return added
+        return _with_names(node, node.names, kept, added)
 
     def _today(self, name: str, local: str, is_used: bool) -> list[cst.BaseSmallStatement] | None:
         rule = rule_of(name)
@@ -362,6 +341,21 @@ class ImportRewriter:
             case Mark(text) if not is_used:
                 self.marks.append(text)
         return []
+
+
+def _with_names(
+    node: cst.Import | cst.ImportFrom,
+    names: Sequence[cst.ImportAlias],
+    kept: list[cst.ImportAlias],
+    added: list[cst.BaseSmallStatement],
+) -> list[cst.BaseSmallStatement] | None:
+    """Return an import of the kept names and the added statements; None if all names are kept."""
+    if len(kept) == len(names):
+        return None
+    if not kept:
+        return added
+    kept[-1] = kept[-1].with_changes(comma=names[-1].comma)
+    return [node.with_changes(names=kept), *added]
 
 
 def _merged(imports: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:

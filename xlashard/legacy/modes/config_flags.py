@@ -178,17 +178,7 @@ def _check_known(name: str) -> None:
     raise ConfigError(f"unknown flag {name!r}: {advice}")
 
 
-def restrict_computations() -> None:
-    """Check each computation of JAX that has not run yet under the current mode."""
-    legacy_api.watch_computations(_check_computation)
-
-
-def allow_computations() -> None:
-    """Undo `restrict_computations`."""
-    legacy_api.watch_computations(None)
-
-
-def _check_computation(
+def check_computation(
     computation: legacy_api.TopLevelComputation, arguments: Sequence[Any]
 ) -> None:
     """Refuse a computation that the mode does not allow on arrays that span processes.
@@ -249,11 +239,6 @@ class CallFlags:
     mode: ArrayMode
     checks_meshes: bool = False
     logs_runs: bool = False
-
-    @property
-    def bypasses_fast_path(self) -> bool:
-        """Return True if repeat calls must enter Python instead of the C++ dispatcher."""
-        return self.checks_meshes or self.logs_runs
 
 
 _MODES = {(a, g): ArrayMode(a, g) for a in (False, True) for g in (False, True)}

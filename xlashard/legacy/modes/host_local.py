@@ -5,12 +5,13 @@ Shards that are placed as their resource specifies are neither copied nor moved.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count, islice
 from typing import Any
 
 import jax
 
+from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.array import Array, device_put
@@ -38,18 +39,27 @@ class HostLocal:
     Args:
         function: The function, with `jax_array` off.
         mesh: The mesh in force, which spans processes.
+
+    Attributes:
+        returns_host_local: True if results are host-local.
     """
 
     def __init__(self, function: ModeFunction, mesh: Mesh) -> None:
         self._function = function
         self._mesh = mesh
-        self._in_specs = lru_cache(maxsize=256)(self._read_in_specs)
-        self._out_specs = lru_cache(maxsize=256)(self._read_out_specs)
+        self.returns_host_local = function.mode.returns_host_local
+        arguments, results = function.options.in_resources, function.options.out_resources
+        self._in_specs = lru_cache(256)(partial(self._specs, function.in_resources, arguments.what))
+        self._out_specs = lru_cache(256)(partial(self._specs, function.out_resources, results.what))
+        tracer = function.tracer
+        static = tracer.static_argnums, tracer.static_argnames
+        self._run = dispatch.new_dispatcher(
+            function.name, function.fun, function.cache_miss, static, function.name
+        )
 
-    @property
-    def returns_host_local(self) -> bool:
-        """Return True if results are host-local."""
-        return self._function.mode.returns_host_local
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        """Call the function with host-local arguments and results."""
+        return self.lower(self._run(*self.lift(args)))
 
     def changes(self, args: tuple[Any, ...]) -> bool:
         """Return True if a result or one of these arguments is host-local.
@@ -137,17 +147,11 @@ class HostLocal:
         name = parameters.signature.name(next(islice(positions, path[0].idx, None)))
         return name + jax.tree_util.keystr(path[1:])
 
-    def _read_in_specs(self, in_tree: Any) -> tuple[Any, ...]:
-        function = self._function
-        return self._specs(function.in_resources(in_tree), function.options.in_resources.what)
-
-    def _read_out_specs(self, out_tree: Any) -> tuple[Any, ...]:
-        function = self._function
-        return self._specs(function.out_resources(out_tree), function.options.out_resources.what)
-
-    def _specs(self, resources: Sequence[Resource], what: str) -> tuple[Any, ...]:
-        """Return the spec of each resource; `FROM_GDA` and `AUTO` stay unchanged."""
-        return tuple(_spec(resource, self._mesh, what) for resource in resources)
+    def _specs(
+        self, resources_of: Callable[[Any], Sequence[Resource]], what: str, tree: Any
+    ) -> tuple[Any, ...]:
+        """Return the spec of each leaf; `FROM_GDA` and `AUTO` stay unchanged."""
+        return tuple(_spec(resource, self._mesh, what) for resource in resources_of(tree))
 
     @property
     def _host(self) -> HostMesh:

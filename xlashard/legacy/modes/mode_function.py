@@ -120,7 +120,9 @@ class ModeFunction(Function):
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
         out, path, again = super().cache_miss(*args, **kwargs)
-        return out, None if self.call_flags.bypasses_fast_path else path, again
+        # Checks and logs are in Python, which the C++ dispatcher bypasses.
+        enters_python = self.call_flags.checks_meshes or self.call_flags.logs_runs
+        return out, None if enters_python else path, again
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
         """Return the arguments of a call with their current placements.
@@ -134,22 +136,25 @@ class ModeFunction(Function):
         if self.mode.jax_array:
             return arguments
         out = []
-        resources = self.in_resources(call.traced.in_tree)
+        resources, what = self.in_resources(call.traced.in_tree), self.options.in_resources.what
         every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
             if not is_global(value):
                 if not isinstance(resource.given, FromGda):
                     argument = argument.unbound()
                 elif not isinstance(value, jax.ShapeDtypeStruct):
+                    path = argument.path
                     raise ResourceError(
-                        _from_gda_error(value, argument.path, self.options.in_resources.what),
-                        path=argument.path,
+                        f"{what} of {path} is FROM_GDA, but {path} is a {type(value).__name__}, "
+                        "which is host-local while jax_array is off: write P(...) for it, or pass "
+                        "a GlobalDeviceArray",
+                        path=path,
                     )
             elif isinstance(value, GlobalDeviceArray) and request is not None:
                 if call.mesh is not None and request.devices != value.sharding.devices:
                     # jax.jit would move the array to the devices of the resource.
                     check_gda_mesh((value,), (argument.path,), call.mesh)
-                _check_partitioning(argument, request, self.options.in_resources.what)
+                _check_partitioning(argument, request, what)
             out.append(argument)
         return tuple(out)
 
@@ -198,13 +203,6 @@ def _holding(options: PjitOptions, kind: type) -> str | None:
         if any(isinstance(leaf.given, kind) for leaf in tree.leaves):
             return tree.what
     return None
-
-
-def _from_gda_error(value: Any, path: str, what: str) -> str:
-    return (
-        f"{what} of {path} is FROM_GDA, but {path} is a {type(value).__name__}, which "
-        "is host-local while jax_array is off: write P(...) for it, or pass a GlobalDeviceArray"
-    )
 
 
 def _check_partitioning(argument: Argument, request: Any, what: str) -> None:

@@ -4,7 +4,7 @@ With `jax_array` off their arguments and results are host-local, as those of a c
 they were lowered with `_global_avals=True`. The shapes that they report are global.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,21 @@ from xlashard._jax.stablehlo_parse import to_mhlo
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction, is_global
-from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages import compiled
 from xlashard.pjit.stages import traced as stages
-from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.trace import Call
+
+
+def _called(
+    call: Callable[..., Any],
+    host_local: HostLocal | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a stage, also with host-local arguments."""
+    if host_local is None or kwargs:
+        return call(*args, **kwargs)
+    return host_local.lower(call(*host_local.lift_dynamic(args)))
 
 
 class ModeTraced(stages.Traced):
@@ -38,10 +48,7 @@ class ModeTraced(stages.Traced):
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the traced function."""
-        host_local_call = self._host_local
-        if host_local_call is None or kwargs:
-            return super().__call__(*args, **kwargs)
-        return host_local_call.lower(super().__call__(*host_local_call.lift_dynamic(args)))
+        return _called(super().__call__, self._host_local, args, kwargs)
 
     @property
     def out_info(self) -> Any:
@@ -106,35 +113,20 @@ class ModeLowered(stages.Lowered):
         )
         function: Any = self._traced._function
         kind = ModeCompiled if function.mode.jax_array else HostLocalCompiled
-        return kind(made._info, made._compiled, made._body, self._host_local)
+        out = kind(made._info, made._compiled, made._body)
+        out._host_local = self._host_local
+        return out
 
 
 class ModeCompiled(compiled.Compiled):
-    """Compiled program.
+    """Compiled program."""
 
-    Args:
-        info: Its outside.
-        compiled: The program.
-        body: Its jaxpr.
-        host_local: Converts host-local arguments and results; None if they are global.
-    """
-
-    def __init__(
-        self,
-        info: StageInfo,
-        compiled: CompiledProgram,
-        body: Any = None,
-        host_local: HostLocal | None = None,
-    ) -> None:
-        super().__init__(info, compiled, body)
-        self._host_local = host_local
+    # Converts host-local arguments and results; None if they are global.
+    _host_local: HostLocal | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program."""
-        host_local_call = self._host_local
-        if host_local_call is None or kwargs:
-            return super().__call__(*args, **kwargs)
-        return host_local_call.lower(super().__call__(*host_local_call.lift_dynamic(args)))
+        return _called(super().__call__, self._host_local, args, kwargs)
 
     def compiler_ir(self) -> list[Any]:
         """Return the optimised module of each partition, as an `HloModule` of jaxlib."""

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 import xlashard
-from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.trace import tracing
 from xlashard.errors import RefusedError, ResourceError
@@ -134,12 +133,7 @@ class LegacyFunction:
         static: Positions and names of static arguments.
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        options: PjitOptions,
-        static: Selected,
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], options: PjitOptions, static: Selected) -> None:
         self.fun = fun
         self._options = options
         self._static = static
@@ -147,7 +141,7 @@ class LegacyFunction:
         call_flags = CallFlags(ArrayMode())
         self.today = ModeFunction(fun, options, static, call_flags)
         self._by_flags = {call_flags: self.today}
-        self._host_local_calls: dict[tuple[CallFlags, Mesh], _HostLocalCall] = {}
+        self._host_local: dict[tuple[CallFlags, Mesh], HostLocal] = {}
         self.parameters = self.today.parameters
         self.tracer = self.today.tracer
 
@@ -178,12 +172,12 @@ class LegacyFunction:
         """Run a call that missed the dispatcher's cache, in its array mode."""
         function = self.in_force()
         mesh = function.admit(kwargs)
-        host_local_call = self.host_local_call(function, mesh)
-        if host_local_call is not None and host_local_call.host_local.changes(args):
-            return host_local_call(args), None, False
+        host_local = self.host_local(function, mesh)
+        if host_local is not None and host_local.changes(args):
+            return host_local(args), None, False
         return function.cache_miss(*args, **kwargs)
 
-    def host_local_call(self, function: ModeFunction, mesh: Mesh | None) -> "_HostLocalCall | None":
+    def host_local(self, function: ModeFunction, mesh: Mesh | None) -> HostLocal | None:
         """Return the host-local form of a call; None if all its shapes are global."""
         if function.mode.jax_array or mesh is None or _is_here(mesh):
             return None
@@ -191,9 +185,9 @@ class LegacyFunction:
             return None
         key = function.call_flags, mesh
         with self._lock:
-            if key not in self._host_local_calls:
-                self._host_local_calls[key] = _HostLocalCall(function, mesh)
-            return self._host_local_calls[key]
+            if key not in self._host_local:
+                self._host_local[key] = HostLocal(function, mesh)
+            return self._host_local[key]
 
     @property
     def is_spread(self) -> bool:
@@ -210,24 +204,9 @@ class LegacyFunction:
         """Drop the traced and compiled programs of all array modes."""
         with self._lock:
             functions = list(self._by_flags.values())
-            self._host_local_calls.clear()
+            self._host_local.clear()
         for function in functions:
             function.clear_cache()
-
-
-class _HostLocalCall:
-    """Callable that converts host-local arguments and results of one function."""
-
-    def __init__(self, function: ModeFunction, mesh: Mesh) -> None:
-        self.host_local = HostLocal(function, mesh)
-        tracer = function.tracer
-        static = tracer.static_argnums, tracer.static_argnames
-        self._call = dispatch.new_dispatcher(
-            function.name, function.fun, function.cache_miss, static, function.name
-        )
-
-    def __call__(self, args: tuple[Any, ...]) -> Any:
-        return self.host_local.lower(self._call(*self.host_local.lift(args)))
 
 
 @lru_cache(maxsize=64)
@@ -263,11 +242,10 @@ def _traced(
     """Return the traced function in its array mode, for host-local or global shapes."""
     chosen = function.in_force()
     mesh = chosen.admit(kwargs, global_avals=global_avals)
-    host_local_call = None if global_avals else function.host_local_call(chosen, mesh)
-    if host_local_call is None:
-        return ModeTraced(chosen, chosen.trace(args, kwargs), None)
-    args = host_local_call.host_local.lift_types(args)
-    return ModeTraced(chosen, chosen.trace(args, kwargs), host_local_call.host_local)
+    host_local = None if global_avals else function.host_local(chosen, mesh)
+    if host_local is not None:
+        args = host_local.lift_types(args)
+    return ModeTraced(chosen, chosen.trace(args, kwargs), host_local)
 
 
 def with_sharding_constraint(

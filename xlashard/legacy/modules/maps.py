@@ -31,9 +31,6 @@ class FrozenDict(Mapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __eq__(self, other: object) -> bool:
-        return self._items == (other._items if isinstance(other, FrozenDict) else other)
-
     def __hash__(self) -> int:
         return hash(frozenset(self._items.items()))
 

@@ -134,10 +134,6 @@ def _load_spec(spec: ModuleSpec | None, error: str) -> tuple[CodeType, dict[str,
 
 def _from_the_program(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback without its leading frames of this package and of importlib."""
-    while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename):
+    while traceback and traceback.tb_frame.f_code.co_filename.startswith(_NOT_USER_CODE):
         traceback = traceback.tb_next
     return traceback
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_NOT_USER_CODE)

@@ -261,8 +261,4 @@ def join_pod() -> None:
     if read_flags(os.environ).pod is None:
         return
     multihost.initialize()
-    jax.distributed.initialize = _do_nothing
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Replace `jax.distributed.initialize` after `join_pod`."""
+    jax.distributed.initialize = lambda *args, **kwargs: None

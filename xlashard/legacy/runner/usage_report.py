@@ -41,7 +41,9 @@ class Report:
             folder: The program's folder; its files are the program's own even if installed.
         """
         removed = [use for use in uses if not use.entry.stays]
-        apart = {use for use in removed if _is_installed(use) and not _is_below(use.file, folder)}
+        own = (folder.rstrip(os.sep) + os.sep,) if folder else ()
+        installed = {use for use in removed if use.file.startswith(_INSTALLED)}
+        apart = {use for use in installed if not use.file.startswith(own)}
         return cls([use for use in removed if use not in apart], [u for u in removed if u in apart])
 
 
@@ -142,14 +144,6 @@ def _coloured_lines(uses: Sequence[Use]) -> Iterator[RenderableType]:
 def _indented(text: Text) -> Padding:
     """Indent a text, including its wrapped lines."""
     return Padding(text, (0, 0, 0, 2), expand=False)
-
-
-def _is_installed(use: Use) -> bool:
-    return use.file.startswith(_INSTALLED)
-
-
-def _is_below(file: str, folder: str) -> bool:
-    return bool(folder) and file.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _place(use: Use) -> str:

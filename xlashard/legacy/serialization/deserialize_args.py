@@ -207,13 +207,10 @@ def _on_mesh(place: tuple[Any, ...], number: str) -> NamedSharding:
             "or None for replicated"
         )
     try:
-        return NamedSharding(mesh, axes if isinstance(axes, PartitionSpec) else _spec_of(axes))
+        spec = axes if isinstance(axes, PartitionSpec) else PartitionSpec(*(axes or ()))
+        return NamedSharding(mesh, spec)
     except XlashardError as error:
         raise at_path(error, f"mesh_axes{number}") from None
-
-
-def _spec_of(axes: Sequence[Any] | None) -> PartitionSpec:
-    return PartitionSpec(*(axes or ()))
 
 
 def _as_dtype(dtype: Any, name: str) -> np.dtype:
