@@ -9,7 +9,7 @@ import pytest
 from tests.cloud.conftest import Cloud
 from tests.cloud.test_jobs import in_background
 from tests.waiting import wait_for
-from xlashard.cloud.jobs import Actions, Next, keep_running, watch
+from xlashard.cloud.jobs import Next, keep_running, watch
 from xlashard.errors import CloudError
 
 LOST, BROKEN = (1, Next.RECREATE), (75, Next.RESTART)
@@ -39,8 +39,8 @@ class Script:
             cloud.session(watch__pause=10.0, **settings),
             sleep=lambda seconds: self.steps.append(f"wait {seconds:g}"),
         )
-        actions = Actions(self.make, self.run, lambda: self.steps.append("remove"))
-        return keep_running(session, actions)
+        remove = lambda: self.steps.append("remove")  # noqa: E731
+        return keep_running(session, self.make, self.run, remove)
 
 
 LOOPS = {

@@ -286,27 +286,19 @@ class Next(enum.Enum):
     RECREATE = "create the TPU again"
 
 
-@dataclass(frozen=True)
-class Actions:
-    """Actions of the loop.
-
-    Attributes:
-        make: Create the TPU and set it up.
-        run: Run the job for the n-th time; return its exit code and the reaction to it.
-        remove: Delete the TPU.
-    """
-
-    make: Callable[[], None]
-    run: Callable[[int], tuple[int, Next]]
-    remove: Callable[[], object]
-
-
-def keep_running(session: Session, actions: Actions) -> int:
+def keep_running(
+    session: Session,
+    make: Callable[[], None],
+    run: Callable[[int], tuple[int, Next]],
+    remove: Callable[[], object],
+) -> int:
     """Create a TPU and run a job on it, again and again until the job is done.
 
     Args:
         session: Limits, and pauses.
-        actions: Actions of the loop.
+        make: Creates the TPU and sets it up.
+        run: Runs the job for the n-th time; returns its exit code and the reaction to it.
+        remove: Deletes the TPU.
 
     Returns:
         The exit code of the job; 1 if the limit of starts was reached before it ended.
@@ -317,7 +309,7 @@ def keep_running(session: Session, actions: Actions) -> int:
     for attempt in range(1, limits.tries + 1):
         try:
             if reaction is Next.RECREATE:
-                actions.make()
+                make()
         except CloudError as error:
             if error.code == 2:
                 raise  # The request is invalid.
@@ -325,11 +317,11 @@ def keep_running(session: Session, actions: Actions) -> int:
         else:
             pauses = backoff(limits.pause, _LONGEST_PAUSE)
             session.report(f"start {attempt} of at most {limits.tries}")
-            code, reaction = actions.run(attempt)
+            code, reaction = run(attempt)
         if reaction is Next.STOP:
             break
         if reaction is Next.RECREATE and attempt < limits.tries:
-            actions.remove()
+            remove()
             pause = next(pauses)
             session.report(f"creating the TPU again in {pause:g} s")
             session.sleep(pause)
@@ -337,7 +329,7 @@ def keep_running(session: Session, actions: Actions) -> int:
         session.report(f"gave up after {limits.tries} attempts")
         code = code or 1
     if not limits.keep:
-        actions.remove()
+        remove()
     return code
 
 
@@ -371,7 +363,7 @@ def watch(session: Session) -> int:
         return status.code, _reaction(session, status)
 
     try:
-        return keep_running(session, Actions(make, run, lambda: delete(session)))
+        return keep_running(session, make, run, lambda: delete(session))
     except KeyboardInterrupt:
         if not session.settings.watch.keep:
             session.report("interrupted; deleting the TPU")

@@ -78,7 +78,8 @@ class HangReport:
     @property
     def elsewhere(self) -> tuple[int, ...]:
         """Processes that execute their own code while others wait in a JAX call."""
-        running = [p for p, answer in self.answers.items() if not _in_runtime(answer)]
+        mains = {p: answer.main for p, answer in self.answers.items()}
+        running = [p for p, main in mains.items() if main is None or not main.in_runtime]
         return tuple(running) if len(running) < len(self.answers) else ()
 
     @property
@@ -151,10 +152,6 @@ class HangReport:
 _NATIVE_FRAMES = (
     "Frames below Python are not visible from inside; `py-spy dump --native --pid PID` shows them."
 )
-
-
-def _in_runtime(answer: ProcessDump) -> bool:
-    return answer.main is not None and answer.main.in_runtime
 
 
 class Watchdog:

@@ -29,6 +29,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import coordination
+from xlashard.documents import decode
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.wait_graph import is_package_file
@@ -90,11 +91,6 @@ class ThreadStack:
     main: bool
     on_device: bool
     frames: tuple[StackFrame, ...]
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "ThreadStack":
-        """Return the stack of which `fields` are the fields."""
-        return cls(**{**fields, "frames": tuple(StackFrame(**one) for one in fields["frames"])})
 
     @property
     def in_runtime(self) -> bool:
@@ -257,9 +253,7 @@ class ProcessDump:
     @classmethod
     def from_bytes(cls, value: bytes) -> "ProcessDump":
         """Parse bytes written by `to_bytes`."""
-        fields = json.loads(value)
-        progress = StepProgress(**fields["progress"]) if fields["progress"] else None
-        return cls(progress, tuple(ThreadStack.from_json(one) for one in fields["threads"]))
+        return decode(cls, json.loads(value))
 
     @property
     def main(self) -> ThreadStack | None:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from xlashard._jax.runtime import coordination
+from xlashard.documents import decode
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.process_groups import format_processes
@@ -72,11 +73,7 @@ class ProcessStatus:
     @classmethod
     def from_bytes(cls, value: bytes) -> "ProcessStatus":
         """Parse bytes written by `to_bytes`."""
-        fields = json.loads(value)
-        waits = tuple(
-            Wait(**{**wait, "missing": tuple(wait["missing"])}) for wait in fields["waits"]
-        )
-        return cls(fields["number"], waits, fields["ended"])
+        return decode(cls, json.loads(value))
 
     @property
     def main_wait(self) -> Wait | None:

@@ -10,10 +10,10 @@ if __name__ == "__main__":
     channel.set_inheritable(False)
     line = b""
     while not line.endswith(b"\n"):
-        found = channel.recv(1)
-        if not found:
+        received = channel.recv(1)
+        if not received:
             sys.exit(1)  # The launcher has exited.
-        line += found
+        line += received
     request = json.loads(line)
     sys.path[:] = request["path"]
     importlib.import_module(request["module"]).main(channel)

@@ -69,19 +69,17 @@ class MergedReport:
 
 def merge(config: pytest.Config, result: PoolResult) -> MergedReport:
     """Merge the reports of all processes of a pod."""
-    parts, sections, properties = [], [], []
+    sections, properties = [], []
     reports = {process: _reports(config, result, process) for process in result.replies}
-    for process in result.order():
-        parts.append(_part(result, process, reports.get(process, [])))
+    parts = [_part(result, process, reports.get(process, [])) for process in result.order()]
     for process in range(result.size.processes):
         output = last_lines(result.output(process), _LINES)
         if output.strip():
             sections.append((f"Captured stdout and stderr of process {process}", output))
-        for report in reports.get(process, []):
-            sections += _own_sections(report, process)
-    for report in reports.get(0, []):
-        if report.when == "teardown":
-            properties = list(report.user_properties)
+        # The report of the call repeats the sections of setup, and that of teardown both.
+        for report in (each for each in reports.get(process, []) if each.when == "teardown"):
+            sections += [(f"{title} of process {process}", text) for title, text in report.sections]
+            properties = properties if process else list(report.user_properties)
     outcome, reason = _together(parts)
     return MergedReport(outcome, reason, result.size.processes, parts, sections, properties)
 
@@ -92,13 +90,6 @@ def _reports(config: pytest.Config, result: PoolResult, process: int) -> list[py
         return []
     read = config.hook.pytest_report_from_serializable
     return [read(config=config, data=data) for data in answer.reports]
-
-
-def _own_sections(report: pytest.TestReport, process: int) -> list[tuple[str, str]]:
-    # The report of the call repeats the sections of setup, and that of teardown both.
-    if report.when != "teardown":
-        return []
-    return [(f"{title} of process {process}", text) for title, text in report.sections]
 
 
 def _part(result: PoolResult, process: int, reports: list[pytest.TestReport]) -> ProcessOutcome:

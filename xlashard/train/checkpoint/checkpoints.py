@@ -216,17 +216,18 @@ class Checkpoints:
         """
         folder = path_of(self.folder, step)
         manifest = _manifest_of(folder, step)
-        damage = manifest if isinstance(manifest, Damage) else self._share(folder, manifest)
+        if isinstance(manifest, Damage):
+            damage = manifest
+        else:
+            by_size = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
+            own = by_size[jax.process_index() :: jax.process_count()]
+            damage = check_contents(folder, manifest, own)
         word = json.dumps([damage.file, damage.what]) if damage else ""
         result = self._sync.exchange(f"restore step {step}", word)
         if isinstance(manifest, Manifest) and not result.problems:
             return manifest
         # All processes read the same folder, so any of the problems will do.
         raise self._damaged(step, Damage(*json.loads(next(iter(result.problems.values())))))
-
-    def _share(self, folder: Path, manifest: Manifest) -> Damage | None:
-        by_size = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
-        return check_contents(folder, manifest, by_size[jax.process_index() :: jax.process_count()])
 
     def _damaged(self, step: int, damage: Damage) -> CheckpointError:
         text = f"the checkpoint of step {step} in {self.folder} is damaged: {damage}."
@@ -250,7 +251,7 @@ class Checkpoints:
         return check_contents(folder, manifest, manifest.files) is None
 
 
-class _Pending:
+class _Pending(threading.Thread):
     """Save in a background thread.
 
     Attributes:
@@ -259,21 +260,18 @@ class _Pending:
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
+        super().__init__(name=f"checkpoint of step {step}")
         self.step = step
         self.error: BaseException | None = None
         self._work = work
-        self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {step}")
-        self._thread.start()
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write the checkpoint."""
         try:
             self._work()
         except BaseException as error:
             self.error = error
-
-    def join(self) -> None:
-        """Wait for the end of the save."""
-        self._thread.join()
 
 
 def _manifest_of(folder: Path, step: int) -> Manifest | Damage:

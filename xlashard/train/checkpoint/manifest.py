@@ -275,13 +275,13 @@ def array_types(state: Any) -> dict[str, str]:
 
 
 def describe_mismatches(
-    saved: Mapping[str, str], wanted: Mapping[str, str], was: str, now: str
+    saved: Mapping[str, str], types: Mapping[str, str], was: str, now: str
 ) -> str:
     """Compare the arrays of a checkpoint with those of a run.
 
     Args:
         saved: Types by path in the checkpoint.
-        wanted: Types by path in the run.
+        types: Types by path in the run.
         was: Settings of the checkpoint, as TOML.
         now: Settings of the run; empty if unknown.
 
@@ -289,7 +289,7 @@ def describe_mismatches(
         Mismatches and remedies; empty if all arrays match.
     """
     different, lacking, left = [], [], []
-    for path, old, new in differences(saved, wanted):
+    for path, old, new in differences(saved, types):
         if old is None:
             lacking.append(f"{path}, {new}, is missing in the checkpoint")
         elif new is None:

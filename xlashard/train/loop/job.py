@@ -169,8 +169,7 @@ def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
     return finished
 
 
-def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:
-    now = progress
+def _outcome(folder: Path, now: Progress, stopped: str) -> Outcome:
     return Outcome(folder, now.steps, now.loss, now.held_out, now.text, stopped, now.saved)
 
 

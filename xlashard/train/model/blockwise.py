@@ -180,14 +180,14 @@ def _from_keys(x: jax.Array) -> jax.Array:
 
 
 def cross_entropy(
-    x: jax.Array, head: jax.Array, wanted: jax.Array, parts: int, place: Place = unplaced
+    x: jax.Array, head: jax.Array, targets: jax.Array, parts: int, place: Place = unplaced
 ) -> jax.Array:
     """Return the mean cross-entropy in nats per token.
 
     Args:
         x: Features of every position [B, L, W].
         head: The output matrix [W, V].
-        wanted: Next token of each position [B, L].
+        targets: Next token of each position [B, L].
         parts: Number of parts of the vocabulary; divides V.
         place: Constrains activations on a mesh.
 
@@ -197,22 +197,22 @@ def cross_entropy(
 
     @jax.custom_vjp
     def measure(x: jax.Array, head: jax.Array) -> jax.Array:
-        return _measure(x, head, wanted, parts, place)[0]
+        return _measure(x, head, targets, parts, place)[0]
 
     def forward(x: jax.Array, head: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        value, logs = _measure(x, head, wanted, parts, place)
+        value, logs = _measure(x, head, targets, parts, place)
         return value, (x, head, logs)
 
     def backward(kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, head, logs = kept
-        return _gradients(x, head, wanted, (logs, gradient / wanted.size), (parts, place))
+        return _gradients(x, head, targets, (logs, gradient / targets.size), (parts, place))
 
     measure.defvjp(forward, backward)
     return measure(x, head)
 
 
 def _measure(
-    x: jax.Array, head: jax.Array, wanted: jax.Array, parts: int, place: Place
+    x: jax.Array, head: jax.Array, targets: jax.Array, parts: int, place: Place
 ) -> tuple[jax.Array, jax.Array]:
     """Return the mean loss, and the log-sum-exp of each position [B, L]."""
 
@@ -220,12 +220,12 @@ def _measure(
         carry: tuple[jax.Array, ...], part: tuple[jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, ...], None]:
         most, total, chosen = carry
-        _, scores, hits = _part(x, part, wanted, (parts, place))
+        _, scores, hits = _part(x, part, targets, (parts, place))
         higher = jnp.maximum(most, scores.max(-1))
         total = total * jnp.exp(most - higher) + jnp.exp(scores - higher[..., None]).sum(-1)
         return (higher, total, chosen + jnp.where(hits, scores, 0.0).sum(-1)), None
 
-    zero = jnp.zeros(wanted.shape, jnp.float32)
+    zero = jnp.zeros(targets.shape, jnp.float32)
     start = (zero + _HIDDEN, zero, zero)
     (most, total, chosen), _ = jax.lax.scan(add, start, _cut(head, parts, place))
     logs = most + jnp.log(total)
@@ -235,7 +235,7 @@ def _measure(
 def _gradients(
     x: jax.Array,
     head: jax.Array,
-    wanted: jax.Array,
+    targets: jax.Array,
     logs_and_weight: tuple[jax.Array, jax.Array],
     how: tuple[int, Place],
 ) -> tuple[jax.Array, jax.Array]:
@@ -243,7 +243,7 @@ def _gradients(
     (logs, weight), (parts, place) = logs_and_weight, how
 
     def add(dx: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        own, scores, hits = _part(x, part, wanted, how)
+        own, scores, hits = _part(x, part, targets, how)
         change = (jnp.exp(scores - logs[..., None]) - hits) * weight
         change = place(change.astype(x.dtype), _SCORES)
         dx = dx + _product("blv,wv->blw", change, own)
@@ -266,13 +266,13 @@ def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Arra
 
 
 def _part(
-    x: jax.Array, part: tuple[jax.Array, jax.Array], wanted: jax.Array, how: tuple[int, Place]
+    x: jax.Array, part: tuple[jax.Array, jax.Array], targets: jax.Array, how: tuple[int, Place]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return a part of the head, gathered; its scores [B, L, V / P]; the mask of the next token."""
     (own, first), (parts, place) = part, how
     own = place(own, (None, "vocab"))
     scores = place(_product("blw,wv->blv", x, own), _SCORES)
-    return own, scores, wanted[..., None] == first + _offsets(own.shape[1], parts, place)
+    return own, scores, targets[..., None] == first + _offsets(own.shape[1], parts, place)
 
 
 def _pieces(columns: int, place: Place) -> int:
