@@ -73,10 +73,6 @@ class HostMesh:
         """Return the sharding of a global array."""
         return _named(self.whole, spec)
 
-    def local_sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """Return the sharding of a host-local array over this process's devices."""
-        return _named(self.local, spec)
-
     def global_shape(self, spec: PartitionSpec, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the global array composed of local parts of the given shape.
 
@@ -233,7 +229,7 @@ def _boundary(
     host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...], to_global: bool
 ) -> tuple[ResolvedSharding, ResolvedSharding]:
     """Return the required placement of a value, and the placement of its converted view."""
-    local, whole = host.local_sharding(spec), host.global_sharding(spec)
+    local, whole = _named(host.local, spec), host.global_sharding(spec)
     if to_global:
         there = host.global_shape(spec, shape)
         return resolve_sharding(shape, local), resolve_sharding(there, whole)

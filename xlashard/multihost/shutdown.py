@@ -105,7 +105,7 @@ class ShutdownHandler:
 
     @property
     def _is_leaving(self) -> bool:
-        return self._lines is not None and self._lines.leaving
+        return self._lines is not None and self._lines.leaving.is_set()
 
     def _exit_failed(self) -> NoReturn:
         exit_at_once(130 if isinstance(self._error, KeyboardInterrupt) else 1)
@@ -139,7 +139,7 @@ class ShutdownHandler:
 
     def _watch(self, first_over: int) -> None:
         since, before, reported = time.monotonic(), None, False
-        while self._lines is not None and not self._lines.wait_for_leaving(_LOOK):
+        while self._lines is not None and not self._lines.leaving.wait(_LOOK):
             stack = next((stack for stack in own_stacks() if stack.main), None)
             # At a barrier of the store an exception is raised instead.
             place = None if own_status.main_waits else _waiting_place(stack)

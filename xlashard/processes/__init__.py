@@ -12,35 +12,17 @@
 | `process_groups` | formatting of process lists, and grouping by value |
 """
 
-from xlashard.processes.equality import (
-    NamedValue,
-    ValueDifference,
-    differences,
-    digest,
-    format_differences,
-    minority,
-)
-from xlashard.processes.process_groups import (
-    format_by_process,
-    format_processes,
-    group_by_value,
-    processes_of,
-)
-from xlashard.processes.rendezvous import RENDEZVOUS, Barrier, BarrierTimeoutError, checked_seconds
-
-__all__ = [
-    "RENDEZVOUS",
-    "Barrier",
-    "BarrierTimeoutError",
-    "NamedValue",
-    "ValueDifference",
-    "checked_seconds",
-    "differences",
-    "digest",
-    "format_by_process",
-    "format_differences",
-    "format_processes",
-    "group_by_value",
-    "minority",
-    "processes_of",
-]
+from xlashard.processes.equality import NamedValue as NamedValue
+from xlashard.processes.equality import ValueDifference as ValueDifference
+from xlashard.processes.equality import differences as differences
+from xlashard.processes.equality import digest as digest
+from xlashard.processes.equality import format_differences as format_differences
+from xlashard.processes.equality import minority as minority
+from xlashard.processes.process_groups import format_by_process as format_by_process
+from xlashard.processes.process_groups import format_processes as format_processes
+from xlashard.processes.process_groups import group_by_value as group_by_value
+from xlashard.processes.process_groups import processes_of as processes_of
+from xlashard.processes.rendezvous import RENDEZVOUS as RENDEZVOUS
+from xlashard.processes.rendezvous import Barrier as Barrier
+from xlashard.processes.rendezvous import BarrierTimeoutError as BarrierTimeoutError
+from xlashard.processes.rendezvous import checked_seconds as checked_seconds

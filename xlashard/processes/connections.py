@@ -196,6 +196,9 @@ class LivenessMonitor:
         gone: Called in a background thread with the processes that disappeared.
         failed: Called in a background thread with a process that has ended and its error; "" if its
             program completed.
+
+    Attributes:
+        leaving: Event that is set once this process has sent its goodbye.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class LivenessMonitor:
         self._connections = dict(connections)
         self._ended: set[int] = set()
         self._all_ended = threading.Event()
-        self._leaving = threading.Event()
+        self.leaving = threading.Event()
         self._gone = gone
         self._failed = failed
         self._have_failed: set[int] = set()
@@ -219,15 +222,6 @@ class LivenessMonitor:
         # Not stopped at exit, but by `stop`: peers can fail during JAX's own shutdown too.
         self._thread = threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True)
         self._thread.start()
-
-    @property
-    def leaving(self) -> bool:
-        """True once this process has sent its goodbye."""
-        return self._leaving.is_set()
-
-    def wait_for_leaving(self, seconds: float) -> bool:
-        """Wait until this process has sent its goodbye; return False after some seconds."""
-        return self._leaving.wait(seconds)
 
     def stop(self) -> None:
         """End the background thread, before Python finalizes."""
@@ -242,7 +236,7 @@ class LivenessMonitor:
             error: Error that ends this process, or "" if its program completed. None if the peers
                 already have it.
         """
-        self._leaving.set()
+        self.leaving.set()
         me = {} if error is None else {"failed": error}
         for connection in self._connections.values():
             connection.send(goodbye=True, **me)
@@ -283,7 +277,7 @@ class LivenessMonitor:
         if messages is None:
             # Without process 0 the coordination service is gone, and JAX's client terminates this
             # process if it is still running, whether process 0 ended normally or not.
-            if process not in self._ended or (process == 0 and not self.leaving):
+            if process not in self._ended or (process == 0 and not self.leaving.is_set()):
                 self._report_gone((process,))
             return False
         for line in messages:

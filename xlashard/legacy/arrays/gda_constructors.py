@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from xlashard import Array, Mesh
-from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import with_sharding
 from xlashard.array.constructors import array_of_pieces
 from xlashard.array.core.array import wrap
@@ -52,62 +51,58 @@ def target_of(where: Where) -> ResolvedSharding:
 
 def from_buffers(where: Where, device_buffers: Any) -> Array:
     """Return the Array over one buffer per local device, in the order of the mesh."""
-    with short_tracebacks:
-        target = target_of(where)
-        if isinstance(device_buffers, jax.Array) and device_buffers.ndim == len(target.shape):
-            # One handle over all buffers, as the runtime returned it.
-            return named(Array.from_jax(device_buffers), where[1], where[2])
-        singles = read_buffers(device_buffers, _BUFFERS)
-        joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
-        for number, (single, device) in enumerate(zip(singles, target.devices, strict=True)):
-            if single.device != device:
-                raise PlacementError(
-                    f"{single.name} is on {single.device}, but global_mesh.local_devices[{number}] "
-                    f"is {device}: order the buffers by global_mesh.local_devices, not by "
-                    "jax.local_devices(), as in [device_put(shards[d], d) for d in "
-                    "global_mesh.local_devices]"
-                )
-        return joint
+    target = target_of(where)
+    if isinstance(device_buffers, jax.Array) and device_buffers.ndim == len(target.shape):
+        # One handle over all buffers, as the runtime returned it.
+        return named(Array.from_jax(device_buffers), where[1], where[2])
+    singles = read_buffers(device_buffers, _BUFFERS)
+    joint = _array(assemble_arrays(singles, target, None, _BUFFERS))
+    for number, (single, device) in enumerate(zip(singles, target.devices, strict=True)):
+        if single.device != device:
+            raise PlacementError(
+                f"{single.name} is on {single.device}, but global_mesh.local_devices[{number}] "
+                f"is {device}: order the buffers by global_mesh.local_devices, not by "
+                "jax.local_devices(), as in [device_put(shards[d], d) for d in "
+                "global_mesh.local_devices]"
+            )
+    return joint
 
 
 def from_callback_pieces(where: Where, data_callback: Callable[[Index], Any]) -> Array:
     """Return the Array of shards from one call of the callback per local device."""
-    with short_tracebacks:
-        target = target_of(where)
-        return _array(array_of_pieces(target, _each_device(target), data_callback))
+    target = target_of(where)
+    return _array(array_of_pieces(target, _each_device(target), data_callback))
 
 
 def from_batched_callback_pieces(
     where: Where, data_callback: Callable[[Sequence[Index]], Iterable[Any]]
 ) -> Array:
     """Return the Array of shards from one call, in the order of the local devices."""
-    with short_tracebacks:
-        target = target_of(where)
-        pieces = list(data_callback(list(target.indices)))
-        count = len(target.devices)
-        if len(pieces) != count:
-            raise PlacementError(
-                f"data_callback returned {counted(len(pieces), 'shard')} for "
-                f"{counted(count, 'index', 'indices')}: return one per index, such as "
-                "[value[index] for index in indices]"
-            )
-        shards = iter(pieces)
-        return _array(array_of_pieces(target, _each_device(target), lambda _: next(shards)))
+    target = target_of(where)
+    pieces = list(data_callback(list(target.indices)))
+    count = len(target.devices)
+    if len(pieces) != count:
+        raise PlacementError(
+            f"data_callback returned {counted(len(pieces), 'shard')} for "
+            f"{counted(count, 'index', 'indices')}: return one per index, such as "
+            "[value[index] for index in indices]"
+        )
+    shards = iter(pieces)
+    return _array(array_of_pieces(target, _each_device(target), lambda _: next(shards)))
 
 
 def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Array:
     """Return the Array of shards that a callback places on the devices of each distinct index."""
-    with short_tracebacks:
-        target = target_of(where)
-        holders: dict[int, list[int]] = {}
-        for number, tile in enumerate(target.tiles):
-            holders.setdefault(tile, []).append(number)
-        requests = [
-            (target.indices[numbers[0]], tuple(target.devices[n] for n in numbers))
-            for numbers in holders.values()
-        ]
-        singles = read_buffers(list(data_callback(requests)), _MADE)
-        return _array(assemble_arrays(singles, target, None, _MADE))
+    target = target_of(where)
+    holders: dict[int, list[int]] = {}
+    for number, tile in enumerate(target.tiles):
+        holders.setdefault(tile, []).append(number)
+    requests = [
+        (target.indices[numbers[0]], tuple(target.devices[n] for n in numbers))
+        for numbers in holders.values()
+    ]
+    singles = read_buffers(list(data_callback(requests)), _MADE)
+    return _array(assemble_arrays(singles, target, None, _MADE))
 
 
 def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:

@@ -92,6 +92,14 @@ class NamedShape:
         *positional: The sizes of the positional dimensions.
         **named: The sizes of the named dimensions.
 
+    Attributes:
+        positional: The sizes of the positional dimensions.
+        names: The names.
+        named_sizes: The sizes of the named dimensions.
+        positional_rank: The number of positional dimensions.
+        named_rank: The number of named dimensions.
+        rank: The number of dimensions.
+
     Example:
         >>> shape = NamedShape(2, 3, batch=8)
         >>> shape.rank, shape.positional, shape.names, shape.total
@@ -99,38 +107,10 @@ class NamedShape:
     """
 
     def __init__(self, *positional: int, **named: int) -> None:
-        self._positional = positional
-        self._named = named
-
-    @property
-    def rank(self) -> int:
-        """The number of dimensions."""
-        return len(self._positional) + len(self._named)
-
-    @property
-    def positional_rank(self) -> int:
-        """The number of positional dimensions."""
-        return len(self._positional)
-
-    @property
-    def named_rank(self) -> int:
-        """The number of named dimensions."""
-        return len(self._named)
-
-    @property
-    def positional(self) -> tuple[int, ...]:
-        """The sizes of the positional dimensions."""
-        return self._positional
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names."""
-        return tuple(self._named)
-
-    @property
-    def named_sizes(self) -> tuple[int, ...]:
-        """The sizes of the named dimensions."""
-        return tuple(self._named.values())
+        self.positional, self._named = positional, named
+        self.names, self.named_sizes = tuple(named), tuple(named.values())
+        self.positional_rank, self.named_rank = len(positional), len(named)
+        self.rank = len(positional) + len(named)
 
     @property
     def named_items(self) -> dict[str, int]:
@@ -140,30 +120,30 @@ class NamedShape:
     @property
     def total(self) -> int:
         """The number of elements."""
-        return prod(self._positional) * prod(self._named.values())
+        return prod(self.positional) * prod(self._named.values())
 
     def __getitem__(self, dimension: Any) -> Any:
         if isinstance(dimension, str):
             return self._named[dimension]
-        return self._positional[dimension]
+        return self.positional[dimension]
 
     def __contains__(self, name: object) -> bool:
         return name in self._named
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NamedShape):
-            return (self._positional, self._named) == (other._positional, other._named)
-        return isinstance(other, tuple) and not self._named and self._positional == other
+            return (self.positional, self._named) == (other.positional, other._named)
+        return isinstance(other, tuple) and not self._named and self.positional == other
 
     def __hash__(self) -> int:
         # Equal to the hash of an equal tuple.
         if not self._named:
-            return hash(self._positional)
-        return hash((self._positional, frozenset(self._named.items())))
+            return hash(self.positional)
+        return hash((self.positional, frozenset(self._named.items())))
 
     def __repr__(self) -> str:
         named = [f"{name}={size}" for name, size in self._named.items()]
-        return f"NamedShape({', '.join([*map(str, self._positional), *named])})"
+        return f"NamedShape({', '.join([*map(str, self.positional), *named])})"
 
 
 def as_named_shape(shape: Any) -> NamedShape:

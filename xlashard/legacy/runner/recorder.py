@@ -236,32 +236,28 @@ def _place_of_call(code: CodeType, offset: int) -> tuple[int, int, bool] | None:
 type Watcher = Callable[[FrameType], Sequence[Entry]]
 """Returns the entries that a call stands for, from the frame of the called function."""
 
-WITH_MESH = Entry(
-    "with mesh:",
-    "",
-    "differs",
-    "",
-    "with jax.set_mesh(mesh):",
-    "JAX deprecates `with mesh:`, and jax.jit does not read its mesh for a PartitionSpec in "
-    "in_shardings or out_shardings.",
+BEHAVIOURS = WITH_MESH, NONE_IN, NONE_OUT = tuple(
+    Entry(name, "", "differs", "", today, note)
+    for name, today, note in (
+        (
+            "with mesh:",
+            "with jax.set_mesh(mesh):",
+            "JAX deprecates `with mesh:`, and jax.jit does not read its mesh for a PartitionSpec "
+            "in in_shardings or out_shardings.",
+        ),
+        (
+            "in_axis_resources=None",
+            "in_shardings=jax.P()",
+            "None replicated the argument; in jax.jit's in_shardings it keeps the argument's own "
+            "sharding.",
+        ),
+        (
+            "out_axis_resources=None",
+            "out_shardings=jax.P()",
+            "None replicated the result; in jax.jit's out_shardings it lets the compiler choose.",
+        ),
+    )
 )
-NONE_IN = Entry(
-    "in_axis_resources=None",
-    "",
-    "differs",
-    "",
-    "in_shardings=jax.P()",
-    "None replicated the argument; in jax.jit's in_shardings it keeps the argument's own sharding.",
-)
-NONE_OUT = Entry(
-    "out_axis_resources=None",
-    "",
-    "differs",
-    "",
-    "out_shardings=jax.P()",
-    "None replicated the result; in jax.jit's out_shardings it lets the compiler choose.",
-)
-BEHAVIOURS = (WITH_MESH, NONE_IN, NONE_OUT)
 
 _GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
 _MEMBERS = {
