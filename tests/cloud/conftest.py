@@ -166,14 +166,14 @@ class Cloud(Runner):
 
     def processes(self, variable: str, value: str) -> list[int]:
         """Return the processes with a variable in their environment."""
-        found = []
+        pids = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if f"{variable}={value}".encode() in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
+                    pids.append(int(path.parent.name))
             except OSError:
                 continue
-        return [pid for pid in found if pid != os.getpid()]
+        return [pid for pid in pids if pid != os.getpid()]
 
     def kill(self, variable: str, value: str) -> None:
         """Kill the processes with a variable in their environment."""

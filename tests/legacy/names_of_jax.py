@@ -38,18 +38,20 @@ def values() -> dict[str, dict[str, object]]:
 
 def differences(before: dict, after: dict, *, whole: bool) -> list[str]:
     """What `after` has otherwise, in modules that `before` has; by value where it is whole."""
-    found = [] if not whole else sorted(before.keys() ^ after.keys())
+    changed = [] if not whole else sorted(before.keys() ^ after.keys())
     for place in before.keys() & after.keys():
         old, new = before[place], after[place]
-        found += [f"{place}: {key}" for key in sorted(set(old) ^ set(new))]
+        changed += [f"{place}: {key}" for key in sorted(set(old) ^ set(new))]
         if whole:
-            found += [f"{place}: {k} is another" for k in old.keys() & new if old[k] is not new[k]]
-    return found
+            changed += [
+                f"{place}: {k} is another" for k in old.keys() & new if old[k] is not new[k]
+            ]
+    return changed
 
 
-def bound_methods_left_out(found: list[str]) -> list[str]:
+def bound_methods_left_out(changed: list[str]) -> list[str]:
     # Each look at an object's method makes a new one.
-    return [line for line in found if not line.startswith("config: ") or "another" not in line]
+    return [line for line in changed if not line.startswith("config: ") or "another" not in line]
 
 
 jax.numpy.ones(3).block_until_ready()  # what JAX itself does at its first computation
@@ -99,7 +101,7 @@ print(
             "installed": differences(bare, here, whole=False),
             "twice": bound_methods_left_out(differences(here, again, whole=True)),
             "after": bound_methods_left_out(differences(bare, after, whole=True)),
-            "asked": [bool(found) for found in asked],
+            "asked": [bool(changed) for changed in asked],
             "still works": [imported.wrap_init(abs).call_wrapped(-3), asked[0](abs, [-3])],
             "late modules": [
                 late.multihost_utils is sys.modules["jax.experimental.multihost_utils"],

@@ -84,22 +84,22 @@ def test_what_a_program_puts_there_stays() -> None:
 
 def test_all_names_of_a_module() -> None:
     with legacy.installed():
-        found: dict[str, object] = {}
-        exec("from jax.linear_util import *", found)
-        assert {"wrap_init", "transformation"} <= found.keys()
+        results: dict[str, object] = {}
+        exec("from jax.linear_util import *", results)
+        assert {"wrap_init", "transformation"} <= results.keys()
         assert "linear_util" in dir(jax)
         assert "wrap_init" in dir(importlib.import_module("jax.linear_util"))
 
 
 def test_many_threads() -> None:
     start = threading.Barrier(8)
-    found = []
+    results = []
 
     def use() -> None:
         start.wait()
         for _ in range(20):
             installing.install()
-            found.append(jax.tree_map(abs, [-1]))
+            results.append(jax.tree_map(abs, [-1]))
 
     threads = [threading.Thread(target=use) for _ in range(8)]
     for thread in threads:
@@ -107,7 +107,7 @@ def test_many_threads() -> None:
     for thread in threads:
         thread.join()
     installing.uninstall()
-    assert found == [[1]] * 160
+    assert results == [[1]] * 160
     assert not hasattr(jax, "tree_map")
 
 

@@ -79,9 +79,9 @@ def check_spec(mesh: Mesh, spec: P, whole: np.ndarray) -> None:
 def check_beside_jax(mesh: Mesh, spec: P, whole: np.ndarray) -> None:
     mine = host_local_part(whole, mesh, spec, ME)
     x = host_local_array_to_global_array(mine, mesh, spec)
-    theirs = multihost_utils.host_local_array_to_global_array(mine, mesh, spec)
-    assert x.sharding.is_equivalent_to(theirs.sharding, x.ndim) and x.shape == theirs.shape
-    for ours, their in zip(x.addressable_shards, theirs.addressable_shards, strict=True):
+    of_jax = multihost_utils.host_local_array_to_global_array(mine, mesh, spec)
+    assert x.sharding.is_equivalent_to(of_jax.sharding, x.ndim) and x.shape == of_jax.shape
+    for ours, their in zip(x.addressable_shards, of_jax.addressable_shards, strict=True):
         assert ours.device == their.device and np.array_equal(ours.data, their.data)
 
 
@@ -121,9 +121,9 @@ def check_gaps() -> None:
 
 
 def is_box(mesh: Mesh, process: int) -> bool:
-    found = [at for at, d in np.ndenumerate(mesh.devices) if d.process_index == process]
-    extents = [len(range(min(c), max(c) + 1)) for c in zip(*found, strict=True)]
-    return int(np.prod(extents)) == len(found)
+    places = [at for at, d in np.ndenumerate(mesh.devices) if d.process_index == process]
+    extents = [len(range(min(c), max(c) + 1)) for c in zip(*places, strict=True)]
+    return int(np.prod(extents)) == len(places)
 
 
 MESH = Mesh(GRID.reshape(4, 2), ("data", "model"))

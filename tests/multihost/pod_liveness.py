@@ -49,13 +49,13 @@ def listeners(pid: int) -> set[str]:
     for file in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             sockets.add(os.readlink(f"/proc/{pid}/fd/{file}"))
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
-                found.add(words[1].partition(":")[0])
-    return found
+                addresses.add(words[1].partition(":")[0])
+    return addresses
 
 
 def check_nothing_listens_elsewhere() -> None:
@@ -64,8 +64,8 @@ def check_nothing_listens_elsewhere() -> None:
     x = xlashard.make_array_from_callback((3,), everywhere, lambda index: np.ones(1, np.float32))
     assert float(xlashard.pjit(lambda x: x.sum())(x)) == 3  # gloo has connected
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
-    found = listeners(os.getpid())
-    assert found and found <= loopback, found
+    addresses = listeners(os.getpid())
+    assert addresses and addresses <= loopback, addresses
 
 
 def check_barriers() -> None:
@@ -94,10 +94,10 @@ def check_a_timeout_names_the_missing() -> None:
             r"barrier 'early' waited 2\.5 s, and process 1 of 3 did not call it",
             lambda: multihost.barrier("early", timeout=2.5),
         )
-        said = [line for line in LOG if line.startswith("barrier 'early': still waiting for")]
+        lines = [line for line in LOG if line.startswith("barrier 'early': still waiting for")]
         first = r"barrier 'early': still waiting for process 1 \(\d+ s\)"
-        assert re.match(first, said[0]), LOG
-        assert len(said) <= 2, "the second after twice the time"
+        assert re.match(first, lines[0]), LOG
+        assert len(lines) <= 2, "the second after twice the time"
         assert error.processes == (1,) and not isinstance(error, DeadlockError)
         assert time.monotonic() - began < 60
         store.write(f"early/{ME}", b"")

@@ -66,58 +66,58 @@ def asked(**changes: Any) -> InitializeRequest:
     return InitializeRequest(**{**defaults, "heartbeat": 100.0, **changes})
 
 
-def found(**changes: Any) -> tuple[str, int, int, str, tuple[int, ...] | None]:
+def detected(**changes: Any) -> tuple[str, int, int, str, tuple[int, ...] | None]:
     at = find_cluster(asked(**changes))
     return at.environment.title, at.processes, at.process_id, at.coordinator, at.local_devices
 
 
 @pytest.mark.usefixtures("setting")
 def test_default_is_one_process() -> None:
-    assert found() == ("one process", 1, 0, "", None)
-    assert found(processes=1) == ("one process", 1, 0, "", None)
+    assert detected() == ("one process", 1, 0, "", None)
+    assert detected(processes=1) == ("one process", 1, 0, "", None)
 
 
 def test_slurm(setting: Any) -> None:
     setting(SLURM)
-    assert found() == ("Slurm", 4, 3, "node007:61441", (1,))
+    assert detected() == ("Slurm", 4, 3, "node007:61441", (1,))
 
 
 def test_open_mpi(setting: Any) -> None:
     setting(OPEN_MPI)
-    title, processes, process_id, coordinator, local = found()
+    title, processes, process_id, coordinator, local = detected()
     assert (title, processes, process_id, local) == ("Open MPI", 2, 1, (0,))
     assert coordinator.startswith("10.96.0.1:")
 
 
 def test_tpu_slice_in_gke(setting: Any) -> None:
     setting(GKE, tpu_vm=True)
-    assert found() == ("a TPU slice in GKE", 3, 2, "127.0.0.2:8482", None)
+    assert detected() == ("a TPU slice in GKE", 3, 2, "127.0.0.2:8482", None)
     setting({**GKE, "JAX_COORDINATOR_PORT": "9000"}, tpu_vm=True)
-    assert found()[3] == "127.0.0.2:9000"
+    assert detected()[3] == "127.0.0.2:9000"
 
 
 def test_cloud_tpu_slice(setting: Any) -> None:
     setting({}, tpu_vm=True)
-    assert found() == ("a Cloud TPU slice", 2, 1, "127.0.0.2:8482", None)
+    assert detected() == ("a Cloud TPU slice", 2, 1, "127.0.0.2:8482", None)
 
 
 def test_single_host_tpu_is_one_process(setting: Any) -> None:
     setting({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, tpu_vm=True)
-    assert found() == ("a TPU slice in GKE", 1, 0, "", None)
+    assert detected() == ("a TPU slice in GKE", 1, 0, "", None)
 
 
 def test_emulated_pod_has_precedence_over_open_mpi(setting: Any) -> None:
     setting({**OPEN_MPI, **place_variables(PodPlace("127.0.0.1:4000", 4, 2, 2))})
-    assert found() == ("an emulated pod", 4, 2, "127.0.0.1:4000", None)
+    assert detected() == ("an emulated pod", 4, 2, "127.0.0.1:4000", None)
 
 
 def test_arguments_have_precedence_over_the_environment(setting: Any) -> None:
     setting(SLURM)
-    given = found(coordinator="10.0.0.1:80", processes=3, process_id=1)
-    assert given == ("its arguments", 3, 1, "10.0.0.1:80", None)
-    assert found(coordinator="10.0.0.1:80")[3] == "10.0.0.1:80"
-    assert found(processes=1) == ("one process", 1, 0, "", None)
-    assert found(processes=4, process_id=3)[:3] == ("Slurm", 4, 3)
+    by_arguments = detected(coordinator="10.0.0.1:80", processes=3, process_id=1)
+    assert by_arguments == ("its arguments", 3, 1, "10.0.0.1:80", None)
+    assert detected(coordinator="10.0.0.1:80")[3] == "10.0.0.1:80"
+    assert detected(processes=1) == ("one process", 1, 0, "", None)
+    assert detected(processes=4, process_id=3)[:3] == ("Slurm", 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_slurm_batch_script(setting: Any) -> None:
     with pytest.raises(ProcessesError, match="srun --ntasks=4 python train.py") as caught:
         find_cluster(asked())
     assert caught.value.processes == (1, 2, 3)
-    assert found(processes=1)[1] == 1
+    assert detected(processes=1)[1] == 1
     setting({**batch, "SLURM_NTASKS": "1"})
-    assert found()[1] == 1
+    assert detected()[1] == 1
 
 
 def test_incomplete_cluster_environment(setting: Any) -> None:

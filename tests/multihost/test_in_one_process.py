@@ -46,9 +46,9 @@ def test_arrays_equal_those_of_jax(mesh: Mesh, ndim: int) -> None:
     value = V.flatten()[: 8**ndim].reshape((8,) * ndim)
     for spec in all_specs(AXES, ndim):
         ours = host_local_array_to_global_array(value, mesh, spec)
-        theirs = multihost_utils.host_local_array_to_global_array(value, mesh, spec)
-        assert type(ours) is Array and ours.sharding.is_equivalent_to(theirs.sharding, ndim)
-        for mine, their in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
+        of_jax = multihost_utils.host_local_array_to_global_array(value, mesh, spec)
+        assert type(ours) is Array and ours.sharding.is_equivalent_to(of_jax.sharding, ndim)
+        for mine, their in zip(ours.addressable_shards, of_jax.addressable_shards, strict=True):
             assert mine.device == their.device
             assert np.array_equal(mine.data, their.data)
         assert np.array_equal(global_array_to_host_local_array(ours, mesh, spec), value)
@@ -137,9 +137,9 @@ def test_single_process_matches_several(mesh: Mesh) -> None:
     assert stacked["x"].shape == (1, 8, 8) and tiled["x"].shape == (8, 8)
     assert stacked["n"].tolist() == tiled["n"].tolist() == [2**40]
     assert stacked["key"].shape == tiled["key"].shape == (1,)
-    told = broadcast_one_to_all(tree, is_source=True)
-    assert told["n"] == 2**40 and told["n"].dtype == np.int64 and told["none"] is None
-    assert (jax.random.key_data(told["key"]) == jax.random.key_data(tree["key"])).all()
+    received = broadcast_one_to_all(tree, is_source=True)
+    assert received["n"] == 2**40 and received["n"].dtype == np.int64 and received["none"] is None
+    assert (jax.random.key_data(received["key"]) == jax.random.key_data(tree["key"])).all()
     host = np.ones(3)
     process_allgather(host, tiled=True)[0] = broadcast_one_to_all(host)[0] = 5
     assert host.tolist() == [1, 1, 1], "what comes back is nobody else's memory"

@@ -23,53 +23,53 @@ from xlashard.processes.stack_dump import (
 )
 
 
-class _Said(logging.Handler):
+class _LogLines(logging.Handler):
     """Notes what the watchdog says, and wakes who waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self.said = threading.Event()
+        self.written = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
-        self.said.set()
+        self.written.set()
 
 
 @pytest.fixture
-def said() -> Iterator[_Said]:
-    handler = _Said()
+def log() -> Iterator[_LogLines]:
+    handler = _LogLines()
     logger = logging.getLogger("xlashard.watchdog")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
 
 
-def test_watchdog_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) -> None:
+def test_watchdog_writes_the_stacks_of_all_threads(log: _LogLines, tmp_path: Path) -> None:
     held = threading.Event()
     waiting = threading.Thread(target=held.wait, name="loader", daemon=True)
     waiting.start()
     with Watchdog(timeout=0.2, folder=tmp_path) as watchdog:
         watchdog.step(41)
-        assert said.said.wait(20)
-        said.said.clear()
+        assert log.written.wait(20)
+        log.written.clear()
         # It goes on, and says that too.
         watchdog.step()
-        assert said.said.wait(20)
+        assert log.written.wait(20)
     held.set()
-    report, again = said.lines[:2]
+    report, again = log.lines[:2]
     assert re.search(r"process 0 of 1: no step for \d+ s, since step 41", report), report
-    assert "thread 'MainThread'" in report and "assert said.said.wait(20)" in report
+    assert "thread 'MainThread'" in report and "assert log.written.wait(20)" in report
     assert "thread 'loader'" in report and "xlashard-watchdog" not in report
     assert report in (tmp_path / "watchdog-0-1.txt").read_text()
     assert "steps resumed" in again
 
 
 @pytest.mark.slow
-def test_watchdog_ignores_pauses_and_stops_with_its_block(said: _Said) -> None:
+def test_watchdog_ignores_pauses_and_stops_with_its_block(log: _LogLines) -> None:
     with Watchdog(timeout=0.1) as watchdog, watchdog.paused("a"), watchdog.paused("b"):
-        assert not said.said.wait(0.5)
-    assert not said.said.wait(0.3)
+        assert not log.written.wait(0.5)
+    assert not log.written.wait(0.3)
 
 
 @pytest.mark.slow

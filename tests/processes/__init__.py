@@ -54,11 +54,11 @@ def run_in_one_pod(scripts: Sequence[Path], processes: int, devices: int) -> lis
         What each process printed, by the script's name, if all ended well.
     """
     runner = Path(__file__).with_name("one_after_the_other.py")
-    told = []
+    records = []
     for output in run_many(runner, processes, devices, *map(str, scripts)):
         _, *parts = re.split(r"^--- (.*)\n", output, flags=re.M)
-        told.append(dict(zip(parts[::2], parts[1::2], strict=True)))
-    return told
+        records.append(dict(zip(parts[::2], parts[1::2], strict=True)))
+    return records
 
 
 def run_pod(words: Sequence[str], size: PodSize, rules: EndingRules, **variables: str) -> PodRun:

@@ -55,9 +55,9 @@ def compared(values: Sequence[Sequence[NamedValue]]) -> tuple[tuple[ValueDiffere
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(values)) as threads:
         patch.setattr(equality, "RENDEZVOUS", room)
-        told = list(threads.map(run, range(len(values))))
-    assert len(set(told)) == 1
-    return told[0], room.held
+        reports = list(threads.map(run, range(len(values))))
+    assert len(set(reports)) == 1
+    return reports[0], room.held
 
 
 def some(shape: tuple[int, ...], dtype: type) -> np.ndarray:

@@ -10,8 +10,8 @@ def test_long_lists_are_truncated() -> None:
 
 
 def test_equal_texts_are_grouped() -> None:
-    said = dict.fromkeys(range(64), "step 8")
-    assert format_by_process({**said, 3: "step 9"}) == (
+    texts = dict.fromkeys(range(64), "step 8")
+    assert format_by_process({**texts, 3: "step 9"}) == (
         "processes 0, 1, 2, 4, 5, 6, 7, 8 and 55 more: step 8; process 3: step 9"
     )
     assert format_by_process({1: "b", 0: "a"}) == "process 0: a; process 1: b"

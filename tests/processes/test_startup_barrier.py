@@ -40,7 +40,7 @@ def calls(count: int, **changes: Any) -> list[StartupBarrier]:
             address,
             changes.get("alone", 30.0),
             changes.get("timeout", 30.0),
-            changes.get("told", lambda missing, seconds: None),
+            changes.get("reported", lambda missing, seconds: None),
         )
         for process in range(count)
     ]
@@ -70,22 +70,22 @@ def test_address_is_released_after_the_barrier(opened: list[Connection]) -> None
         guests = [pool.submit(wait_for_all, call) for call in all_calls[1:]]
         host = wait_for_all(all_calls[0])
         with listen(all_calls[0].bind):
-            theirs = [guest.result() for guest in guests]
-    opened += [*host.values(), *(one[0] for one in theirs)]
+            remote = [guest.result() for guest in guests]
+    opened += [*host.values(), *(one[0] for one in remote)]
     assert sorted(host) == [1, 2, 3]
-    assert [sorted(one) for one in theirs] == [[0]] * 3
+    assert [sorted(one) for one in remote] == [[0]] * 3
     assert str(host[2].caller) == "pid 1002 on host2"
 
 
 @pytest.mark.slow
 def test_missing_processes_are_reported_to_all() -> None:
-    told: list[tuple[int, ...]] = []
-    everybody = calls(4, timeout=1.9, told=lambda missing, seconds: told.append(missing))
+    reported: list[tuple[int, ...]] = []
+    everybody = calls(4, timeout=1.9, reported=lambda missing, seconds: reported.append(missing))
     errors = outcomes([everybody[0], everybody[2]])
     assert all(
         type(error) is MissingProcessesError and error.processes == (1, 3) for error in errors
     ), errors
-    assert told == [(1, 3), (1, 3)], "once in each, after a second"
+    assert reported == [(1, 3), (1, 3)], "once in each, after a second"
 
 
 @pytest.mark.slow
@@ -298,8 +298,8 @@ class _Three:
         self.heard = {process: Event() for process in range(3)}
         pairs = {process: socket.socketpair() for process in (1, 2)}
         self.connections = {
-            process: (Connection(ours), Connection(theirs))
-            for process, (ours, theirs) in pairs.items()
+            process: (Connection(ours), Connection(remote))
+            for process, (ours, remote) in pairs.items()
         }
         host = {process: ours for process, (ours, _) in self.connections.items()}
         self.lines = {}
@@ -308,9 +308,9 @@ class _Three:
                 host, lambda gone: self._note(0, gone), self._failing(0)
             )
         for process in (1, 2):
-            theirs = {0: self.connections[process][1]}
+            remote = {0: self.connections[process][1]}
             note = self._noting(process)
-            self.lines[process] = LivenessMonitor(theirs, note, self._failing(process))
+            self.lines[process] = LivenessMonitor(remote, note, self._failing(process))
 
     def _noting(self, process: int) -> Any:
         return lambda gone: self._note(process, gone)
@@ -359,12 +359,12 @@ def test_a_process_that_sent_goodbye_is_not_gone() -> None:
     assert pod.gone[0] == (2,)
 
 
-@pytest.mark.parametrize(("failing", "told"), [(1, (0, 2)), (0, (1, 2))])
-def test_failures_are_forwarded_to_all(failing: int, told: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("failing", "reported"), [(1, (0, 2)), (0, (1, 2))])
+def test_failures_are_forwarded_to_all(failing: int, reported: tuple[int, ...]) -> None:
     pod = _Three()
     pod.lines[failing].goodbye(error="ValueError: no such file")
-    assert all(pod.heard[process].wait(10) for process in told)
-    assert pod.failed == dict.fromkeys(told, (failing, "ValueError: no such file"))
+    assert all(pod.heard[process].wait(10) for process in reported)
+    assert pod.failed == dict.fromkeys(reported, (failing, "ValueError: no such file"))
     assert not pod.gone
 
 

@@ -62,13 +62,13 @@ def family(*ignored: int) -> list[str]:
 
 def families(lines: Iterable[str], processes: int) -> list[int]:
     """The numbers of all processes that they print."""
-    found: list[int] = []
+    members: list[int] = []
     for line in lines:
-        _, told, numbers = line.partition("family ")
-        found += map(int, numbers.split()) if told else []
-        if len(found) == 3 * processes:
-            return found
-    raise AssertionError(f"the processes ended early: {found}")
+        _, separator, numbers = line.partition("family ")
+        members += map(int, numbers.split()) if separator else []
+        if len(members) == 3 * processes:
+            return members
+    raise AssertionError(f"the processes ended early: {members}")
 
 
 def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:

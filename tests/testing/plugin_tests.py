@@ -79,8 +79,8 @@ def test_fails_everywhere(doubled):
     print("said by", jax.process_index())
     logging.getLogger("some").warning("logged by %d", jax.process_index())
     os.write(2, b"written to the descriptor\n")
-    found = {"shape": (2, doubled)}
-    assert found == {"shape": (2, 3)}
+    result = {"shape": (2, doubled)}
+    assert result == {"shape": (2, 3)}
 
 
 @ON_TWO

@@ -90,10 +90,10 @@ def listening() -> list[str]:
             own.add(os.readlink(descriptor))
         except OSError:
             continue  # The one that listed the others.
-    found = []
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in own:
-                found.append(fields[1].partition(":")[0])
-    return found
+                addresses.append(fields[1].partition(":")[0])
+    return addresses

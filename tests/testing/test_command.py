@@ -99,8 +99,8 @@ def test_failed_hidden_process_shows_its_last_lines(
 def test_invalid_arguments(
     capfd: pytest.CaptureFixture[str], words: list[str], code: int, texts: list[str]
 ) -> None:
-    found, out, err = pod(capfd, *words)
-    assert (found, out) == (code, "")
+    exit_code, out, err = pod(capfd, *words)
+    assert (exit_code, out) == (code, "")
     for text in texts:
         assert text in err
     assert "Traceback" not in err

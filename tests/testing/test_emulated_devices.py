@@ -70,12 +70,12 @@ def test_late_flags_raise_an_explanation() -> None:
 
 
 def test_too_many_devices() -> None:
-    found = jax.device_count()
+    count = jax.device_count()
     with pytest.raises(
-        DeviceCountError, match=f"with {found} CPU devices. It starts with"
+        DeviceCountError, match=f"with {count} CPU devices. It starts with"
     ) as caught:
-        emulated_devices(found + 1)
-    assert (caught.value.asked, caught.value.found) == (found + 1, found)
+        emulated_devices(count + 1)
+    assert (caught.value.asked, caught.value.found) == (count + 1, count)
 
 
 def test_fewer_devices_are_the_first_ones() -> None:

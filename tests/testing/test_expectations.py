@@ -54,7 +54,7 @@ def test_collectives_can_be_counted_along_axes(x: Array) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "told"),
+    ("expected", "text_of_problem"),
     [
         ({"all_reduce": 0}, "all_reduce=0: the program has 1"),
         ({"all_reduce": 2}, "all_reduce=2: the program has 1"),
@@ -65,11 +65,15 @@ def test_collectives_can_be_counted_along_axes(x: Array) -> None:
         ({"all_reduce_bytes_at_most": 63}, "all_reduce_bytes_at_most=63: a device sends 64 bytes"),
     ],
 )
-def test_unexpected_collectives_show_a_table(x: Array, expected: dict[str, int], told: str) -> None:
+def test_unexpected_collectives_show_a_table(
+    x: Array, expected: dict[str, int], text_of_problem: str
+) -> None:
     with pytest.raises(ExpectationError) as caught:
         assert_collectives(total, (x,), **expected)
     text = str(caught.value)
-    assert text.startswith(f"total does not have the collectives that were expected:\n  {told}")
+    assert text.startswith(
+        f"total does not have the collectives that were expected:\n  {text_of_problem}"
+    )
     assert "all-reduce  model  f32[16]" in text
     assert "test_expectations.py:" in text and "reduce_sum" in text
     assert isinstance(caught.value, AssertionError)
@@ -83,7 +87,7 @@ def test_no_table_without_collectives(x: Array) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "text_of_problem"),
     [
         (lambda x: assert_collectives(total, (x,)), "(?s)at least one expectation.*all_gather=2"),
         (lambda x: assert_collectives(total, (x,), all_gathers=1), "did you mean all_gather?"),
@@ -102,8 +106,8 @@ def test_no_table_without_collectives(x: Array) -> None:
         (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
     ],
 )
-def test_invalid_arguments(x: Array, call: Callable[[Array], None], told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_invalid_arguments(x: Array, call: Callable[[Array], None], text_of_problem: str) -> None:
+    with pytest.raises(ArgumentError, match=text_of_problem):
         call(x)
 
 

@@ -81,16 +81,16 @@ def test_pod_environment_variables() -> None:
         "JAX_NUM_CPU_DEVICES": "16",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_dump_to=there",
     }
-    found = pod_environment(base, PLACE)
-    assert found["PATH"] == "/bin"
-    assert found["JAX_PLATFORMS"] == "cpu"
-    assert "JAX_NUM_CPU_DEVICES" not in found
-    assert flagged_devices(found["XLA_FLAGS"]) == 4
-    assert "--xla_dump_to=there" in found["XLA_FLAGS"].split()
+    result = pod_environment(base, PLACE)
+    assert result["PATH"] == "/bin"
+    assert result["JAX_PLATFORMS"] == "cpu"
+    assert "JAX_NUM_CPU_DEVICES" not in result
+    assert flagged_devices(result["XLA_FLAGS"]) == 4
+    assert "--xla_dump_to=there" in result["XLA_FLAGS"].split()
     # The service must not listen where others come.
-    assert found["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1234"
-    assert read_flags(found).pod == PLACE
-    assert "no_grpc_proxy" not in found
+    assert result["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1234"
+    assert read_flags(result).pod == PLACE
+    assert "no_grpc_proxy" not in result
     assert pod_environment({"HTTPS_PROXY": "http://proxy"}, PLACE)["no_grpc_proxy"] == "127.0.0.1"
 
 
@@ -122,15 +122,15 @@ def test_pod_variables_round_trip() -> None:
 def test_separate_and_merged_streams() -> None:
     source = "import sys\nfor i in range(3): print(i); print(-i, file=sys.stderr)"
     with Launch(plan(python(source), 1)) as launch:
-        found = {"stdout": b"", "stderr": b""}
+        result = {"stdout": b"", "stderr": b""}
         while launch.running:
             for event in launch.events(30):
                 if isinstance(event, OutputChunk):
-                    found[event.stream] += event.text
+                    result[event.stream] += event.text
         for event in launch.rest():
             if isinstance(event, OutputChunk):
-                found[event.stream] += event.text
-    assert found == {"stdout": b"0\n1\n2\n", "stderr": b"0\n-1\n-2\n"}
+                result[event.stream] += event.text
+    assert result == {"stdout": b"0\n1\n2\n", "stderr": b"0\n-1\n-2\n"}
     assert ran(python(source), 1).outputs == ("0\n0\n1\n-1\n2\n-2\n",)
 
 
@@ -192,25 +192,25 @@ signal.pause()
 
 
 @pytest.mark.parametrize(
-    ("act", "told", "code"),
+    ("act", "cause", "code"),
     [
         ("sys.exit(3)", "exit code 3", 3),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", 137),
         ("raise ValueError('broken')", "exit code 1", 1),
     ],
 )
-def test_a_failure_ends_the_other_processes(act: str, told: str, code: int) -> None:
+def test_a_failure_ends_the_other_processes(act: str, cause: str, code: int) -> None:
     done = ran(python(FAIL_IN_ONE.format(act)), 3, grace=0.2)
     verdict = done.verdict
     assert verdict.first is not None and verdict.first.process == 1
     assert verdict.ended == (0, 2)
     assert verdict.codes[0] == verdict.codes[2] == -signal.SIGTERM
     assert verdict.summary() == (
-        f"process 1 failed first: {told}; processes 0, 2 still ran 0.2 s later and were ended"
+        f"process 1 failed first: {cause}; processes 0, 2 still ran 0.2 s later and were ended"
     )
     assert verdict.exit_code() == code
     report = done.report()
-    assert report.index(f"--- process 1 ({told}) ---") < report.index("--- process 0 (killed by")
+    assert report.index(f"--- process 1 ({cause}) ---") < report.index("--- process 0 (killed by")
     assert "ValueError: broken" in report or "raise" not in act
 
 
@@ -305,14 +305,14 @@ def test_processes_that_end_before_supervision() -> None:
 
 def test_order_of_exits_on_a_busy_machine(tmp_path: Path) -> None:
     source = "import os, sys; open(sys.argv[1 + int(os.environ['XLASHARD_POD_PROCESS_ID'])]).read()"
-    told = [str(tmp_path / str(number)) for number in range(3)]
-    for name in told:
+    description = [str(tmp_path / str(number)) for number in range(3)]
+    for name in description:
         os.mkfifo(name)
-    with Launch(plan([*python(source), *told], 3)) as launch:
+    with Launch(plan([*python(source), *description], 3)) as launch:
         # As if others had the processor while they end, the last one first.
         os.kill(launch._guard.pid, signal.SIGSTOP)
         for number in (2, 1, 0):
-            Path(told[number]).write_text("end")
+            Path(description[number]).write_text("end")
             assert all_gone([launch.pids[number]])
         os.kill(launch._guard.pid, signal.SIGCONT)
         ends = []

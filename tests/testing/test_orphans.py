@@ -92,12 +92,12 @@ def test_hangs():
 )
 def test_processes_end_with_pytest(tmp_path: Path, options: tuple[str, ...], number: int) -> None:
     (tmp_path / "test_it.py").write_text(HANGING)
-    told = tmp_path / "told"
-    os.mkfifo(told)
+    pipe = tmp_path / "told"
+    os.mkfifo(pipe)
     words = ["-p", "xlashard_pytest", f"--rootdir={tmp_path}", "-p", "no:cacheprovider", *options]
     # It is open for writing too, so that it has no end.
-    with os.fdopen(os.open(told, os.O_RDWR), buffering=1) as lines:
-        outside = start([sys.executable, "-m", "pytest", *words, str(tmp_path)], TOLD=str(told))
+    with os.fdopen(os.open(pipe, os.O_RDWR), buffering=1) as lines:
+        outside = start([sys.executable, "-m", "pytest", *words, str(tmp_path)], TOLD=str(pipe))
         pids = families(lines, 2)
     outside.send_signal(number)
     outside.communicate(timeout=60)

@@ -47,15 +47,15 @@ class Told:
 
     def outcome(self, name: str) -> str:
         """`PASSED`, `FAILED`, ..."""
-        found = re.search(
+        match = re.search(
             rf"^([A-Z]+) (?:\[1\] )?test_it.py::{re.escape(name)}(?: - |$)", self.text, re.M
         )
-        return found[1] if found else ""
+        return match[1] if match else ""
 
     def summary(self, name: str) -> str:
         """What stands behind it in the short summary."""
-        found = re.search(rf"^FAILED test_it.py::{re.escape(name)} - (.*)$", self.text, re.M)
-        return found[1] if found else ""
+        match = re.search(rf"^FAILED test_it.py::{re.escape(name)} - (.*)$", self.text, re.M)
+        return match[1] if match else ""
 
     def section(self, name: str) -> str:
         """What is report of a test that did not pass."""

@@ -21,10 +21,10 @@ def test_windows_are_those_of_the_joined_bytes(pieces: list[bytes], data: st.Dat
     size = data.draw(st.integers(1, end - begin))
     starts = data.draw(st.lists(st.integers(0, end - begin - size), max_size=5))
     text = Text.joined([in_memory(piece) for piece in pieces]).part(begin, end)
-    found = text.windows(np.array(starts, np.int64), size)
+    rows = text.windows(np.array(starts, np.int64), size)
     part = whole[begin:end]
-    assert found.shape == (len(starts), size)
-    assert [row.tobytes() for row in found] == [part[start : start + size] for start in starts]
+    assert rows.shape == (len(starts), size)
+    assert [row.tobytes() for row in rows] == [part[start : start + size] for start in starts]
     assert text.tobytes() == part
 
 

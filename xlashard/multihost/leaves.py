@@ -47,10 +47,7 @@ class HostLeaf:
     @property
     def ndim(self) -> int:
         """Number of dimensions, without the dimension of the key data."""
-        if self.keys is not None:
-            return self.keys.ndim
-        x: Any = self.array if self.value is None else self.value
-        return x.ndim
+        return next(x for x in (self.keys, self.value, self.array) if x is not None).ndim
 
     def like(self, value: np.ndarray) -> Any:
         """Return a value of this leaf's kind: PRNG keys if the leaf was an array of keys."""

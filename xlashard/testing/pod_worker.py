@@ -54,7 +54,7 @@ class RemoteException:
         """Capture an exception with its traceback, without the worker's own frame."""
         frames = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
-        return cls(text, error if _travels(error) else None)
+        return cls(text, error if travels(error) else None)
 
 
 def place_of(error: BaseException) -> str:
@@ -63,10 +63,10 @@ def place_of(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-def _travels(error: BaseException) -> bool:
-    # Some exceptions can be pickled but not unpickled.
+def travels(value: object) -> bool:
+    """Return True if a value can be pickled and unpickled; some exceptions cannot be unpickled."""
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(value))
     except Exception:
         return False
     return True

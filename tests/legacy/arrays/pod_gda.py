@@ -45,13 +45,13 @@ def check_makers(mesh: Mesh, spec: Any) -> None:
         asked.append(index)
         return WHOLE[index]
 
-    def batched(given: Any) -> list[np.ndarray]:
-        asked.append(given)
-        return [WHOLE[index] for index in given]
+    def batched(requests: Any) -> list[np.ndarray]:
+        asked.append(requests)
+        return [WHOLE[index] for index in requests]
 
-    def on_devices(given: Any) -> list[jax.Array]:
-        asked.append(given)
-        return [jax.device_put(WHOLE[index], d) for index, ds in given for d in ds]
+    def on_devices(requests: Any) -> list[jax.Array]:
+        asked.append(requests)
+        return [jax.device_put(WHOLE[index], d) for index, ds in requests for d in ds]
 
     mine = [indices[d] for d in local]
     gdas = [GlobalDeviceArray.from_callback(WHOLE.shape, mesh, spec, one)]

@@ -157,10 +157,10 @@ def test_buffers_of_pmap_lack_the_unstacked_dimension():
 
 
 def test_arrays_of_today_have_the_members_while_the_names_are_installed(mesh):
-    ours, theirs = sharded(mesh, "x"), sharded(mesh, "x").to_jax()
+    ours, todays = sharded(mesh, "x"), sharded(mesh, "x").to_jax()
     one = jnp.arange(3)
     with legacy.installed():
-        for x in (ours, theirs):
+        for x in (ours, todays):
             assert len(x.device_buffers) == 8
             assert x.device_buffers[0].device() == mesh.devices[0, 0]
             assert x.sharding_spec.sharding == (Chunked((4,)), NoSharding())
@@ -175,7 +175,7 @@ def test_arrays_of_today_have_the_members_while_the_names_are_installed(mesh):
         from jax.numpy import DeviceArray as of_numpy
 
         assert of_numpy is DeviceArray
-    for x in (ours, theirs):
+    for x in (ours, todays):
         with pytest.raises(AttributeError, match="deprecated"):
             x.device_buffers  # noqa: B018
         assert not hasattr(x, "sharding_spec") and not hasattr(x, "to_py")

@@ -77,26 +77,26 @@ class Calls:
 def test_every_maker_gives_what_a_constructor_of_today_gives(spec, order):
     whole = f32(*shape_for(spec))
     sharding = NamedSharding(order, P(*(spec or ())).today)
-    wanted = make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    reference = make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
     indices = get_shard_indices(whole.shape, order, spec)
     buffers = [device_put(whole[indices[d]], d) for d in order.local_devices]
-    given = {"global_shape": whole.shape, "global_mesh": order, "mesh_axes": spec}
+    target = {"global_shape": whole.shape, "global_mesh": order, "mesh_axes": spec}
     for made in (
         GlobalDeviceArray(whole.shape, order, spec, buffers),
-        GlobalDeviceArray.from_callback(**given, data_callback=Calls(whole)),
-        GlobalDeviceArray.from_batched_callback(**given, data_callback=Calls(whole).batched),
+        GlobalDeviceArray.from_callback(**target, data_callback=Calls(whole)),
+        GlobalDeviceArray.from_batched_callback(**target, data_callback=Calls(whole).batched),
         GlobalDeviceArray.from_batched_callback_with_devices(
-            **given, data_callback=Calls(whole).on_devices
+            **target, data_callback=Calls(whole).on_devices
         ),
     ):
         assert type(made) is GlobalDeviceArray
         np.testing.assert_array_equal(made, whole)
-        assert made.sharding == wanted.sharding and made.sharding.mesh == order
+        assert made.sharding == reference.sharding and made.sharding.mesh == order
         assert made.mesh_axes == tuple(spec or ())
-        for mine, theirs in zip(made.local_shards, wanted.addressable_shards, strict=True):
-            assert (mine.device, mine.index) == (theirs.device, theirs.index)
-            assert mine.replica_id == theirs.replica_id
-            np.testing.assert_array_equal(mine.data, theirs.data)
+        for mine, expected in zip(made.local_shards, reference.addressable_shards, strict=True):
+            assert (mine.device, mine.index) == (expected.device, expected.index)
+            assert mine.replica_id == expected.replica_id
+            np.testing.assert_array_equal(mine.data, expected.data)
 
 
 def test_a_callback_is_called_for_each_device_in_the_order_of_the_mesh(order):

@@ -55,10 +55,10 @@ def bounds(index, shape):
 
 
 def test_a_whole_dimension_is_a_bare_slice(mesh):
-    found = get_shard_indices((8, 2), mesh, P("x"))
-    assert list(found) == list(mesh.devices.flat)
-    assert found[mesh.devices[0, 0]] == (slice(0, 2, None), slice(None))
-    assert repr(found[mesh.devices[3, 1]]) == "(slice(6, 8, None), slice(None, None, None))"
+    by_device = get_shard_indices((8, 2), mesh, P("x"))
+    assert list(by_device) == list(mesh.devices.flat)
+    assert by_device[mesh.devices[0, 0]] == (slice(0, 2, None), slice(None))
+    assert repr(by_device[mesh.devices[3, 1]]) == "(slice(6, 8, None), slice(None, None, None))"
     both = get_shard_indices((8, 2), mesh, P("x", "y"))
     assert both[mesh.devices[1, 1]] == (slice(2, 4), slice(1, 2))
     assert set(get_shard_indices((8, 2), mesh, P()).values()) == {(slice(None), slice(None))}
@@ -87,15 +87,15 @@ def test_they_are_what_loops_over_the_mesh_find(case):
     sizes, entries, shape = case
     mesh = fake_mesh(*sizes)
     plain = tuple(entry or None for entry in entries)
-    wanted = indices_in_loops(shape, mesh, plain)
-    found = get_shard_indices(shape, mesh, P(*entries))
-    assert [bounds(i, shape) for i in found.values()] == [bounds(i, shape) for i in wanted]
+    expected = indices_in_loops(shape, mesh, plain)
+    by_device = get_shard_indices(shape, mesh, P(*entries))
+    assert [bounds(i, shape) for i in by_device.values()] == [bounds(i, shape) for i in expected]
     both = get_shard_indices_replica_ids(shape, mesh, entries)
-    assert both == {d: (found[d], both[d][1]) for d in mesh.devices.flat}
+    assert both == {d: (by_device[d], both[d][1]) for d in mesh.devices.flat}
     looped = indices_replica_ids_in_loops(shape, mesh, plain)
     assert [copy for _, copy in both.values()] == [copy for _, copy in looped.values()]
     part = get_shard_shape(shape, mesh, list(entries))
-    for index in found.values():
+    for index in by_device.values():
         assert tuple(np.empty(shape, bool)[index].shape) == part
 
 
@@ -123,9 +123,9 @@ def test_what_is_given_back_is_shared_and_can_not_be_changed(mesh):
 
 def test_a_pod_of_made_up_devices():
     pod = fake_mesh(64, 32)
-    found = get_shard_indices_replica_ids((2048, 2048), pod, P(("y", "x")))
-    assert len(found) == 2048
-    assert found[pod.devices[63, 31]] == ((slice(2047, 2048), slice(None)), 0)
+    by_device = get_shard_indices_replica_ids((2048, 2048), pod, P(("y", "x")))
+    assert len(by_device) == 2048
+    assert by_device[pod.devices[63, 31]] == ((slice(2047, 2048), slice(None)), 0)
     assert get_shard_indices_replica_ids((2048, 2048), pod, P(None, "y"))[pod.devices[63, 31]] == (
         (slice(None), slice(1984, 2048)),
         63,
@@ -138,12 +138,12 @@ def test_made_up_devices_without_a_hash(mesh_type):
         mesh_type = dataclasses.make_dataclass("Bare", ["devices", "axis_names"], eq=False)
     mesh = fake_mesh(4, 2, kind=Unhashable, mesh=mesh_type)
     assert get_shard_shape((8, 2), mesh, P("x")) == (2, 2)
-    found = get_shard_indices((8, 2), mesh, P("x"))
-    assert found[mesh.devices[1, 0]] == (slice(2, 4), slice(None)) and len(found) == 8
+    by_device = get_shard_indices((8, 2), mesh, P("x"))
+    assert by_device[mesh.devices[1, 0]] == (slice(2, 4), slice(None)) and len(by_device) == 8
     both = get_shard_indices_replica_ids((8, 2), mesh, P("x"))
     assert [both[d][1] for d in both] == [0, 1] * 4
     with pytest.raises(KeyError):
-        found[Unhashable(77)]
+        by_device[Unhashable(77)]
 
 
 def test_meshes_without_devices_call_them_by_their_positions():

@@ -112,14 +112,14 @@ BECOMES = {
 
 @pytest.mark.parametrize(("old", "new"), BECOMES.values(), ids=BECOMES)
 def test_it_becomes(old: str, new: str | None) -> None:
-    found = migrate(old)
-    code = found.code
+    migrated = migrate(old)
+    code = migrated.code
     if "def _none_is_replicated" in code:
         before, _, rest = code.partition("\n\ndef _none")
         code = f"{before}\n{rest.partition('is None\n    )\n')[2]}".replace("\n\n", "\n")
     assert code == (old if new is None else new)
-    assert found.marked == 0
-    assert migrate(found.code).code == found.code
+    assert migrated.marked == 0
+    assert migrate(migrated.code).code == migrated.code
 
 
 MARKED = {
@@ -146,9 +146,11 @@ MARKED = {
 
 @pytest.mark.parametrize(("old", "advice", "line"), MARKED.values(), ids=MARKED)
 def test_a_line_for_a_human_has_a_comment_above_it(old: str, advice: str, line: int) -> None:
-    found = migrate(old)
-    marks = [text for text in found.code.splitlines() if text.lstrip().startswith("# xlashard: ")]
-    assert len(marks) == found.marked == 1
+    migrated = migrate(old)
+    marks = [
+        text for text in migrated.code.splitlines() if text.lstrip().startswith("# xlashard: ")
+    ]
+    assert len(marks) == migrated.marked == 1
     assert advice in marks[0]
 
 

@@ -109,10 +109,10 @@ def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -
         assert {type(x) for x in made} == {type(jnp.ones(3))}
         assert all(isinstance(x, array.Array) and isinstance(x, jax.Array) for x in made)
         donating = pjit(lambda x: x + 1, P("x"), P("x"), donate_argnums=0)
-        given = jax.device_put(X, sharding)
-        donating(given)
+        donated = jax.device_put(X, sharding)
+        donating(donated)
         with pytest.raises(RuntimeError, match="deleted"):
-            np.asarray(given)
+            np.asarray(donated)
 
 
 def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) -> None:
@@ -124,9 +124,9 @@ def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) ->
                 made[mode] = f(X)
         for _ in range(2):
             for mode, kind in KINDS.items():
-                for given in made.values():
+                for donated in made.values():
                     with in_mode(mode):
-                        out = f(given)
+                        out = f(donated)
                     assert type(out) is kind
                     np.testing.assert_array_equal(np.asarray(out), X + 2)
     assert len(misses) == 3 + 9
@@ -200,9 +200,9 @@ def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
                 f(X)
         return weakref.ref(fun)
 
-    found = used()
+    used_ref = used()
     gc.collect()
-    assert found() is None
+    assert used_ref() is None
 
 
 def test_results_that_are_no_arrays_stay_what_they_are(mesh: Any) -> None:

@@ -13,6 +13,6 @@ SCRIPT = Path(__file__).with_name("pod_array_modes.py")
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
 def test_parts_and_whole_arrays(processes: int, devices: int) -> None:
-    said = run_many(SCRIPT, processes, devices)
-    for output in said:
+    outputs = run_many(SCRIPT, processes, devices)
+    for output in outputs:
         assert "worlds_side_by_side" in json.loads(output.splitlines()[-1])

@@ -81,8 +81,8 @@ said["hidden"] = [n for n in dir(jax.config) if n in ("jax_array",)]
 print(json.dumps(said))
 """
     arguments = ("--jax_parallel_functions_output_gda", "--jax_enable_checks=1", "--other=1")
-    said = in_a_process(code, *arguments, JAX_ARRAY="0")
-    assert said == {
+    settings = in_a_process(code, *arguments, JAX_ARRAY="0")
+    assert settings == {
         "untouched": True,
         "environment": False,
         "shown": [False, False],
@@ -108,8 +108,8 @@ legacy.config.parse_flags_with_absl()
 print(json.dumps(dict(array=legacy.config.jax_array)))
 """
     assert in_a_process(code, "--nojax_array", "--", "--jax_array") == {"array": False}
-    said = in_a_process(code, "--run", "--jax_array=false", "data.txt")
-    assert said == {"array": False, "rest": ["data.txt"]}
+    settings = in_a_process(code, "--run", "--jax_array=false", "data.txt")
+    assert settings == {"array": False, "rest": ["data.txt"]}
 
 
 @pytest.mark.slow

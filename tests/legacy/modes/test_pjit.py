@@ -309,10 +309,10 @@ def test_distributed_debug_logs_every_run(mesh: Any, caplog: pytest.LogCaptureFi
         finally:
             legacy.config.update("jax_distributed_debug", False)
         f(X)
-    told = [r.getMessage() for r in caplog.records if "distributed_debug" in r.name]
-    assert len(told) == 3
+    messages = [r.getMessage() for r in caplog.records if "distributed_debug" in r.name]
+    assert len(messages) == 3
     for part in ("<lambda>", "in_shardings", "P('x'", "float32[8,4]", "fingerprint"):
-        assert part in told[0]
+        assert part in messages[0]
 
 
 def test_constraints_without_jax_array(mesh: Any, partitioner: str) -> None:

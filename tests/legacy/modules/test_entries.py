@@ -32,7 +32,7 @@ def name_of(entry: Entry) -> str:
     return entry.name
 
 
-def found(name: str) -> object:
+def resolved(name: str) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -43,9 +43,9 @@ def found(name: str) -> object:
 
 @pytest.fixture(scope="module", autouse=True)
 def jax_before() -> Iterator[dict[str, object]]:
-    before = {entry.name: found(entry.name) for entry in TABLE}
+    before = {entry.name: resolved(entry.name) for entry in TABLE}
     yield before
-    after = {entry.name: found(entry.name) for entry in TABLE}
+    after = {entry.name: resolved(entry.name) for entry in TABLE}
     different = [
         name
         for name, value in before.items()

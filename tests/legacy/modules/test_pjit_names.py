@@ -127,9 +127,9 @@ def test_a_spec_comes_back_from_xlas_sharding(axes, dims, listed):
 def test_axis_order_comes_back_from_an_assignment(order, sizes):
     names = OrderedDict(zip("abc", sizes, strict=True))
     assignment = np.arange(np.prod(sizes)).reshape(sizes).transpose(order).ravel()
-    found = era.unflatten_array(names, assignment)
+    ordered = era.unflatten_array(names, assignment)
     again = np.arange(np.prod(sizes)).reshape(sizes)
-    kept = [list(names).index(name) for name in found]
+    kept = [list(names).index(name) for name in ordered]
     again = again.transpose(kept + [n for n in range(3) if n not in kept]).ravel()
     assert again.tolist() == assignment.tolist()
     strides = era.strides_for_sizes(sizes)

@@ -37,9 +37,9 @@ def losses_of_six_steps() -> list[float]:
 
 
 def check(report: dict[str, Any], jax_array: str, files: list[str]) -> None:
-    wanted = losses_of_six_steps()[3:]
-    np.testing.assert_allclose(report["losses"], wanted, rtol=1e-4)
-    np.testing.assert_allclose(report["losses_on_another_mesh"], wanted, rtol=1e-4)
+    expected = losses_of_six_steps()[3:]
+    np.testing.assert_allclose(report["losses"], expected, rtol=1e-4)
+    np.testing.assert_allclose(report["losses_on_another_mesh"], expected, rtol=1e-4)
     np.testing.assert_allclose(report["sums_on_another_mesh"], report["sums"], rtol=1e-5)
     assert report["restored_is_saved"]
     assert 0 < report["largest_difference_of_half"] < 0.01

@@ -48,13 +48,13 @@ def migrated(tmp_path_factory) -> tuple[Path, dict[str, Migrated]]:
     folder = tmp_path_factory.mktemp("migrated")
     paths = [FOLDER / f"{name}.py" for name in PROGRAMS]
     paths += [FOLDER / "snippets" / f"{name}.py" for name in SNIPPETS]
-    found = {path.stem: migrate(path.read_text(encoding="utf-8")) for path in paths}
-    for name, program in found.items():
+    migrated_programs = {path.stem: migrate(path.read_text(encoding="utf-8")) for path in paths}
+    for name, program in migrated_programs.items():
         # What the comment there asks a human for.
         code = program.code.replace("eval_shape(partitioned_init", "eval_shape(init_state")
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
     (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
-    return folder, found
+    return folder, migrated_programs
 
 
 def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[str]]:
@@ -73,25 +73,25 @@ def test_they_get_under_plain_jax_what_they_got(migrated) -> None:
     assert "False" in lines, "xlashard is not loaded"
     ran = {line.split()[1].removesuffix(".py") for line in lines if line.startswith("RAN ")}
     assert ran == {*PROGRAMS, *SNIPPETS}
-    wanted = references.gda_pipeline(6)
+    expected = references.gda_pipeline(6)
     for key in ("losses", "eval", "predicted"):
-        assert_close(results["gda_pipeline"][key], wanted[key])
+        assert_close(results["gda_pipeline"][key], expected[key])
     assert results["gda_pipeline"]["mesh_axes_are_spec"]
-    wanted = references.hostlocal_trainer(5)
-    assert_close(results["hostlocal_trainer"]["losses"], wanted["losses"])
-    assert_close(results["hostlocal_trainer"]["local_out"], wanted["out"])
+    expected = references.hostlocal_trainer(5)
+    assert_close(results["hostlocal_trainer"]["losses"], expected["losses"])
+    assert_close(results["hostlocal_trainer"]["local_out"], expected["out"])
     assert results["hostlocal_trainer"]["sharded_device_array"]
     assert results["model_parallel_inference"]["greedy"] == references.tokens(0)
     assert results["model_parallel_inference"]["sampled"] == references.tokens(0.7)
-    wanted = references.pmap_trainer(5)
-    assert_close(results["pmap_trainer"]["losses"], wanted["losses"])
-    assert_close(results["pmap_trainer"]["outputs"], wanted["outputs"])
+    expected = references.pmap_trainer(5)
+    assert_close(results["pmap_trainer"]["losses"], expected["losses"])
+    assert_close(results["pmap_trainer"]["outputs"], expected["outputs"])
     assert results["pmap_trainer"]["buffers_are_local"]
     assert_close(results["checkpointed_trainer"]["losses"], losses_of_six_steps()[3:])
     assert results["checkpointed_trainer"]["restored_is_saved"]
-    wanted = references.partitioned_trainer(4)
-    assert_close(results["partitioned_trainer"]["losses"], wanted["losses"])
-    assert_close(results["partitioned_trainer"]["norm"], wanted["norm"])
+    expected = references.partitioned_trainer(4)
+    assert_close(results["partitioned_trainer"]["losses"], expected["losses"])
+    assert_close(results["partitioned_trainer"]["norm"], expected["norm"])
 
 
 def test_their_report_is_empty(migrated) -> None:
@@ -102,18 +102,18 @@ def test_their_report_is_empty(migrated) -> None:
 
 
 def test_what_needs_a_human_is_marked(migrated) -> None:
-    _, found = migrated
-    assert {name: program.marked for name, program in found.items() if program.marked} == {
-        "partitioned_trainer": 1
-    }
+    _, migrated_programs = migrated
+    assert {
+        name: program.marked for name, program in migrated_programs.items() if program.marked
+    } == {"partitioned_trainer": 1}
     for name in FOR_A_HUMAN:
         program = migrate((FOLDER / "snippets" / f"{name}.py").read_text(encoding="utf-8"))
         assert program.code.count("# xlashard: ") == program.marked > 0
 
 
 def test_a_migrated_program_is_migrated(migrated) -> None:
-    folder, found = migrated
-    for name in found:
+    folder, migrated_programs = migrated
+    for name in migrated_programs:
         code = (folder / f"{name}.py").read_text(encoding="utf-8")
         assert migrate(code).code == code
     compiled = [sys.executable, "-m", "compileall", "-q", str(folder)]

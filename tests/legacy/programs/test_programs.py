@@ -18,8 +18,8 @@ SIZES = pytest.mark.parametrize("size", [ALONE, POD], ids=["1x8", "2x4"])
 ON_AND_OFF = pytest.mark.parametrize("jax_array", ["1", "0"], ids=["array", "no_array"])
 
 
-def assert_close(found: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-5)
+def assert_close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-5)
 
 
 def halves(reports: list[dict[str, Any]], values: list[float]) -> list[list[float]]:
@@ -39,13 +39,13 @@ WORLDS = {
 @pytest.mark.parametrize("mode", WORLDS)
 def test_partitioned_trainer(size: PodSize, mode: str) -> None:
     reports = run_program("partitioned_trainer", size, *WORLDS[mode])
-    wanted = references.partitioned_trainer(4)
+    expected = references.partitioned_trainer(4)
     for number, report in enumerate(reports):
-        assert_close(report["losses"], wanted["losses"])
-        assert_close(report["norm"], wanted["norm"])
-        parts = [sum(both) for both in wanted["halves"]]
+        assert_close(report["losses"], expected["losses"])
+        assert_close(report["norm"], expected["norm"])
+        parts = [sum(both) for both in expected["halves"]]
         if len(reports) > 1:
-            parts = [both[number] for both in wanted["halves"]]
+            parts = [both[number] for both in expected["halves"]]
         assert_close(report["local_evals"], parts)
         assert report["num_gda"] == (report["num_leaves"] if mode == "gda" else 0)
         assert report["num_leaves"] > 3 * 4
@@ -57,12 +57,12 @@ def test_partitioned_trainer(size: PodSize, mode: str) -> None:
 @ON_AND_OFF
 def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
     reports = run_program("gda_pipeline", size, JAX_ARRAY=jax_array)
-    wanted = references.gda_pipeline(6)
+    expected = references.gda_pipeline(6)
     share = len(reports)
     for number, report in enumerate(reports):
-        assert_close(report["losses"], wanted["losses"])
-        assert_close(report["eval"], wanted["eval"])
-        assert_close(report["predicted"], wanted["predicted"])
+        assert_close(report["losses"], expected["losses"])
+        assert_close(report["eval"], expected["eval"])
+        assert_close(report["predicted"], expected["predicted"])
         # Rows of 4 on two devices each: in a pod, a process has 4 devices, so two such pieces.
         starts = [start for start in range(0, 16, 4) if start // (16 // share) == number]
         each = [[start, start + 4] for start in starts for _ in range(2)]
@@ -82,15 +82,15 @@ def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
 @ON_AND_OFF
 def test_hostlocal_trainer(size: PodSize, jax_array: str) -> None:
     reports = run_program("hostlocal_trainer", size, JAX_ARRAY=jax_array)
-    wanted = references.hostlocal_trainer(5)
+    expected = references.hostlocal_trainer(5)
     rows = 24 // len(reports)
-    for report, out in zip(reports, halves(reports, wanted["out"]), strict=True):
-        assert_close(report["losses"], wanted["losses"])
+    for report, out in zip(reports, halves(reports, expected["out"]), strict=True):
+        assert_close(report["losses"], expected["losses"])
         assert_close(report["local_out"], out)
         assert report["local_shape"] == [rows, 5]
         # With arrays that know their place, what is fed has the global shape.
         assert report["fed"] == [[24 if jax_array == "1" else rows, 12], [12, 16]]
-        assert report["correct"] == wanted["correct"]
+        assert report["correct"] == expected["correct"]
         assert report["agreed"] == report["losses"][-1]
         assert report["sharded_device_array"]
         assert report["device_array"]
@@ -100,9 +100,9 @@ def test_hostlocal_trainer(size: PodSize, jax_array: str) -> None:
 @ON_AND_OFF
 def test_pmap_trainer(size: PodSize, jax_array: str, tmp_path: Path) -> None:
     reports = run_program("pmap_trainer", size, f"--workdir={tmp_path}", JAX_ARRAY=jax_array)
-    wanted = references.pmap_trainer(5)
-    for report, outputs in zip(reports, halves(reports, wanted["outputs"]), strict=True):
-        assert_close(report["losses"], wanted["losses"])
+    expected = references.pmap_trainer(5)
+    for report, outputs in zip(reports, halves(reports, expected["outputs"]), strict=True):
+        assert_close(report["losses"], expected["losses"])
         assert_close(report["outputs"], outputs)
         assert report["restored"] == report["outputs"]
         assert report["spread"] == 0
@@ -135,7 +135,7 @@ def test_model_parallel_inference(size: PodSize, jax_array: str) -> None:
 def test_by_the_command_that_people_type() -> None:
     """The pod's own command around the runner, and the same numbers."""
     reports = run_by_command("gda_pipeline", POD, JAX_ARRAY="0")
-    wanted = references.gda_pipeline(6)
+    expected = references.gda_pipeline(6)
     for report in reports:
-        assert_close(report["losses"], wanted["losses"])
+        assert_close(report["losses"], expected["losses"])
         assert report["kinds"] == ["GlobalDeviceArray"]

@@ -72,10 +72,10 @@ with tempfile.TemporaryDirectory() as folder:
         checkpointer.save(path, state.params)
         checkpointer.wait_until_finished()
         whole = NamedSharding(mesh, P())
-        wanted = jax.tree.map(
+        types = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=whole), state.params
         )
-        read = checkpointer.restore(path, wanted)
+        read = checkpointer.restore(path, types)
 for old, new in zip(jax.tree.leaves(state.params), jax.tree.leaves(read), strict=True):
     np.testing.assert_array_equal(np.asarray(old), np.asarray(new))
     assert new.sharding.is_fully_replicated

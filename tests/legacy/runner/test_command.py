@@ -251,15 +251,15 @@ def test_an_invalid_command_line_exits_with_advice(words, why, capsys) -> None:
     with pytest.raises(UsageError):
         read_command(words)
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert why in said
-    assert "usage: python -m xlashard.legacy" in said
+    printed = capsys.readouterr().err
+    assert why in printed
+    assert "usage: python -m xlashard.legacy" in printed
 
 
 def test_wrong_flags_and_programs(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    told = spawn.get_preparation_data
+    original = spawn.get_preparation_data
     assert main(["--jax_arary=1", "a.py"]) == 2
     assert "did you mean 'jax_array'" in capsys.readouterr().err
     assert main(["--jax_array=maybe", "a.py"]) == 2
@@ -274,13 +274,13 @@ def test_wrong_flags_and_programs(capsys, tmp_path, monkeypatch) -> None:
     assert main([str(tmp_path)]) == 2
     assert "has no __main__.py: pass a script in it" in capsys.readouterr().err
     assert not hasattr(jax, "tree_map")
-    assert spawn.get_preparation_data is told
+    assert spawn.get_preparation_data is original
 
 
 def test_help(capsys) -> None:
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(word in said for word in ("--report=FILE", "--jax_array=0", "-m module"))
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("--report=FILE", "--jax_array=0", "-m module"))
 
 
 @pytest.mark.slow

@@ -158,8 +158,8 @@ def test_behaviours_without_a_name(recorder: Recorder, run) -> None:
         "with jax.set_mesh(mesh): pass\n"
     )
     names = [behaviour.name for behaviour in BEHAVIOURS]
-    found = {key: count for key, count in counted(recorder).items() if key[0] in names}
-    assert found == {
+    parsed = {key: count for key, count in counted(recorder).items() if key[0] in names}
+    assert parsed == {
         ("with mesh:", 5): 1,
         ("with mesh:", 7): 1,
         ("in_axis_resources=None", 8): 1,
@@ -205,11 +205,11 @@ def test_an_installed_program_is_its_own() -> None:
 
 
 def test_json() -> None:
-    found = json.loads(json_of(Report.of([TREE_MAP, INSTALLED])))
-    assert [use["name"] for use in found["uses"]] == ["jax.tree_map"]
-    assert found["uses"][0]["count"] == 2
-    assert [line["file"] for line in found["uses"][0]["lines"]] == [TREE_MAP.file]
-    assert [line["file"] for line in found["installed"][0]["lines"]] == [INSTALLED.file]
+    parsed = json.loads(json_of(Report.of([TREE_MAP, INSTALLED])))
+    assert [use["name"] for use in parsed["uses"]] == ["jax.tree_map"]
+    assert parsed["uses"][0]["count"] == 2
+    assert [line["file"] for line in parsed["uses"][0]["lines"]] == [TREE_MAP.file]
+    assert [line["file"] for line in parsed["installed"][0]["lines"]] == [INSTALLED.file]
 
 
 class Terminal(io.StringIO):

@@ -66,11 +66,11 @@ def test_every_dtype_comes_back(tmp_path: Path) -> None:
 
 
 def test_values_that_are_no_arrays_of_a_mesh(tmp_path: Path) -> None:
-    given = [np.arange(6.0), 3, True, jnp.ones((4, 2)), np.zeros((0, 3)), np.float32(7)]
-    specs = specs_in(tmp_path, len(given))
-    saving.run_serialization(given, specs)
+    originals = [np.arange(6.0), 3, True, jnp.ones((4, 2)), np.zeros((0, 3)), np.float32(7)]
+    specs = specs_in(tmp_path, len(originals))
+    saving.run_serialization(originals, specs)
     for x, back in zip(
-        given, saving.run_deserialization([named()] * len(given), specs), strict=True
+        originals, saving.run_deserialization([named()] * len(originals), specs), strict=True
     ):
         assert np.array_equal(back, x) and back.dtype == jnp.asarray(x).dtype
 
@@ -90,8 +90,8 @@ def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None
 
 def cut(size: int) -> str | tuple[str, ...] | None:
     """The most that a dimension of a size can be cut on the mesh of the tests."""
-    found: list[Any] = [cuts for n, cuts in ((8, ("x", "y")), (4, "y"), (2, "x")) if size % n == 0]
-    return found[0] if found else None
+    fits: list[Any] = [cuts for n, cuts in ((8, ("x", "y")), (4, "y"), (2, "x")) if size % n == 0]
+    return fits[0] if fits else None
 
 
 @pytest.mark.slow
@@ -110,10 +110,10 @@ def test_any_shape_is_read_in_any_other(shapes: tuple[tuple[int, ...], ...], las
         spec = saving.get_tensorstore_spec(f"{folder}/w")
         saving.run_serialization([device_put(values, there)], [spec])
         (read,) = saving.run_deserialization([back], [spec], [asked])
-    wanted = np.zeros(asked, np.int32)
+    expected = np.zeros(asked, np.int32)
     common = tuple(slice(0, min(a, b)) for a, b in zip(stored, asked, strict=True))
-    wanted[common] = values[common]
-    assert same(read, wanted)
+    expected[common] = values[common]
+    assert same(read, expected)
 
 
 def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
@@ -175,15 +175,15 @@ def test_metadata_have_what_programs_look_for(tmp_path: Path) -> None:
 
 
 def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
-    ours, theirs = specs_in(tmp_path, 2)
+    ours, spec_of_jax = specs_in(tmp_path, 2)
     x = device_put(V, named("x", "y"))
     saving.run_serialization([x], [ours])
-    of_jax.run_serialization([x.to_jax()], [theirs])
+    of_jax.run_serialization([x.to_jax()], [spec_of_jax])
     there = [jax.sharding.NamedSharding(TALL, P("all"))]
     (read_by_jax,) = of_jax.run_deserialization(
         there, [saving.get_tensorstore_spec(f"{tmp_path}/0")]
     )
-    (read_by_us,) = saving.run_deserialization(there, [theirs])
+    (read_by_us,) = saving.run_deserialization(there, [spec_of_jax])
     assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
 
 
@@ -281,18 +281,18 @@ def test_awaited_in_a_loop_that_runs_already(spec: Any) -> None:
 
 def test_a_byte_limiter_is_asked_and_paid_back(spec: Any) -> None:
     class Limiter:
-        taken, given = 0, 0
+        taken, released = 0, 0
 
         async def wait_for_bytes(self, size: int) -> None:
             self.taken += size
 
         async def release_bytes(self, size: int) -> None:
-            self.given += size
+            self.released += size
 
     saving.run_serialization([device_put(V, named("x"))], [spec])
     limiter = Limiter()
     asyncio.run(saving.async_deserialize(named("x"), spec, byte_limiter=limiter))
-    assert limiter.taken == limiter.given == V.nbytes, "each distinct piece once"
+    assert limiter.taken == limiter.released == V.nbytes, "each distinct piece once"
     tight = saving.LimitInFlightBytes(8)
     assert same(asyncio.run(saving.async_deserialize(named("y"), spec, byte_limiter=tight)), V)
 

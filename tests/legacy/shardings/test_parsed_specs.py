@@ -107,12 +107,12 @@ def test_tuples_give_one_spec_per_element():
     on = mesh((2, 4))
     parts = ["{devices=[2,4]<=[8]}", "{replicated}", "{devices=[4,2]<=[2,4]T(1,0)}"]
     text = f"{{{', '.join(parts)}}}"
-    wanted = [(("x",), ("y",)), (), (("y",), ("x",))]
+    listed = [(("x",), ("y",)), (), (("y",), ("x",))]
     proto = OpSharding()
     proto.type = OpSharding.Type.TUPLE
     proto.tuple_shardings = [HloSharding.from_string(p).to_proto() for p in parts]
     for form in (text, proto, HloSharding.from_string(text)):
-        assert [p.partitions for p in parse_flatten_op_sharding(form, on)] == wanted
+        assert [p.partitions for p in parse_flatten_op_sharding(form, on)] == listed
 
 
 def test_replication_over_a_part_of_the_devices():
@@ -131,7 +131,7 @@ def test_a_mesh_without_devices_will_do():
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "text"),
+    ("text_of_sharding", "kind", "text"),
     [
         ("{devices=[2,4]<=[8", ShardingTextError, r"'\]'.*character 18"),
         ("{devices=[4,2]<=[8]}", TilingError, "'y' of size 4"),
@@ -142,9 +142,9 @@ def test_a_mesh_without_devices_will_do():
         (7, ArgumentError, "OpSharding.* int"),
     ],
 )
-def test_what_no_spec_can_say_is_refused(given, kind, text):
+def test_what_no_spec_can_say_is_refused(text_of_sharding, kind, text):
     with pytest.raises(kind, match=text):
-        parse_flatten_op_sharding(given, mesh((2, 4)))
+        parse_flatten_op_sharding(text_of_sharding, mesh((2, 4)))
 
 
 @pytest.mark.parametrize(

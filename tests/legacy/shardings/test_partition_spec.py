@@ -106,9 +106,9 @@ def test_shardings_take_it_and_compare_as_those_of_today(mesh):
         NamedSharding(mesh, Today("x", None))
     )
     assert own.spec == spec and own.with_spec(PartitionSpec("y")).shard_shape((8, 4)) == (4, 4)
-    theirs = jax.sharding.NamedSharding(mesh, spec)
-    assert theirs == jax.sharding.NamedSharding(mesh, Today("x", None))
-    assert own.is_equivalent_to(theirs, 2) and theirs.is_equivalent_to(own, 2)
+    todays = jax.sharding.NamedSharding(mesh, spec)
+    assert todays == jax.sharding.NamedSharding(mesh, Today("x", None))
+    assert own.is_equivalent_to(todays, 2) and todays.is_equivalent_to(own, 2)
     with pytest.raises(UnknownAxisError, match="'z'"):
         NamedSharding(mesh, PartitionSpec("z"))
 

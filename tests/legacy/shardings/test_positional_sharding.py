@@ -27,11 +27,11 @@ def sharding() -> PositionalSharding:
 def ids(sharding: PositionalSharding) -> dict[tuple[int, ...], set[int]]:
     """The ids of the devices at each place of a grid, by what the grid does to an array."""
     shape = tuple(sharding.shape)
-    found: dict[tuple[int, ...], set[int]] = {}
+    holders: dict[tuple[int, ...], set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         place = tuple(i.indices(n)[0] for i, n in zip(index, shape, strict=True))
-        found.setdefault(place, set()).add(device.id)
-    return found
+        holders.setdefault(place, set()).add(device.id)
+    return holders
 
 
 def sets(grid: np.ndarray) -> dict[tuple[int, ...], set[int]]:

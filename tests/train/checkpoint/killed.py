@@ -161,10 +161,10 @@ class Ledger:
         self.found: list[int] = []
 
     def enter(self, child: Child) -> None:
-        (found,) = child.values("found")
-        assert self.committed <= found <= self.committed + 1, (self.committed, found)
-        self.found.append(found)
-        self.committed = max([found, *child.values("committed")])
+        (step,) = child.values("found")
+        assert self.committed <= step <= self.committed + 1, (self.committed, step)
+        self.found.append(step)
+        self.committed = max([step, *child.values("committed")])
 
 
 def kill_at_random(kills: int, rng: random.Random) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from tests.processes import expect
-from tests.train.checkpoint.pod_states import COLUMNS, ROWS, check, metadata, state, wanted
+from tests.train.checkpoint.pod_states import COLUMNS, ROWS, check, metadata, state, state_types
 from xlashard import P
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.errors import CheckpointError
@@ -23,7 +23,7 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     checkpoints.wait()
     assert checkpoints.steps() == [2, 3]
     for spec in (ROWS, COLUMNS, P()):
-        restored = checkpoints.restore(wanted(spec))
+        restored = checkpoints.restore(state_types(spec))
         check(restored.state, 3, spec)
         assert restored.metadata == metadata(3) and restored.metadata.processes == 2
     print("saved and restored")
@@ -47,15 +47,15 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     )
     checkpoints.save(state(5), metadata(5))
     checkpoints.wait()
-    check(checkpoints.restore(wanted()).state, 5, ROWS)
+    check(checkpoints.restore(state_types()).state, 5, ROWS)
     print("went on")
 
 with Checkpoints(FOLDER / "given") as checkpoints:
-    check(checkpoints.restore(wanted()).state, 7, ROWS)
+    check(checkpoints.restore(state_types()).state, 7, ROWS)
     print("restored what one process had saved")
 
 with Checkpoints(FOLDER / "damaged") as checkpoints:
-    damaged = expect(CheckpointError, "was altered", lambda: checkpoints.restore(wanted()))
+    damaged = expect(CheckpointError, "was altered", lambda: checkpoints.restore(state_types()))
     assert damaged.file and damaged.file.startswith("arrays/"), damaged.file
     print("refused an altered file")
 
@@ -67,10 +67,10 @@ with Checkpoints(FOLDER / f"disk {ME}", timeout=60) as checkpoints:
     )
 with Checkpoints(FOLDER / ("nothing" if ME else "given"), timeout=60) as checkpoints:
     text = "^process 1: .*nothing has no checkpoint: it does not exist$"
-    expect(CheckpointError, text, lambda: checkpoints.restore(wanted()))
+    expect(CheckpointError, text, lambda: checkpoints.restore(state_types()))
 with Checkpoints(FOLDER / "nothing", timeout=60) as checkpoints:
     text = "^.*nothing has no checkpoint: it does not exist$"
-    expect(CheckpointError, text, lambda: checkpoints.restore(wanted()))
+    expect(CheckpointError, text, lambda: checkpoints.restore(state_types()))
 print("saw that a folder is not shared")
 
 with Checkpoints(FOLDER / "late", timeout=2) as checkpoints:

@@ -39,7 +39,7 @@ def state(step: int, spec: Any = ROWS) -> dict[str, Array]:
     }
 
 
-def wanted(spec: Any = ROWS) -> dict[str, Any]:
+def state_types(spec: Any = ROWS) -> dict[str, Any]:
     return {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(name, spec))
         for name, x in values(0).items()

@@ -49,7 +49,7 @@ def state(step: int, mesh: Mesh = MESH, width: int = 16) -> Any:
     return jax.tree.map(lambda x: device_put(x, placed(x, mesh)), values(step, width))
 
 
-def wanted(mesh: Mesh = MESH, width: int = 16) -> Any:
+def state_types(mesh: Mesh = MESH, width: int = 16) -> Any:
     """What is asked for in restoring: shapes, dtypes, shardings."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed(x, mesh)),
@@ -60,8 +60,8 @@ def wanted(mesh: Mesh = MESH, width: int = 16) -> Any:
 def check_same(got: Any, step: int) -> None:
     expected = values(step)
     assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-        assert ours.dtype == theirs.dtype and np.asarray(ours).tobytes() == theirs.tobytes()
+    for ours, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        assert ours.dtype == other.dtype and np.asarray(ours).tobytes() == other.tobytes()
 
 
 def save(folder: Path, *steps: int, keep: int | None = None) -> None:
@@ -72,4 +72,4 @@ def save(folder: Path, *steps: int, keep: int | None = None) -> None:
 
 def restore(folder: Path, *args: Any, **options: Any) -> Any:
     with Checkpoints(folder) as checkpoints:
-        return checkpoints.restore(*args or (wanted(),), **options)
+        return checkpoints.restore(*args or (state_types(),), **options)

@@ -32,8 +32,8 @@ from tests.train.checkpoint.states import (
     restore,
     save,
     state,
+    state_types,
     values,
-    wanted,
 )
 from tests.train.checkpoint.write_golden import GOLDENS
 from xlashard import Array, NamedSharding, P, device_put, pjit
@@ -46,7 +46,7 @@ from xlashard.train.errors import CheckpointError, RunError
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MESH, TALL, HALF, ONE], ids=["same", "tall", "half", "one"])
 def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
-    restored = restore(saved, wanted(mesh))
+    restored = restore(saved, state_types(mesh))
     check_same(restored.state, 20)
     for x in jax.tree.leaves(restored.state):
         assert type(x) is Array and x.committed
@@ -57,7 +57,7 @@ def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
 def test_an_earlier_step(saved: Path) -> None:
     with Checkpoints(saved) as checkpoints:
         assert (checkpoints.steps(), checkpoints.latest()) == ([10, 20], 20)
-        check_same(checkpoints.restore(wanted(), 10).state, 10)
+        check_same(checkpoints.restore(state_types(), 10).state, 10)
 
 
 def test_what_was_written_down_comes_back(saved: Path) -> None:
@@ -110,10 +110,10 @@ def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
             checkpoints.save(now, metadata(number))
             now = step(now)
     for number, wanted_of in ((1, lambda x: x), (2, lambda x: x * 0 - 1)):
-        got = restore(tmp_path / "c", wanted(), number).state
+        got = restore(tmp_path / "c", state_types(), number).state
         expected = jax.tree.map(wanted_of, values(1))
-        for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-            np.testing.assert_array_equal(np.asarray(ours), theirs)
+        for ours, original in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            np.testing.assert_array_equal(np.asarray(ours), original)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_a_step_is_not_written_twice(own: Path) -> None:
     before = (own / "00000020" / "checkpoint.json").stat()
     with Checkpoints(own) as checkpoints:
-        checkpoints.restore(wanted())
+        checkpoints.restore(state_types())
         checkpoints.save(state(20), metadata(20))
         checkpoints.save(state(30), metadata(30))
         checkpoints.save(state(30), metadata(30))
@@ -139,7 +139,7 @@ def test_a_step_is_not_written_twice(own: Path) -> None:
 
 def test_a_run_that_goes_back_is_stopped(own: Path) -> None:
     with Checkpoints(own) as checkpoints:
-        checkpoints.restore(wanted(), 10)
+        checkpoints.restore(state_types(), 10)
         with pytest.raises(CheckpointError, match=rf"(?s)\[20\].*mv {own}/00000020 ELSEWHERE") as e:
             checkpoints.save(state(15), metadata(15))
     assert e.value.step == 15
@@ -164,7 +164,7 @@ def test_nothing_to_restore(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no checkpoint.* weights\.bin"):
         restore(tmp_path)
     with pytest.raises(CheckpointError, match="step 15.* 10, 20"):
-        restore(saved, wanted(), 15)
+        restore(saved, state_types(), 15)
 
 
 # States of another form.
@@ -173,7 +173,7 @@ def test_nothing_to_restore(saved: Path, tmp_path: Path) -> None:
 def test_other_shapes_name_the_arrays_and_the_setting(saved: Path) -> None:
     settings = SETTINGS.replace("16", "32").replace("0.9", "0.95")
     with pytest.raises(CheckpointError) as error:
-        restore(saved, wanted(width=32), settings=settings)
+        restore(saved, state_types(width=32), settings=settings)
     first, *arrays, more, changed, advice = str(error.value).splitlines()
     assert f"step 20 in {saved}" in first
     for line, texts in zip(
@@ -194,7 +194,7 @@ def test_other_shapes_name_the_arrays_and_the_setting(saved: Path) -> None:
 
 
 def test_another_structure_names_what_is_where(saved: Path) -> None:
-    like = wanted()
+    like = state_types()
     like["average"] = like["step"]
     del like["parameters"]["half"]
     settings = SETTINGS.replace("0.9", "0.95")
@@ -239,7 +239,7 @@ def test_what_is_written_down_must_be_plain() -> None:
 
 
 def test_what_is_no_array_or_has_no_place(saved: Path, tmp_path: Path) -> None:
-    like = wanted()
+    like = state_types()
     like["step"] = jax.ShapeDtypeStruct((), np.int32)
     with pytest.raises(
         CheckpointError, match=r"^step [\s\S]*jax\.ShapeDtypeStruct\(\(\), jnp\.int32, sharding"
@@ -292,7 +292,9 @@ def test_writes_that_go_on_beside_a_failed_one_print_nothing(
 ) -> None:
     """TensorStore reports each to the event loop of a save, which is closed by then."""
     reported: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: reported.append(found.exc_value))
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_value)
+    )
     loop = asyncio.new_event_loop()
     loop.close()
     late, other = RuntimeError(), RuntimeError("Event loop is closed")
@@ -304,8 +306,8 @@ def test_writes_that_go_on_beside_a_failed_one_print_nothing(
     with Checkpoints(tmp_path):
         for error in (late, other):
             trace = error.__traceback__
-            found = SimpleNamespace(exc_value=error, exc_traceback=trace, object=None)
-            sys.unraisablehook(found)  # pyright: ignore[reportArgumentType]
+            unraisable = SimpleNamespace(exc_value=error, exc_traceback=trace, object=None)
+            sys.unraisablehook(unraisable)  # pyright: ignore[reportArgumentType]
     assert reported == [other]
     assert sys.unraisablehook is before
 
@@ -386,7 +388,7 @@ def test_signals_stay_the_callers(tmp_path: Path) -> None:
 def test_the_terminal_stays_quiet(own: Path, capfd: pytest.CaptureFixture, caplog: Any) -> None:
     with Checkpoints(own) as checkpoints:
         caplog.set_level(logging.DEBUG, "absl")
-        checkpoints.restore(wanted())
+        checkpoints.restore(state_types())
         checkpoints.save(state(30), metadata(30))
         checkpoints.wait()
         with files_of_at_most(100):

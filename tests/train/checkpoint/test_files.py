@@ -28,8 +28,8 @@ def test_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
     (tmp_path / "none").write_bytes(b"")
     assert files_in(tmp_path) == {"a/big": 1_280_000, "none": 0}
     for durable in (False, True):
-        found = digests(tmp_path, ["a/big", "none"], durable=durable)
-        for name, digest in found.items():
+        by_name = digests(tmp_path, ["a/big", "none"], durable=durable)
+        for name, digest in by_name.items():
             data = (tmp_path / name).read_bytes()
             assert (digest.bytes, digest.sha256) == (len(data), hashlib.sha256(data).hexdigest())
 

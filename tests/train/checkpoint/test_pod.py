@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.processes import run_many, run_pod
-from tests.train.checkpoint.pod_states import COLUMNS, check, metadata, state, values, wanted
+from tests.train.checkpoint.pod_states import COLUMNS, check, metadata, state, state_types, values
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.supervision import EndingRules
 from xlashard.train.checkpoint import Checkpoints
@@ -33,7 +33,7 @@ def test_two_processes_and_one(tmp_path: Path) -> None:
 
     with Checkpoints(tmp_path / "run") as checkpoints:
         assert checkpoints.steps() == [3, 5]
-        restored = checkpoints.restore(wanted(COLUMNS))
+        restored = checkpoints.restore(state_types(COLUMNS))
     check(restored.state, 5, COLUMNS)
     for name, x in values(5).items():
         assert np.asarray(restored.state[name]).tobytes() == x.tobytes()
@@ -53,9 +53,9 @@ def test_one_of_two_is_killed_in_its_part(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(".saving-00000003-*"))) == 1
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [1, 2]
-        check(checkpoints.restore(wanted()).state, 2)
+        check(checkpoints.restore(state_types()).state, 2)
         checkpoints.save(state(3), metadata(3))
         checkpoints.wait()
-        check(checkpoints.restore(wanted()).state, 3)
+        check(checkpoints.restore(state_types()).state, 3)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["00000001", "00000002", "00000003"]

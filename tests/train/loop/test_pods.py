@@ -76,9 +76,9 @@ def losses(folder: Path) -> dict[tuple[str, int], float]:
     """All losses that a run has measured; each once."""
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     measured = [x for x in lines if x["kind"] in ("train", "eval")]
-    found = {(x["kind"], x["step"]): x["loss"] for x in measured}
-    assert len(found) == len(measured)
-    return found
+    by_step = {(x["kind"], x["step"]): x["loss"] for x in measured}
+    assert len(by_step) == len(measured)
+    return by_step
 
 
 def steps_saved(folder: Path) -> list[int]:

@@ -96,9 +96,9 @@ def test_a_run_that_goes_on_has_one_line_of_measurements(tmp_path: Path) -> None
     kept = measured_until(folder.path, 4, evaluated_again=True)
     with RunFolder(folder.path, settings("training.steps=9"), kept) as again:
         again.record("train", step=5, loss=1.5)
-    found = [(x["kind"], x["step"]) for x in lines(again)]
+    records = [(x["kind"], x["step"]) for x in lines(again)]
     steps = [("train", step) for step in (1, 2, 3, 4, 5)]
-    assert found == [*steps[:2], ("eval", 2), *steps[2:]]
+    assert records == [*steps[:2], ("eval", 2), *steps[2:]]
     assert again._curves["train"] == ([1, 2, 3, 4, 5], [5.0, 4.0, 3.0, 2.0, 1.5])
     assert "steps = 9" in (folder.path / "config.toml").read_text()
 

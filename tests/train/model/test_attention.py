@@ -51,17 +51,17 @@ def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int)
     expected, values = reference(heads, kv_heads)
     # Without differentiation `custom_vjp` runs the function itself.
     np.testing.assert_allclose(jax.jit(blocks)(q, k, v), values, rtol=1e-5, atol=1e-6)
-    found, mixed = gradients(blocks, q, k, v)
+    actual, mixed = gradients(blocks, q, k, v)
     np.testing.assert_allclose(mixed, values, rtol=1e-5, atol=1e-6)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    for ours, exact in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = drawn(2, 2, scale=40.0)
-    found = blockwise_attention(q, k, v, 4)
-    np.testing.assert_allclose(found, whole(q, k, v), rtol=1e-4, atol=1e-3)
+    actual = blockwise_attention(q, k, v, 4)
+    np.testing.assert_allclose(actual, whole(q, k, v), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.slow

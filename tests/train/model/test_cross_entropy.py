@@ -14,13 +14,13 @@ VOCAB = 48
 
 def inputs() -> tuple[jax.Array, jax.Array, jax.Array]:
     one, two, three = jax.random.split(jax.random.key(0), 3)
-    wanted = jax.random.randint(three, (8, 6), 0, VOCAB)
-    return jax.random.normal(one, (8, 6, 16)), 3 * jax.random.normal(two, (16, VOCAB)), wanted
+    targets = jax.random.randint(three, (8, 6), 0, VOCAB)
+    return jax.random.normal(one, (8, 6, 16)), 3 * jax.random.normal(two, (16, VOCAB)), targets
 
 
-def plain(x: jax.Array, head: jax.Array, wanted: jax.Array) -> jax.Array:
+def plain(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
     chances = jax.nn.log_softmax(x @ head)
-    return -jnp.mean(jnp.take_along_axis(chances, wanted[..., None], axis=-1))
+    return -jnp.mean(jnp.take_along_axis(chances, targets[..., None], axis=-1))
 
 
 def spread(**rules: tuple[str, ...]) -> Place:
@@ -47,15 +47,15 @@ def test_parts_give_the_value_and_gradients_of_the_whole(
     rules: dict[str, tuple[str, ...]] | None,
     reference: tuple[jax.Array, tuple[jax.Array, ...]],
 ) -> None:
-    x, head, wanted = inputs()
+    x, head, targets = inputs()
     place = unplaced if rules is None else spread(**rules)
 
     def parted(x: jax.Array, head: jax.Array) -> jax.Array:
-        return 2 * cross_entropy(x, head, wanted, parts, place)
+        return 2 * cross_entropy(x, head, targets, parts, place)
 
-    value, found = jax.jit(jax.value_and_grad(parted, (0, 1)))(x, head)
+    value, actual = jax.jit(jax.value_and_grad(parted, (0, 1)))(x, head)
     expected, gradients = reference
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(jax.jit(parted)(x, head), expected, rtol=1e-5)
-    for ours, theirs in zip(found, gradients, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    for ours, exact in zip(actual, gradients, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-6)

@@ -34,14 +34,14 @@ def tokens(shape: ModelSettings) -> jax.Array:
     return jax.random.normal(jax.random.key(2), (3, TOKENS, shape.width))
 
 
-def densely(x: jax.Array, given: dict[str, jax.Array], active: int) -> jax.Array:
+def densely(x: jax.Array, arrays: dict[str, jax.Array], active: int) -> jax.Array:
     """Every expert sees every token; what was not chosen counts nothing."""
-    chances = jax.nn.softmax(x @ given["router"])
+    chances = jax.nn.softmax(x @ arrays["router"])
     least = jnp.sort(chances, axis=-1)[..., -active][..., None]
     chosen = jnp.where(chances >= least, chances, 0.0)
     shares = chosen / chosen.sum(-1, keepdims=True)
-    gate, up = (jnp.einsum("bsw,ewm->bsem", x, given[name]) for name in ("gate", "up"))
-    each = jnp.einsum("bsem,emw->bsew", jax.nn.silu(gate) * up, given["down"])
+    gate, up = (jnp.einsum("bsw,ewm->bsem", x, arrays[name]) for name in ("gate", "up"))
+    each = jnp.einsum("bsem,emw->bsew", jax.nn.silu(gate) * up, arrays["down"])
     return jnp.einsum("bsew,bse->bsw", each, shares)
 
 
@@ -49,21 +49,21 @@ def densely(x: jax.Array, given: dict[str, jax.Array], active: int) -> jax.Array
 @pytest.mark.parametrize("active", [1, 2])
 def test_with_room_for_all_it_is_the_mixture_of_all_experts(active: int) -> None:
     shape = model(f"model.active_experts={active}", f"model.capacity={4 / active}")
-    x, given = tokens(shape), weights(shape)
+    x, arrays = tokens(shape), weights(shape)
 
-    def ours(x: jax.Array, given: Any) -> tuple[jax.Array, Any]:
-        mixed, measured = mix_experts(x, given, shape, unplaced)
+    def ours(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:
+        mixed, measured = mix_experts(x, arrays, shape, unplaced)
         return jnp.sum(jnp.sin(mixed)), (mixed, measured)
 
-    def theirs(x: jax.Array, given: Any) -> tuple[jax.Array, Any]:
-        mixed = densely(x, given, active)
+    def dense(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:
+        mixed = densely(x, arrays, active)
         return jnp.sum(jnp.sin(mixed)), mixed
 
-    found, (mixed, measured) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(x, given)
-    expected, reference = jax.jit(jax.grad(theirs, (0, 1), has_aux=True))(x, given)
+    actual, (mixed, measured) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(x, arrays)
+    expected, reference = jax.jit(jax.grad(dense, (0, 1), has_aux=True))(x, arrays)
     np.testing.assert_allclose(mixed, reference, rtol=1e-4, atol=1e-5)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), actual, expected
     )
     assert measured["dropped"] == 0
 
@@ -71,11 +71,11 @@ def test_with_room_for_all_it_is_the_mixture_of_all_experts(active: int) -> None
 @pytest.mark.slow
 def test_a_full_expert_lets_tokens_pass() -> None:
     shape = model("model.active_experts=1", "model.capacity=0.5")
-    given = weights(shape)
+    arrays = weights(shape)
     # All tokens want expert 0, which has room for the first two of each sequence.
-    given["router"] = jnp.zeros_like(given["router"]).at[0, 0].set(50.0)
+    arrays["router"] = jnp.zeros_like(arrays["router"]).at[0, 0].set(50.0)
     x = tokens(shape).at[..., 0].set(1.0)
-    mixed, measured = mix(x, given, shape, unplaced)
+    mixed, measured = mix(x, arrays, shape, unplaced)
     assert places(shape, TOKENS) == 2
     assert (np.abs(mixed[:, :2]).max(-1) > 1e-3).all()
     np.testing.assert_array_equal(mixed[:, 2:], 0)
@@ -86,9 +86,9 @@ def test_a_full_expert_lets_tokens_pass() -> None:
 @pytest.mark.slow
 def test_equally_busy_experts_have_a_balance_of_one() -> None:
     shape = model("model.active_experts=1")
-    given = weights(shape)
+    arrays = weights(shape)
     x = jnp.eye(4, shape.width)[jnp.arange(TOKENS) % 4][None]
-    given["router"] = 0.1 * jnp.eye(shape.width, 4)
-    _, measured = mix(x, given, shape, unplaced)
+    arrays["router"] = 0.1 * jnp.eye(shape.width, 4)
+    _, measured = mix(x, arrays, shape, unplaced)
     np.testing.assert_allclose(measured["balance"], 1, rtol=1e-5)
     assert measured["dropped"] == 0

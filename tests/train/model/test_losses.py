@@ -27,14 +27,14 @@ def losses(
 ) -> np.ndarray:
     """The loss of every step."""
     corpus = read_corpus(run.data, run.model.length)
-    found = []
+    curve = []
     for number in range(run.training.steps):
         starts = training_starts(
             len(corpus.train), number, run.training.batch, run.model.length, run.run.seed
         )
         state, measured = step(state, place(corpus.train, starts))
-        found.append(measured["loss"])
-    return np.asarray([float(x) for x in found])
+        curve.append(measured["loss"])
+    return np.asarray([float(x) for x in curve])
 
 
 @functools.cache
@@ -124,8 +124,8 @@ def test_experts_learn_the_same_on_every_mesh() -> None:
     spread = over(
         {"fsdp": 2, "expert": 4}, batch=("fsdp", "expert"), embed="fsdp", experts="expert"
     )
-    found = spread_losses(settings(*words, "model.remat=true", **spread), *model)
+    curve = spread_losses(settings(*words, "model.remat=true", **spread), *model)
     np.testing.assert_allclose(
-        found, spread_losses(settings(*words, **MESHES["one device"]), *model), rtol=CLOSE
+        curve, spread_losses(settings(*words, **MESHES["one device"]), *model), rtol=CLOSE
     )
-    assert found[-1] < found[0] - 1
+    assert curve[-1] < curve[0] - 1

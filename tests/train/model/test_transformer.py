@@ -120,8 +120,8 @@ def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
     step = jax.jit(decode, static_argnums=4)
     scores = []
     for position, token in enumerate(TOKENS.T):
-        found, cache = step(parameters, cache, jnp.asarray(token), jnp.asarray(position), model)
-        scores.append(found)
+        actual, cache = step(parameters, cache, jnp.asarray(token), jnp.asarray(position), model)
+        scores.append(actual)
     expected = forward(parameters, jnp.asarray(TOKENS, jnp.int32), model)
     np.testing.assert_allclose(np.stack(scores, 1), expected, rtol=1e-4, atol=1e-4)
 
@@ -154,10 +154,10 @@ def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
 def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dict) -> None:
     model = settings("model.compute=bfloat16").model
     step = jax.jit(jax.value_and_grad(eager_loss), static_argnums=2)
-    found, gradients = step(parameters, jnp.asarray(TOKENS), model)
-    assert found.dtype == jnp.float32
+    actual, gradients = step(parameters, jnp.asarray(TOKENS), model)
+    assert actual.dtype == jnp.float32
     assert {x.dtype for x in jax.tree.leaves(gradients)} == {np.dtype(np.float32)}
-    np.testing.assert_allclose(found, loss(parameters, jnp.asarray(TOKENS), MODEL), rtol=2e-2)
+    np.testing.assert_allclose(actual, loss(parameters, jnp.asarray(TOKENS), MODEL), rtol=2e-2)
     text = loss.lower(parameters, jnp.asarray(TOKENS), model).as_text()
     assert "bf16" in text
 

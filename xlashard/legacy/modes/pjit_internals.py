@@ -174,7 +174,9 @@ def _scaled(
     avals: Sequence[Any],
     shardings: Sequence[Any],
     mesh: Mesh,
-) -> list[Any]:
+) -> Sequence[Any]:
+    if current_array_mode().jax_array:
+        return avals
     if isinstance(semantics, PositionalSemantics):
         semantics = [semantics] * len(shardings)
     out = []
@@ -195,8 +197,6 @@ def global_to_local(
         shardings: Their shardings.
         mesh: The mesh of all processes.
     """
-    if current_array_mode().jax_array:
-        return avals
     return _scaled(meshes.global_to_local, positional_semantics, avals, shardings, mesh)
 
 
@@ -204,8 +204,6 @@ def local_to_global(
     positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
 ) -> Sequence[Any]:
     """Return the global types of host-local arrays; see `global_to_local`."""
-    if current_array_mode().jax_array:
-        return avals
     return _scaled(meshes.local_to_global, positional_semantics, avals, shardings, mesh)
 
 

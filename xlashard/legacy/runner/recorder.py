@@ -1,6 +1,7 @@
 """Recording of removed names and behaviours that a program uses, with their lines."""
 
 import contextlib
+import inspect
 import linecache
 import os
 import re
@@ -291,9 +292,7 @@ def _members() -> Iterator[tuple[CodeType, Watcher]]:
 
 
 def _code(function: Any) -> CodeType:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function.__code__
+    return inspect.unwrap(function).__code__
 
 
 def _read_flag(frame: FrameType) -> Sequence[Entry]:

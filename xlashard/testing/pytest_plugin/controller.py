@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pickle
 import sys
 import unittest
 from typing import Any
@@ -13,7 +12,7 @@ from xlashard.errors import LaunchError, PodError
 from xlashard.testing.function_lookup import FunctionName
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.pod_command import PrefixPrinter
-from xlashard.testing.pod_worker import ChannelHandover
+from xlashard.testing.pod_worker import ChannelHandover, travels
 from xlashard.testing.pytest_plugin.in_worker import TestRequest, WorkerPytestSetup
 from xlashard.testing.pytest_plugin.merge_reports import MergedReport, merge, update_report
 from xlashard.testing.supervision import EndingRules
@@ -236,7 +235,7 @@ _OUTSIDE = {
 
 def _options(config: pytest.Config) -> dict[str, Any]:
     """Return those options of the outer pytest that affect how a test runs."""
-    options = {name: value for name, value in vars(config.option).items() if _travels(value)}
+    options = {name: value for name, value in vars(config.option).items() if travels(value)}
     options.pop("file_or_dir", None)
     options |= {name: value for name, value in _OUTSIDE.items() if name in options}
     options["plugins"] = [*options.get("plugins", []), "no:terminal", "no:cacheprovider"]
@@ -244,11 +243,3 @@ def _options(config: pytest.Config) -> dict[str, Any]:
     if config.inipath is not None:
         options["inifilename"] = str(config.inipath)
     return options
-
-
-def _travels(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return False
-    return True

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -292,17 +293,8 @@ def newest_resumable(runs: Path, name: str) -> Path | None:
 
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by key, with old and new value."""
-    return {
-        leaf.path: (was, is_)
-        for leaf in leaves(Settings)
-        if (was := _value(before, leaf.path)) != (is_ := _value(now, leaf.path))
-    }
-
-
-def _value(settings: Any, path: str) -> Any:
-    for name in path.split("."):
-        settings = getattr(settings, name)
-    return settings
+    values = ((leaf.path, attrgetter(leaf.path)) for leaf in leaves(Settings))
+    return {path: (of(before), of(now)) for path, of in values if of(before) != of(now)}
 
 
 def _explain_missing(folder: Path) -> str:
