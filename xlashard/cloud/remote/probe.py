@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 # Parent of /dev, /proc and /sys; tests have their own.
 ROOT = Path(os.environ.get("PROBE_ROOT", "/"))
@@ -59,20 +59,22 @@ def chips() -> list[str]:
 
 def holders() -> list[dict[str, Any]]:
     """Return the processes that have a chip open."""
-    pids = set()
-    for link in ROOT.glob("proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(str(link))
-            if target.startswith(_DEVICES) and target != "/dev/vfio/vfio":
-                pids.add(int(link.parts[-3]))
+    devices = [(pid, file) for pid, file in opened_files() if file.startswith(_DEVICES)]
     processes = []
-    for pid in sorted(pids):
+    for pid in sorted({pid for pid, file in devices if file != "/dev/vfio/vfio"}):
         folder, uid = ROOT / "proc" / str(pid), -1
         words = (read(folder / "cmdline") or "").replace("\0", " ").strip()
         with contextlib.suppress(OSError):
             uid = folder.stat().st_uid
         processes.append({"pid": pid, "command": words[:200], "own": uid == os.getuid()})
     return processes
+
+
+def opened_files() -> Iterator[tuple[int, str]]:
+    """Yield each file that a process has open, with the id of the process."""
+    for link in ROOT.glob("proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            yield int(link.parts[-3]), os.readlink(str(link))
 
 
 def read(path: Path) -> str | None:
@@ -103,11 +105,7 @@ def lock() -> dict[str, Any] | None:
         about = path.stat()
     except OSError:
         return None
-    opened = []
-    for link in ROOT.glob("proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(str(link)) == "/tmp/libtpu_lockfile":
-                opened.append(int(link.parts[-3]))
+    opened = [pid for pid, file in opened_files() if file == "/tmp/libtpu_lockfile"]
     return {"owner": about.st_uid, "own": about.st_uid == os.getuid(), "opened": sorted(opened)}
 
 
