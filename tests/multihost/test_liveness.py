@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import naming
 from tests.processes import ROOT, free_port, run_pod
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.supervision import EndingRules, PodRun
@@ -19,6 +20,11 @@ def ran(script: str, processes: int, *args: str, **variables: str) -> PodRun:
     """What became of a script in a pod of one device in each process."""
     rules = EndingRules(timeout=200, grace=15)
     return run_pod([str(HERE / script), *args], PodSize(processes, 1), rules, **variables)
+
+
+def reports(output: str, *facts: str) -> int:
+    """Return how many lines of an output have all of these facts."""
+    return sum(re.match(naming(*facts), line) is not None for line in output.splitlines())
 
 
 @pytest.mark.slow
@@ -64,10 +70,10 @@ def test_a_killed_process_ends_its_peers(victim: int) -> None:
     assert codes.pop(victim) == -9, done.report()
     # By themselves: within the 15 s in which the launcher lets them, and JAX's 20 s of heartbeats.
     assert codes == [75, 75] and not done.verdict.ended, done.report()
-    who = "process 0 of 3, the coordinator, is gone" if victim == 0 else "process 1 of 3 is gone"
+    facts = [f"process {victim} of 3", "gone", "connection closed"] + ["coordinator"] * (not victim)
     for process, output in enumerate(done.outputs):
         if process != victim:
-            assert f"xlashard: {who}: the connection closed before the end" in output, output
+            assert reports(output, "xlashard: ", *facts), output
             assert f"Process {process} ends" in output and "--resume" in output
             assert "not reached" not in output
 
@@ -77,10 +83,8 @@ def test_waiting_for_an_ended_process_raises() -> None:
     done = ran("pod_ending.py", 3, "raised", "1")
     assert list(done.verdict.codes) == [1, 1, 1] and not done.verdict.ended, done.report()
     for process in (0, 2):
-        assert (
-            "DeadlockError: barrier 'end of the epoch' cannot complete: process 1 has ended "
-            "(ValueError: no such file) and did not reach barrier 'end of the epoch'"
-        ) in done.outputs[process]
+        facts = ("DeadlockError: barrier 'end of the epoch'", "process 1 has ended")
+        assert reports(done.outputs[process], *facts, "(ValueError: no such file)"), done.report()
 
 
 @pytest.mark.slow
@@ -91,22 +95,17 @@ def test_collective_with_a_failed_process_exits(victim: int) -> None:
     codes = (done.verdict.codes[victim], done.verdict.codes[other])
     assert codes == (1, 75) and not done.verdict.ended, done.report()
     # Gloo may have noticed that the connection closed, or not.
-    assert re.search(
-        rf"xlashard: process {victim} of 2 has ended \(KeyError: 'missing'\), and process {other} "
-        r"(waits for it in pod_ending.py:\d+ in <module>: float\(step\(x\)\)|was in a collective "
-        rf"with it)\. Process {other} ends",
-        done.outputs[other],
-    ), done.report()
+    facts = (f"xlashard: process {victim} of 2", "(KeyError: 'missing')", f"Process {other} ends")
+    places = [("pod_ending.py:", "in <module>: float(step(x))"), ("was in a collective",)]
+    assert any(reports(done.outputs[other], *facts, *place) for place in places), done.report()
     assert "Polled an error" not in done.outputs[victim], "nothing of JAX's comes after"
 
 
 @pytest.mark.slow
 def test_collective_with_a_finished_process_is_reported() -> None:
     done = ran("pod_ending.py", 2, "over", "1")
-    assert (
-        "xlashard: the program of process 1 of 2 has completed, and process 0 is in pod_ending.py:"
-    ) in done.outputs[0], done.report()
-    assert done.outputs[0].count("make the same calls in all processes") == 1
+    facts = ("xlashard: ", "process 1 of 2 has completed", "process 0 is in pod_ending.py:")
+    assert reports(done.outputs[0], *facts) == 1, done.report()
 
 
 @pytest.mark.slow
@@ -114,8 +113,8 @@ def test_finished_process_exits_cleanly_when_process_0_fails() -> None:
     done = ran("pod_ending.py", 2, "left", "1")
     assert done.verdict.codes == (1, 75), done.report()
     assert "has ended (its program has completed)" in done.outputs[0]
-    assert "xlashard: process 0 of 2 has failed (DeadlockError: " in done.outputs[1]
-    assert "after the program of process 1 completed" in done.outputs[1]
+    facts = ("xlashard: process 0 of 2", "(DeadlockError: ", "process 1 ")
+    assert reports(done.outputs[1], *facts), done.report()
     assert "Fatal Python error" not in done.outputs[1], done.report()
 
 
