@@ -17,8 +17,6 @@ from tests.forking import python_command
 from xlashard.cli import main, make_parser
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
-
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ["compile", "legacy", "pod", "preflight", "train"]
 TINY = str(ROOT / "configs" / "tiny.toml")
