@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 import jax
-from jax._src import core, dtypes, source_info_util
+from jax._src import source_info_util
 from jax._src.interpreters import mlir, pxla
 from jax.experimental import multihost_utils
 
@@ -22,8 +22,6 @@ from xlashard._jax.runtime.topologies import probe_for_tpus_quietly
 from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, hide_frames
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
-
-_installed: list[type] = []
 
 
 def install(
@@ -41,7 +39,7 @@ def install(
         sharding_types: The classes of shardings that derive from JAX's.
         check_constant: Function that raises for a handle that cannot be a constant of a program.
     """
-    if array_type in _installed:
+    if array_type in dispatch.ARRAY_TYPES:
         return
     bare_constant = mlir.get_constant_handler(HandleType)
 
@@ -54,11 +52,11 @@ def install(
 
     # Operators replace an array by its handle, so only the error is ours.
     mlir.register_constant_handler(HandleType, constant_of_handle)
-    install_array_type(array_type)
+    dispatch.register_array_type(array_type)
     # Results of jaxlib's dispatcher.
     dispatch.register_wrapping(wrappers)
     # Functions of JAX that accept only its own class of arrays.
-    unwrap_in_multihost_utils(array_type, _HANDLE)
+    unwrap_in_multihost_utils(array_type, attrgetter("_handle"))
     # Results of jax.jit are named on the mesh of the arguments.
     for kind in sharding_types:
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
@@ -74,49 +72,6 @@ def install(
     for folder in INNER_FOLDERS:
         source_info_util.register_exclusion(folder)
         hide_frames(folder)
-    _installed.append(array_type)
-
-
-_HANDLE = attrgetter("_handle")
-
-
-def install_array_type(array_type: type) -> None:
-    """Register a class of arrays with JAX.
-
-    JAX looks classes up exactly, so each derived class has to be registered as well.
-
-    Args:
-        array_type: The class. Its instances hold their buffer handle in the slot `_buffers` and
-            return it from the property `_handle`.
-    """
-
-    def aval_of(x: Any) -> Any:
-        handle = x._buffers
-        return core.pytype_aval_mappings[type(handle)](handle)
-
-    def shard_arg(
-        xs: Sequence[Any],
-        shardings: Sequence[Any],
-        layouts: Sequence[Any],
-        semantics: Sequence[Any],
-    ) -> Sequence[Any]:
-        return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
-
-    constant_of_handle = mlir.get_constant_handler(HandleType)
-
-    def constant(val: Any, aval: Any) -> Any:
-        return constant_of_handle(val._handle, aval)
-
-    # The abstract value of an argument or a closed-over value.
-    core.pytype_aval_mappings[array_type] = aval_of
-    # Operators of JAX compute with the handle.
-    dtypes.register_canonicalize_value_handler(array_type, _HANDLE)
-    # Placement of arguments of jax.jit.
-    pxla.shard_arg_handlers[array_type] = shard_arg
-    # Closed-over values of traced functions.
-    mlir.register_constant_handler(array_type, constant)
-    # Arguments of jaxlib's dispatcher.
-    dispatch.register_unwrapping(array_type, "_buffers")
 
 
 def apply_flags(flags: Flags) -> None:

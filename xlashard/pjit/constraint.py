@@ -35,13 +35,13 @@ from xlashard.pjit.shardings.device_assignment import (
     names_devices,
     on_devices,
 )
-from xlashard.pjit.shardings.resolve import described
+from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import (
     Resource,
     as_tiles,
+    described,
     expand,
     read_resources,
-    to_sharding,
 )
 from xlashard.pjit.shardings.uneven import CONSTRAINT, dividing, report_uneven_value
 from xlashard.program.annotate import is_open, sharding_text

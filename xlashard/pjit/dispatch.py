@@ -40,13 +40,15 @@ class DonationInfo:
     Attributes:
         donated: For each argument, True if its buffers may be reused.
         paths: The path of each argument.
-        tracker: Records the donated arrays, for errors about their use.
+        name: The function.
+        tracker: Records the donated arrays, for errors about their use; None if none is donated.
         naming: Returns names of closed-over values.
     """
 
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
-    tracker: DonationTracker
+    name: str
+    tracker: DonationTracker | None
     naming: "ValueNamer | None" = None
 
 
@@ -107,7 +109,7 @@ def run_repeatably(
     """
     program = compiled.program
     paths = ("an argument",) * len(values) if donation is None else donation.paths
-    name = program.name.removeprefix("pjit_") if donation is None else donation.tracker.name
+    name = program.name.removeprefix("pjit_") if donation is None else donation.name
     taken = list(compress(values, compiled.kept))
     handles = bare_values(taken)
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
@@ -126,8 +128,8 @@ def run_repeatably(
         raise nan_debug.explained(
             error, name, nan_debug.NonFiniteRun(body, tuple(values), paths)
         ) from None
-    if donation is not None and any(donation.donated):
-        _mark_donated(values, donation)
+    if donation is not None and donation.tracker is not None:
+        _mark_donated(values, donation, donation.tracker)
     kinds = results.kinds(out)
     entry = None
     if repeatable and all([type(handle) is HandleType for handle in out]):
@@ -190,16 +192,13 @@ def _partial_results(handle: Any, sharding: XLACompatibleSharding) -> Any:
     return bare(device_put(handle, sharding))
 
 
-def _mark_donated(values: Sequence[Any], donation: DonationInfo) -> None:
+def _mark_donated(values: Sequence[Any], donation: DonationInfo, tracker: DonationTracker) -> None:
     """Record the donated arrays that the program deleted, for errors about their use."""
-    pairs = zip(
-        *(compress(side, donation.donated) for side in (values, donation.paths)), strict=True
-    )
-    for value, path in pairs:
-        handle = bare(value)
+    for value, path, donated in zip(values, donation.paths, donation.donated, strict=True):
+        handle = bare(value) if donated else None
         if not isinstance(handle, jax.Array) or not handle.is_deleted():
             continue
-        cause = donation.tracker.note(path, handle)
+        cause = tracker.note(path, handle)
         if isinstance(value, Array):
             value._deleted_by = cause
 

@@ -13,7 +13,6 @@ from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
-from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, is_reference
 from xlashard.array.core.donation import DonationTracker
@@ -37,13 +36,7 @@ from xlashard.pjit.lower import (
     named_value,
 )
 from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.primitive import (
-    all_parts_of,
-    constrained_body,
-    inner_shardings,
-    pjit_p,
-    used_parts_of,
-)
+from xlashard.pjit.primitive import constrained_body, pjit_p
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.replicated import report_replicated
@@ -53,7 +46,15 @@ from xlashard.pjit.shardings.resources import Resource
 from xlashard.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.pjit.shardings.unreduced import has_reductions
 from xlashard.pjit.signature import Parameters
-from xlashard.pjit.trace import Call, expand_in, expand_out, trace_call
+from xlashard.pjit.trace import (
+    Call,
+    all_parts_of,
+    expand_in,
+    expand_out,
+    inner_shardings,
+    trace_call,
+    used_parts_of,
+)
 from xlashard.program.compile import LoweredProgram
 from xlashard.sharding import (
     Sharding,
@@ -280,7 +281,6 @@ class Function:
         program = None if compiled is None else compiled.program
         lowered.report_donation(self.options.donation, self.name, program)
 
-    @shortened
     def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
         return *self.run(self.trace(args, kwargs)), False
@@ -296,7 +296,8 @@ class Function:
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
         naming = partial(named_value, function=self.fun, called=self.name)
-        donation = DonationInfo(call.donated, traced.arg_names, self._tracker, naming)
+        tracker = self._tracker if any(call.donated) else None
+        donation = DonationInfo(call.donated, traced.arg_names, self.name, tracker, naming)
         results = Results(traced.out_tree, call.kind_of)
         return run_repeatably(self.compile_call(call), call.values, results, donation, traced.jaxpr)
 

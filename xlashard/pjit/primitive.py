@@ -14,27 +14,21 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import dispatch
-from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace import tracing
-from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround, used_parts
+from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.trace.primitives import call_primitive
 from xlashard.array.core.donation import DonationTracker, release_shards
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts, may_share
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram
-from xlashard.pjit.constraint import (
-    boundary_p,
-    constraint_p,
-    constraint_params,
-    constraints_in,
-    only_places,
-)
+from xlashard.pjit.constraint import boundary_p, constraint_params, only_places
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import LoweringRequest, is_hoisted
 from xlashard.pjit.recompile.history import DERIVED_PROGRAMS, CacheMiss
 from xlashard.pjit.shardings.device_assignment import ShardingRequest, names_devices
 from xlashard.pjit.shardings.resolve import resolve
-from xlashard.sharding import NamedSharding, Sharding, from_jax
+from xlashard.pjit.trace import OF_CONSTRAINED_BODIES, inner_shardings, used_parts_of
+from xlashard.sharding import NamedSharding
 
 
 def _impl(
@@ -87,7 +81,7 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     given = None
     if any(piece.donated):
         paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        given = DonationInfo(piece.donated, tuple(paths), DonationTracker(piece.name))
+        given = DonationInfo(piece.donated, tuple(paths), piece.name, DonationTracker(piece.name))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)
@@ -152,67 +146,6 @@ pjit_p = call_primitive("pjit", _impl, only_places)
 """A call of a pjit-ed function; `call_primitive` lists its parameters."""
 
 
-@cached_by_jaxpr
-def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
-    """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
-    known = _OF_CONSTRAINED_BODIES.get(jaxpr)
-    if known is not None:
-        return known
-    found: dict[Sharding, None] = {}
-    others = []
-    for eqn in jaxpr.eqns:
-        params = eqn.params
-        if not params:
-            continue
-        primitive = eqn.primitive
-        if primitive is pjit_p:
-            found |= dict.fromkeys(inner_shardings(params["jaxpr"]))
-        elif primitive is constraint_p or primitive is boundary_p:
-            if names_devices(params["sharding"]):
-                found[params["sharding"]] = None
-        elif tracing.may_name_shardings(params.values()):
-            others.append(eqn)
-    if others:
-        rest = tracing.with_equations(jaxpr, others)
-        found |= dict.fromkeys(constraints_in(rest))
-        found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
-    return tuple(found)
-
-
-# Found with those of the jaxpr inside, so that the equations of a nested call are read once.
-_OF_CONSTRAINED_BODIES: weakref.WeakKeyDictionary[Any, tuple[Sharding, ...]]
-_OF_CONSTRAINED_BODIES = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class UsedParts:
-    """Parts of a jaxpr that results or effects depend on; no other part places a program.
-
-    Attributes:
-        args: For each argument, whether it is in use.
-        consts: For each closed-over value, whether it is in use.
-        inner: The shardings of the constraints in use.
-    """
-
-    args: tuple[bool, ...]
-    consts: tuple[bool, ...]
-    inner: tuple[Sharding, ...]
-
-
-@cached_by_jaxpr
-def used_parts_of(jaxpr: Any) -> UsedParts:
-    """Find the parts of a closed jaxpr that are in use."""
-    smaller, consts, args = used_parts(jaxpr)
-    return UsedParts(args, consts, inner_shardings(smaller))
-
-
-@cached_by_jaxpr
-def all_parts_of(jaxpr: Any) -> UsedParts:
-    """Return all parts of a closed jaxpr as used."""
-    args, consts = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.consts)
-    return UsedParts(args, consts, inner_shardings(jaxpr))
-
-
 def constrained_body(
     jaxpr: Any, ins: tuple[Any, ...], outs: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
@@ -243,7 +176,7 @@ def _constrained(
     first_pinned, last_pinned = (
         [s for s in side if s is not None and names_devices(s)] for side in (ins, outs)
     )
-    _OF_CONSTRAINED_BODIES[body] = tuple(
+    OF_CONSTRAINED_BODIES[body] = tuple(
         dict.fromkeys([*first_pinned, *inner_shardings(jaxpr), *last_pinned])
     )
     return body, tuple(closed)

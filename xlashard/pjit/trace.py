@@ -1,5 +1,6 @@
-"""Trace the function of a call, and resolve the shardings that the user requested for it."""
+"""Trace the function of a call, and find the shardings inside it and those requested for it."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -7,25 +8,25 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import global_state
+from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import used_parts
+from xlashard._jax.trace.primitives import CallPrimitive
 from xlashard.array.core.handles import KindOf
-from xlashard.errors import TracingError
+from xlashard.errors import ResourceError, TracingError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument, are_arrays, check_values
+from xlashard.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
-from xlashard.pjit.shardings.resources import (
-    Resource,
-    ResourceTree,
-    check_from_gda,
-    expand,
-    to_sharding,
-)
+from xlashard.pjit.shardings.device_assignment import names_devices
+from xlashard.pjit.shardings.resolve import to_sharding
+from xlashard.pjit.shardings.resources import FromGda, Resource, ResourceTree, expand
 from xlashard.pjit.shardings.unreduced import check_axes
 from xlashard.pjit.signature import Parameters
-from xlashard.sharding import Mesh, Sharding
+from xlashard.sharding import Mesh, Sharding, from_jax
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ def trace_call(
     in_resources, out_resources = options.in_resources, options.out_resources
     ins = expand_in(in_resources, parameters, traced.in_tree)
     outs = expand_out(out_resources, traced.out_tree)
-    check_from_gda(ins, values, traced.arg_names, in_resources.what)
+    _check_from_gda(ins, values, traced.arg_names, in_resources.what)
     return Call(
         traced=traced,
         values=tuple(values),
@@ -137,6 +138,26 @@ def trace_call(
         kind_of=options.kind_of,
         miss=miss,
     )
+
+
+def _check_from_gda(
+    resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str], what: str
+) -> None:
+    """Refuse arguments without a sharding of which `FROM_GDA` requests theirs.
+
+    Raises:
+        ResourceError: With the path of the first of them.
+    """
+    for resource, value, path in zip(resources, values, paths, strict=True):
+        if type(resource.given) is not FromGda or isinstance(value, jax.Array):
+            continue
+        if getattr(value, "sharding", None) is None:
+            raise ResourceError(
+                f"{what} of {path} is FROM_GDA, but a {type(value).__name__} has no sharding "
+                f"to take: give P(...) for it, or pass {path} as a global array, made by "
+                f"multihost.host_local_array_to_global_array({path}, mesh, P(...))",
+                path=path,
+            )
 
 
 def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[Resource]:
@@ -186,3 +207,64 @@ def _shardings(
         if id(resource) not in known:
             known[id(resource)] = to_sharding(resource, mesh, what, path)
     return tuple([known[id(resource)] for resource in resources])
+
+
+@cached_by_jaxpr
+def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
+    """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
+    known = OF_CONSTRAINED_BODIES.get(jaxpr)
+    if known is not None:
+        return known
+    found: dict[Sharding, None] = {}
+    others = []
+    for eqn in jaxpr.eqns:
+        params = eqn.params
+        if not params:
+            continue
+        primitive = eqn.primitive
+        if type(primitive) is CallPrimitive:
+            found |= dict.fromkeys(inner_shardings(params["jaxpr"]))
+        elif primitive is constraint_p or primitive is boundary_p:
+            if names_devices(params["sharding"]):
+                found[params["sharding"]] = None
+        elif tracing.may_name_shardings(params.values()):
+            others.append(eqn)
+    if others:
+        rest = tracing.with_equations(jaxpr, others)
+        found |= dict.fromkeys(constraints_in(rest))
+        found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
+    return tuple(found)
+
+
+# Found with those of the jaxpr inside, so that the equations of a nested call are read once.
+OF_CONSTRAINED_BODIES: weakref.WeakKeyDictionary[Any, tuple[Sharding, ...]]
+OF_CONSTRAINED_BODIES = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class UsedParts:
+    """Parts of a jaxpr that results or effects depend on; no other part places a program.
+
+    Attributes:
+        args: For each argument, whether it is in use.
+        consts: For each closed-over value, whether it is in use.
+        inner: The shardings of the constraints in use.
+    """
+
+    args: tuple[bool, ...]
+    consts: tuple[bool, ...]
+    inner: tuple[Sharding, ...]
+
+
+@cached_by_jaxpr
+def used_parts_of(jaxpr: Any) -> UsedParts:
+    """Find the parts of a closed jaxpr that are in use."""
+    smaller, consts, args = used_parts(jaxpr)
+    return UsedParts(args, consts, inner_shardings(smaller))
+
+
+@cached_by_jaxpr
+def all_parts_of(jaxpr: Any) -> UsedParts:
+    """Return all parts of a closed jaxpr as used."""
+    args, consts = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.consts)
+    return UsedParts(args, consts, inner_shardings(jaxpr))

@@ -14,7 +14,7 @@ from xlashard._jax.lowering import lift_meshes
 from xlashard._jax.modules import Constraint, Parsed
 from xlashard.errors import GeometryError, ModuleError, PlanError, UnreducedError
 from xlashard.geometry import MeshGrid, Spec
-from xlashard.program.donation import Donation, plan_donation
+from xlashard.program.donation import NO_DONATION, Donation, plan_donation
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.sharding import NamedSharding, XLACompatibleSharding, grid_of
 from xlashard.sharding.axes import axes_of, made_up_grid
@@ -226,8 +226,10 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     token: Attributes = {"jax.token": True}
     args = [*[token] * tokens, *[value_attributes(v, plan, result=False) for v in plan.args]]
     results = [*[token] * tokens, *[value_attributes(v, plan, result=True) for v in plan.results]]
-    donation = plan_donation(plan)
-    _mark_donated(args, donation, tokens)
+    donation = NO_DONATION
+    if any(plan.donated):
+        donation = plan_donation(plan)
+        _mark_donated(args, donation, tokens)
     modules.make_entry(main)
     _write_body(main, plan, tokens)
     attributes: Attributes = {

@@ -39,6 +39,10 @@ class Donation:
         return {**dict.fromkeys(plan.aliased), **{j: i for i, j in self.pairs.items()}}
 
 
+NO_DONATION = Donation((), (), (), ())
+"""Plan for a program without donated arguments."""
+
+
 def plan_donation(plan: ProgramPlan) -> Donation:
     """Pair donated arguments with results.
 
@@ -46,9 +50,6 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     an alias. Where the partitioner still has to choose a sharding or a layout, or only the number
     of bytes agrees, the compiler is offered the buffers and decides.
     """
-    if not any(plan.donated):
-        none = (None,) * len(plan.args)
-        return Donation(none, plan.donated, (), none)
     partner: list[int | None] = [None] * len(plan.args)
     certain = set()
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):

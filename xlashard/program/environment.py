@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import is_compile_only, libtpu_in_use, torus_wraps
+from xlashard._jax.runtime.shardings import Device, is_compile_only
+from xlashard._jax.runtime.topologies import libtpu_in_use, torus_wraps
 from xlashard.lazily import dataclass
 from xlashard.sharding import Mesh
 

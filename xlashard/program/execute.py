@@ -10,7 +10,8 @@ import numpy as np
 from xlashard._jax import modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, dispatch, executables, execute
-from xlashard._jax.runtime.topologies import compile_only_error, is_compile_only
+from xlashard._jax.runtime.shardings import is_compile_only
+from xlashard._jax.runtime.topologies import compile_only_error
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred

@@ -12,8 +12,7 @@ from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
-from xlashard._jax.runtime.shardings import Device
-from xlashard._jax.runtime.topologies import is_compile_only
+from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.documents import decode
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.program.consistency.fingerprint import ProgramFingerprint

@@ -1,4 +1,4 @@
-"""jaxlib's C++ dispatcher, and how it unwraps arguments and wraps results.
+"""jaxlib's C++ dispatcher, how it wraps results, and how JAX unwraps arguments.
 
 The dispatcher flattens arguments by its own registry of pytree nodes, in which an `Array` is a node
 with one child: its buffer handle. A repeat call therefore enters Python once, to wrap the results.
@@ -13,13 +13,13 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from jax._src import tree_util
-from jax._src.interpreters import pxla
+from jax._src import core, dtypes, tree_util
+from jax._src.interpreters import mlir, pxla
 from jax._src.lib import _jax
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.tracebacks import shorten
-from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
+from xlashard._jax.runtime.transfer import HandleType, Tracer, base_handle, lacks_buffer
 
 type Handle = Any
 type TreeDef = Any
@@ -67,9 +67,48 @@ class Wrappers(NamedTuple):
     kinds: Callable[[tuple[TreeDef, tuple[type, ...]], Sequence[Handle]], Any]
 
 
-def register_unwrapping(array_type: type, handle_field: str) -> None:
-    """Register an array type with the dispatcher, by the field of its handle."""
-    tree_util.dispatch_registry.register_dataclass_node(array_type, [handle_field], [])
+ARRAY_TYPES: set[type] = set()
+"""The registered classes of arrays."""
+
+
+def register_array_type(array_type: type) -> None:
+    """Register a class of arrays with JAX.
+
+    JAX looks classes up exactly, so each derived class has to be registered as well.
+
+    Args:
+        array_type: The class. Its instances hold their buffer handle in the slot `_buffers` and
+            return it from the property `_handle`.
+    """
+
+    def aval_of(x: Any) -> Any:
+        handle = x._buffers
+        return core.pytype_aval_mappings[type(handle)](handle)
+
+    def shard_arg(
+        xs: Sequence[Any],
+        shardings: Sequence[Any],
+        layouts: Sequence[Any],
+        semantics: Sequence[Any],
+    ) -> Sequence[Any]:
+        return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
+
+    constant_of_handle = mlir.get_constant_handler(HandleType)
+
+    def constant(val: Any, aval: Any) -> Any:
+        return constant_of_handle(val._handle, aval)
+
+    # The abstract value of an argument or a closed-over value.
+    core.pytype_aval_mappings[array_type] = aval_of
+    # Operators of JAX compute with the handle.
+    dtypes.register_canonicalize_value_handler(array_type, attrgetter("_handle"))
+    # Placement of arguments of jax.jit.
+    pxla.shard_arg_handlers[array_type] = shard_arg
+    # Closed-over values of traced functions.
+    mlir.register_constant_handler(array_type, constant)
+    # Arguments of jaxlib's dispatcher.
+    tree_util.dispatch_registry.register_dataclass_node(array_type, ["_buffers"], [])
+    ARRAY_TYPES.add(array_type)
 
 
 def register_wrapping(wrappers: Wrappers) -> None:
@@ -221,7 +260,9 @@ class _Checked:
 
 def _is_spread(value: Any) -> bool:
     """Return True for an array or a key array of JAX over several devices."""
-    handle = None if isinstance(value, Tracer) else base_handle(value)
+    if type(value) in ARRAY_TYPES or isinstance(value, Tracer):
+        return False
+    handle = base_handle(value)
     return handle is not None and handle.sharding.num_devices > 1
 
 

@@ -10,6 +10,7 @@ from jax._src import core
 from jax._src.layout import AutoLayout
 from jax._src.layout import Format as Format
 from jax._src.layout import Layout as Layout
+from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax._src.mesh import AbstractMesh, Mesh
 from jax._src.named_sharding import UNSPECIFIED as UNSPECIFIED
@@ -158,6 +159,11 @@ def layout_text(layout: Any, dtype: Any) -> str | None:
     if is_auto_layout(layout):
         return "auto"
     return str(layout._to_xla_layout(dtype))
+
+
+def is_compile_only(device: Device) -> bool:
+    """Return True if a device is a compile-only device of a topology."""
+    return isinstance(device.client, _jax.CompileOnlyPyClient)
 
 
 def if_reported[T](query: Callable[[], T]) -> T | None:

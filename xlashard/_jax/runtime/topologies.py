@@ -15,7 +15,7 @@ import jax
 from jax._src import cloud_tpu_init, tpu_info, xla_bridge
 from jax._src.lib import _jax
 
-from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.errors import CompileOnlyError, TopologyError
 from xlashard.lazily import dataclass
 
@@ -173,11 +173,6 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 _FLAT = ("v2", "v3", "v5e", "v6e")
 """TPU generations with a two-dimensional torus."""
-
-
-def is_compile_only(device: Device) -> bool:
-    """Return True if a device is a compile-only device of a topology."""
-    return isinstance(device.client, _jax.CompileOnlyPyClient)
 
 
 def check_can_hold_arrays(devices: Sequence[Device]) -> None:

@@ -1,4 +1,4 @@
-"""Remove frames of this package and of JAX from tracebacks, and find the user's line.
+"""Remove frames of this package and of JAX from tracebacks.
 
 JAX removes its own frames from tracebacks as `jax_traceback_filtering` specifies; `off` keeps all
 frames. The setting applies to frames of this package too.
@@ -73,26 +73,6 @@ INNER_FOLDERS = tuple(str(Path(__file__).parents[2] / room) for room in _ROOMS)
 
 JAX_FOLDER = str(Path(jax.__file__).parent) + os.sep
 """Folder of JAX's code."""
-
-_PASSED_BY = (*(folder + os.sep for folder in INNER_FOLDERS), JAX_FOLDER)
-
-
-# Wrappers of jax.jit: nnx.jit, eqx.filter_jit.
-_WRAPPERS = tuple(
-    os.sep + str(Path("site-packages", name)) + os.sep for name in ("flax", "equinox")
-)
-
-
-def calling_line() -> tuple[str, int]:
-    """Return file and line of the innermost frame that is neither ours nor a library's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_passed_by(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def _is_passed_by(file: str) -> bool:
-    return file.startswith(_PASSED_BY) or any(wrapper in file for wrapper in _WRAPPERS)
 
 
 def is_called_by_jax() -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 import xlashard
 from xlashard import Array, PmapSharding
-from xlashard._jax.registration import install_array_type
+from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.transfer import HandleType, split
 from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
@@ -215,8 +215,8 @@ class ShardedDeviceArray(DeviceArray, metaclass=_OnSeveralDevices):
     __slots__ = ()
 
 
-install_array_type(DeviceArray)
-install_array_type(ShardedDeviceArray)
+register_array_type(DeviceArray)
+register_array_type(ShardedDeviceArray)
 
 
 def device_array_class(handle: Any) -> type[Array]:

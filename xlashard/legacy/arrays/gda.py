@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard import Array, Mesh, NamedSharding, device_put
 from xlashard._jax.legacy_api import refuse_in_pmap
-from xlashard._jax.registration import install_array_type
+from xlashard._jax.runtime.dispatch import register_array_type
 from xlashard._jax.runtime.tracebacks import is_called_by_jax, short_tracebacks, shortened
 from xlashard._jax.runtime.transfer import split, with_sharding
 from xlashard.array.core.base import check_alive, type_text
@@ -347,7 +347,7 @@ def _refused_by_pmap(x: GlobalDeviceArray) -> NoReturn:
     )
 
 
-install_array_type(GlobalDeviceArray)
+register_array_type(GlobalDeviceArray)
 refuse_in_pmap(GlobalDeviceArray, _refused_by_pmap)
 
 

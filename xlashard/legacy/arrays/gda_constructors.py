@@ -21,7 +21,7 @@ from xlashard.array.reshard.execute import with_device_order
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.legacy.arrays.shards import Index, read_axes
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
-from xlashard.pjit.shardings.resources import named as named_sharding
+from xlashard.pjit.shardings.resolve import named as named_sharding
 
 type Where = tuple[Sequence[int], Mesh, Any]
 """Arguments `global_shape`, `global_mesh` and `mesh_axes`."""

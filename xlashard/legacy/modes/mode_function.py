@@ -26,8 +26,7 @@ from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.shardings.resolve import described
-from xlashard.pjit.shardings.resources import Auto, FromGda
+from xlashard.pjit.shardings.resources import Auto, FromGda, described
 from xlashard.pjit.trace import Call
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.runtime.global_state import explains_cache_misses
-from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.trace.tracing import calling_line
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
 from xlashard.pjit.recompile.history import (

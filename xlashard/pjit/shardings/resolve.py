@@ -1,5 +1,6 @@
 """Resolve the sharding of each argument and result of a call on its device assignment."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
@@ -11,7 +12,15 @@ from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import UnassignedDevice
 from xlashard._jax.runtime.transfer import default_device
-from xlashard.errors import DivisibilityError, GeometryError, ResourceError, ShardingError
+from xlashard._jax.trace import tracing
+from xlashard.errors import (
+    DivisibilityError,
+    GeometryError,
+    MeshError,
+    ResourceError,
+    ShardingError,
+)
+from xlashard.geometry import validate_spec
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.shardings.device_assignment import (
@@ -25,9 +34,10 @@ from xlashard.pjit.shardings.device_assignment import (
     device_sources,
     typed_sharding,
 )
-from xlashard.pjit.shardings.resources import as_tiles
+from xlashard.pjit.shardings.resources import INFERRED, Resource, as_code, as_tiles, described
 from xlashard.pjit.shardings.unreduced import reshard_problem
 from xlashard.sharding import (
+    AbstractMesh,
     GSPMDSharding,
     Mesh,
     NamedSharding,
@@ -35,34 +45,11 @@ from xlashard.sharding import (
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
+    grid_of,
     partition_spec,
+    spec_of,
 )
 from xlashard.sharding.named import check_fits
-
-
-def described(sharding: Sharding) -> str:
-    """Describe a sharding with the sizes of its mesh: `NamedSharding(x=4, y=2; P('x', None))`."""
-    if not isinstance(sharding, NamedSharding):
-        return repr(sharding)
-    shape = ", ".join(f"{k}={v}" for k, v in sharding.mesh.shape.items())
-    return f"NamedSharding({shape}; {sharding.spec}{_memory(sharding)})"
-
-
-def as_code(sharding: Sharding) -> str:
-    """Return a sharding as code, on the mesh or devices at hand."""
-    if isinstance(sharding, NamedSharding):
-        return f"NamedSharding(mesh, {sharding.spec}{_memory(sharding)})"
-    if isinstance(sharding, SingleDeviceSharding):
-        number = sharding.devices[0].id
-        return f"SingleDeviceSharding(jax.devices()[{number}]{_memory(sharding)})"
-    if isinstance(sharding, GSPMDSharding):
-        return f"GSPMDSharding(devices, {sharding.tile_assignment.to_text()!r}{_memory(sharding)})"
-    return "sharding"
-
-
-def _memory(sharding: Sharding) -> str:
-    kind = custom_memory_kind(sharding)
-    return "" if kind is None else f", memory_kind={kind!r}"
 
 
 def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
@@ -164,6 +151,84 @@ def resolve(request: ShardingRequest) -> ProgramPlacement:
     ins = _argument_shardings(request, devices, mesh)
     outs = _result_shardings(request, devices, mesh)
     return ProgramPlacement(devices, mesh, ins, outs, committed or len(devices) > 1)
+
+
+@lru_cache(maxsize=4096)
+def named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """Return the sharding of a spec on the mesh in force."""
+    return NamedSharding(mesh, spec)
+
+
+def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding | None:
+    """Return the sharding that a resource stands for under a mesh; None if it is unspecified.
+
+    `None` as a resource (replicated) needs devices: without a mesh it is resolved later, when the
+    program's devices are known (`REPLICATED`).
+
+    Args:
+        resource: The resource.
+        mesh: The mesh in force, or None.
+        value: The keyword and the path of its value, for errors: `"in_shardings", "x"`.
+
+    Raises:
+        MeshError: For a spec without a mesh.
+        ResourceError: For a spec that does not fit the mesh, or names manual axes of a `shard_map`
+            around the call.
+    """
+    requested = resource.given
+    if isinstance(requested, INFERRED):
+        return None
+    if requested is None:
+        sharding = REPLICATED if mesh is None else named(mesh, PartitionSpec())
+    elif not isinstance(requested, Sharding):
+        sharding = _spec_on(mesh, requested, value)
+    elif isinstance(requested, NamedSharding) and isinstance(requested.mesh, AbstractMesh):
+        sharding = requested if mesh is None else _on_devices(requested, mesh, value)
+    else:
+        sharding = requested
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    manual = tracing.manual_axes()
+    for axis in sharding.normal_spec.axes if manual else ():
+        if axis in manual:
+            path = " of ".join(value)
+            raise ResourceError(
+                f"{path} is {sharding.spec}, but {axis!r} is a manual axis of the shard_map "
+                "around it, where each value is one shard: leave that axis out",
+                path=path,
+            )
+    return sharding
+
+
+def _spec_on(mesh: Mesh | None, spec: PartitionSpec, value: Sequence[str]) -> NamedSharding:
+    """Return the sharding of a spec on the mesh in force."""
+    path = " of ".join(value)
+    if mesh is None:
+        raise MeshError(
+            f"{path} is {spec}, but no mesh is in force that has its axes: call inside "
+            f"`with jax.set_mesh(mesh):`, or give NamedSharding(mesh, {spec})"
+        )
+    try:
+        validate_spec(spec_of(spec), grid_of(mesh))
+        return named(mesh, spec)
+    except (GeometryError, ShardingError) as error:
+        raise ResourceError(f"{path} is {spec}: {error}", path=path) from None
+
+
+def _on_devices(sharding: NamedSharding, mesh: Mesh, value: Sequence[str]) -> NamedSharding:
+    """Return a sharding on an abstract mesh over the devices of the mesh in force."""
+    if _axes(mesh) != _axes(sharding.mesh):
+        raise MeshError(
+            f"{' of '.join(value)} stands on {sharding.mesh}, which has no devices, and the mesh "
+            f"in force is {mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those "
+            "axes, sizes and types"
+        )
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def _axes(mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
+    """Return the parts of a mesh that an abstract mesh has too, without the kind of devices."""
+    return mesh.axis_names, mesh.axis_sizes, mesh.axis_types
 
 
 def _argument_shardings(

@@ -1,36 +1,28 @@
-"""Resources: the shardings that users request for arguments and results, as prefixes of trees."""
+"""Resources: the shardings that users request, as prefixes of trees and as code."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
 
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
-from xlashard._jax.trace import tracing
 from xlashard.errors import (
-    GeometryError,
-    MeshError,
     ResourceError,
     ResourceTypeError,
-    ShardingError,
     counted,
 )
-from xlashard.geometry import validate_spec
 from xlashard.lazily import dataclass
-from xlashard.pjit.shardings.device_assignment import REPLICATED
+from xlashard.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.sharding import (
-    AbstractMesh,
     GSPMDSharding,
     Mesh,
     NamedSharding,
     PartitionSpec,
     Sharding,
+    SingleDeviceSharding,
     XLACompatibleSharding,
     from_jax,
-    grid_of,
-    spec_of,
 )
 
 UNSPECIFIED = JAX_UNSPECIFIED
@@ -128,33 +120,13 @@ def tree_of_resources(what: str, tree: Any) -> ResourceTree:
     return ResourceTree(what, tuple(leaves), treedef)
 
 
-_INFERRED = (UnspecifiedValue, Auto, FromGda)
-_RESOURCES = (PartitionSpec, Sharding, *_INFERRED)
+INFERRED = (UnspecifiedValue, Auto, FromGda)
+_RESOURCES = (PartitionSpec, Sharding, *INFERRED)
 _LEAVES = (*_RESOURCES, JaxSharding, Format, Resource)
 
 
 def _is_leaf(x: object) -> bool:
     return x is None or isinstance(x, _LEAVES)
-
-
-def check_from_gda(
-    resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str], what: str
-) -> None:
-    """Refuse arguments without a sharding of which `FROM_GDA` requests theirs.
-
-    Raises:
-        ResourceError: With the path of the first of them.
-    """
-    for resource, value, path in zip(resources, values, paths, strict=True):
-        if type(resource.given) is not FromGda or isinstance(value, jax.Array):
-            continue
-        if getattr(value, "sharding", None) is None:
-            raise ResourceError(
-                f"{what} of {path} is FROM_GDA, but a {type(value).__name__} has no sharding "
-                f"to take: give P(...) for it, or pass {path} as a global array, made by "
-                f"multihost.host_local_array_to_global_array({path}, mesh, P(...))",
-                path=path,
-            )
 
 
 def refuse_from_gda(resources: ResourceTree) -> None:
@@ -231,84 +203,6 @@ def _wrong_leaf(leaf: Any, path: str) -> str:
     return f"{path} is {leaf!r} ({type(leaf).__name__}), which is no sharding: {advice}"
 
 
-@lru_cache(maxsize=4096)
-def named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """Return the sharding of a spec on the mesh in force."""
-    return NamedSharding(mesh, spec)
-
-
-def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding | None:
-    """Return the sharding that a resource stands for under a mesh; None if it is unspecified.
-
-    `None` as a resource (replicated) needs devices: without a mesh it is resolved later, when the
-    program's devices are known (`REPLICATED`).
-
-    Args:
-        resource: The resource.
-        mesh: The mesh in force, or None.
-        value: The keyword and the path of its value, for errors: `"in_shardings", "x"`.
-
-    Raises:
-        MeshError: For a spec without a mesh.
-        ResourceError: For a spec that does not fit the mesh, or names manual axes of a `shard_map`
-            around the call.
-    """
-    requested = resource.given
-    if isinstance(requested, _INFERRED):
-        return None
-    if requested is None:
-        sharding = REPLICATED if mesh is None else named(mesh, PartitionSpec())
-    elif not isinstance(requested, Sharding):
-        sharding = _spec_on(mesh, requested, value)
-    elif isinstance(requested, NamedSharding) and isinstance(requested.mesh, AbstractMesh):
-        sharding = requested if mesh is None else _on_devices(requested, mesh, value)
-    else:
-        sharding = requested
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    manual = tracing.manual_axes()
-    for axis in sharding.normal_spec.axes if manual else ():
-        if axis in manual:
-            path = " of ".join(value)
-            raise ResourceError(
-                f"{path} is {sharding.spec}, but {axis!r} is a manual axis of the shard_map "
-                "around it, where each value is one shard: leave that axis out",
-                path=path,
-            )
-    return sharding
-
-
-def _spec_on(mesh: Mesh | None, spec: PartitionSpec, value: Sequence[str]) -> NamedSharding:
-    """Return the sharding of a spec on the mesh in force."""
-    path = " of ".join(value)
-    if mesh is None:
-        raise MeshError(
-            f"{path} is {spec}, but no mesh is in force that has its axes: call inside "
-            f"`with jax.set_mesh(mesh):`, or give NamedSharding(mesh, {spec})"
-        )
-    try:
-        validate_spec(spec_of(spec), grid_of(mesh))
-        return named(mesh, spec)
-    except (GeometryError, ShardingError) as error:
-        raise ResourceError(f"{path} is {spec}: {error}", path=path) from None
-
-
-def _on_devices(sharding: NamedSharding, mesh: Mesh, value: Sequence[str]) -> NamedSharding:
-    """Return a sharding on an abstract mesh over the devices of the mesh in force."""
-    if _axes(mesh) != _axes(sharding.mesh):
-        raise MeshError(
-            f"{' of '.join(value)} stands on {sharding.mesh}, which has no devices, and the mesh "
-            f"in force is {mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those "
-            "axes, sizes and types"
-        )
-    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-
-
-def _axes(mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
-    """Return the parts of a mesh that an abstract mesh has too, without the kind of devices."""
-    return mesh.axis_names, mesh.axis_sizes, mesh.axis_types
-
-
 def as_tiles(sharding: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
     """Return a sharding that XLA takes, for arrays of a shape.
 
@@ -320,6 +214,31 @@ def as_tiles(sharding: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
         return sharding
     tiles = sharding.tiling(tuple(shape)).to_tile_assignment()
     return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+
+
+def described(sharding: Sharding) -> str:
+    """Describe a sharding with the sizes of its mesh: `NamedSharding(x=4, y=2; P('x', None))`."""
+    if not isinstance(sharding, NamedSharding):
+        return repr(sharding)
+    shape = ", ".join(f"{k}={v}" for k, v in sharding.mesh.shape.items())
+    return f"NamedSharding({shape}; {sharding.spec}{_memory(sharding)})"
+
+
+def as_code(sharding: Sharding) -> str:
+    """Return a sharding as code, on the mesh or devices at hand."""
+    if isinstance(sharding, NamedSharding):
+        return f"NamedSharding(mesh, {sharding.spec}{_memory(sharding)})"
+    if isinstance(sharding, SingleDeviceSharding):
+        number = sharding.devices[0].id
+        return f"SingleDeviceSharding(jax.devices()[{number}]{_memory(sharding)})"
+    if isinstance(sharding, GSPMDSharding):
+        return f"GSPMDSharding(devices, {sharding.tile_assignment.to_text()!r}{_memory(sharding)})"
+    return "sharding"
+
+
+def _memory(sharding: Sharding) -> str:
+    kind = custom_memory_kind(sharding)
+    return "" if kind is None else f", memory_kind={kind!r}"
 
 
 def none_as_unspecified(tree: Any) -> Any:

@@ -22,7 +22,7 @@ from xlashard.pjit.arguments import (
     refusal,
 )
 from xlashard.pjit.compile import CompiledProgram
-from xlashard.pjit.shardings.resolve import described
+from xlashard.pjit.shardings.resources import described
 from xlashard.pjit.stages.info import StageInfo, check_place, check_type
 
 

@@ -180,7 +180,7 @@ class Executable:
     @cached_property
     def _donation(self) -> DonationInfo:
         info = self._info
-        return DonationInfo(info.donated, info.paths, DonationTracker(info.name))
+        return DonationInfo(info.donated, info.paths, info.name, DonationTracker(info.name))
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)

@@ -11,7 +11,8 @@ from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument, check_concrete, check_values
-from xlashard.pjit.shardings.resolve import as_code, described, type_hint
+from xlashard.pjit.shardings.resolve import type_hint
+from xlashard.pjit.shardings.resources import as_code, described
 from xlashard.pjit.trace import Call
 from xlashard.sharding import XLACompatibleSharding
 

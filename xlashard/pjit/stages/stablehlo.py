@@ -21,13 +21,12 @@ from xlashard.pjit.shardings.device_assignment import (
     custom_memory_kind,
     names_devices,
 )
-from xlashard.pjit.shardings.resolve import ProgramPlacement, resolve
+from xlashard.pjit.shardings.resolve import ProgramPlacement, resolve, to_sharding
 from xlashard.pjit.shardings.resources import (
     UNSPECIFIED,
     Resource,
     expand,
     read_resources,
-    to_sharding,
 )
 from xlashard.pjit.signature import positions_text
 from xlashard.pjit.stages.compiled import Executable
