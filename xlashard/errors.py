@@ -2,30 +2,22 @@
 
 Each class also derives from the matching built-in exception (`ValueError`, `TypeError`,
 `RuntimeError`), so code that does not import this module still catches it. The facts behind a
-message are attributes, so that an upper layer can raise them again with the argument's path.
+message are attributes, given as keywords: an upper layer can raise them again with a path.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 entry`, `2 entries`.
-
-    Args:
-        number: How many.
-        noun: What one is called.
-        plural: What several are called, if not `noun` with an s.
-    """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+from xlashard.wording import counted as counted
 
 
 class XlashardError(Exception):
     """Base class of all exceptions that this project raises.
 
-    A traceback shows the address of the documentation's page about the class below the message, as
-    an exception note; `str(error)` is the message alone.
+    A traceback shows the address of the class's page below the message, as an exception note;
+    `str(error)` is the message alone. Keywords of the constructor set attributes.
 
     Attributes:
         docs_url: Address of the site with the documentation; None for addresses within the site;
@@ -34,22 +26,15 @@ class XlashardError(Exception):
 
     docs_url: ClassVar[str | None] = None
 
+    def __init__(self, *args: object, **attributes: Any) -> None:
+        super().__init__(*args)
+        for name, value in attributes.items():
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
+
     @cached_property
     def __notes__(self) -> list[str]:
         """Notes of the exception, made when they are first read: raising takes no more time."""
         return _page_notes(type(self))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # The attributes are keyword arguments, which an exception's own pickling would lose.
-        return _rebuild, (type(self), self.args, dict(self.__dict__))
-
-
-def _rebuild(
-    cls: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]
-) -> BaseException:
-    error = cls.__new__(cls, *args)
-    error.__dict__.update(attributes)
-    return error
 
 
 def _page_notes(cls: type) -> list[str]:
@@ -86,10 +71,8 @@ class SpecEntryError(GeometryError, TypeError):
         entry: The entry.
     """
 
-    def __init__(self, message: str, *, dim: int, entry: object) -> None:
-        super().__init__(message)
-        self.dim = dim
-        self.entry = entry
+    dim: int
+    entry: object
 
 
 class UnknownAxisError(GeometryError):
@@ -101,13 +84,9 @@ class UnknownAxisError(GeometryError):
         mesh_axes: Axis names of the mesh.
     """
 
-    def __init__(
-        self, message: str, *, axis: str, dim: int | None, mesh_axes: Sequence[str]
-    ) -> None:
-        super().__init__(message)
-        self.axis = axis
-        self.dim = dim
-        self.mesh_axes = tuple(mesh_axes)
+    axis: str
+    dim: int | None
+    mesh_axes: tuple[str, ...]
 
 
 class DuplicateAxisError(GeometryError):
@@ -118,10 +97,8 @@ class DuplicateAxisError(GeometryError):
         dims: The dimensions sharded over it, once per use.
     """
 
-    def __init__(self, message: str, *, axis: str, dims: Sequence[int]) -> None:
-        super().__init__(message)
-        self.axis = axis
-        self.dims = tuple(dims)
+    axis: str
+    dims: tuple[int, ...]
 
 
 class RankError(GeometryError):
@@ -132,10 +109,8 @@ class RankError(GeometryError):
         needed: The rank that the partitioning requires.
     """
 
-    def __init__(self, message: str, *, ndim: int, needed: int) -> None:
-        super().__init__(message)
-        self.ndim = ndim
-        self.needed = needed
+    ndim: int
+    needed: int
 
 
 class DivisibilityError(GeometryError):
@@ -143,27 +118,20 @@ class DivisibilityError(GeometryError):
 
     Attributes:
         dim: The dimension.
-        size: Size of the dimension.
         tiles: Number of tiles along the dimension.
         shape: Shape of the array.
         axes: `(name, size)` of the mesh axes that shard the dimension, if known.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        dim: int,
-        tiles: int,
-        shape: Sequence[int],
-        axes: Sequence[tuple[str, int]] = (),
-    ) -> None:
-        super().__init__(message)
-        self.dim = dim
-        self.size = shape[dim]
-        self.tiles = tiles
-        self.shape = tuple(shape)
-        self.axes = tuple(axes)
+    dim: int
+    tiles: int
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Size of the dimension."""
+        return self.shape[self.dim]
 
 
 class TilingError(GeometryError):
@@ -178,10 +146,8 @@ class ShardingTextError(GeometryError):
         offset: Position of the error in the text, in characters.
     """
 
-    def __init__(self, message: str, *, text: str, offset: int) -> None:
-        super().__init__(message)
-        self.text = text
-        self.offset = offset
+    text: str
+    offset: int
 
 
 class GroupTextError(GeometryError):
@@ -227,21 +193,13 @@ class ProcessesError(XlashardError, RuntimeError):
         processes: Indices of these processes.
     """
 
-    def __init__(self, message: str, *, processes: Sequence[int]) -> None:
-        super().__init__(message)
-        self.processes = tuple(processes)
+    processes: tuple[int, ...]
 
 
 class UnequalError(ProcessesError, AssertionError):
-    """Values that differ between processes where they must be equal.
+    """Values, at `paths` as users write them, that must be equal in all processes and differ."""
 
-    Attributes:
-        paths: Paths of the values that differ, as users write them.
-    """
-
-    def __init__(self, message: str, *, processes: Sequence[int], paths: Sequence[str]) -> None:
-        super().__init__(message, processes=processes)
-        self.paths = tuple(paths)
+    paths: tuple[str, ...]
 
 
 class DeadlockError(ProcessesError):
@@ -252,24 +210,15 @@ class ProgramsDifferError(ProcessesError):
     """A program that differs between its processes; no process ran it.
 
     Attributes:
-        processes: Indices of the processes that differ from the majority.
+        processes: Those that differ from the majority.
         programs: Description of each process's program, keyed by process index.
         difference: Kind of difference: `"order"`, `"argument"`, `"sharding"`, `"devices"`,
             `"option"`, `"donation"`, `"closed over"`, `"callback"`, `"operation"`, `"version"` or
             `"flags"`; `"module"` for deserialized programs.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        processes: Sequence[int],
-        programs: Mapping[int, str],
-        difference: str,
-    ) -> None:
-        super().__init__(message, processes=processes)
-        self.programs = dict(programs)
-        self.difference = difference
+    programs: dict[int, str]
+    difference: str
 
 
 class OutOfMemoryError(XlashardError, MemoryError):
@@ -279,21 +228,13 @@ class OutOfMemoryError(XlashardError, MemoryError):
         bytes_per_device: Lower bound of the memory needed on each device, in bytes.
     """
 
-    def __init__(self, message: str, *, bytes_per_device: int) -> None:
-        super().__init__(message)
-        self.bytes_per_device = bytes_per_device
+    bytes_per_device: int
 
 
 class ResourceError(XlashardError, ValueError):
-    """A sharding in `pjit` that does not match its argument or result.
+    """A sharding in `pjit` that does not match its value, at `path` as users write it."""
 
-    Attributes:
-        path: Path of the argument or result, as users write it.
-    """
-
-    def __init__(self, message: str, *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
+    path: str = ""
 
 
 class ResourceTypeError(ResourceError, TypeError):
@@ -377,35 +318,24 @@ class TopologyError(XlashardError, ValueError):
         slices: Number of slices of the suggested topology.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        axes: Mapping[str, int] | None = None,
-        topology: str = "",
-        slices: int = 1,
-    ) -> None:
-        fix = "" if axes is None else f": mesh({dict(axes)})"
-        if topology:
-            joined = f", slices={slices}" if slices > 1 else ""
-            fix = f": topology({topology!r}{joined})"
-        super().__init__(f"{message}{fix}")
-        self.problem = message
-        self.axes = axes
-        self.topology = topology
-        self.slices = slices
+    problem: str
+    axes: Mapping[str, int] | None = None
+    topology: str = ""
+    slices: int = 1
+
+    def __init__(self, message: str, **suggestion: Any) -> None:
+        super().__init__(message, problem=message, **suggestion)
+        if self.topology:
+            joined = f", slices={self.slices}" if self.slices > 1 else ""
+            self.args = (f"{message}: topology({self.topology!r}{joined})",)
+        elif self.axes is not None:
+            self.args = (f"{message}: mesh({dict(self.axes)})",)
 
 
 class CompileOnlyError(NotAddressableError):
-    """An operation that requires devices, on a topology for which programs only compile.
+    """An operation that requires devices, on a `topology` for which programs only compile."""
 
-    Attributes:
-        topology: Name of the topology.
-    """
-
-    def __init__(self, message: str, *, topology: str) -> None:
-        super().__init__(message)
-        self.topology = topology
+    topology: str
 
 
 class SavedProgramError(XlashardError, ValueError):
@@ -413,15 +343,9 @@ class SavedProgramError(XlashardError, ValueError):
 
 
 class SerializationError(XlashardError, ValueError):
-    """An array that cannot be written to its files, or read from them.
+    """An array that cannot be written to its files, `stored_at`, or read from them."""
 
-    Attributes:
-        stored_at: Location of the files.
-    """
-
-    def __init__(self, message: str, *, stored_at: str = "") -> None:
-        super().__init__(message)
-        self.stored_at = stored_at
+    stored_at: str = ""
 
 
 class NonFiniteError(XlashardError, FloatingPointError):
@@ -432,10 +356,8 @@ class NonFiniteError(XlashardError, FloatingPointError):
         kind: `"nan"` or `"inf"`.
     """
 
-    def __init__(self, message: str, *, result: str, kind: str) -> None:
-        super().__init__(message)
-        self.result = result
-        self.kind = kind
+    result: str
+    kind: str
 
 
 class DonationError(XlashardError, ValueError):
@@ -476,10 +398,8 @@ class DeviceCountError(XlashardError, RuntimeError):
         found: Number of devices of the running backend.
     """
 
-    def __init__(self, message: str, *, asked: int, found: int) -> None:
-        super().__init__(message)
-        self.asked = asked
-        self.found = found
+    asked: int
+    found: int
 
 
 class ExpectationError(XlashardError, AssertionError):
@@ -493,9 +413,7 @@ class LaunchError(XlashardError, OSError):
         errno: Error number of the operating system; None if unknown.
     """
 
-    def __init__(self, message: str, *, errno: int | None = None) -> None:
-        super().__init__(message)
-        self.errno = errno
+    errno: int | None = None
 
 
 class PodError(XlashardError, RuntimeError):
@@ -507,18 +425,9 @@ class PodError(XlashardError, RuntimeError):
         errors: Exception of each failed process, if it could be pickled, keyed by process index.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        tracebacks: Mapping[int, str] | None = None,
-        outputs: Mapping[int, str] | None = None,
-        errors: Mapping[int, BaseException] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.tracebacks = dict(tracebacks or {})
-        self.outputs = dict(outputs or {})
-        self.errors = dict(errors or {})
+    tracebacks: Mapping[int, str] = MappingProxyType({})
+    outputs: Mapping[int, str] = MappingProxyType({})
+    errors: Mapping[int, BaseException] = MappingProxyType({})
 
 
 class CloudError(XlashardError, RuntimeError):
@@ -528,18 +437,10 @@ class CloudError(XlashardError, RuntimeError):
         code: Exit code of a script that fails with it: 2 for an invalid request.
     """
 
-    def __init__(self, message: str, *, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
+    code: int = 1
 
 
 class RefusedError(XlashardError, NotImplementedError):
-    """A call of an API of 2022 or 2023 that is not supported today.
+    """A call of an API of 2022 or 2023, imported as `name`, that is not supported today."""
 
-    Attributes:
-        name: Name of the API, as programs import it.
-    """
-
-    def __init__(self, message: str, *, name: str) -> None:
-        super().__init__(message)
-        self.name = name
+    name: str

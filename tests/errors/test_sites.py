@@ -1,10 +1,14 @@
 """Every `raise` has an entry in the catalogue, or a comment that exempts it."""
 
+import ast
+import inspect
+
 import pytest
 
 from tests.errors.catalogue import read_topics
-from tests.errors.running import ours
+from tests.errors.running import PACKAGE, ours
 from tests.errors.sites import MARKER, Site, raise_sites, read_sites
+from xlashard import errors
 
 ROOMS = (
     "config.py",
@@ -92,3 +96,32 @@ def test_a_comment_exempts_the_raise_beside_or_below() -> None:
 def test_a_comment_that_exempts_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"a\.py: lines \[1\]"):
         read_sites("# no-catalogue: reason\nx = 1\n", "a.py")
+
+
+def _attributes(kind: type) -> set[str]:
+    """Return the attributes that a class of `errors` annotates, and that no class of Python has."""
+    bases = [base for base in kind.__mro__ if base.__module__ == errors.__name__]
+    annotated = {name for base in bases for name in inspect.get_annotations(base)}
+    return annotated - {"docs_url", "problem"}
+
+
+def test_errors_get_the_attributes_of_their_class() -> None:
+    kinds = {
+        name: (attributes, {a for a in attributes if not hasattr(kind, a)})
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and (attributes := _attributes(kind))
+    }
+    trees = [ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")]
+    calls = [
+        (call.func.id, {keyword.arg for keyword in call.keywords})
+        for tree in trees
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in kinds
+    ]
+    assert len(calls) > 100
+    wrong = [
+        (name, given)
+        for name, given in calls
+        if not kinds[name][1] <= given <= kinds[name][0] and None not in given
+    ]
+    assert not wrong

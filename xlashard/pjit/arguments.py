@@ -11,8 +11,8 @@ repeat call therefore compares the ids of its arguments, and inspects the buffer
 donated arrays only.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -33,10 +33,9 @@ from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_erro
 from xlashard.array import Array
 from xlashard.array.core.base import type_text
 from xlashard.array.core.donation import deletion_cause
-from xlashard.array.placement.transfer_guard import Transfer, TransferGuards, check_transfer
+from xlashard.array.placement.transfer_guard import Transfer, active_guards, check_transfer
 from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
 from xlashard.lazily import dataclass
-from xlashard.program.execute import Program
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
 
@@ -226,17 +225,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-@contextmanager
 def arguments_may_move(
-    guards: TransferGuards,
-    values: Sequence[Any],
-    paths: Sequence[str],
-    jax_shardings: Sequence[Any],
-) -> Iterator[None]:
-    """Allow transfers in a block that places a program's arguments, if the guards allow them.
+    values: Sequence[Any], paths: Iterable[str], jax_shardings: Sequence[Any]
+) -> AbstractContextManager[Any]:
+    """Return a context that places a program's arguments, if transfer guards allow it.
 
     Args:
-        guards: The guards.
         values: The arguments.
         paths: Their paths.
         jax_shardings: JAX's sharding under which the program takes each.
@@ -244,6 +238,9 @@ def arguments_may_move(
     Raises:
         TransferGuardError: With the path of an argument that must not be transferred.
     """
+    guards = active_guards()
+    if guards is None:
+        return nullcontext()
     for value, path, jax_sharding in zip(values, paths, jax_shardings, strict=True):
         handle = bare(value)
         advice = f"device_put({path}, sharding) before"
@@ -253,8 +250,7 @@ def arguments_may_move(
         elif not handle.sharding.is_equivalent_to(jax_sharding, handle.ndim):
             what = f"{path} ({type_text(handle)})"
             check_transfer(guards, Transfer.DEVICE_TO_DEVICE, what, advice)
-    with jax.transfer_guard("allow"):
-        yield
+    return jax.transfer_guard("allow")
 
 
 _EXCLUSIVE = attrgetter("_exclusive")
@@ -285,44 +281,31 @@ def may_share(donated: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def check_unshared(
-    program: Program, handles: Sequence[Any], paths: Sequence[str], name: str
+    pair: tuple[int, int] | None, paths: Sequence[str], donated: Sequence[bool], name: str
 ) -> None:
     """Refuse a call in which a buffer that the program takes over belongs to another argument too.
 
     Args:
-        program: The program.
-        handles: Its placed arguments.
-        paths: Each as the user would write it.
+        pair: The positions of two arguments that share a buffer; twice the same for an argument
+            that lacks one of its buffers; None if there are neither.
+        paths: Each argument as the user would write it.
+        donated: For each argument, True if it is donated.
         name: The function.
 
     Raises:
         DonationError: With the paths of the two arguments.
         DeletedError: With the path of an argument that lacks one of its buffers.
     """
-    pair = program.shared_pair(handles)
-    if pair is not None:
-        raise refusal(pair, paths, program.parts.plan.donated, name)
-
-
-def refusal(
-    pair: tuple[int, int], paths: Sequence[str], donated: Sequence[bool], name: str
-) -> DonationError | DeletedError:
-    """Return the error for two arguments that share a buffer.
-
-    Args:
-        pair: Their positions; twice the same for an argument that lacks one of its buffers.
-        paths: Each argument as the user would write it.
-        donated: For each argument whether it is donated.
-        name: The function.
-    """
+    if pair is None:
+        return
     first, second = (paths[i] for i in pair)
     if pair[0] == pair[1]:
-        return DeletedError(
+        raise DeletedError(
             f"{first} lacks the buffer of one of its devices: that shard was deleted or donated by "
             f"itself; make {first} anew before you call {name}"
         )
     taken = first if donated[pair[0]] else second
-    return DonationError(
+    raise DonationError(
         f"{name} got the same buffers as {first} and as {second}, and {taken} is donated: "
         f"pass a copy as one of them (jnp.copy(x)), or take {taken} out of donate_argnums"
     )

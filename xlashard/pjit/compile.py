@@ -256,26 +256,27 @@ class ProgramCache:
         """Return the entry of a jaxpr and a request, which is canonicalized."""
         key = request.canonicalize()
         with self._lock:
-            entries = self._by_jaxpr.get(jaxpr)
-            if entries is None:
-                entries = self._by_jaxpr[jaxpr] = _JaxprEntries()
-            entry = entries.programs.get(key)
+            programs = self._entries(jaxpr).programs
+            entry = programs.get(key)
             if entry is None:
-                entry = entries.programs[key] = CacheEntry(key)
+                entry = programs[key] = CacheEntry(key)
             return entry
 
     def cached(self, jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
         """Return a value that is made once for a jaxpr and a key, and dropped with its programs."""
         with self._lock:
-            entries = self._by_jaxpr.get(jaxpr)
-            if entries is None:
-                entries = self._by_jaxpr[jaxpr] = _JaxprEntries()
+            entries = self._entries(jaxpr)
             slot = entries.values.setdefault(key, [])
         if not slot:
             with entries.lock:
                 if not slot:
                     slot.append(make())
         return slot[0]
+
+    def _entries(self, jaxpr: Any) -> "_JaxprEntries":
+        """Return the entries of a jaxpr; the caller holds the lock."""
+        entries = self._by_jaxpr.get(jaxpr)
+        return self._by_jaxpr.setdefault(jaxpr, _JaxprEntries()) if entries is None else entries
 
     def sizes(self) -> tuple[int, int]:
         """Return the number of jaxprs with programs, and the number of programs."""

@@ -18,10 +18,15 @@ from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.core import donation as donation_records
 from xlashard.array.core.donation import DonationTracker
 from xlashard.array.core.handles import KindOf, is_handle, unwrapped, wrap_result
-from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
-from xlashard.pjit.arguments import arguments_may_move, bare, bare_values, may_share, refusal
+from xlashard.pjit.arguments import (
+    arguments_may_move,
+    bare,
+    bare_values,
+    check_unshared,
+    may_share,
+)
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.signature import Parameters
 from xlashard.sharding import XLACompatibleSharding, from_jax
@@ -78,11 +83,9 @@ class Results:
 
     def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
         """Return the results over their handles; keys and tokens unchanged."""
-        if all([type(handle) is HandleType for handle in handles]):
+        if self.kind_of is not unwrapped and all([type(h) is HandleType for h in handles]):
             if kinds is None:
                 return wrap_tree(self.tree, handles)
-            if self.kind_of is unwrapped:
-                return self.tree.unflatten(handles)
             return wrap_kinds((self.tree, kinds), handles)
         each = kinds or (Array,) * len(handles)
         return self.tree.unflatten(list(map(wrap_result, handles, each)))
@@ -115,19 +118,12 @@ def run_repeatably(
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])
     repeatable = typed is handles and _is_repeatable(compiled, taken, handles)
     program.admit(None if donation is None else donation.naming)
-    guards = active_guards()
+    jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
     try:
-        if guards is None:
+        with arguments_may_move(taken, compress(paths, compiled.kept), jax_shardings):
             out = _run(compiled, values, typed, paths, name)
-        else:
-            jax_shardings = program.in_jax_shardings[len(compiled.consts) :]
-            kept_paths = list(compress(paths, compiled.kept))
-            with arguments_may_move(guards, taken, kept_paths, jax_shardings):
-                out = _run(compiled, values, typed, paths, name)
     except NonFiniteError as error:
-        raise nan_debug.explained(
-            error, name, nan_debug.NonFiniteRun(body, tuple(values), paths)
-        ) from None
+        raise nan_debug.explained(error, name, body, values, paths) from None
     if donation is not None and donation.tracker is not None:
         _mark_donated(values, donation, donation.tracker)
     kinds = results.kinds(out)
@@ -160,9 +156,8 @@ def _run(
         for handle, sharding in zip(taken, shardings, strict=True)
     ]
     placed = program.place([*bare_values(compiled.consts), *handles])
-    pair = program.shared_pair(placed)
-    if pair is not None:
-        raise refusal(pair, compiled.argument_paths(paths, name), program.parts.plan.donated, name)
+    argument_paths, donated = compiled.argument_paths(paths, name), program.parts.plan.donated
+    check_unshared(program.shared_pair(placed), argument_paths, donated, name)
     out: list[list[Any]] = []
     program.runner(out)(placed)
     results = program.results(out[0])

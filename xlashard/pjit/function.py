@@ -242,8 +242,8 @@ class Function:
     ) -> CompiledProgram:
         """Return the program of a call under more compiler options, which no other call gets."""
         again = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
-        with again.miss.timed("compile"):
-            compiled = compile_lowered(*lowered, options, share=request.share_binary)
+        compiled = compile_lowered(*lowered, options, share=request.share_binary)
+        again.miss.record_stage("compile")
         again.miss.executable_source = compiled.program.source
         self.record(again, replace(request, options=(*request.options, *options)))
         self.compile_log.log_reason(again.miss)

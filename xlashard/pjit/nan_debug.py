@@ -1,5 +1,6 @@
 """Find the operation that made a forbidden NaN or infinity."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,61 +9,49 @@ from xlashard._jax.runtime.execute import NonFinite, debug_flag, unchecked
 from xlashard._jax.trace.jaxprs import has_effects
 from xlashard._jax.trace.origins import find_nan_origin
 from xlashard.errors import NonFiniteError
-from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 
 
-@dataclass(frozen=True)
-class NonFiniteRun:
-    """A run with a forbidden result.
-
-    Attributes:
-        body: The jaxpr of its arguments; None if it was not kept.
-        values: Its arguments.
-        paths: Their paths.
-    """
-
-    body: Any
-    values: tuple[Any, ...]
-    paths: tuple[str, ...]
-
-
-def explained(error: NonFiniteError, name: str, run: NonFiniteRun) -> NonFiniteError:
+def explained(
+    error: NonFiniteError, name: str, body: Any, values: Sequence[Any], paths: Sequence[str]
+) -> NonFiniteError:
     """Return the error with the function's name, and with the operation if it can be found.
 
     Args:
         error: The error of the run.
         name: The function.
-        run: The run, whose arguments are not donated.
+        body: The jaxpr of its arguments; None if it was not kept.
+        values: Its arguments, which are not donated.
+        paths: Their paths.
     """
     kind = error.kind
-    flag = debug_flag(kind)
+    flag, origin = debug_flag(kind), _origin(body, values, paths)
     return NonFiniteError(
-        f"{error.result} of {name} holds {kind}, which {flag} forbids: {_origin(run)}; "
+        f"{error.result} of {name} holds {kind}, which {flag} forbids: {origin}; "
         f"`with jax.{flag.removeprefix('jax_')}(False):` lets it pass",
         result=error.result,
         kind=kind,
     )
 
 
-def _origin(run: NonFiniteRun) -> str:
+def _origin(body: Any, values: Sequence[Any], paths: Sequence[str]) -> str:
     """Describe the origin of the value."""
     forbidden = NonFinite()
-    args = [bare(value) for value in run.values]
-    for arg, path in zip(args, run.paths, strict=True):
+    args = [bare(value) for value in values]
+    for arg, path in zip(args, paths, strict=True):
         kind = forbidden.kind_in(arg)
         if kind is not None:
             return f"{path} holds {kind} already"
     arrays = [arg for arg in args if isinstance(arg, jax.Array)]
     is_local = all(array.is_fully_addressable for array in arrays)
-    if run.body is None or has_effects(run.body) or not is_local:
+    if body is None or has_effects(body) or not is_local:
         return (
             "call the function inside `with jax.disable_jit():` to stop at the operation that "
             "makes it"
         )
     try:
         with unchecked():
-            origin = find_nan_origin(run.body, args, lambda x: forbidden.kind_in(bare(x)))
+            origin = find_nan_origin(body, args, lambda x: forbidden.kind_in(bare(x)))
     except Exception as error:  # an error of this second run; the first one counts
         return (
             f"the operation that makes it is unknown, since operations run one by one fail: {error}"

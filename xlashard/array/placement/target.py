@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from types import FunctionType
 from typing import Any
 
 import jax
@@ -343,6 +342,6 @@ def at_path(error: XlashardError, path: str) -> XlashardError:
         return PlacementError(f"{path}: {error}")
     if isinstance(error, OutOfMemoryError):
         return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
-    if not isinstance(type(error).__init__, FunctionType):
+    if vars(error).keys() <= {"__notes__"}:
         return type(error)(f"{path}: {error}")
     return error

@@ -3,8 +3,7 @@
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,6 @@ class CacheMiss:
         began = self.began if since is None else since
         self.stages += 1
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
-
-    @contextmanager
-    def timed(self, stage: Stage) -> Iterator[None]:
-        """Time a stage and add it; a stage that raises is not added."""
-        began = time.perf_counter()
-        yield
-        self.record_stage(stage, began)
 
 
 @dataclass(frozen=True)

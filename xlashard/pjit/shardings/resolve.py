@@ -243,8 +243,7 @@ def _argument_shardings(
         sharding, aval = None, argument.aval
         if requested is not None:
             sharding = _fitting(requested, (keyword, argument.path, aval), devices, mesh)
-            if isinstance(sharding, NamedSharding) and sharding.spec.unreduced:
-                _check_unreduced_argument(sharding, (keyword, argument.path, aval))
+            _check_unreduced(sharding, (keyword, argument.path, aval), is_result=False)
             if argument.committed and argument.sharding is not sharding:
                 _check_agrees(argument, sharding, keyword)
         elif argument.committed:
@@ -268,8 +267,7 @@ def _result_shardings(
             shardings.append(typed_sharding(aval, devices))
             continue
         sharding = _fitting(requested, (request.names[1], path, aval), devices, mesh)
-        if isinstance(sharding, NamedSharding) and sharding.spec.unreduced:
-            _check_unreduced_result(sharding, (request.names[1], path, aval))
+        _check_unreduced(sharding, (request.names[1], path, aval), is_result=True)
         shardings.append(sharding)
     return tuple(shardings)
 
@@ -357,38 +355,29 @@ def _has_same_tiles(first: XLACompatibleSharding, other: XLACompatibleSharding, 
     return first.num_devices == other.num_devices and tilings[0].same_tiles(tilings[1])
 
 
-def _check_unreduced_argument(sharding: NamedSharding, value: _Value) -> None:
-    """Check that an argument with an unreduced sharding has an unreduced type.
+def _check_unreduced(sharding: XLACompatibleSharding, value: _Value, *, is_result: bool) -> None:
+    """Check an unreduced sharding against the type of its value.
 
     Raises:
-        ResourceError: If it has not: the function was traced as if it got the reduced value.
+        ResourceError: If the type of an argument is not unreduced so, for the function was traced
+            as if it got the reduced value; or if a result would need a change of its partial
+            results that XLA can't make.
     """
+    if not sharding.is_unreduced or not isinstance(sharding, NamedSharding):
+        return
     _, path, aval = value
     typed = getattr(aval, "sharding", None)
-    if not sharding.is_unreduced:
-        return
-    if typed is None or typed.spec.unreduced != sharding.spec.unreduced:
-        raise ResourceError(
-            f"{_describe(value)} is {described(sharding)}, but its type {dtype_name(aval)} is not "
-            f"unreduced so: pass an unreduced array, by device_put({path}, {as_code(sharding)})",
-            path=path,
+    if is_result:
+        problem = typed and reshard_problem(typed.spec, sharding.spec, aval.dtype)
+        problem = problem and f"its type is {dtype_name(aval)}: {problem}"
+    elif typed is None or typed.spec.unreduced != sharding.spec.unreduced:
+        problem = (
+            f"its type {dtype_name(aval)} is not unreduced so: pass an unreduced array, by "
+            f"device_put({path}, {as_code(sharding)})"
         )
-
-
-def _check_unreduced_result(sharding: NamedSharding, value: _Value) -> None:
-    """Check that a result needs no change of its partial results that XLA can't make.
-
-    Raises:
-        ResourceError: If it does.
-    """
-    _, path, aval = value
-    typed = getattr(aval, "sharding", None)
-    if typed is None or not sharding.is_unreduced:
-        return
-    problem = reshard_problem(typed.spec, sharding.spec, aval.dtype)
+    else:
+        problem = ""
     if problem:
         raise ResourceError(
-            f"{_describe(value)} is {described(sharding)}, but its type is {dtype_name(aval)}: "
-            f"{problem}",
-            path=path,
+            f"{_describe(value)} is {described(sharding)}, but {problem}", path=path
         )

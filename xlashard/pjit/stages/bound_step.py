@@ -16,7 +16,6 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.core.donation import SHARDS, release_shards
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred
 from xlashard.pjit.arguments import (
@@ -230,10 +229,7 @@ class BoundStep:
         check_type(value, path, aval, text, "lower, compile and bind it for such arguments")
         check_alive(value, path, aval)
         position, handle = expected.position or 0, bare(value)
-        guards = active_guards()
-        if guards is None:
-            return self._program.place_one(position, handle)
-        with arguments_may_move(guards, [value], [path], [expected.jax_sharding]):
+        with arguments_may_move([value], [path], [expected.jax_sharding]):
             return self._program.place_one(position, handle)
 
     def _check_unshared(self, handles: Sequence[Any], rest: tuple[Any, ...]) -> None:
@@ -260,7 +256,8 @@ class BoundStep:
         paths = [*closed_over, *plan.state_paths, *inputs]
         if plan.order is not None:
             paths = [paths[i] for i in plan.order]
-        check_unshared(self._program, handles, paths, plan.name)
+        pair, donated = self._program.shared_pair(handles), self._program.parts.plan.donated
+        check_unshared(pair, paths, donated, plan.name)
 
     def _explained(
         self, error: NonFiniteError, state: Sequence[Any], rest: tuple[Any, ...]
@@ -269,9 +266,7 @@ class BoundStep:
         at, others = plan.before, [i.path for i in plan.inputs]
         values = (*leaves[:at], *state, *leaves[at:])
         paths = (*others[:at], *plan.state_paths, *others[at:])
-        return nan_debug.explained(
-            error, plan.name, nan_debug.NonFiniteRun(self._body, values, paths)
-        )
+        return nan_debug.explained(error, plan.name, self._body, values, paths)
 
     def _note_donated(self, rest: tuple[Any, ...]) -> None:
         taker = f"the bound step {self._plan.name}"

@@ -1,7 +1,6 @@
 """Plan of a bound step: the buffers that its program takes and returns, checked once."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import compress, count
 from typing import Any
 
@@ -10,16 +9,15 @@ import jax
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.transfer import base_handle, shared_pair
 from xlashard._jax.trace.tracing import is_extended
-from xlashard.array.placement.transfer_guard import active_guards
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import (
     arguments_may_move,
     bare,
     check_concrete,
+    check_unshared,
     check_values,
     describe_arguments,
-    refusal,
 )
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shardings.resources import described
@@ -152,18 +150,11 @@ def place_state(
         check_type(leaf, path, aval, text, "lower and compile it for such a state")
     for argument, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(argument, sharding, f"{plan.name} keeps {{}}")
-    guards = active_guards()
-    jax_shardings = compiled.program.out_jax_shardings[:number]
-    with (
-        nullcontext()
-        if guards is None
-        else arguments_may_move(guards, leaves, paths, jax_shardings)
-    ):
+    with arguments_may_move(leaves, paths, compiled.program.out_jax_shardings[:number]):
         handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
         pair = shared_pair(list(map(base_handle, handles)), range(number))
-        if pair is not None:
-            raise refusal(pair, paths, [True] * number, plan.name)
+        check_unshared(pair, paths, [True] * number, plan.name)
     return leaves, handles
 
 
