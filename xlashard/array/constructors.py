@@ -294,11 +294,20 @@ def finished(
     Raises:
         ArgumentError: A layout for keys.
     """
+    if keys is not None:
+        target = resolve_key_data(target, buffers[0].shape[len(target.shape) :])
+        dtype = buffers[0].dtype
+    return array_over(gather_pieces(buffers, dtype, target), target, layout, keys)
+
+
+def array_over(handle: Handle, target: ResolvedSharding, layout: Layout | None, keys: Any) -> Any:
+    """Return an array over a handle in a layout, or a key array of the kind of another one.
+
+    Raises:
+        ArgumentError: A layout for keys.
+    """
     if keys is None:
-        handle = gather_pieces(buffers, dtype, target)
         return wrap(relayout(handle, layout, target), target.sharding)
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
-    numbers = buffers[0]
-    there = resolve_key_data(target, numbers.shape[len(target.shape) :])
-    return keys_over(gather_pieces(buffers, numbers.dtype, there), keys)
+    return keys_over(handle, keys)

@@ -184,9 +184,8 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
         try:
             came = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(mine))
         except processes.BarrierTimeoutError as error:
-            raise _timeout_error(
-                error, its, group
-            ) from None  # no-catalogue: needs several processes
+            # no-catalogue: needs several processes
+            raise _timeout_error(error, its, group) from None
         reported = {process: json.loads(text) for process, text in came.items()}
         types = {p: [kind for kind, _ in listed] for p, listed in reported.items()}
         if any(listed != types[group[0]] for listed in types.values()):
@@ -244,9 +243,8 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
         try:
             differences = processes.differences(_barrier(group), named)
         except processes.BarrierTimeoutError as error:
-            raise _timeout_error(
-                error, its, group
-            ) from None  # no-catalogue: needs several processes
+            # no-catalogue: needs several processes
+            raise _timeout_error(error, its, group) from None
         if differences:
             raise _unequal(differences, group)  # no-catalogue: needs several processes
         _compared.add(key)

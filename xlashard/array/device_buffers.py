@@ -128,11 +128,6 @@ class DeviceBuffer(NamedTuple):
     device: Device
     is_key: bool
 
-    @property
-    def is_exposed(self) -> bool:
-        """True if code outside of this package can delete the buffer."""
-        return not isinstance(self.array, Array) or self.array._exposed is not None
-
 
 def read_buffers(arrays: Any, caller: Caller) -> list[DeviceBuffer]:
     """Check that values are arrays on one device each, and alive.
@@ -179,8 +174,9 @@ def assemble_arrays(
     if len(ordered) > 1 and isinstance(out, Array):
         for single in ordered:
             record_shard(single.handle, out)
-        if any([single.is_exposed for single in ordered]):
-            out._expose()
+        arrays = [single.array for single in ordered]
+        if not all([isinstance(x, Array) and x._exposed is None for x in arrays]):
+            out._expose()  # code outside of this package can delete one of the buffers
     return out
 
 

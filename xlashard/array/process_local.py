@@ -9,8 +9,8 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import put, separate
-from xlashard.array.core.array import wrap
-from xlashard.array.core.handles import is_key_array, key_handle, keys_over, resolve_key_data
+from xlashard.array.constructors import array_over
+from xlashard.array.core.handles import is_key_array, key_handle, resolve_key_data
 from xlashard.array.placement.put import host_value, put_value
 from xlashard.array.placement.target import (
     at_path,
@@ -23,9 +23,7 @@ from xlashard.array.placement.target import (
     resolve_requested,
 )
 from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
-from xlashard.array.reshard.execute import relayout
 from xlashard.errors import (
-    ArgumentError,
     PlacementError,
     XlashardError,
     counted,
@@ -120,11 +118,7 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
         windows = _windows(local, shape, logical.tiling, logical.positions)
         pieces = separate([value[window] for window in windows])
         handle = put(target.aval(value.dtype), target.jax_sharding, pieces, target.devices)
-    if keys is None:
-        return wrap(relayout(handle, layout, target), sharding)
-    if layout is not None:
-        raise ArgumentError("a key array has no layout: give the sharding alone")
-    return keys_over(handle, keys)
+    return array_over(handle, target, layout, keys)
 
 
 def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ type _Boundary = tuple[
 ]
 """Shardings of arguments and of results; None leaves a value to the partitioner."""
 
-BOUNDARIES = cleared_with_jax(BoundedCache(1024))
+BOUNDARIES = cleared_with_jax(BoundedCache())
 """Boundary shardings of nested calls, by what was requested of them and by their types."""
 
 

@@ -114,17 +114,14 @@ def closed_over_places(values: Iterable[Any], function: Any) -> ClosedOver:
     arrays, references = [], []
     for value in values:
         if is_ref(value):
-            references.append((_a_reference, from_jax(bare(value).sharding)))
+            sharding = from_jax(bare(value).sharding)
+            references.append((lambda: "a reference that the function closes over", sharding))
         elif isinstance(value, jax.Array) and bare(value).committed:
             sharding = closed_over_sharding(value)
             if sharding is not None:
                 # The search for its variable runs for errors only.
                 arrays.append((partial(named_value, value, function, "the function"), sharding))
     return tuple(arrays + references)
-
-
-def _a_reference() -> str:
-    return "a reference that the function closes over"
 
 
 def named_value(value: Any, function: Any, called: str) -> str:

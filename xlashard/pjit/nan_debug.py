@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime.execute import NonFinite, debug_flag, unchecked
-from xlashard._jax.trace.jaxprs import has_effects
 from xlashard._jax.trace.origins import find_nan_origin
 from xlashard.errors import NonFiniteError
 from xlashard.pjit.arguments import bare
@@ -44,7 +43,7 @@ def _origin(body: Any, values: Sequence[Any], paths: Sequence[str]) -> str:
             return f"{path} holds {kind} already"
     arrays = [arg for arg in args if isinstance(arg, jax.Array)]
     is_local = all(array.is_fully_addressable for array in arrays)
-    if body is None or has_effects(body) or not is_local:
+    if body is None or body.effects or not is_local:
         return (
             "call the function inside `with jax.disable_jit():` to stop at the operation that "
             "makes it"

@@ -190,7 +190,7 @@ def _traced(
                 check_axes(jax.typeof(value), name)
         raise
     except RuntimeError:
-        if not global_state.is_tracing_forbidden():
+        if not jax.config.jax_no_tracing:
             raise
         raise TracingError(
             f"{name} would have to be traced, which jax.no_tracing forbids: call it once with such "
@@ -230,7 +230,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         elif tracing.may_name_shardings(params.values()):
             others.append(eqn)
     if others:
-        rest = tracing.with_equations(jaxpr, others)
+        rest = jaxpr.replace(eqns=others)
         found |= dict.fromkeys(constraints_in(rest))
         found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(found)

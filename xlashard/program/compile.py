@@ -31,7 +31,6 @@ from xlashard.program.donation import (
 )
 from xlashard.program.executables import (
     EXECUTABLES,
-    ExecutableShardings,
     LoadedExecutable,
     Source,
     resolve_shardings,
@@ -272,8 +271,7 @@ def compile_program(
             text = _oom_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
-    chosen = ExecutableShardings(loaded.executable)
-    args, results = resolve_shardings(chosen, plan, len(body.ordered_effects))
+    args, results = resolve_shardings(loaded, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,
         in_shardings=args,
@@ -297,19 +295,13 @@ def _loaded(
         return loaded, shared_binary.SHARED_BINARIES.load(
             shared, lowered.body, loaded, compile_here
         )
-    if lowered.source is not None and _is_defined_by_text(lowered):
+    # A module refers to Python objects by number only. Processes that compile one program together
+    # must all compile it, even if one of them has the executable.
+    is_defined_by_text = lowered.body.is_self_contained and lowered.plan.is_of_one_process
+    if lowered.source is not None and is_defined_by_text:
         key = (lowered.source, compiler.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)
     return loaded, loaded.compile(module, request)
-
-
-def _is_defined_by_text(lowered: LoweredProgram) -> bool:
-    """Return whether equal modules are equal programs.
-
-    A module refers to Python objects by number only. Processes that compile one program together
-    must all compile it, even if one of them has the executable.
-    """
-    return lowered.body.is_self_contained and lowered.plan.is_of_one_process
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:

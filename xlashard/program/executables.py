@@ -102,6 +102,14 @@ class LoadedExecutable:
         executable = self.executable if self._again is None else self._again()
         return executables.to_bytes(executable)
 
+    def shardings(self, of: "Side", count: int) -> Sequence[str] | None:
+        """Return the propagated shardings."""
+        return compiler.reported_shardings(self.executable, of, count)
+
+    def memory_kinds(self, count: int) -> Sequence[str | None]:
+        """Return the memory of each result."""
+        return compiler.output_memory_kinds(self.executable, count)
+
 
 class ExecutableCache:
     """Cache of live executables, keyed by a digest of the compiler's input."""
@@ -148,25 +156,6 @@ else:
 
 type Shardings = tuple[XLACompatibleSharding, ...]
 type Side = Literal["parameters", "outputs"]
-
-
-@dataclass(frozen=True)
-class ExecutableShardings:
-    """Propagated shardings, read from an executable.
-
-    Attributes:
-        executable: The compiled program.
-    """
-
-    executable: compiler.Executable
-
-    def shardings(self, of: Side, count: int) -> Sequence[str] | None:
-        """Return the propagated shardings."""
-        return compiler.reported_shardings(self.executable, of, count)
-
-    def memory_kinds(self, count: int) -> Sequence[str | None]:
-        """Return the memory of each result."""
-        return compiler.output_memory_kinds(self.executable, count)
 
 
 def resolve_shardings(
@@ -319,7 +308,7 @@ class HloShardings:
         return kinds if len(kinds) == count else [None] * count
 
 
-type PropagatedShardings = ExecutableShardings | HloShardings
+type PropagatedShardings = LoadedExecutable | HloShardings
 """Reader of the propagated shardings of a program."""
 
 

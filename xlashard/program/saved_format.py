@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, UnreducedKind
 
@@ -188,7 +189,7 @@ def type_to_json(aval: Any) -> dict[str, Json]:
         "shape": list(aval.shape),
         "dtype": name,
         "weak": bool(getattr(aval, "weak_type", False)),
-        "typed": executables.is_typed_by_mesh(aval),
+        "typed": not aval.sharding.mesh.empty,
     }
 
 
@@ -300,7 +301,7 @@ def _mesh(record: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:
 def array_to_bytes(value: Any) -> memoryview:
     """Return the elements of an array, row by row."""
     if is_extended(value):
-        value = executables.key_data(value)
+        value = jax.random.key_data(value)
     flat = np.ascontiguousarray(np.asarray(value)).reshape(-1)
     return memoryview(flat.view(np.uint8))
 

@@ -1,7 +1,7 @@
 """Serialization of compiled programs: executable, plan and closed-over values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -142,23 +142,10 @@ def _values(
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedProgram:
-    """A loaded program.
-
-    Attributes:
-        program: The program.
-        consts: Its closed-over values, placed.
-    """
-
-    program: Program
-    consts: tuple[Handle, ...]
-
-
 def load_program(
     header: Mapping[str, Any], contents: Contents, target: LoadTarget, donated: Sequence[bool]
-) -> LoadedProgram:
-    """Return the program of the JSON and sections of `save_program`.
+) -> tuple[Program, tuple[Handle, ...]]:
+    """Return the program of the JSON and sections of `save_program`, and its closed-over values.
 
     All checks precede the use of the bytes by PJRT.
 
@@ -217,7 +204,7 @@ def load_program(
             f"the saved program's header has {len(ins)} arguments and {len(outs)} results, "
             f"its executable has {len(layouts[0])} and {len(layouts[1])}: serialize() it again"
         )
-    return LoadedProgram(program, program.keep(values))
+    return program, program.keep(values)
 
 
 def _check_widths(parts: ProgramParts) -> None:

@@ -75,11 +75,6 @@ def aval(
     return make_aval(shape, dtype, sharding, weak_type)
 
 
-def is_typed_by_mesh(value: Any) -> bool:
-    """Return True if an abstract value has a mesh in its type."""
-    return not value.sharding.mesh.empty
-
-
 @lru_cache(maxsize=1)
 def _key_dtypes() -> dict[str, Any]:
     keys = [jax.eval_shape(partial(jax.random.key, 0, impl=name)) for name in _KEY_NAMES]
@@ -93,11 +88,6 @@ def dtype_of(name: str) -> Any:
         TypeError: For an unknown name.
     """
     return _key_dtypes().get(name) or np.dtype(name)
-
-
-def key_data(value: Any) -> Any:
-    """Return the integers of a key array."""
-    return jax.random.key_data(value)
 
 
 def keys_of(data: np.ndarray, dtype: Any) -> Any:

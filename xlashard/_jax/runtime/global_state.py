@@ -36,19 +36,9 @@ def _by_name(context: Any) -> dict[str, Any]:
     return {**dict(named), "jax_use_shardy_partitioner": shardy}
 
 
-def is_tracing_forbidden() -> bool:
-    """Return True under `jax.no_tracing`."""
-    return config.no_tracing.value
-
-
 def is_x64_enabled() -> bool:
     """Return True if 64-bit dtypes are enabled (`jax_enable_x64`)."""
     return config.enable_x64.value
-
-
-def explains_cache_misses() -> bool:
-    """Return True if cache misses are to be explained (`jax_explain_cache_misses`)."""
-    return config.explain_cache_misses.value
 
 
 def dispatch_flag(name: str) -> Any:
@@ -150,15 +140,13 @@ class Clearable(Protocol):
         """Empty the cache."""
 
 
+_MOST_VALUES = 1024
+
+
 class BoundedCache:
-    """Cache of values by hashable keys; it is emptied when it is full.
+    """Cache of values by hashable keys; it is emptied when it is full."""
 
-    Args:
-        size: The number of values that it holds.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -166,7 +154,7 @@ class BoundedCache:
         value = self._values.get(key)
         if value is None:
             value = make()
-            if len(self._values) >= self._size:
+            if len(self._values) >= _MOST_VALUES:
                 self._values = {}
             self._values[key] = value
         return value

@@ -306,16 +306,22 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return several blocks that a CPU device can alias, in one allocation: `[count, *shape]`."""
     dtype = np.dtype(dtype)
+    strides = aligned_strides(shape, dtype)
+    size = count * strides[0]
+    if size >= _WORTH_COLLECTING:
+        collect_garbage()
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return np.ndarray((count, *shape), dtype, memory, start, strides)
+
+
+def aligned_strides(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, ...]:
+    """Return the strides of aligned blocks of a shape and dtype, in bytes: `[count, *shape]`."""
     strides, size = [], dtype.itemsize
     for extent in reversed(shape):
         strides.append(size)
         size *= extent
-    step = -(-size // ALIGNMENT) * ALIGNMENT
-    if count * step >= _WORTH_COLLECTING:
-        collect_garbage()
-    memory = np.empty(count * step + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return np.ndarray((count, *shape), dtype, memory, start, (step, *reversed(strides)))
+    return (-(-size // ALIGNMENT) * ALIGNMENT, *reversed(strides))
 
 
 collect_garbage = xc._xla.collect_garbage

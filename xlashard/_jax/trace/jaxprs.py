@@ -6,7 +6,8 @@ its new value as an additional result, which takes over the argument's buffers.
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -91,10 +92,9 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     """
     if not any(chosen):
         return jaxpr, []
-    moved = [v for v, c in zip(jaxpr.constvars, chosen, strict=True) if c]
-    left = [v for v, c in zip(jaxpr.constvars, chosen, strict=True) if not c]
-    values = [v for v, c in zip(jaxpr.consts, chosen, strict=True) if c]
-    kept = [v for v, c in zip(jaxpr.consts, chosen, strict=True) if not c]
+    moved, values = (list(compress(side, chosen)) for side in (jaxpr.constvars, jaxpr.consts))
+    others = list(map(not_, chosen))
+    left, kept = (list(compress(side, others)) for side in (jaxpr.constvars, jaxpr.consts))
     invars = [*moved, *jaxpr.invars]
     debug = jaxpr.debug_info
     names = debug.safe_arg_names(len(jaxpr.invars))
@@ -206,11 +206,6 @@ def boundary(
     ins = [reads.get(v) for v in jaxpr.invars]
     outs = [None if isinstance(v, Literal) else makes.get(v) for v in jaxpr.outvars]
     return ins, outs
-
-
-def has_effects(jaxpr: Jaxpr) -> bool:
-    """Return True if a jaxpr has effects."""
-    return bool(jaxpr.effects)
 
 
 def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -342,11 +342,6 @@ def calling_line() -> tuple[str, int]:
 
 def _is_passed_by(file: str) -> bool:
     return file.startswith(_PASSED_BY) or any(wrapper in file for wrapper in _WRAPPERS)
-
-
-def with_equations(jaxpr: Jaxpr, equations: Sequence[Any]) -> Jaxpr:
-    """Return the jaxpr with some of its equations."""
-    return jaxpr.replace(eqns=list(equations))
 
 
 def may_name_shardings(values: Collection[Any]) -> bool:

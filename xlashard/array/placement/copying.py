@@ -16,7 +16,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from xlashard._jax.runtime.transfer import ALIGNMENT, aligned_blocks, aligned_empty, collect_garbage
+from xlashard._jax.runtime.transfer import (
+    aligned_blocks,
+    aligned_empty,
+    aligned_strides,
+    collect_garbage,
+)
 from xlashard.array.placement.target import ResolvedSharding
 
 type Copy = tuple[np.ndarray, np.ndarray]
@@ -159,17 +164,14 @@ class MemoryPool:
 
     def blocks(self, count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
         """Return pooled blocks, `[count, *shape]`; None if they are too large for the pool."""
-        strides, size = [], dtype.itemsize
-        for extent in reversed(shape):
-            strides.append(size)
-            size *= extent
-        if size > _LARGEST_POOLED:
+        if math.prod(shape) * dtype.itemsize > _LARGEST_POOLED:
             return None
-        step = -(-size // ALIGNMENT) * ALIGNMENT
-        if self._start + count * step > self._end:
-            self._refill(count * step)
-        start, self._start = self._start, self._start + count * step
-        return np.ndarray((count, *shape), dtype, self._pool, start, (step, *reversed(strides)))
+        strides = aligned_strides(shape, dtype)
+        needed = count * strides[0]
+        if self._start + needed > self._end:
+            self._refill(needed)
+        start, self._start = self._start, self._start + needed
+        return np.ndarray((count, *shape), dtype, self._pool, start, strides)
 
     def _refill(self, needed: int) -> None:
         size = max(needed, min(self._expected, _POOL))

@@ -103,7 +103,7 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
     for number, piece in in_turn(senders, pieces_by_target):
         buffer, device = buffers[piece.source], target.devices[number]
         whole = _Whole(
-            _extent(piece.source_index) == buffer.shape, len(pieces_by_target[number]) == 1
+            extent_of(piece.source_index) == buffer.shape, len(pieces_by_target[number]) == 1
         )
         if not traffic.admits(piece, whole):
             jax.block_until_ready(shards)
@@ -174,7 +174,8 @@ def in_turn(
 type _Shape = tuple[int, ...]
 
 
-def _extent(index: Index) -> _Shape:
+def extent_of(index: Index) -> _Shape:
+    """Return the shape of a slice."""
     return tuple(s.stop - s.start for s in index)
 
 
@@ -192,7 +193,7 @@ def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handl
 
 def cut(buffer: Handle, index: Index) -> Handle:
     """Return a slice of a buffer, on its device."""
-    return _cut(buffer, _starts(index), _extent(index))
+    return _cut(buffer, _starts(index), extent_of(index))
 
 
 def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:

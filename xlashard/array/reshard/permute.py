@@ -23,7 +23,7 @@ from xlashard.array.placement.put import put_on
 from xlashard.array.placement.target import resolve_sharding
 from xlashard.array.reshard import ReshardTask, TilingOnDevices
 from xlashard.array.reshard.compiled import reshard_by_program, unusual_layout
-from xlashard.array.reshard.p2p import cut, in_turn, numbered, pasted
+from xlashard.array.reshard.p2p import cut, extent_of, in_turn, numbered, pasted
 from xlashard.geometry import Piece, Round, TileAssignment, schedule_rounds
 from xlashard.sharding import GSPMDSharding
 
@@ -154,7 +154,7 @@ class PermuteReshard:
         """Return a piece on its source device."""
         buffer = self._buffers[piece.source]
         index = piece.source_index
-        extent = tuple(s.stop - s.start for s in index)
+        extent = extent_of(index)
         # All devices send the default layout, whatever the layout of the source is.
         if extent == buffer.shape and unusual_layout(buffer) is None:
             return buffer

@@ -11,7 +11,8 @@ from functools import cached_property
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from xlashard._jax.runtime.global_state import explains_cache_misses
+import jax
+
 from xlashard._jax.trace.tracing import calling_line
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
@@ -227,5 +228,6 @@ class CompileLog:
 
 def _level() -> int:
     """Return WARNING where a setting enables these lines alone: they need no handler then."""
-    enabled = explains_cache_misses() or logging.NOTSET < LOGGER.level <= logging.INFO
+    explains = jax.config.jax_explain_cache_misses
+    enabled = explains or logging.NOTSET < LOGGER.level <= logging.INFO
     return logging.WARNING if enabled else logging.INFO

@@ -324,21 +324,21 @@ def _loaded(
             # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("arguments and results that do not match in number")
     program_donates = (*(False,) * (taken - sum(kept)), *compress(donated, kept))
-    restored = load_program(program, contents, target, program_donates)
+    restored, consts = load_program(program, contents, target, program_donates)
     # The types of the program's own arguments contain the mesh if it is explicit.
-    taken_avals = iter(restored.program.parts.in_avals[len(restored.consts) :])
+    taken_avals = iter(restored.parts.in_avals[len(consts) :])
     in_avals = tuple(next(taken_avals) if k else a for a, k in zip(saved_avals, kept, strict=True))
     info = StageInfo(
         name=name,
         in_tree=trees[0],
         out_tree=trees[1],
         in_avals=in_avals,
-        out_avals=restored.program.parts.out_avals,
+        out_avals=restored.parts.out_avals,
         paths=paths,
         donated=donated,
         moves_arguments=header.get("moves") is True,
     )
-    return info, CompiledProgram(restored.program, None, restored.consts, kept)
+    return info, CompiledProgram(restored, None, consts, kept)
 
 
 def _trees(header: Any, paths: Sequence[str], trees: Trees) -> Trees:
