@@ -247,24 +247,14 @@ def set_everywhere(flag: Flag, value: Any) -> None:
     flag._set(value)
 
 
-class ThreadValue:
-    """Thread-local value that is part of the dispatch key.
+def thread_value(name: str, default: Any) -> Any:
+    """Create a thread-local value that is part of the dispatch key: `value`, `set_local(value)`.
 
     Args:
         name: Its name in jaxlib.
         default: Its value in threads that set none.
     """
-
-    def __init__(self, name: str, default: Any) -> None:
-        self._state = _jax.config.Config(name, default, include_in_jit_key=True)
-
-    def get(self) -> Any:
-        """Return the value of this thread."""
-        return self._state.value
-
-    def set(self, value: Any) -> None:
-        """Set the value of this thread."""
-        self._state.set_local(value)
+    return _jax.config.Config(name, default, include_in_jit_key=True)
 
 
 def own_flag(name: str) -> Flag:

@@ -1,39 +1,18 @@
 """The syntax of HLO shardings, read into its plain parts."""
 
 import re
-from typing import Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from xlashard.errors import ShardingTextError
-from xlashard.lazily import dataclass
 
-type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
 type Subgroup = Literal["manual", "unreduced", "replicated"]
 
-
-@dataclass(frozen=True, slots=True)
-class ShardingText:
-    """Parts of the text of one sharding; only the syntax is checked.
-
-    Attributes:
-        kind: Kind of sharding.
-        dims: Tile dims.
-        reshape_dims: Of an iota.
-        perm: Of an iota.
-        devices: Listed ones, or the one of a maximal sharding.
-        subgroups: Kinds of the trailing dims.
-        elements: Of a tuple.
-    """
-
-    kind: Kind
-    dims: tuple[int, ...] = ()
-    reshape_dims: tuple[int, ...] = ()
-    perm: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
-    subgroups: tuple[str, ...] = ()
-    elements: tuple["ShardingText", ...] = ()
+type Maker = tuple[str, tuple[Any, ...]]
+"""The class method of `TileAssignment` that makes a sharding, and its arguments; only the syntax of
+the text is checked. The arguments of `tuple_of` are the makers of its elements."""
 
 
-def read_sharding(text: str) -> ShardingText:
+def read_sharding(text: str) -> Maker:
     """Read the text of an HLO sharding; `metadata={...}` is skipped.
 
     Raises:
@@ -102,11 +81,10 @@ class _Reader:
         )
 
 
-_PLAIN: tuple[Kind, ...] = ("replicated", "manual", "unreduced", "unknown")
-_WORDS: dict[str, Kind] = {kind: kind for kind in _PLAIN}
+_WORDS = ("replicated", "manual", "unreduced", "unknown")
 
 
-def _sharding(reader: _Reader, *, nested: bool) -> ShardingText:
+def _sharding(reader: _Reader, *, nested: bool) -> Maker:
     reader.expect(r"\{", "'{'")
     if reader.take(r"(?=\{|\})") is not None:
         if nested:
@@ -121,25 +99,25 @@ def _sharding(reader: _Reader, *, nested: bool) -> ShardingText:
             parsed = _tiled(reader)
         case "maximal":
             reader.expect(r"device\s*=", "'device='")
-            parsed = ShardingText("maximal", devices=(reader.number("a device number"),))
+            parsed = "maximal", (reader.number("a device number"),)
         case _:
-            parsed = ShardingText(_WORDS[word])
+            parsed = word, ()
     if reader.take(r"metadata\s*=\s*(?=\{)") is not None:
         _skip_braces(reader)
     reader.expect(r"\}", "'}'")
     return parsed
 
 
-def _tuple(reader: _Reader) -> ShardingText:
-    elements: list[ShardingText] = []
+def _tuple(reader: _Reader) -> Maker:
+    elements: list[Maker] = []
     while reader.take(r"\}") is None:
         if elements:
             reader.expect(",", "',' or '}'")
         elements.append(_sharding(reader, nested=True))
-    return ShardingText("tuple", elements=tuple(elements))
+    return "tuple_of", tuple(elements)
 
 
-def _tiled(reader: _Reader) -> ShardingText:
+def _tiled(reader: _Reader) -> Maker:
     reader.expect(r"=\s*\[", "'=['")
     dims = reader.numbers("tile dims")
     reader.expect(r"\]", "']'")
@@ -147,7 +125,7 @@ def _tiled(reader: _Reader) -> ShardingText:
         devices = reader.numbers("devices")
         if not devices:
             reader.fail("expected '<=[...]' or a list of devices")
-        return ShardingText("tiled", dims, devices=devices, subgroups=_subgroups(reader))
+        return "listed", (dims, devices, _subgroups(reader))
     reader.expect(r"\[", "'['")
     reshape_dims = reader.numbers("reshape dims")
     reader.expect(r"\]", "']'")
@@ -155,7 +133,7 @@ def _tiled(reader: _Reader) -> ShardingText:
     if reader.take(r"T\s*\(") is not None:
         perm = reader.numbers("the transposition")
         reader.expect(r"\)", "')'")
-    return ShardingText("tiled", dims, reshape_dims, perm, subgroups=_subgroups(reader))
+    return "iota", (dims, reshape_dims, perm, _subgroups(reader))
 
 
 def _subgroups(reader: _Reader) -> tuple[str, ...]:

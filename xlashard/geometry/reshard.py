@@ -243,13 +243,7 @@ def reshard_plan(
 
     Dimensions that don't divide are cut as XLA does it, with smaller or empty last tiles.
 
-    Args:
-        shape: Global shape, in elements.
-        itemsize: Size of an element, in bytes.
-        src: Tiling of the source shards.
-        src_devices: Device id per position of `src`.
-        dst: Tiling of the destination shards.
-        dst_devices: Device id per position of `dst`.
+    Arguments are the attributes of `ReshardPlan`.
 
     Raises:
         RankError: A tiling is for another rank.

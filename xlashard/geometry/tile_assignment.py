@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TilingError
 from xlashard.geometry import strides
-from xlashard.geometry.hlo_text import Kind, ShardingText, Subgroup, read_sharding
+from xlashard.geometry.hlo_text import Maker, Subgroup, read_sharding
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, validate_spec
 from xlashard.lazily import dataclass
+
+type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
 
 _SUBGROUPS: tuple[Subgroup, ...] = ("manual", "unreduced", "replicated")
 """Kinds of sub-groups, in the order in which XLA writes them."""
@@ -207,21 +210,14 @@ class TileAssignment:
             >>> TileAssignment.parse_text("{devices=[2,2]<=[2,2]T(1,0)}").dims
             (2, 2)
         """
-        return cls._from_text(read_sharding(text))
+        return cls._made(read_sharding(text))
 
     @classmethod
-    def _from_text(cls, text: ShardingText) -> "TileAssignment":
-        match text.kind:
-            case "tuple":
-                return cls.tuple_of(map(cls._from_text, text.elements))
-            case "maximal":
-                return cls.maximal(text.devices[0])
-            case "tiled" if text.devices:
-                return cls.listed(text.dims, text.devices, text.subgroups)
-            case "tiled":
-                return cls.iota(text.dims, text.reshape_dims, text.perm, text.subgroups)
-            case kind:
-                return cls(kind)
+    def _made(cls, maker: Maker) -> "TileAssignment":
+        name, arguments = maker
+        if name == "tuple_of":
+            return cls.tuple_of(map(cls._made, arguments))
+        return getattr(cls, name)(*arguments)
 
     @property
     def num_devices(self) -> int | None:

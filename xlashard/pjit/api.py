@@ -2,7 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Protocol, Self, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Protocol,
+    Self,
+    TypedDict,
+    Unpack,
+    overload,
+)
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
@@ -66,6 +75,23 @@ class _Decorator(Protocol):
     def __call__[**P, R](self, fun: Callable[P, R], /) -> Jitted[P, R]: ...
 
 
+class _Options(TypedDict, total=False):
+    """Keywords of `pjit`, for type checkers."""
+
+    static_argnames: str | Sequence[str] | None
+    donate_argnames: str | Sequence[str] | None
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    compiler_options: dict[str, Any] | None
+    donation: DonationMode
+    share_binary: bool
+    strict: bool | None
+    in_axis_resources: Any
+    out_axis_resources: Any
+
+
 @overload
 def pjit[**P, R](
     fun: Callable[P, R],
@@ -73,19 +99,7 @@ def pjit[**P, R](
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
-    *,
-    static_argnames: str | Sequence[str] | None = ...,
-    donate_argnames: str | Sequence[str] | None = ...,
-    keep_unused: bool = ...,
-    device: Any = ...,
-    backend: str | None = ...,
-    inline: bool = ...,
-    compiler_options: dict[str, Any] | None = ...,
-    donation: DonationMode = ...,
-    share_binary: bool = ...,
-    strict: bool | None = ...,
-    in_axis_resources: Any = ...,
-    out_axis_resources: Any = ...,
+    **options: Unpack[_Options],
 ) -> Jitted[P, R]: ...
 @overload
 def pjit(
@@ -94,18 +108,7 @@ def pjit(
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Sequence[str] | None = ...,
-    donate_argnames: str | Sequence[str] | None = ...,
-    keep_unused: bool = ...,
-    device: Any = ...,
-    backend: str | None = ...,
-    inline: bool = ...,
-    compiler_options: dict[str, Any] | None = ...,
-    donation: DonationMode = ...,
-    share_binary: bool = ...,
-    strict: bool | None = ...,
-    in_axis_resources: Any = ...,
-    out_axis_resources: Any = ...,
+    **options: Unpack[_Options],
 ) -> _Decorator: ...
 def pjit(
     fun: Any = UNSPECIFIED,

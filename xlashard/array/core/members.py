@@ -68,16 +68,9 @@ for _name in _BINARY.split():
 def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the wrapped result of a function of the handle."""
     try:
-        if kwargs:
-            out = call(self._handle, *map(unwrap, args), **unwrap(kwargs))
-        else:
-            out = call(self._handle, *map(unwrap, args))
+        out = call(self._handle, *map(unwrap, args), **unwrap(kwargs))
     except Exception as error:
         out = retry_call(error, JaxCall(call.__name__, call, (self, *args), kwargs))
-    if type(out) is HandleType and out.committed:
-        array = type(self)()
-        array._handle = out
-        return array
     return wrap_results(type(self), out, (self, args, kwargs))
 
 

@@ -1,8 +1,9 @@
 """Unwrap Arrays in the arguments of JAX's functions, and wrap handles in their results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from xlashard._jax.runtime.transfer import Handle, HandleType
@@ -99,7 +100,10 @@ def _all_uncommitted(kind: type[ArrayBase], operands: tuple[Any, ...]) -> bool:
 
 def on_operand_devices(out: Handle, operands: Any) -> Handle:
     """Move an uncommitted result to the devices of the first committed operand."""
-    operand = next((x for x in _arrays_in(operands) if x.committed), None)
+    arrays = [
+        x for x in jax.tree.leaves(operands) if type(x) is HandleType or isinstance(x, ArrayBase)
+    ]
+    operand = next((x for x in arrays if x.committed), None)
     if operand is None:
         return out
     sharding = from_jax((operand._handle if isinstance(operand, ArrayBase) else operand).sharding)
@@ -112,13 +116,3 @@ def on_operand_devices(out: Handle, operands: Any) -> Handle:
             return reshard(out, there)
         # Each process has computed the same constant.
         return put_value(np.asarray(out), there, weak_type=out.weak_type)
-
-
-def _arrays_in(value: Any) -> Iterator[Any]:
-    if type(value) is HandleType or isinstance(value, ArrayBase):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _arrays_in(part)
-    elif isinstance(value, dict):
-        yield from _arrays_in(tuple(value.values()))

@@ -119,16 +119,20 @@ def _call(parameters: list[inspect.Parameter], values: list[str]) -> str:
     return f"jax_function_({', '.join(needed)}) if {left_out} else {full}"
 
 
+class _Code(str):
+    """Text that stands in a signature as it is."""
+
+    __repr__ = str.__str__
+
+
 def _heading(parameters: list[inspect.Parameter]) -> str:
-    entries: list[str] = []
-    kinds = [p.kind for p in parameters]
-    for number, p in enumerate(parameters):
-        if p.kind is _KINDS.KEYWORD_ONLY and _KINDS.KEYWORD_ONLY not in kinds[:number]:
-            entries.append("*")
-        entries.append(p.name if p.default is p.empty else f"{p.name}=default_{p.name}_")
-        if p.kind is _KINDS.POSITIONAL_ONLY and kinds[number + 1 :].count(p.kind) == 0:
-            entries.append("/")
-    return ", ".join(entries)
+    """Return the parameters as code, with the names of their defaults."""
+    named = [
+        p if p.default is p.empty else p.replace(default=_Code(f"default_{p.name}_"))
+        for p in parameters
+    ]
+    bare = [p.replace(annotation=p.empty) for p in named]
+    return str(inspect.Signature(bare))[1:-1]
 
 
 def _value(p: inspect.Parameter, is_self: bool) -> str:
@@ -153,21 +157,13 @@ def _packing(jax_function: Callable[..., Any], name: str, kind: type | None) -> 
         result = type(args[0]) if kind is None else kind
         try:
             bare_args = [x._handle if type(x) is result else unwrap(x) for x in args]
-            out = (
-                jax_function(*bare_args, **_keywords(kwargs))
-                if kwargs
-                else jax_function(*bare_args)
-            )
+            out = jax_function(*bare_args, **_keywords(kwargs))
         except Exception as failed:
             try:
                 out = retry_call(failed, JaxCall(name, jax_function, args, kwargs))
             except Exception as error:
                 shorten(error)
                 raise
-        if type(out) is HandleType and out.committed:
-            array = result()
-            array._handle = out
-            return array
         return wrap_results(result, out, (args, kwargs))
 
     return function

@@ -297,14 +297,14 @@ class _PositionalValue:
 
     def __init__(self) -> None:
         # Repeat calls bypass Python, so the value must be part of the dispatcher's cache key.
-        self._val = legacy_api.ThreadValue(
+        self._val = legacy_api.thread_value(
             "xlashard_positional_semantics", PositionalSemantics.LOCAL
         )
 
     @property
     def val(self) -> PositionalSemantics:
         """The semantics in force in this thread."""
-        return self._val.get()
+        return self._val.value
 
     @val.setter
     def val(self, value: PositionalSemantics) -> None:
@@ -313,7 +313,7 @@ class _PositionalValue:
                 f"_positional_semantics.val={value!r} is invalid: expected LOCAL or GLOBAL; write "
                 "maps._PositionalSemantics.GLOBAL"
             )
-        self._val.set(value)
+        self._val.set_local(value)
 
 
 POSITIONAL = _PositionalValue()
