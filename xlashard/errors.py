@@ -10,7 +10,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from xlashard.wording import counted as counted
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 entry`, `2 entries`; the plural is `noun` with an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 class XlashardError(Exception):
@@ -222,11 +225,7 @@ class ProgramsDifferError(ProcessesError):
 
 
 class OutOfMemoryError(XlashardError, MemoryError):
-    """A placement that does not fit into memory.
-
-    Attributes:
-        bytes_per_device: Lower bound of the memory needed on each device, in bytes.
-    """
+    """A placement that needs at least `bytes_per_device` of memory, which is not available."""
 
     bytes_per_device: int
 
@@ -407,11 +406,7 @@ class ExpectationError(XlashardError, AssertionError):
 
 
 class LaunchError(XlashardError, OSError):
-    """A pod whose processes cannot be started.
-
-    Attributes:
-        errno: Error number of the operating system; None if unknown.
-    """
+    """A pod whose processes cannot be started; `errno` is None if unknown."""
 
     errno: int | None = None
 

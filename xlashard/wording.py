@@ -18,17 +18,6 @@ _UNPRINTABLE = (
 )
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 entry`, `2 entries`.
-
-    Args:
-        number: How many.
-        noun: What one is called.
-        plural: What several are called, if not `noun` with an s.
-    """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
 def printable(text: str) -> str:
     r"""Return text for a terminal or a log, in which control characters are Python's escapes.
 

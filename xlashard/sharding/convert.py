@@ -23,7 +23,12 @@ from xlashard.sharding.named import NamedSharding, SingleDeviceSharding, grid_of
 
 
 @lru_cache(maxsize=4096)
-def _from_jax(sharding: JaxSharding) -> Sharding:
+def from_jax_sharding(sharding: JaxSharding) -> Sharding:
+    """Return the equivalent sharding of a sharding of JAX, cached.
+
+    Raises:
+        ShardingError: No equivalent exists.
+    """
     if isinstance(sharding, JaxNamedSharding):
         if listed_device_ids(sharding) is not None:
             hlo = jax_hlo_sharding(sharding, len(sharding.spec))
@@ -56,7 +61,7 @@ def from_jax(sharding: JaxSharding | Sharding) -> Sharding:
     Raises:
         ShardingError: No equivalent exists.
     """
-    return sharding if isinstance(sharding, Sharding) else _from_jax(sharding)
+    return sharding if isinstance(sharding, Sharding) else from_jax_sharding(sharding)
 
 
 def to_jax(sharding: JaxSharding | Sharding, shape: Sequence[int]) -> JaxSharding:
