@@ -17,6 +17,7 @@ from xlashard.errors import (
     GeometryError,
     OutOfMemoryError,
     PlacementError,
+    ResourceError,
     XlashardError,
 )
 from xlashard.geometry import Tiling
@@ -342,6 +343,7 @@ def at_path(error: XlashardError, path: str) -> XlashardError:
         return PlacementError(f"{path}: {error}")
     if isinstance(error, OutOfMemoryError):
         return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
-    if vars(error).keys() <= {"__notes__"}:
+    # Errors with attributes stay as they are; a ResourceError names its value itself.
+    if not isinstance(error, ResourceError) and vars(error).keys() <= {"__notes__"}:
         return type(error)(f"{path}: {error}")
     return error
