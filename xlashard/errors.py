@@ -250,21 +250,10 @@ class UnevenShardingError(ResourceError):
         axes: `(name, size)` of the mesh axes that shard it, if known.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        path: str = "",
-        dim: int,
-        size: int,
-        tiles: int,
-        axes: Sequence[tuple[str, int]] = (),
-    ) -> None:
-        super().__init__(message, path=path)
-        self.dim = dim
-        self.size = size
-        self.tiles = tiles
-        self.axes = tuple(axes)
+    dim: int
+    size: int
+    tiles: int
+    axes: tuple[tuple[str, int], ...] = ()
 
 
 class ReplicationError(ResourceError):
@@ -274,9 +263,7 @@ class ReplicationError(ResourceError):
         device_bytes: Bytes on each device.
     """
 
-    def __init__(self, message: str, *, path: str, device_bytes: int) -> None:
-        super().__init__(message, path=path)
-        self.device_bytes = device_bytes
+    device_bytes: int
 
 
 class DeviceMismatchError(XlashardError, ValueError):

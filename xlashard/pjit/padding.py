@@ -14,8 +14,8 @@ from xlashard._jax.trace import tracing
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
 from xlashard.pjit.shardings.device_assignment import REPLICATED
-from xlashard.pjit.shardings.resolve import described
-from xlashard.pjit.shardings.resources import expand, read_resources, to_sharding
+from xlashard.pjit.shardings.resolve import to_sharding
+from xlashard.pjit.shardings.resources import described, expand, read_resources
 from xlashard.pjit.shardings.uneven import uneven_dimensions
 from xlashard.sharding import Mesh, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import typed

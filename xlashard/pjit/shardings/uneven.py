@@ -22,7 +22,7 @@ from xlashard.errors import (
     XlashardWarning,
 )
 from xlashard.lazily import dataclass, deferred
-from xlashard.pjit.shardings.resolve import described
+from xlashard.pjit.shardings.resources import described
 from xlashard.sharding import (
     NamedSharding,
     XLACompatibleSharding,
