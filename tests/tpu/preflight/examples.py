@@ -25,6 +25,7 @@ from tests.tpu.preflight.example_parts import (
 )
 from xlashard.pjit.report.model import (
     DonationReport,
+    RepeatedReport,
     ReplicationReport,
     UnevenReport,
 )
@@ -150,6 +151,22 @@ FITTING = PreflightReport(
             result="",
             result_spec="",
             source=line(131, "logits"),
+        ),
+    ),
+    repeated=(
+        RepeatedReport(
+            operation="dot_general",
+            operands=("bfloat16[2048,4096]", "bfloat16[4096,4096]"),
+            result="bfloat16[2048,4096]",
+            devices=32,
+            count=1,
+            times=32,
+            flops=32 * 2 * 2048 * 4096 * 4096,
+            share=0.02,
+            argument="batch['positions']",
+            spec="P(('data', 'fsdp'))",
+            constraint=None,
+            source=line(140, "rotary"),
         ),
     ),
 )

@@ -26,6 +26,7 @@ from xlashard.pjit.report.program_values import (
     describe_moves,
     describe_outputs,
 )
+from xlashard.pjit.report.repeated import describe_repeated
 from xlashard.pjit.report.replication import describe_replications, describe_uneven
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
@@ -142,6 +143,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
         replications=describe_replications(program, collectives, program.sources),
         forgotten=program.forgotten,
         uneven=describe_uneven(program),
+        repeated=describe_repeated(program, program.modules),
     )
 
 

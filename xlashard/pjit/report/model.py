@@ -241,6 +241,39 @@ class UnevenReport:
 
 
 @dataclass(frozen=True)
+class RepeatedReport:
+    """Product or convolution that every device computes whole, with equal operands.
+
+    Attributes:
+        operation: JAX's name of it: `dot_general` or `conv_general_dilated`.
+        operands: Types of its operands.
+        result: Type of its result.
+        devices: Number of devices that repeat it.
+        count: Number of instructions in the program.
+        times: Number of executions, all instructions together.
+        flops: FLOP on each device, all executions together.
+        share: Part of the FLOP of all products on a device, from 0 to 1.
+        argument: Path of a replicated argument whose dimension a mesh axis could shard; or empty.
+        spec: Sharding of that argument to try: `P('data')`; or empty.
+        constraint: Line of a constraint that leaves an operand whole, if no argument does.
+        source: Line of the operation.
+    """
+
+    operation: str
+    operands: tuple[str, ...]
+    result: str
+    devices: int
+    count: int
+    times: int
+    flops: int
+    share: float
+    argument: str
+    spec: str
+    constraint: SourceLine | None
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
 class CostReport:
     """XLA's estimates for one device. The body of a loop counts once.
 

@@ -14,6 +14,7 @@ from xlashard.pjit.report.model import (
     MemoryReport,
     MoveReport,
     PlaceReport,
+    RepeatedReport,
     ReplicationReport,
     UnevenReport,
     ValueReport,
@@ -24,6 +25,7 @@ from xlashard.pjit.report.sections import (
     donations_section,
     merged_collectives,
     merged_moves,
+    repeated_section,
     replications_section,
     runs_text,
     uneven_section,
@@ -58,6 +60,7 @@ class ProgramReport(SerializableReport):
         forgotten: The facts that an explained stage does not keep, and that the report therefore
             lacks, as one clause; empty for a function.
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
+        repeated: Products that every device computes whole, most FLOP first.
 
     Example:
         >>> import numpy as np
@@ -81,6 +84,7 @@ class ProgramReport(SerializableReport):
     replications: tuple[ReplicationReport, ...]
     forgotten: str = ""
     uneven: tuple[UnevenReport, ...] = ()
+    repeated: tuple[RepeatedReport, ...] = ()
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -100,6 +104,7 @@ class ProgramReport(SerializableReport):
         yield _head(self)
         yield replications_section(self.replications, page)
         yield uneven_section(self.uneven, page)
+        yield repeated_section(self.repeated, page)
         yield _collectives(collectives, page)
         yield _moves(moves, page)
         yield values_section("Arguments", self.inputs, page)

@@ -12,6 +12,7 @@ from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
     MoveReport,
+    RepeatedReport,
     ReplicationReport,
     UnevenReport,
     ValueReport,
@@ -28,7 +29,7 @@ from xlashard.pjit.report.tables import (
     short_type,
     table,
 )
-from xlashard.wording import in_bytes
+from xlashard.wording import in_bytes, in_flop, in_percent
 
 _COLLECTIVE_SUMS = (
     "count",
@@ -271,3 +272,31 @@ def uneven_reason(u: UnevenReport) -> str:
     result = f"; {u.result} is {u.result_spec} instead" if u.result else ""
     tiles = f"{u.shards} tiles of {u.shard_size}{along}{empty}"
     return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"
+
+
+def repeated_section(repeated: Sequence[RepeatedReport], page: Page) -> RenderableType | None:
+    """Return the table of products that every device computes whole."""
+    return listing(
+        page,
+        ("Repeated by every device", "products of whole operands, and the argument to shard"),
+        (">each device", ">share", "what", "of", "remedy"),
+        repeated,
+        lambda r: (
+            in_flop(r.flops),
+            in_percent(r.share),
+            f"{r.operation}{f' ×{r.times}' if r.times > 1 else ''}",
+            f"{' · '.join(r.operands)}",
+            f"{'' if r.source is None else line_text(r.source) + ': '}{remedy_text(r)}",
+        ),
+        lambda r: r.flops,
+        in_flop,
+    )
+
+
+def remedy_text(r: RepeatedReport) -> str:
+    """Format what to shard, so that devices share the work."""
+    if r.argument:
+        return f"shard {r.argument} as {r.spec}"
+    if r.constraint is not None:
+        return f"shard the constraint at {line_text(r.constraint)}"
+    return "constrain an operand inside of the function"

@@ -159,10 +159,15 @@ class Page:
         """Return the values to show."""
         return values if self.is_full else values[:SHOWN]
 
-    def rest[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> str:
+    def rest[T](
+        self,
+        values: Sequence[T],
+        amount: Callable[[T], int],
+        shown: Callable[[float], str] = in_bytes,
+    ) -> str:
         """Format the number and bytes of the omitted values."""
         left = values[len(self.rows(values)) :]
-        return self.left(len(left), f"more, {in_bytes(sum(map(nbytes, left)))}")
+        return self.left(len(left), f"more, {shown(sum(map(amount, left)))}")
 
     def left(self, count: int, what: str = "more") -> str:
         """Format the number of omitted rows with the code that shows them; empty for 0."""
@@ -211,7 +216,8 @@ def listing[T](
     columns: Sequence[str],
     values: Sequence[T],
     row: Callable[[T], Sequence[RenderableType]],
-    nbytes: Callable[[T], int],
+    amount: Callable[[T], int],
+    shown: Callable[[float], str] = in_bytes,
 ) -> RenderableType | None:
     """Return a section with a table of the first values; None without values.
 
@@ -221,12 +227,13 @@ def listing[T](
         columns: The names of the columns, as for `table`.
         values: The values, in order.
         row: Returns the cells of a value.
-        nbytes: Returns the bytes of a value, of which the omitted ones are summed up.
+        amount: Returns the bytes of a value, of which the omitted ones are summed up.
+        shown: Formats the sum.
     """
     if not values:
         return None
     rows = [row(value) for value in page.rows(values)]
-    return section(*heading, table(columns, rows), page.rest(values, nbytes))
+    return section(*heading, table(columns, rows), page.rest(values, amount, shown))
 
 
 def head(

@@ -59,6 +59,7 @@ def test_a_step_that_fits() -> None:
         "Not required",
         "Replicated silently",
         "Constraints that do not divide",
+        "Repeated by every device",
         "Fully replicated",
         "Arguments",
         "Results",

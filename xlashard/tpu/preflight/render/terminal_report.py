@@ -12,6 +12,7 @@ from xlashard.pjit.report.sections import (
     cause_text,
     donations_section,
     merged_values,
+    repeated_section,
     replications_section,
     runs_text,
     uneven_section,
@@ -65,6 +66,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _unasked(report.traffic, page)
     yield replications_section(report.replications, page)
     yield uneven_section(report.uneven, page)
+    yield repeated_section(report.repeated, page)
     yield _replicated(report, page)
     yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
     yield _results(report, page)

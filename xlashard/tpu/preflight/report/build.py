@@ -14,6 +14,7 @@ from xlashard.pjit.report.program_values import (
     describe_inputs,
     describe_outputs,
 )
+from xlashard.pjit.report.repeated import describe_repeated
 from xlashard.pjit.report.replication import (
     describe_replications,
     describe_uneven,
@@ -190,6 +191,7 @@ def build_report(
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology),
         uneven=describe_uneven(compilation.program),
+        repeated=describe_repeated(compilation.program, [compilation.module]),
     )
 
 

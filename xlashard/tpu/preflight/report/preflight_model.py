@@ -10,6 +10,7 @@ from typing import Literal
 from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
+    RepeatedReport,
     ReplicationReport,
     SourceLine,
     UnevenReport,
@@ -316,6 +317,7 @@ class PreflightFields:
     compile_seconds: float
     versions: VersionsReport
     uneven: tuple[UnevenReport, ...] = ()
+    repeated: tuple[RepeatedReport, ...] = ()
 
 
 type Unit = Literal["bytes", "seconds", "flop", "part", "number"]

@@ -45,6 +45,7 @@ class PreflightReport(SerializableReport, PreflightFields):
         compile_seconds: Compile time on this machine.
         versions: Versions and flags that the report depends on.
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
+        repeated: Products that every device computes whole, most FLOP first.
 
     Example:
         >>> import jax

@@ -236,6 +236,7 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
             ),
         ),
         versions=replace(FITTING.versions, flags=(("XLA_FLAGS", HOSTILE),)),
+        repeated=(replace(FITTING.repeated[0], argument=HOSTILE, spec=HOSTILE, source=source),),
         uneven=(replace(FITTING.uneven[0], spec=HOSTILE, axes=(HOSTILE,), source=source),),
     )
     with browser.page(hostile.to_html()) as tab:

@@ -88,4 +88,5 @@ def test_a_page_lists_dimensions_that_do_not_divide() -> None:
     text = " ".join(Reader(FITTING.to_html()).text.split())
     assert "Constraints that do not divide" in text
     assert "dimension 2 of 50257 padded to 50260, 4 tiles of 12565 along tensor" in text
+    assert "shard batch['positions'] as P(('data', 'fsdp'))" in text and "2.2 TFLOP" in text
     assert "Constraints that do not divide" not in Reader(SMALL.to_html()).text

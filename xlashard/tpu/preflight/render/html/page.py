@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.model import CollectiveReport, ReplicationReport, SourceLine
-from xlashard.pjit.report.sections import uneven_reason
+from xlashard.pjit.report.sections import remedy_text, uneven_reason
 from xlashard.pjit.report.tables import (
     decided_text,
     groups_text,
@@ -208,6 +208,7 @@ def environment() -> Environment:
         pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         price=price_with_currency,
         ratio=_ratio,
+        remedy=remedy_text,
         replication_reason=_replication_reason,
         rings=torus_rings,
         seconds=in_seconds,
