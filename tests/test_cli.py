@@ -18,7 +18,7 @@ from xlashard.cli import main, make_parser
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ["compile", "legacy", "pod", "preflight", "train"]
+COMMANDS = ["compile", "completion", "doctor", "legacy", "pod", "preflight", "train"]
 TINY = str(ROOT / "configs" / "tiny.toml")
 SMALL = [
     *("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.mlp=32"),
@@ -167,10 +167,8 @@ def test_help_lists_each_command_once_below_a_task(capsys: pytest.CaptureFixture
         for line in lines
         if not line.strip().startswith("$ ")
     ]
-    assert len(tasks) == 4
-    assert (
-        sorted(listed) == sorted(set(listed)) == ["compile", "legacy", "pod", "preflight", "train"]
-    )
+    assert len(tasks) == 5
+    assert sorted(listed) == sorted(set(listed)) == COMMANDS
     assert max(map(len, out.splitlines())) <= 100
 
 

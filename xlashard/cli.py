@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 import xlashard
 from xlashard.commands.cli_args import (
     add_compile,
+    add_completion,
+    add_doctor,
     add_legacy,
     add_pod,
     add_preflight,
@@ -80,6 +82,22 @@ _TASKS = {
             "xlashard legacy --migrate old_train.py",
             "xlashard.commands.legacy",
             add_legacy,
+        ),
+    },
+    "Set up": {
+        "doctor": _Command(
+            "check versions, devices and compilers of this machine",
+            "xlashard doctor",
+            "xlashard.commands.installation",
+            add_doctor,
+            needs_jax=False,
+        ),
+        "completion": _Command(
+            "print the completion of commands and options for a shell",
+            "xlashard completion bash",
+            "xlashard.commands.completion",
+            add_completion,
+            needs_jax=False,
         ),
     },
 }
@@ -205,6 +223,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=_description(),
         epilog=_EPILOG,
     )
+    parser.set_defaults(main_parser=parser)
     parser.add_argument(
         "--version",
         action=_ShowVersion,
@@ -219,7 +238,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=argparse.SUPPRESS,
     )
     for name, command in _COMMANDS.items():
-        command.add_arguments(commands.add_parser(name))
+        command.add_arguments(commands.add_parser(name, help=command.summary))
     return parser
 
 

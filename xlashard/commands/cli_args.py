@@ -293,3 +293,34 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the files after the diff; without this option they stay as they are",
     )
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `xlashard doctor`."""
+    parser.set_defaults(parser=parser)
+    parser.description = (
+        "Checks whether the versions of Python, JAX, jaxlib, libtpu and plugins fit together, "
+        "which extras are installed, the variables of the environment, the devices, the "
+        "compilation cache, and compiles a program here and one for TPUs. Exit codes: 0 all is "
+        "well, 1 a check failed."
+    )
+    parser.epilog = "The workers of a Cloud TPU: tpu_scripts/doctor.py of the repository."
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `xlashard completion`."""
+    parser.set_defaults(parser=parser)
+    parser.usage = "xlashard completion {bash,zsh,fish}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Prints a script by which a shell completes commands, options, topologies and files:\n"
+        "  bash  echo 'source <(xlashard completion bash)' >> ~/.bashrc\n"
+        "  zsh   echo 'source <(xlashard completion zsh)' >> ~/.zshrc\n"
+        "  fish  xlashard completion fish > ~/.config/fish/completions/xlashard.fish"
+    )
+    parser.add_argument(
+        "shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"
+    )
+    # The script calls `xlashard completion SHELL WORD ...` to complete the last word.
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

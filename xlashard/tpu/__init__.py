@@ -5,8 +5,24 @@ on a torus, `topologies` makes device meshes, and `links` computes the bandwidth
 `preflight` reports the memory, time and cost of a program.
 """
 
-from xlashard.tpu.generations import GENERATIONS, Generation
-from xlashard.tpu.links import AxisLinks, axis_links
-from xlashard.tpu.topologies import Topology, topology
+from typing import TYPE_CHECKING
+
+from xlashard.lazily import on_demand
+
+if TYPE_CHECKING:
+    from xlashard.tpu.generations import GENERATIONS, Generation
+    from xlashard.tpu.links import AxisLinks, axis_links
+    from xlashard.tpu.topologies import Topology, topology
+else:
+    # The command line completes names of topologies without importing JAX.
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.tpu.generations": ("GENERATIONS", "Generation"),
+            "xlashard.tpu.links": ("AxisLinks", "axis_links"),
+            "xlashard.tpu.topologies": ("Topology", "topology"),
+        },
+    )
 
 __all__ = ["GENERATIONS", "AxisLinks", "Generation", "Topology", "axis_links", "topology"]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import TopologyError
+from xlashard.tpu.topology_names import divisors
 
 # Weight of an axis relative to the next one in order.
 _PRECEDENCE = 4.0
@@ -277,12 +278,6 @@ def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> TopologyErro
         f"{counts}; valid axis sizes are its divisors: {_listed(divisors(devices))}",
         axes=dict.fromkeys(list(axes)[:1], devices),
     )
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, smallest first."""
-    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return low + [number // n for n in reversed(low) if n * n != number]
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
-from xlashard.tpu.mesh_layout import divisors
 from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders
 from xlashard.tpu.preflight.report.pricing import Workload, parse_price
 from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, cache_key, source_files
@@ -33,6 +32,7 @@ from xlashard.tpu.preflight.sweep.sweep_results import (
 )
 from xlashard.tpu.preflight.target_loading import load_function
 from xlashard.tpu.topologies import Topology, topology
+from xlashard.tpu.topology_names import divisors
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")
 
