@@ -14,6 +14,7 @@ XLASHARD = Layers(
     rooms={
         "geometry": 0,
         "_jax": 1,
+        "hlo": 2,
         "sharding": 2,
         "processes": 2,
         "program": 3,

@@ -152,7 +152,7 @@ array.reshard.p2p array.reshard.permute array.reshard.plan array.reshard.report 
 geometry.groups geometry.reshard legacy multihost numpy pictures pjit.recompile.call_differences
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
 program.consistency.exchange program.consistency.fingerprint program.environment
-program.hlo.collectives program.hlo.module program.parsed_module program.saved_program
+hlo.collectives hlo.module program.parsed_module program.saved_program
 program.shared_binary tpu train
 """
 

@@ -10,7 +10,7 @@ import pytest
 from tests.program.helpers import mesh
 from xlashard import NamedSharding, P, pjit
 from xlashard.geometry import MeshGrid
-from xlashard.program.hlo.collectives import along_text, read_collectives, summarize
+from xlashard.hlo.collectives import along_text, read_collectives, summarize
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 

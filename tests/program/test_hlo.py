@@ -6,7 +6,7 @@ import pytest
 
 from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
-from xlashard.program.hlo.collectives import (
+from xlashard.hlo.collectives import (
     CollectiveTotal,
     along_text,
     read_collectives,

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.program.test_hlo import hlo
-from xlashard.program.hlo.collectives import read_collectives
+from xlashard.hlo.collectives import read_collectives
 
 LOOP = """\
 HloModule m, num_partitions=4

@@ -7,7 +7,7 @@ the user's mesh by their strides alone, so that the cost does not depend on the 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -303,7 +303,7 @@ def read_groups(text: str, num_devices: int) -> ReplicaGroups:
         count, size, dims, perm = match.groups()
         return ReplicaGroups.iota(int(count), int(size), _numbers(dims), _numbers(perm or ""))
     if match := _MESH.match(text):
-        return _mesh_groups(match)
+        return _groups_of_text(match)
     if match := _LIST.match(text):
         groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", match[1])]
         groups = [group for group in groups if group]
@@ -328,10 +328,25 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
-def _mesh_groups(match: re.Match[str]) -> ReplicaGroups:
-    """Return groups along axes, or parts of axes, of a mesh that the text itself describes."""
-    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["sizes"])}
-    parts = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(match["axes"])]
+def mesh_groups(
+    sizes: Mapping[str, int],
+    parts: Sequence[tuple[str, int, int]],
+    devices: Sequence[int] | None = None,
+) -> ReplicaGroups:
+    """Return groups along axes, or parts of axes, of a mesh of the compiler.
+
+    Args:
+        sizes: Size of each axis of the mesh.
+        parts: Axis, number of blocks before the part, and size of the part; 0 for the whole axis.
+        devices: The device at each position of the mesh; None if they are the same.
+
+    Raises:
+        GroupTextError: The mesh lacks an axis or a part of it, or has another number of devices.
+
+    Example:
+        >>> mesh_groups({"x": 2, "y": 4}, [("y", 1, 0)]).devices()
+        ((0, 1, 2, 3), (4, 5, 6, 7))
+    """
     members: list[strides.Step] = []
     others: list[strides.Step] = []
     axes = zip(sizes.items(), strides.row_major(list(sizes.values())), strict=True)
@@ -339,22 +354,32 @@ def _mesh_groups(match: re.Match[str]) -> ReplicaGroups:
         reached = 1
         for before, size in sorted((b, s or axis_size) for n, b, s in parts if n == name):
             if before % reached or axis_size % (before * size):
-                raise GroupTextError(f"{match[0]}: axis {name!r} of {axis_size} lacks this part")
+                raise GroupTextError(f"axis {name!r} of {axis_size} lacks this part")
             others.append((before // reached, stride * (axis_size // before)))
             reached = before * size
             members.append((size, stride * (axis_size // reached)))
         others.append((axis_size // reached, stride))
     if unknown := {n for n, _, _ in parts} - set(sizes):
-        raise GroupTextError(f"{match[0]}: the mesh has no axis {sorted(unknown)[0]!r}")
+        raise GroupTextError(f"the mesh has no axis {sorted(unknown)[0]!r}")
     count, size = (math.prod(s for s, _ in steps) for steps in (others, members))
     steps = strides.merge([*others, *members])
-    if match["devices"] is None:
+    if devices is None:
         return ReplicaGroups(count, size, steps)
-    devices = _mesh_devices(match["devices"])
     if len(devices) != count * size:
-        raise GroupTextError(f"{match[0]}: {len(devices)} devices for a mesh of {count * size}")
+        raise GroupTextError(f"{len(devices)} devices for a mesh of {count * size}")
     rows = np.asarray(devices)[strides.place_all(steps)].reshape(count, size)
     return ReplicaGroups.of_list(rows.tolist())
+
+
+def _groups_of_text(match: re.Match[str]) -> ReplicaGroups:
+    """Return groups along axes of a mesh that the text itself describes."""
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["sizes"])}
+    parts = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(match["axes"])]
+    try:
+        devices = None if match["devices"] is None else _mesh_devices(match["devices"])
+        return mesh_groups(sizes, parts, devices)
+    except GroupTextError as error:
+        raise GroupTextError(f"{match[0]}: {error}") from None
 
 
 def _mesh_devices(text: str) -> Sequence[int]:

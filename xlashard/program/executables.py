@@ -17,7 +17,8 @@ from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import tile_texts
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
-from xlashard.lazily import dataclass, deferred
+from xlashard.hlo.shapes import HOST
+from xlashard.lazily import dataclass
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import (
     Mesh,
@@ -150,9 +151,7 @@ EXECUTABLES = cleared_with_jax(ExecutableCache())
 
 
 if TYPE_CHECKING:
-    from xlashard.program.hlo import module as hlo
-else:
-    hlo = deferred("xlashard.program.hlo.module")
+    from xlashard.hlo import module as hlo
 
 type Shardings = tuple[XLACompatibleSharding, ...]
 type Side = Literal["parameters", "outputs"]
@@ -279,57 +278,29 @@ class HloShardings:
     """Propagated shardings, read from the HLO of a program without an executable.
 
     Attributes:
-        module: The module with the sharding of each argument and result; None if unknown.
-        result_type: The type of the compiled program's result, with its layouts.
+        module: The compiled module.
     """
 
-    module: "hlo.HloText | None"
-    result_type: str
+    module: "hlo.HloModule"
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
-        """Return the propagated shardings in HLO's syntax."""
-        module = self.module
-        entry = None if module is None else module.computations.get(module.entry)
-        if entry is None:
+        """Return the propagated shardings."""
+        if self.module.shardings is None:
             return None
-        if of == "parameters":
-            values = [i for i in entry.instructions.values() if i.opcode == "parameter"]
-            values.sort(key=lambda i: i.parameter_number)
-        else:
-            values = [entry.root] if entry.root is not None else []
-        texts = [text for value in values for text in _shardings(value)]
+        arguments, result = self.module.shardings
+        texts = arguments if of == "parameters" else (result,)
+        texts = [tile for text in texts for tile in tile_texts(text)]
         return texts if len(texts) == count else None
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
         """Return the memory of each result."""
+        result = self.module.result
         kinds = [
-            "pinned_host" if "S(5)" in t else None for t in hlo.element_types(self.result_type)
+            "pinned_host" if any(a.memory_space == HOST for a in part.arrays) else None
+            for part in (() if result is None else result.parts)
         ]
         return kinds if len(kinds) == count else [None] * count
 
 
 type PropagatedShardings = LoadedExecutable | HloShardings
 """Reader of the propagated shardings of a program."""
-
-
-def _shardings(instruction: "hlo.Instruction") -> list[str]:
-    """Return the sharding of an instruction, or those of the elements of a tuple."""
-    count = len(hlo.element_types(instruction.type))
-    text = instruction.attribute("sharding")
-    # A value without sharding is replicated; equal shardings of a tuple are written once.
-    texts = (
-        ["{replicated}"] if text is None else tile_texts(text[: executables.end_of_braces(text)])
-    )
-    return texts * count if len(texts) == 1 else texts
-
-
-def result_type(header: str) -> str:
-    """Return the type of a module's result, with layouts, from the first line of its text.
-
-    Example:
-        >>> result_type("HloModule f, entry_computation_layout={(f32[8]{0})->(s32[], f32[8]{0})}")
-        '(s32[], f32[8]{0})'
-    """
-    _, _, rest = header.partition("entry_computation_layout=")
-    _, _, result = rest[1 : executables.end_of_braces(rest) - 1].partition("->")
-    return result if hlo.array_types(result) else ""

@@ -21,10 +21,10 @@ from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import XLACompatibleSharding
 
 if TYPE_CHECKING:
+    from xlashard.hlo import module as hlo
     from xlashard.program.consistency.fingerprint import ProgramFingerprint, ValueNamer
-    from xlashard.program.hlo import module as hlo
 else:
-    hlo = deferred("xlashard.program.hlo.module")
+    hlo = deferred("xlashard.hlo.module")
 
 type Handle = compiler.Handle
 
@@ -84,11 +84,13 @@ class Program:
         """Return the module's name."""
         return self.parts.plan.name
 
-    def text(self, place: "Callable[[Sequence[hlo.Frame]], object]") -> str:
-        """Return the optimized HLO, with the source lines of this program's own functions.
+    def executable_with_lines(
+        self, place: "Callable[[Sequence[hlo.Frame]], object]"
+    ) -> compiler.Executable:
+        """Return the executable, with the source lines of this program's own functions.
 
         A shared executable has the lines of the module that was compiled first. Another program is
-        compiled again for its text.
+        compiled again for its lines.
 
         Args:
             place: Returns the relevant location of a call stack, the innermost frame first.
@@ -99,7 +101,7 @@ class Program:
             stacks = zip(_stacks(own), _stacks(used), strict=True)
             if any(place(mine) != place(other) for mine, other in stacks):
                 executable = compiler.compile_uncached(own, request)
-        return executables.compiled_text(executable)
+        return executable
 
     @cached_property
     def in_jax_shardings(self) -> tuple[Any, ...]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ExpectationError
+from xlashard.hlo.collectives import KINDS
 from xlashard.pjit import Lowered, ProgramReport, Traced, explain, pjit
 from xlashard.pjit.report.model import CollectiveReport, MemoryReport
 from xlashard.pjit.report.program_report import collectives_text, moves_text, values_text
 from xlashard.pjit.signature import function_name
 from xlashard.pjit.stages.compiled import Executable
-from xlashard.program.hlo.collectives import KINDS
 from xlashard.testing.emulated_devices import check_whole
 from xlashard.wording import in_bytes
 

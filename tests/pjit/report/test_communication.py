@@ -9,10 +9,10 @@ import pytest
 from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
+from xlashard.hlo import collectives
+from xlashard.hlo.collectives import HloModule
+from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo import collectives
-from xlashard.program.hlo.collectives import HloModule
-from xlashard.program.hlo.module import Frame
 from xlashard.testing import assert_collectives
 
 pytestmark = pytest.mark.usefixtures("partitioner")

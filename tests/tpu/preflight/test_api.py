@@ -12,8 +12,8 @@ import pytest
 import xlashard
 from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
 from xlashard.errors import ArgumentError, CompileError, TopologyError
-from xlashard.program.hlo import collectives
-from xlashard.program.hlo.collectives import HloModule
+from xlashard.hlo import collectives
+from xlashard.hlo.collectives import HloModule
 from xlashard.tpu.preflight import Workload
 
 POD = "v5e-16"

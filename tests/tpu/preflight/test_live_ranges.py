@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo.collectives import read_hlo
 from xlashard.tpu.preflight.buffer_assignment import (
     Allocation,
     BufferValue,
@@ -15,6 +12,9 @@ from xlashard.tpu.preflight.buffer_assignment import (
     read_buffers,
     read_live_ranges,
 )
+
+from xlashard.hlo.collectives import read_hlo
+from xlashard.pjit.report.communication import SourceLocator
 from xlashard.tpu.preflight.memory_breakdown import describe_temporaries
 
 NOWHERE = SourceLocator("", "")

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from xlashard.tpu.preflight.buffer_assignment import read_buffers
 
 from tests.tpu.preflight.programs import MIB, first_of, on, training_step
 from xlashard import NamedSharding, P, pjit
 from xlashard.errors import ProgramTooLargeError
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.buffer_assignment import read_buffers
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.memory_breakdown import describe_memory
 from xlashard.tpu.preflight.report.preflight_model import MemoryBreakdown

@@ -117,6 +117,20 @@ def compiled_text(executable: Any) -> str:
     return "\n\n".join(m.to_string() for m in executable.hlo_modules())
 
 
+def hlo_modules(executable: Any) -> list[bytes | str]:
+    """Return the optimized modules as serialized HloModuleProto; as text where that is stored."""
+    return [
+        m.to_string() if isinstance(m, _Text) else m.as_serialized_hlo_module_proto()
+        for m in executable.hlo_modules()
+    ]
+
+
+def buffer_assignment(executable: Any) -> bytes:
+    """Return the serialized BufferAssignmentProto; empty if the platform does not report it."""
+    stats = if_reported(executable.get_compiled_memory_stats)
+    return getattr(stats, "serialized_buffer_assignment_proto", b"")
+
+
 def compiled_cost(executable: Any) -> dict[str, float]:
     """Return XLA's cost estimates of the optimized program: FLOP, bytes accessed, ..."""
     costs = executable.cost_analysis()
@@ -130,11 +144,7 @@ def compiled_memory(executable: Any) -> Any:
 
 def aliases(executable: Any) -> dict[int, int]:
     """Return for each result that aliases an argument the position of that argument."""
-    return aliases_in(executable.hlo_modules()[0].to_string().partition("\n")[0])
-
-
-def aliases_in(header: str) -> dict[int, int]:
-    """Parse the aliases of results from the first line of a module's text."""
+    header = executable.hlo_modules()[0].to_string().partition("\n")[0]
     _, _, rest = header.partition("input_output_alias=")
     aliases = _ALIAS.findall(rest[: end_of_braces(rest)])
     # Arguments that are passed as one tuple are its elements.

@@ -119,6 +119,13 @@ def hlo_text(sharding: Any) -> str:
     return HloSharding.v3_to_v2_sharding(sharding).to_string()
 
 
+def op_sharding_text(data: bytes) -> str:
+    """Return a serialized `OpSharding` in the HLO syntax, as HLO text has it."""
+    proto = OpSharding()
+    proto.ParseFromString(data)
+    return HloSharding.from_proto(proto).to_string()
+
+
 def tile_texts(text: str) -> list[str]:
     """Convert a sharding in any HLO syntax to tiles; a tuple element by element.
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs
+from xlashard.hlo.collectives import Collective, along_text
+from xlashard.hlo.module import Frame
 from xlashard.pjit.report.model import CollectiveReport, SourceLine
-from xlashard.program.hlo.collectives import Collective, along_text
-from xlashard.program.hlo.module import Frame
 
 _PACKAGE = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xlashard._jax.runtime import executables
+from xlashard.hlo.hlo_program import HloProgram, read_modules
+from xlashard.hlo.module import Frame
 from xlashard.pjit.compile import CompiledProgram, with_user_shardings
 from xlashard.pjit.lower import LoweredSignature
 from xlashard.pjit.shardings.resolve import ProgramPlacement
@@ -12,11 +14,8 @@ from xlashard.program.compile import LoweredProgram
 from xlashard.program.executables import (
     HloShardings,
     resolve_shardings,
-    result_type,
 )
 from xlashard.program.execute import ProgramParts
-from xlashard.program.hlo.collectives import read_hlo
-from xlashard.program.hlo.module import Frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,7 @@ class CompiledFacts:
             counted with the tokens and closed-over arrays before it.
         refusals: Reason of each unused donation, by path.
         has_requests: True if the requested shardings of its results are known.
-        text: Returns the optimised HLO, given the function that picks a line of a stack.
+        modules: Returns the compiled modules, given the function that picks a line of a stack.
         executable: The executable, if there is one.
     """
 
@@ -42,7 +41,9 @@ class CompiledFacts:
     aliases: Mapping[int, int]
     refusals: Mapping[str, str]
     has_requests: bool
-    text: Callable[[Callable[[Sequence[Frame]], object]], str] = field(repr=False)
+    modules: Callable[[Callable[[Sequence[Frame]], object]], tuple[HloProgram, ...]] = field(
+        repr=False
+    )
     executable: Any = None
 
     @property
@@ -66,7 +67,7 @@ def compiled_facts(compiled: CompiledProgram) -> CompiledFacts:
         aliases=executables.aliases(program.executable),
         refusals={} if lowered is None else lowered.refusals(program),
         has_requests=lowered is not None,
-        text=program.text,
+        modules=lambda place: read_modules(program.executable_with_lines(place)),
         executable=program.executable,
     )
 
@@ -75,8 +76,7 @@ def facts_from_hlo(
     lowered: LoweredProgram,
     signature: LoweredSignature,
     placement: ProgramPlacement,
-    hlo: str,
-    partitioned: str,
+    module: HloProgram,
 ) -> CompiledFacts:
     """Return the facts of a program that the compiler rejected.
 
@@ -84,15 +84,12 @@ def facts_from_hlo(
         lowered: The lowered module.
         signature: Its inputs and outputs.
         placement: The requested shardings.
-        hlo: The optimised HLO.
-        partitioned: The HLO with propagated shardings, before it became the program of one device;
-            empty if nothing was left to the partitioner.
+        module: The compiled module, as the compiler dumped it.
 
     Raises:
-        CompileError: If the HLO does not contain the propagated shardings.
+        CompileError: If the module does not contain the propagated shardings.
     """
-    header = hlo.partition("\n")[0]
-    chosen = HloShardings(next(iter(read_hlo(partitioned)), None), result_type(header))
+    chosen = HloShardings(module)
     plan, tokens = lowered.plan, len(lowered.body.ordered_effects)
     ins, outs = resolve_shardings(chosen, plan, tokens)
     parts = ProgramParts(
@@ -104,13 +101,12 @@ def facts_from_hlo(
         committed=True,
         body=lowered.body,
     )
-    aliases = executables.aliases_in(header)
     return CompiledFacts(
         parts=with_user_shardings(parts, placement, signature.kept_arguments),
         kept=signature.kept_arguments,
         written=signature.references,
-        aliases=aliases,
-        refusals=lowered.refusals_by(parts, aliases),
+        aliases=module.aliases,
+        refusals=lowered.refusals_by(parts, dict(module.aliases)),
         has_requests=True,
-        text=lambda _: hlo,
+        modules=lambda _: (module,),
     )

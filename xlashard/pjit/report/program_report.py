@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
+from xlashard.hlo.collectives import CollectiveKind, CollectiveTotal
 from xlashard.pjit.report.model import (
     CollectiveReport,
     CostReport,
@@ -33,7 +34,6 @@ from xlashard.pjit.report.sections import (
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, groups_text, head, listing, types_text
-from xlashard.program.hlo.collectives import CollectiveKind, CollectiveTotal
 from xlashard.wording import in_bytes, in_flop, plain_text
 
 FORMAT = 1

@@ -12,6 +12,7 @@ import jax
 from xlashard._jax.trace.jaxprs import is_reference
 from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
 from xlashard.geometry import reshard_plan
+from xlashard.hlo.hlo_program import HloProgram
 from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.facts import CompiledFacts
@@ -19,7 +20,6 @@ from xlashard.pjit.report.model import Decided, DonationReport, MoveReport, Valu
 from xlashard.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.trace import Call
-from xlashard.program.hlo.collectives import HloModule, read_hlo
 from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import (
     GSPMDSharding,
@@ -141,9 +141,9 @@ class ExplainedProgram:
         )
 
     @cached_property
-    def modules(self) -> tuple[HloModule, ...]:
+    def modules(self) -> tuple[HloProgram, ...]:
         """Return the compiled modules, with the lines of this function."""
-        return read_hlo(self.facts.text(self.sources.own_line))
+        return self.facts.modules(self.sources.own_line)
 
     @cached_property
     def arguments(self) -> tuple[ProgramValue, ...]:

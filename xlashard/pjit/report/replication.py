@@ -8,13 +8,13 @@ from typing import Any
 from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_line
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport, UnevenReport
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
 from xlashard.pjit.shardings.uneven import CONSTRAINT, UnevenConstraint, uneven_constraints
 from xlashard.program.annotate import is_open
-from xlashard.program.hlo.collectives import Collective
-from xlashard.program.hlo.module import Frame
 from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
 from xlashard.sharding.named import grid_of
 from xlashard.wording import typed

@@ -8,31 +8,24 @@ XLA adds values without an operation in the user's program, such as loop state a
 attributed to the nearest operation with an op name.
 """
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
+from xlashard.hlo.buffers import (
+    Allocation,
+    BufferValue,
+    PeakBuffer,
+    ShapeIndex,
+)
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.shapes import HBM, HOST
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
-from xlashard.program.hlo.call_graph import BRANCH_ATTRIBUTES
-from xlashard.program.hlo.collectives import HloModule
-from xlashard.program.hlo.module import Computation, HloText, Instruction
-from xlashard.tpu.preflight.buffer_assignment import (
-    HBM,
-    HOST,
-    Allocation,
-    BufferValue,
-    LiveIntervals,
-    PeakBuffer,
-    ShapeIndex,
-    buffers_at_peak,
-    read_buffers,
-    read_live_ranges,
-)
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.report.preflight_model import (
     BufferReport,
@@ -59,12 +52,20 @@ class ValueOwners:
         module: The compiled module.
     """
 
-    module: HloModule
+    module: HloProgram
 
     def instruction(self, name: str) -> Instruction | None:
         """Return an instruction by its unique name."""
         home = self._homes.get(name)
         return None if home is None else home.instructions[name]
+
+    def is_phi(self, value: BufferValue) -> bool:
+        """Return whether a value is a phi: the state of a loop, or the result of branches."""
+        home = self._homes.get(value.name)
+        made = None if home is None else home.instructions[value.name]
+        if home is None or made is None or made.opcode in ("while", "conditional"):
+            return made is not None
+        return made.opcode == "parameter" and home.name != self.module.entry
 
     def owner(self, name: str, index: ShapeIndex = ()) -> Instruction | None:
         """Return the nearest instruction with an op name: itself, a producer, or a consumer.
@@ -83,7 +84,7 @@ class ValueOwners:
                 continue
             seen.add(position)
             if self._has_op_name(found):
-                if found.call_target != _MAKES_ROOM:
+                if found.attributes.call_target != _MAKES_ROOM:
                     return found
                 # Values written to the buffer identify the operation better.
                 room = room or found
@@ -92,7 +93,7 @@ class ValueOwners:
         return room or self._user(name)
 
     def _has_op_name(self, instruction: Instruction) -> bool:
-        return instruction.opcode not in _FLOW and bool(self.module.op_name(instruction))
+        return instruction.opcode not in _FLOW and bool(instruction.op_name)
 
     def _user(self, name: str) -> Instruction | None:
         home = self._homes.get(name)
@@ -106,37 +107,36 @@ class ValueOwners:
 
     def _before(self, found: Instruction, index: ShapeIndex) -> Iterator[_Position]:
         """Yield the values that a value comes from, most likely first."""
-        operands = found.operand_names
+        operands = found.operands
         match found.opcode:
             case "tuple" if index and index[0] < len(operands):
                 yield operands[index[0]], index[1:]
             case "get-tuple-element" if operands:
-                yield operands[0], (found.element or 0, *index)
+                yield operands[0], (found.attributes.tuple_index or 0, *index)
             case "while":
-                yield from self._roots(found, ("body",), index)
+                yield from self._roots(found.calls[:1], index)
                 yield from ((name, index) for name in operands[:1])
             case "parameter":
                 yield from self._passed(found, index)
             case _:
-                yield from self._roots(found, ("calls", "to_apply"), index)
-                yield from self._roots(found, BRANCH_ATTRIBUTES, index)
+                yield from self._roots(found.calls, index)
                 yield from self._inside(found)
                 # Other elements, such as the second element of a start, are the source.
                 yield from ((name, ()) for name in operands[:1])
 
-    def _roots(
-        self, caller: Instruction, attributes: tuple[str, ...], index: ShapeIndex
-    ) -> Iterator[_Position]:
-        for attribute, callee in caller.called():
+    def _roots(self, callees: Sequence[str], index: ShapeIndex) -> Iterator[_Position]:
+        for callee in callees:
             home = self.module.computations.get(callee)
-            if attribute in attributes and home is not None and home.root is not None:
+            if home is not None and home.root is not None:
                 yield home.root.name, index
 
     def _inside(self, caller: Instruction) -> Iterator[_Position]:
-        """Yield the instructions of a fusion, last first."""
-        for attribute, callee in caller.called():
+        """Yield the instructions of a fusion or of an asynchronous computation, last first."""
+        if caller.opcode not in ("fusion", "async-start"):
+            return
+        for callee in caller.calls:
             home = self.module.computations.get(callee)
-            if attribute == "calls" and home is not None:
+            if home is not None:
                 found = reversed(home.instructions.values())
                 yield from ((i.name, ()) for i in found if i.opcode != "parameter")
 
@@ -147,23 +147,16 @@ class ValueOwners:
         if run is None or run.caller is None:
             return
         if run.caller.opcode == "while":
-            yield from self._roots(run.caller, ("body",), index)
+            yield from self._roots(run.caller.calls[:1], index)
         if operand := run.operand_for(home, parameter):
             yield operand, index
 
 
-def describe_temporaries(
-    allocations: Sequence[Allocation],
-    ranges: LiveIntervals,
-    module: HloModule,
-    sources: SourceLocator,
-) -> tuple[TemporaryReport, ...]:
+def describe_temporaries(module: HloProgram, sources: SourceLocator) -> tuple[TemporaryReport, ...]:
     """Return the temporaries that are live at the heap's peak, grouped, largest first.
 
     Args:
-        allocations: Buffer assignment of the program.
-        ranges: Live interval of each value.
-        module: The compiled module.
+        module: The compiled module, with its buffer assignment.
         sources: Filter for lines of user code.
 
     Returns:
@@ -171,9 +164,8 @@ def describe_temporaries(
         of tuples, are not included.
     """
     operations = ValueOwners(module)
-    heaps = (a for a in allocations if a.is_temporary and a.memory == HBM)
     alike: dict[TemporaryReport, list[TemporaryReport]] = {}
-    for held in (held for heap in heaps for held in buffers_at_peak(heap, ranges)):
+    for held in module.buffers_at_peak():
         if held.is_table:
             continue
         report = _describe(held, operations, sources)
@@ -185,44 +177,39 @@ def describe_temporaries(
     return tuple(sorted(together, key=lambda r: -r.device_bytes))
 
 
-_LAYOUT = re.compile(r"\{[^{}]*\}")
-
-
 def _describe(held: PeakBuffer, operations: ValueOwners, sources: SourceLocator) -> TemporaryReport:
-    module = operations.module
     value = min(held.values, key=lambda v: _name_preference(v, operations))
     owner = operations.owner(value.name, value.index)
     return TemporaryReport(
-        name=owner.name if value.is_phi and owner is not None else value.name,
-        type=_LAYOUT.sub("", value.type),
+        name=owner.name if operations.is_phi(value) and owner is not None else value.name,
+        type=str(value.shape),
         device_bytes=held.nbytes,
-        op_name="" if owner is None else module.op_name(owner),
-        source=None if owner is None else sources.line(module.frames(owner)),
+        op_name="" if owner is None else owner.op_name,
+        source=None if owner is None else sources.line(owner.frames),
     )
 
 
 def _name_preference(value: BufferValue, operations: ValueOwners) -> tuple[bool, bool]:
     """Return a sort key that prefers values with an op name."""
     made = operations.instruction(value.name)
-    return value.is_phi, made is None or not operations.module.op_name(made)
+    return operations.is_phi(value), made is None or not made.op_name
 
 
 def io_buffers(
-    program: ExplainedProgram, module: HloText, allocations: Sequence[Allocation]
+    program: ExplainedProgram, module: HloModule
 ) -> tuple[tuple[BufferReport, ...], tuple[BufferReport, ...]]:
     """Return the buffers of the arguments, and those of the results, largest first.
 
     Args:
         program: The program.
-        module: Its optimised module.
-        allocations: Its buffer assignment.
+        module: Its compiled module, with its buffer assignment.
     """
     tokens, donated = program.facts.tokens, program.info.donated
     # The parameter that each aliasing result shares its buffer with.
     aliases = {result - tokens: position for result, position in program.facts.aliases.items()}
     inputs, outputs = _parameter_numbers(program), describe_outputs(program)
     takers = {argument: outputs[result].path for result, argument in aliases.items()}
-    by_parameter = _by_parameter(allocations)
+    by_parameter = _by_parameter(module.allocations)
     arguments = [
         _held(
             report,
@@ -234,7 +221,7 @@ def io_buffers(
         if position is not None
     ]
     paths = {position: report.path for report, position in inputs}
-    places = _result_allocations(module, allocations)
+    places = _result_allocations(module)
     results = [
         _held(
             report,
@@ -268,20 +255,18 @@ def _by_parameter(allocations: Sequence[Allocation]) -> dict[int, Allocation]:
     return dict(parameters)
 
 
-def _result_allocations(
-    module: HloText, allocations: Sequence[Allocation]
-) -> list[Allocation | None]:
+def _result_allocations(module: HloModule) -> list[Allocation | None]:
     entry = module.computations.get(module.entry)
     root = None if entry is None else entry.root
     if entry is None or root is None:
         return []
     holding = {
         (value.name, value.index): allocation
-        for allocation in allocations
+        for allocation in module.allocations
         if allocation.holds_result
         for value in allocation.values
     }
-    names = root.operand_names if root.opcode == "tuple" else [root.name]
+    names = root.operands if root.opcode == "tuple" else [root.name]
     return [_find(entry, name, holding) for name in names]
 
 
@@ -293,7 +278,7 @@ def _find(
     while (instruction := entry.instructions.get(name)) is not None:
         if (found := holding.get((name, index))) is not None:
             return found
-        operands = instruction.operand_names
+        operands = instruction.operands
         if not operands:
             return None
         if instruction.opcode == "tuple":
@@ -302,7 +287,7 @@ def _find(
             name, index = operands[index[0]], index[1:]
             continue
         if instruction.opcode == "get-tuple-element":
-            index = (instruction.element or 0, *index)
+            index = (instruction.attributes.tuple_index or 0, *index)
         elif instruction.opcode.endswith("-done"):
             index = next((i for i in ((0,), (1,)) if (operands[0], i) in holding), index)
         name = operands[0]
@@ -336,12 +321,9 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
         compilation: The program, compiled or rejected for its memory.
         topology: Topology of the program.
     """
-    program, dump = compilation.program, compilation.dump
-    module = compilation.dumped
-    allocations = read_buffers(dump.buffers)
-    ranges = read_live_ranges(dump.live_ranges)
-    arguments, results = io_buffers(program, module, allocations)
-    in_hbm = [a for a in allocations if a.memory == HBM]
+    program, module = compilation.program, compilation.module
+    arguments, results = io_buffers(program, module)
+    in_hbm = [a for a in module.allocations if a.memory == HBM]
     parameters = [a for a in in_hbm if a.parameter is not None]
     others = [a for a in in_hbm if a.parameter is None]
     argument_bytes = _bytes(parameters)
@@ -363,8 +345,8 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
         code_bytes=code,
         arguments=arguments,
         results=results,
-        temporaries=describe_temporaries(allocations, ranges, module, program.sources),
-        host_bytes=_bytes(a for a in allocations if a.memory == HOST),
+        temporaries=describe_temporaries(module, program.sources),
+        host_bytes=_bytes(a for a in module.allocations if a.memory == HOST),
     )
 
 

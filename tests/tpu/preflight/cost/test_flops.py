@@ -14,7 +14,7 @@ from jax.experimental import pallas
 from tests.tpu.preflight.cost.products import PRODUCTS
 from tests.tpu.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P, pjit
-from xlashard.program.hlo.collectives import read_hlo
+from xlashard.hlo.collectives import read_hlo
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.compilation import compile_for_report

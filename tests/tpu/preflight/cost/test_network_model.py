@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
-from xlashard.program.hlo.collectives import Collective
-from xlashard.program.hlo.module import ArrayType
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.module import ArrayType
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.cost.network_model import NetworkModel

@@ -9,9 +9,9 @@ from typing import Any
 
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard.geometry import MeshGrid
+from xlashard.hlo.collectives import Collective
 from xlashard.pjit.report.communication import SourceLocator, describe_collective, with_totals
 from xlashard.pjit.report.model import CollectiveReport
-from xlashard.program.hlo.collectives import Collective
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.preflight.attribution.collective_context import (
@@ -142,11 +142,9 @@ class Attributor:
         A reduction over several slices is a reduce-scatter within each slice, an all-reduce between
         slices, and an all-gather.
         """
-        if context.collective.kind == "reduce-scatter" or not context.instruction.operand_names:
+        if context.collective.kind == "reduce-scatter" or not context.instruction.operands:
             return None
-        name = self.dataflow.producing_collective(
-            context.home, context.instruction.operand_names[0]
-        )
+        name = self.dataflow.producing_collective(context.home, context.instruction.operands[0])
         before = self._by_name.get(name)
         is_scatter = before is not None and before.kind == "reduce-scatter"
         return before if is_scatter else None
@@ -160,7 +158,7 @@ class Attributor:
         collective = context.collective
         op_name = collective.op_name
         if not op_name and context.producer is not None:
-            op_name = self.dataflow.module.op_name(context.producer)
+            op_name = context.producer.op_name
         if "transpose(" not in op_name:
             return False
         # A ring permutes parts of the result.

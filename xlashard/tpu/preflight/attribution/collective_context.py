@@ -10,9 +10,9 @@ from typing import Any
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo.collectives import Collective
-from xlashard.program.hlo.module import Computation, Frame, Instruction
 from xlashard.sharding import NamedSharding
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.tpu.preflight.attribution.value_shardings import (
@@ -84,7 +84,7 @@ class CollectiveContext:
     @cached_property
     def producer_frames(self) -> tuple[Frame, ...]:
         """Stack frames of the producer, innermost first."""
-        return () if self.producer is None else tuple(self.dataflow.module.frames(self.producer))
+        return () if self.producer is None else self.producer.frames
 
     @cached_property
     def argument_paths(self) -> frozenset[str]:
@@ -109,7 +109,7 @@ def collective_context(
     named = {path for path, _ in shardings.arguments}
     argument = collective.op_name if collective.op_name in named else ""
     if not argument:
-        names = instruction.operand_names
+        names = instruction.operands
         # The second operand of a send is a token.
         names = names[:1] if instruction.opcode == "send" else names
         found = {dataflow.argument(home, name) for name in names}

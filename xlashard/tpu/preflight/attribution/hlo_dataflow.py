@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.program.hlo.collectives import KINDS, HloModule
-from xlashard.program.hlo.module import Computation, Instruction
+from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Computation, Instruction
 from xlashard.tpu.preflight.cost.network_model import rendezvous_name
 
 _MOVES = frozenset(
@@ -26,7 +27,7 @@ class HloDataflow:
         module: The compiled module.
     """
 
-    module: HloModule
+    module: HloProgram
 
     def argument(self, computation: Computation, name: str) -> str:
         """Return the path of the argument that a value is, or a slice of; empty if it is computed.
@@ -40,7 +41,7 @@ class HloDataflow:
             return ""
         home, instruction = origin
         is_argument = home.name == self.module.entry and instruction.opcode == "parameter"
-        return self.module.op_name(instruction) if is_argument else ""
+        return instruction.op_name if is_argument else ""
 
     def producing_collective(self, computation: Computation, name: str) -> str:
         """Return the name of the collective that produces a value; empty if another operation does.
@@ -51,7 +52,7 @@ class HloDataflow:
         if origin is None or origin[1].opcode.removesuffix("-done") not in KINDS:
             return ""
         done = origin[1].opcode.endswith("-done")
-        return origin[1].operand_names[0] if done else origin[1].name
+        return origin[1].operands[0] if done else origin[1].name
 
     @cached_property
     def results(self) -> dict[str, int]:
@@ -59,7 +60,7 @@ class HloDataflow:
         entry = self.module.computations.get(self.module.entry)
         if entry is None or entry.root is None:
             return {}
-        names = entry.root.operand_names if entry.root.opcode == "tuple" else [entry.root.name]
+        names = entry.root.operands if entry.root.opcode == "tuple" else [entry.root.name]
         found = {}
         for number, name in enumerate(names):
             if collective := self.producing_collective(entry, name):
@@ -77,7 +78,7 @@ class HloDataflow:
             seen.add(name)
             if made.opcode == "parameter":
                 found.add(self.argument(computation, name))
-            waiting += made.operand_names
+            waiting += made.operands
         return frozenset(found)
 
     def nearest_named_producer(
@@ -91,9 +92,9 @@ class HloDataflow:
             if found is None or name in seen:
                 continue
             seen.add(name)
-            if found is not instruction and self.module.frames(found):
+            if found is not instruction and found.frames:
                 return found
-            waiting += found.operand_names
+            waiting += found.operands
         return None
 
     def _origin_before_permutes(
@@ -102,7 +103,7 @@ class HloDataflow:
         """Return the producer of a value; a permuted value is still the same value."""
         origin = self._origin(computation, name, ())
         while origin is not None and origin[1].opcode.startswith("collective-permute"):
-            origin = self._origin(origin[0], origin[1].operand_names[0], ())
+            origin = self._origin(origin[0], origin[1].operands[0], ())
         return origin
 
     def _origin(
@@ -122,9 +123,9 @@ class HloDataflow:
     def _step(
         self, computation: Computation, instruction: Instruction, path: tuple[int, ...]
     ) -> tuple[Computation, str, tuple[int, ...]] | None:
-        opcode, names = instruction.opcode, instruction.operand_names
+        opcode, names = instruction.opcode, instruction.operands
         if opcode == "get-tuple-element":
-            index = instruction.element
+            index = instruction.attributes.tuple_index
             return None if index is None else (computation, names[0], (index, *path))
         if opcode == "tuple":
             return (computation, names[path[0]], path[1:]) if path else None
@@ -132,7 +133,7 @@ class HloDataflow:
         if base in _MOVES and names:
             # A start returns the result, the operand and a context.
             return computation, names[0], () if opcode.endswith("-start") else path
-        if opcode == "custom-call" and instruction.call_target == _JOINS and names:
+        if opcode == "custom-call" and instruction.attributes.call_target == _JOINS and names:
             # Concatenated slices of one value.
             return computation, names[0], ()
         if opcode == "async-done" and names:
@@ -159,12 +160,11 @@ class HloDataflow:
             if instruction.opcode == "send" and rendezvous_name(instruction) == rendezvous_name(
                 recv
             ):
-                return computation, instruction.operand_names[0], ()
+                return computation, instruction.operands[0], ()
         return None
 
     def _called(self, instruction: Instruction) -> Computation | None:
-        called = dict(instruction.called())
-        return self.module.computations.get(called.get("calls", ""))
+        return self.module.computations.get(instruction.calls[0]) if instruction.calls else None
 
     def _outside(
         self, computation: Computation, parameter: Instruction, path: tuple[int, ...]
@@ -179,7 +179,7 @@ class HloDataflow:
             # A prefetched element is a slice of a loop-invariant one.
             if before is None or self._carried(caller, before) != before:
                 return None
-            return site, caller.operand_names[0], (before, *path[1:])
+            return site, caller.operands[0], (before, *path[1:])
         operand = run.operand_for(computation, parameter)
         return (site, operand, path) if operand else None
 
@@ -188,10 +188,10 @@ class HloDataflow:
 
         An element that only moves around the devices becomes itself. None for a computed element.
         """
-        body = self.module.computations.get(dict(loop.called()).get("body", ""))
+        body = self.module.computations.get(loop.calls[0])
         if body is None or body.root is None or body.root.opcode != "tuple":
             return None
-        names = body.root.operand_names
+        names = body.root.operands
         if index >= len(names):
             return None
         home, name, path = body, names[index], ()
@@ -202,7 +202,7 @@ class HloDataflow:
             if found.opcode == "parameter" and home is body:
                 return path[0] if path else None
             if found.opcode.startswith("collective-permute"):
-                name, path = found.operand_names[0], ()
+                name, path = found.operands[0], ()
                 continue
             step = self._step(home, found, path)
             if step is None:
@@ -229,12 +229,12 @@ class HloDataflow:
             computation: Computation of the step.
             step: Collective-permute of a product around a ring.
         """
-        step_origin = self.module.op_name(step), self.module.frames(step)
-        origin = self._origin_before_permutes(computation, step.operand_names[0])
+        step_origin = step.op_name, step.frames
+        origin = self._origin_before_permutes(computation, step.operands[0])
         if origin is None:
             return ""
         made = origin[1]
-        by_itself = (self.module.op_name(made), self.module.frames(made)) == step_origin
+        by_itself = (made.op_name, made.frames) == step_origin
         return "scatter" if by_itself else "gather"
 
     def sites(self, computation: Computation) -> Iterator[Computation]:

@@ -1,20 +1,18 @@
 """Arithmetic and HBM traffic of one execution of a program on one device."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xlashard.program.hlo.call_graph import trip_count
-from xlashard.program.hlo.collectives import KINDS
-from xlashard.program.hlo.module import Computation, HloText, Instruction, element_types
+from xlashard.hlo.call_graph import trip_count
+from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.shapes import HBM, Shape
 from xlashard.tpu.preflight.cost.flops import (
-    HBM,
     REDUCERS,
-    TiledArray,
     instruction_flops,
     kernel_estimate,
     operand_arrays,
-    tiled_arrays,
 )
 
 _FREE_NAMES = """
@@ -27,7 +25,12 @@ _PASSED_ON = ("bitcast", "reshape", "get-tuple-element", "opt-barrier")
 _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
-def hbm_bytes(module: HloText, computation: Computation, instruction: Instruction) -> int:
+def repeated_calls(instruction: Instruction) -> tuple[str, ...]:
+    """Return the computations that an instruction calls, without the condition of a loop."""
+    return instruction.calls[:1] if instruction.opcode == "while" else instruction.calls
+
+
+def hbm_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> int:
     """Return the HBM bytes that one run of an instruction reads and writes, including padding.
 
     Values in another memory (VMEM, host) count nothing. Slices, gathers and in-place updates count
@@ -47,77 +50,75 @@ def hbm_bytes(module: HloText, computation: Computation, instruction: Instructio
     if opcode == "fusion":
         inner = _fused(module, instruction)
         return 0 if inner is None else _of_fusion(module, instruction, inner)
-    results = tiled_arrays(instruction.type)
+    results = instruction.shape.arrays
     operands = operand_arrays(computation, instruction)
     if opcode in ("send", "recv"):
         # The type holds the transferred value and a context.
-        return sum(array.hbm_bytes for array in tiled_arrays(element_types(instruction.type)[0]))
+        return sum(array.hbm_bytes for array in instruction.shape.parts[0].arrays)
     if opcode.endswith("-start"):
         results = _started(instruction, len(operands))
     return _of_operation(opcode.removesuffix("-start"), operands, results)
 
 
-def _of_operation(opcode: str, operands: list[TiledArray], results: tuple[TiledArray, ...]) -> int:
+def _of_operation(opcode: str, operands: Sequence[Shape], results: Sequence[Shape]) -> int:
     written = sum(array.hbm_bytes for array in results)
     match opcode:
         case "slice" | "dynamic-slice" | "gather":
             # Reads as many bytes of the operand as the result has; other operands are indices.
-            read = _like(operands[:1], sum(array.nbytes for array in results))
+            read = _like(operands[:1], sum(array.padded_bytes for array in results))
             return read + sum(a.hbm_bytes for a in operands[1:]) + written
         case "dynamic-update-slice" if len(operands) > 1:
             update = operands[1]
-            return update.hbm_bytes + _like(list(results), update.nbytes)
+            return update.hbm_bytes + _like(results, update.padded_bytes)
         case "scatter" if len(operands) > 2:
             update = operands[-1]
             # Reads and writes the updated region.
-            return sum(a.hbm_bytes for a in operands[1:]) + 2 * _like(list(results), update.nbytes)
+            return sum(a.hbm_bytes for a in operands[1:]) + 2 * _like(results, update.padded_bytes)
     return sum(array.hbm_bytes for array in operands) + written
 
 
-def _like(arrays: list[TiledArray], nbytes: int) -> int:
+def _like(arrays: Sequence[Shape], nbytes: int) -> int:
     """Return `nbytes`, limited by the bytes of the arrays in HBM."""
     return min(nbytes, sum(array.hbm_bytes for array in arrays))
 
 
-def _started(instruction: Instruction, operands: int) -> tuple[TiledArray, ...]:
+def _started(instruction: Instruction, operands: int) -> tuple[Shape, ...]:
     """Return the results of an asynchronous start, whose type includes its operands."""
     if instruction.opcode == "copy-start":
-        return tiled_arrays(element_types(instruction.type)[0])
-    arrays = tiled_arrays(instruction.type)
+        return instruction.shape.parts[0].arrays
+    arrays = instruction.shape.arrays
     if instruction.opcode == "all-reduce-start" and len(arrays) == operands:
         return arrays
     return arrays[operands : 2 * operands]
 
 
 def _of_custom_call(computation: Computation, instruction: Instruction) -> int:
-    if instruction.call_target == "AllocateBuffer":
+    if instruction.attributes.call_target == "AllocateBuffer":
         return 0
-    arrays = (*operand_arrays(computation, instruction), *tiled_arrays(instruction.type))
+    arrays = (*operand_arrays(computation, instruction), *instruction.shape.arrays)
     estimated = kernel_estimate(instruction).get("bytes_accessed")
     return round(estimated) if estimated else sum(array.hbm_bytes for array in arrays)
 
 
-def _fused(module: HloText, fusion: Instruction) -> Computation | None:
-    calls = dict(fusion.called())
-    return module.computations.get(calls.get("calls", ""))
+def _fused(module: HloModule, fusion: Instruction) -> Computation | None:
+    return module.computations.get(fusion.calls[0]) if fusion.calls else None
 
 
-def _of_fusion(module: HloText, fusion: Instruction, inner: Computation) -> int:
+def _of_fusion(module: HloModule, fusion: Instruction, inner: Computation) -> int:
     if _STARTS in inner.targets:
         # The type starts with the operand and the result of the collective.
-        return sum(a.hbm_bytes for a in tiled_arrays(fusion.type)[:2])
+        return sum(a.hbm_bytes for a in fusion.shape.arrays[:2])
     read = sum(
-        min(_touched(module, inner, parameter), array.nbytes)
-        for parameter in inner.instructions.values()
-        if parameter.opcode == "parameter"
-        for array in tiled_arrays(parameter.type)
-        if array.space == HBM
+        min(_touched(module, inner, parameter), array.padded_bytes)
+        for parameter in inner.parameters
+        for array in parameter.shape.arrays
+        if array.memory_space == HBM
     )
     root = inner.root
     if root is None:
         return read
     outputs = _outputs(inner, root)
-    types = tiled_arrays(fusion.type)
+    types = fusion.shape.arrays
     if len(outputs) != len(types):
         return read + sum(array.hbm_bytes for array in types)
     written = sum(
@@ -130,13 +131,13 @@ def _of_fusion(module: HloText, fusion: Instruction, inner: Computation) -> int:
 def _outputs(inner: Computation, root: Instruction) -> list[Instruction | None]:
     if root.opcode != "tuple":
         return [root]
-    return [inner.instructions.get(name) for name in root.operand_names]
+    return [inner.instructions.get(name) for name in root.operands]
 
 
-def _touched(module: HloText, inner: Computation, value: Instruction) -> int:
+def _touched(module: HloModule, inner: Computation, value: Instruction) -> int:
     """Return the bytes of a fusion's parameter that the fusion reads."""
     total = 0
-    whole = sum(array.nbytes for array in tiled_arrays(value.type))
+    whole = sum(array.padded_bytes for array in value.shape.arrays)
     for user in inner.users.get(value.name, ()):
         total += _read_by(module, inner, value, user)
         if total >= whole:
@@ -144,8 +145,8 @@ def _touched(module: HloText, inner: Computation, value: Instruction) -> int:
     return total
 
 
-def _read_by(module: HloText, inner: Computation, value: Instruction, user: Instruction) -> int:
-    names = user.operand_names
+def _read_by(module: HloModule, inner: Computation, value: Instruction, user: Instruction) -> int:
+    names = user.operands
     is_first = names[0] == value.name
     opcode = user.opcode.removesuffix("-start")
     if opcode == "tuple" or _is_part_of_collective(inner, user):
@@ -153,28 +154,28 @@ def _read_by(module: HloText, inner: Computation, value: Instruction, user: Inst
     if opcode in _PASSED_ON:
         return _touched(module, inner, user)
     if is_first and opcode in ("slice", "dynamic-slice", "gather"):
-        return sum(array.nbytes for array in tiled_arrays(user.type))
+        return sum(array.padded_bytes for array in user.shape.arrays)
     if is_first and opcode == "dynamic-update-slice":
         return 0
     if is_first and opcode == "scatter":
         update = inner.instructions.get(names[-1])
-        return sum(a.nbytes for a in tiled_arrays(update.type)) if update is not None else 0
+        return sum(a.padded_bytes for a in update.shape.arrays) if update is not None else 0
     if opcode == "fusion" and (nested := _fused(module, user)) is not None:
         if _only_passes_on(nested):
             return _touched(module, inner, user)
         return sum(
             _touched(module, nested, parameter)
-            for name, parameter in zip(names, _parameters(nested), strict=False)
+            for name, parameter in zip(names, nested.parameters, strict=False)
             if name == value.name
         )
-    return sum(array.nbytes for array in tiled_arrays(value.type))
+    return sum(array.padded_bytes for array in value.shape.arrays)
 
 
 def _only_passes_on(fusion: Computation) -> bool:
     """Return whether a fusion returns its operand, so that its users read it."""
     value = fusion.root
-    while value is not None and value.opcode in _PASSED_ON and value.operand_names:
-        value = fusion.instructions.get(value.operand_names[0])
+    while value is not None and value.opcode in _PASSED_ON and value.operands:
+        value = fusion.instructions.get(value.operands[0])
     return value is not None and value.opcode == "parameter"
 
 
@@ -187,31 +188,25 @@ def _is_part_of_collective(inner: Computation, user: Instruction) -> bool:
     return spread and (user.opcode in KINDS or user.opcode == "custom-call")
 
 
-def _parameters(computation: Computation) -> Iterator[Instruction]:
-    """Return the parameters of a computation by number."""
-    found = [i for i in computation.instructions.values() if i.opcode == "parameter"]
-    return iter(sorted(found, key=lambda i: int(i.operands or 0)))
-
-
 def _written(
-    module: HloText, inner: Computation, output: Instruction | None, array: TiledArray
+    module: HloModule, inner: Computation, output: Instruction | None, array: Shape
 ) -> int:
     """Return the bytes that a fusion writes for one of its results."""
-    while output is not None and output.opcode in _PASSED_ON and output.operand_names:
-        output = inner.instructions.get(output.operand_names[0])
+    while output is not None and output.opcode in _PASSED_ON and output.operands:
+        output = inner.instructions.get(output.operands[0])
     if output is None:
-        return array.nbytes
+        return array.padded_bytes
     if output.opcode == "parameter" or _is_part_of_collective(inner, output):
         return 0
-    names = output.operand_names
+    names = output.operands
     if output.opcode in ("dynamic-update-slice", "scatter"):
         place = 1 if output.opcode == "dynamic-update-slice" else len(names) - 1
         update = inner.instructions.get(names[place])
-        return sum(a.nbytes for a in tiled_arrays(update.type)) if update else array.nbytes
+        return sum(a.padded_bytes for a in update.shape.arrays) if update else array.padded_bytes
     if output.opcode == "fusion" and (nested := _fused(module, output)) is not None:
         roots = _outputs(nested, nested.root) if nested.root is not None else []
-        return _written(module, nested, roots[0], array) if len(roots) == 1 else array.nbytes
-    return array.nbytes
+        return _written(module, nested, roots[0], array) if len(roots) == 1 else array.padded_bytes
+    return array.padded_bytes
 
 
 _HARMLESS_NAMES = """
@@ -221,6 +216,13 @@ _HARMLESS_NAMES = """
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 """Custom calls of the compiler without arithmetic."""
+
+_UNCOUNTED_NAMES = """
+    batch-norm-grad batch-norm-inference batch-norm-training cholesky collective-reduce ragged-dot
+    rng rng-bit-generator scaled-dot stochastic-convert topk triangular-solve
+"""
+_UNCOUNTED = frozenset(_UNCOUNTED_NAMES.split())
+"""Operations whose arithmetic is not known here; the compiler mostly replaces them by others."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,8 @@ class CostAnalysis:
         elementwise: Other floating-point operations.
         transcendental: Elements of transcendental functions such as exp and tanh.
         hbm_bytes: Bytes read and written in HBM.
-        unknown_calls: Custom calls without a cost estimate, by op name, with their number of runs.
+        unknown_calls: Custom calls and operations of unknown cost, by op name, with their number of
+            runs.
         unknown_loops: Loops with an unknown trip count, counted as one iteration.
     """
 
@@ -274,7 +277,7 @@ class _CostSum:
         self.unknown_loops += other.unknown_loops
 
 
-def analyze_cost(module: HloText) -> CostAnalysis:
+def analyze_cost(module: HloModule) -> CostAnalysis:
     """Return the arithmetic and memory traffic of one execution on one device.
 
     A conditional counts its most expensive branch.
@@ -298,7 +301,7 @@ def analyze_cost(module: HloText) -> CostAnalysis:
 class _CostCounter:
     """Analyses each computation once, independent of its number of calls."""
 
-    def __init__(self, module: HloText) -> None:
+    def __init__(self, module: HloModule) -> None:
         self._module = module
         self._done: dict[tuple[str, bool], _CostSum] = {}
 
@@ -318,6 +321,8 @@ class _CostCounter:
             total.transcendental += found.transcendental
             if instruction.opcode == "custom-call":
                 self._add_custom_call(total, instruction)
+            elif instruction.opcode in _UNCOUNTED:
+                total.unknown_calls[instruction.op_name or instruction.opcode] += 1
             if not fused:
                 total.hbm_bytes += hbm_bytes(self._module, computation, instruction)
             self._add_called(total, computation, instruction, fused)
@@ -332,13 +337,9 @@ class _CostCounter:
         if opcode.endswith(("-update", "-done")):
             # The start of the asynchronous call counts the called computation.
             return
-        called = [
-            (attribute, name)
-            for attribute, name in instruction.called()
-            if name in self._module.computations
-        ]
+        called = [n for n in repeated_calls(instruction) if n in self._module.computations]
         if opcode == "conditional":
-            branches = [self.of(name, fused=fused) for _, name in called]
+            branches = [self.of(name, fused=fused) for name in called]
             if branches:
                 most = max(branches, key=lambda w: (sum(w.matmul_flops.values()), w.hbm_bytes))
                 total.add(most, 1)
@@ -348,16 +349,15 @@ class _CostCounter:
             known = trip_count(self._module, computation, instruction)
             trips = 1 if known is None else known
             total.unknown_loops += known is None
-        for attribute, name in called:
-            if attribute != "condition":
-                total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
+        for name in called:
+            total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
 
     def _add_custom_call(self, total: _CostSum, call: Instruction) -> None:
-        target = call.call_target
+        target = call.attributes.call_target
         numbers = kernel_estimate(call)
         if numbers:
             # Kernel estimates have no dtype; TPU kernels usually multiply bfloat16.
             total.multiply("bfloat16", numbers.get("flops", 0.0))
             total.transcendental += numbers.get("transcendentals", 0.0)
         elif target not in _HARMLESS:
-            total.unknown_calls[self._module.op_name(call) or target] += 1
+            total.unknown_calls[call.op_name or target] += 1

@@ -11,91 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from xlashard.program.hlo.module import Computation, HloText, Instruction
-
-HBM = 0
-"""Memory space of HBM, which layouts omit; `S(1)` is VMEM, `S(5)` is host memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class TiledArray:
-    """Array type with its tiled layout and memory space.
-
-    Attributes:
-        dtype: HLO dtype: `f32`, `bf16`, `pred`.
-        dims: Shape.
-        nbytes: Bytes in memory, including padding.
-        space: Memory space.
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-    nbytes: int
-    space: int
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.dims)
-
-    @property
-    def hbm_bytes(self) -> int:
-        """Bytes in HBM."""
-        return self.nbytes if self.space == HBM else 0
-
-
-_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
-_TILE = re.compile(r"\((\d+(?:,\d+)*)\)")
-
-
-@lru_cache(maxsize=4096)
-def tiled_arrays(text: str) -> tuple[TiledArray, ...]:
-    """Return the arrays of an HLO type, flattening tuples and skipping tokens.
-
-    Example:
-        >>> tiled_arrays("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
-        (TiledArray(dtype='bf16', dims=(3, 100), nbytes=2048, space=1),)
-    """
-    found = _ARRAY.findall(text)
-    return tuple(_placed(*parts) for parts in found if parts[0] not in ("token", "opaque"))
-
-
-def _placed(dtype: str, dims: str, layout: str) -> TiledArray:
-    shape = tuple(int(number) for number in re.findall(r"\d+", dims))
-    order, _, rest = layout.partition(":")
-    tiles = re.search(r"T((?:\([\d,*]+\))+)", rest)
-    space = re.search(r"S\((\d+)\)", rest)
-    packed = re.search(r"E\((\d+)\)", rest)
-    physical = shape
-    if order and len(numbers := [int(n) for n in order.split(",")]) == len(shape):
-        physical = tuple(shape[n] for n in reversed(numbers))
-    first = _TILE.match(tiles[1]) if tiles else None
-    if first is not None:
-        physical = _padded(physical, tuple(int(n) for n in first[1].split(",")))
-    bits = int(packed[1]) if packed else bits_of(dtype)
-    return TiledArray(
-        dtype, shape, -(-math.prod(physical) * bits // 8), int(space[1]) if space else HBM
-    )
-
-
-def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape, major to minor, with its minor dimensions rounded up to whole tiles."""
-    if 0 in physical:
-        return physical
-    whole = (1,) * (len(tile) - len(physical)) + physical
-    start = len(whole) - len(tile)
-    return whole[:start] + tuple(
-        -(-size // step) * step for size, step in zip(whole[start:], tile, strict=True)
-    )
-
-
-def bits_of(dtype: str) -> int:
-    """Return the bits per element in memory, at least 8."""
-    if dtype == "pred":
-        return 8
-    found = re.search(r"\d+", dtype)
-    return max(int(found[0]), 8) if found else 8
-
+from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
+from xlashard.hlo.shapes import Shape
 
 _ELEMENTWISE_NAMES = """
     abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
@@ -103,8 +20,8 @@ _ELEMENTWISE_NAMES = """
 """
 _ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
 _TRANSCENDENTAL_NAMES = """
-    atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt
-    sine sqrt tan tanh
+    acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-2
+    exponential-minus-one log log-2 log-plus-one logistic power rsqrt sine sinh sqrt tan tanh
 """
 _TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
 
@@ -136,7 +53,7 @@ NOTHING = InstructionFlops()
 
 
 def instruction_flops(
-    module: HloText, computation: Computation, instruction: Instruction
+    module: HloModule, computation: Computation, instruction: Instruction
 ) -> InstructionFlops:
     """Return the arithmetic of one run of an instruction, without called computations.
 
@@ -159,16 +76,16 @@ def instruction_flops(
     if opcode in REDUCERS:
         return _reduction(module, computation, instruction)
     if opcode == "fft":
-        length = _numbers(instruction.attribute("fft_length"))
+        length = instruction.attributes.fft_length
         steps = math.log2(max(math.prod(length), 2))
         return InstructionFlops(elementwise=5.0 * _size(instruction) * steps)
     return NOTHING
 
 
-def operand_arrays(computation: Computation, instruction: Instruction) -> list[TiledArray]:
+def operand_arrays(computation: Computation, instruction: Instruction) -> list[Shape]:
     """Return the operand arrays of an instruction, in their layouts."""
-    named = (computation.instructions.get(name) for name in instruction.operand_names)
-    return [array for i in named if i is not None for array in tiled_arrays(i.type)]
+    named = (computation.instructions.get(name) for name in instruction.operands)
+    return [array for i in named if i is not None for array in i.shape.arrays]
 
 
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
@@ -181,7 +98,7 @@ def kernel_estimate(call: Instruction) -> dict[str, float]:
     Args:
         call: Custom call of a Pallas kernel.
     """
-    found = _ESTIMATE.search(call.attributes)
+    found = _ESTIMATE.search(call.attributes.backend_config)
     return {name: float(n) for name, n in _ESTIMATED.findall(found[1])} if found else {}
 
 
@@ -201,7 +118,7 @@ def dtype_name(dtype: str) -> str:
 
 
 def _size(instruction: Instruction) -> int:
-    return sum(array.size for array in tiled_arrays(instruction.type))
+    return sum(array.size for array in instruction.shape.arrays)
 
 
 def _is_floating(dtype: str) -> bool:
@@ -210,12 +127,12 @@ def _is_floating(dtype: str) -> bool:
 
 def _product(computation: Computation, instruction: Instruction) -> InstructionFlops:
     operands = operand_arrays(computation, instruction)
-    result = tiled_arrays(instruction.type)[0]
+    result = instruction.shape.arrays[0]
     if len(operands) < 2:
         return NOTHING
     left, right = operands[:2]
     if instruction.opcode == "dot":
-        contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
+        contracted = instruction.attributes.contracting_dims
         multiplications = result.size * math.prod(left.dims[n] for n in contracted)
     else:
         multiplications = _convolution(instruction, left, right, result)
@@ -225,18 +142,16 @@ def _product(computation: Computation, instruction: Instruction) -> InstructionF
     return InstructionFlops(matmul_flops=flops, dtype=_multiplied_dtype(instruction, left, right))
 
 
-_PRECISION = re.compile(r"operand_precision=\{([^}]*)\}")
 _PASSES = {"high": "bfloat16 x3", "highest": "bfloat16 x6"}
 
 
-def _multiplied_dtype(instruction: Instruction, left: TiledArray, right: TiledArray) -> str:
+def _multiplied_dtype(instruction: Instruction, left: Shape, right: Shape) -> str:
     wider = max(left, right, key=lambda a: (_is_floating(a.dtype), _bits(a.dtype)))
     if wider.dtype not in ("f32", "c64"):
         return dtype_name(wider.dtype)
     # The matrix unit multiplies bfloat16; float32 takes several passes.
-    found = _PRECISION.search(instruction.attributes)
-    asked = set(re.findall(r"\w+", found[1])) if found else set()
-    return next((_PASSES[p] for p in ("highest", "high") if p in asked), "bfloat16")
+    requested = instruction.attributes.precision
+    return next((_PASSES[p] for p in ("highest", "high") if p in requested), "bfloat16")
 
 
 def _bits(dtype: str) -> int:
@@ -245,72 +160,29 @@ def _bits(dtype: str) -> int:
     return int(found[0]) if found else 1
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
-    found = re.match(r"\{([\d,\s]*)\}", text or "")
-    return tuple(int(n) for n in re.findall(r"\d+", found[1])) if found else ()
-
-
-def _convolution(
-    instruction: Instruction, left: TiledArray, right: TiledArray, result: TiledArray
-) -> int:
+def _convolution(instruction: Instruction, left: Shape, right: Shape, result: Shape) -> int:
     """Return the multiplications of a convolution, without padding and dilation holes.
 
     On TPU, a batch dimension or a contraction over two dimensions of a matrix product becomes a
     window dimension with mostly out-of-bounds positions.
     """
-    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
     if labels is None:
         return 0
     taken, kernel, given = labels.groups()
     counted = result.dims[given.index("b")] * result.dims[given.index("f")]
     # With feature or batch groups, operands and result hold the share of one group.
     counted *= right.dims[kernel.index("i")]
-    windows = _windows(instruction.attribute("window") or "")
+    windows = instruction.attributes.window
     for digit in (label for label in given if label.isdigit()):
-        window = windows[int(digit)] if int(digit) < len(windows) else _Window()
+        window = windows[int(digit)] if int(digit) < len(windows) else WindowDimension()
         size = left.dims[taken.index(digit)]
         counted *= _places(window, size, result.dims[given.index(digit)])
     return counted
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Window dimension of a convolution."""
-
-    size: int = 1
-    stride: int = 1
-    before: int = 0
-    base_dilation: int = 1
-    window_dilation: int = 1
-
-
 @lru_cache(maxsize=4096)
-def _windows(text: str) -> tuple[_Window, ...]:
-    found = re.match(r"\{([^}]*)\}", text)
-    fields = dict(part.split("=", 1) for part in found[1].split()) if found else {}
-    if "size" not in fields:
-        return ()
-
-    def numbers(name: str, default: int) -> list[int]:
-        given = fields.get(name)
-        return [default] * rank if given is None else [int(n) for n in given.split("x")]
-
-    sizes = [int(n) for n in fields["size"].split("x")]
-    rank = len(sizes)
-    pads = [int(p.split("_")[0]) for p in fields["pad"].split("x")] if "pad" in fields else None
-    rows = zip(
-        sizes,
-        numbers("stride", 1),
-        pads or [0] * rank,
-        numbers("lhs_dilate", 1),
-        numbers("rhs_dilate", 1),
-        strict=True,
-    )
-    return tuple(_Window(*row) for row in rows)
-
-
-@lru_cache(maxsize=4096)
-def _places(window: _Window, size: int, result: int) -> int:
+def _places(window: WindowDimension, size: int, result: int) -> int:
     """Return the number of (window, result) position pairs that meet an operand element.
 
     Window position `k` of result position `o` reads index `o * stride + k * dilation - before` of
@@ -337,13 +209,13 @@ def _places(window: _Window, size: int, result: int) -> int:
 
 
 def _reduction(
-    module: HloText, computation: Computation, instruction: Instruction
+    module: HloModule, computation: Computation, instruction: Instruction
 ) -> InstructionFlops:
     """Return the arithmetic of a computation that runs per element or pair of elements."""
     if instruction.opcode == "sort":
         return NOTHING
     operands = operand_arrays(computation, instruction)
-    result = tiled_arrays(instruction.type)[0]
+    result = instruction.shape.arrays[0]
     if not operands:
         return NOTHING
     match instruction.opcode:
@@ -355,8 +227,8 @@ def _reduction(
             runs = operands[-1].size
         case _:
             runs = result.size
-    names = [name for attribute, name in instruction.called() if attribute != "select"]
-    inner = module.computations.get(names[0]) if names else None
+    # A select-and-scatter selects once per element of its operand.
+    inner = module.computations.get(instruction.calls[-1]) if instruction.calls else None
     if inner is None or runs <= 0:
         return NOTHING
     elementwise = transcendental = 0.0
@@ -367,14 +239,14 @@ def _reduction(
     return InstructionFlops(elementwise=runs * elementwise, transcendental=runs * transcendental)
 
 
-def _window_runs(instruction: Instruction, taken: TiledArray, result: TiledArray) -> int:
+def _window_runs(instruction: Instruction, taken: Shape, result: Shape) -> int:
     """Return the number of additions of a reduce-window.
 
     TPU's compiler writes a reduction followed by a broadcast, as in softmax, as a window over the
     whole dimension: a single reduction.
     """
     places = results = 1
-    windows = _windows(instruction.attribute("window") or "")
+    windows = instruction.attributes.window
     for window, size, count in zip(windows, taken.dims, result.dims, strict=False):
         met = _places(window, size, count)
         whole = met == size * count

@@ -24,7 +24,6 @@ runtime uses the data-center network.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +32,10 @@ from functools import cached_property
 import numpy as np
 
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
-from xlashard.program.hlo.call_graph import nearest_user
-from xlashard.program.hlo.collectives import Collective, CollectiveKind, HloModule
-from xlashard.program.hlo.module import Computation, Instruction, array_types
+from xlashard.hlo.call_graph import nearest_user
+from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Computation, Instruction
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import ici_speed
 from xlashard.tpu.mesh_layout import AxisSegment, part
@@ -48,11 +48,11 @@ _KINDS: dict[str, CollectiveKind] = {
     "ONE_TO_ONE": "collective-permute",
     "REDUCE_SCATTER": "reduce-scatter",
 }
-_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_TRANSFER, _RENDEZVOUS = "_xla_megascale_transfer_type", "_xla_host_transfer_rendezvous"
+"""Frontend attributes of a send and its recv."""
 
 
-def multislice_collectives(module: HloModule, mesh: Mesh) -> list[Collective]:
+def multislice_collectives(module: HloProgram, mesh: Mesh) -> list[Collective]:
     """Return the collectives of a program, in all of its slices and between them.
 
     Args:
@@ -71,8 +71,7 @@ def rendezvous_name(instruction: Instruction) -> str:
     """Return the rendezvous name shared by a send and its recv; empty for other instructions."""
     if instruction.opcode not in ("send", "recv"):
         return ""
-    found = _MEETING.search(instruction.attributes)
-    return found[1] if found else ""
+    return instruction.attributes.frontend.get(_RENDEZVOUS, "")
 
 
 def _slices(mesh: Mesh) -> list[list[int]]:
@@ -94,11 +93,11 @@ def _in_all(
     return ReplicaGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
 
 
-def _transfers(module: HloModule, slices: Sequence[list[int]]) -> list[Collective]:
+def _transfers(module: HloProgram, slices: Sequence[list[int]]) -> list[Collective]:
     sites = module.call_sites
     return [
         replace(
-            _transfer(module, computation, instruction, slices),
+            _transfer(computation, instruction, slices),
             times=sites[computation.name].times,
             times_known=sites[computation.name].known,
             conditional=sites[computation.name].conditional,
@@ -106,16 +105,15 @@ def _transfers(module: HloModule, slices: Sequence[list[int]]) -> list[Collectiv
         for computation in module.computations.values()
         if computation.name in sites
         for instruction in computation.instructions.values()
-        if instruction.opcode == "send" and _TRANSFER.search(instruction.attributes)
+        if instruction.opcode == "send" and _TRANSFER in instruction.attributes.frontend
     ]
 
 
 def _transfer(
-    module: HloModule, computation: Computation, send: Instruction, slices: Sequence[list[int]]
+    computation: Computation, send: Instruction, slices: Sequence[list[int]]
 ) -> Collective:
-    found = _TRANSFER.search(send.attributes)
-    kind = _KINDS.get(found[1] if found else "", "collective-permute")
-    operands = tuple(array_types(send.type)[:1])
+    kind = _KINDS.get(send.attributes.frontend[_TRANSFER], "collective-permute")
+    operands = send.shape.arrays[:1]
     received = next(
         (
             i
@@ -124,8 +122,8 @@ def _transfer(
         ),
         None,
     )
-    results = operands if received is None else tuple(array_types(received.type)[:1])
-    user = None if received is None else nearest_user(module, computation, received)
+    results = operands if received is None else received.shape.arrays[:1]
+    user = None if received is None else nearest_user(computation, received)
     groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
         [list(group) for group in zip(*slices, strict=True)]
     )
@@ -141,10 +139,10 @@ def _transfer(
         results=results,
         groups=groups,
         asynchronous=True,
-        op_name=module.op_name(send),
-        frames=module.frames(send),
-        needed_by="" if user is None else module.op_name(user),
-        needed_by_frames=() if user is None else module.frames(user),
+        op_name=send.op_name,
+        frames=send.frames,
+        needed_by="" if user is None else user.op_name,
+        needed_by_frames=() if user is None else user.frames,
     )
 
 

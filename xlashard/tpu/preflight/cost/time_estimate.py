@@ -9,14 +9,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from xlashard.program.hlo.call_graph import trip_count
-from xlashard.program.hlo.collectives import Collective, along_text
-from xlashard.program.hlo.module import Computation, HloText, Instruction
+from xlashard.hlo.call_graph import trip_count
+from xlashard.hlo.collectives import Collective, along_text
+from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.generations import Generation
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost, hbm_bytes
+from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost, hbm_bytes, repeated_calls
 from xlashard.tpu.preflight.cost.network_model import (
     NetworkCost,
     NetworkModel,
@@ -61,7 +61,7 @@ _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-s
 
 
 def scheduled_seconds(
-    module: HloText,
+    module: HloModule,
     collectives: Sequence[tuple[Collective, NetworkCost]],
     hertz: float,
     hbm_bandwidth: float,
@@ -80,7 +80,7 @@ def scheduled_seconds(
     if module.entry not in module.computations:
         return None
     if not any(
-        _CYCLES.search(instruction.attributes)
+        _CYCLES.search(instruction.attributes.backend_config)
         for computation in module.computations.values()
         for instruction in computation.instructions.values()
     ):
@@ -91,7 +91,7 @@ def scheduled_seconds(
 class _Timeline:
     def __init__(
         self,
-        module: HloText,
+        module: HloModule,
         collectives: Sequence[tuple[Collective, NetworkCost]],
         hertz: float,
         hbm_bandwidth: float,
@@ -113,7 +113,7 @@ class _Timeline:
 
     def cycles(self, instruction: Instruction) -> float:
         """Return the compiler's estimate of an instruction, in seconds."""
-        found = _CYCLES.search(instruction.attributes)
+        found = _CYCLES.search(instruction.attributes.backend_config)
         return int(found[1]) / self._hertz if found else 0.0
 
     def copying(self, computation: Computation, instruction: Instruction) -> float:
@@ -136,11 +136,7 @@ class _Timeline:
     def callees(self, instruction: Instruction) -> list[Computation]:
         """Return the called computations of an instruction, without loop conditions."""
         computations = self._module.computations
-        return [
-            computations[name]
-            for attribute, name in instruction.called()
-            if attribute != "condition" and name in computations
-        ]
+        return [computations[name] for name in repeated_calls(instruction) if name in computations]
 
     def trips(self, computation: Computation, loop: Instruction) -> int:
         """Return the trip count of a loop."""
@@ -176,7 +172,7 @@ class _ComputationRun:
             # The recv completes when the matching send has arrived.
             self._received[instruction.name] = rendezvous_name(instruction)
         elif opcode == "recv-done":
-            self._done([self._received.get(name, "") for name in instruction.operand_names])
+            self._done([self._received.get(name, "") for name in instruction.operands])
         elif opcode == "fusion":
             self._fusion(instruction)
         elif opcode in _COPIES:
@@ -186,7 +182,7 @@ class _ComputationRun:
             took = sum(timeline.of(c.name) for c in inner)
             self._start(instruction.name, took, instruction.name)
         elif opcode.endswith("-done"):
-            self._done(instruction.operand_names)
+            self._done(instruction.operands)
         elif opcode == "async-update":
             self._pass_on(instruction)
         elif opcode == "while":
@@ -233,16 +229,15 @@ class _ComputationRun:
             self._now = max(self._now, self._pending.pop(name, 0.0))
 
     def _pass_on(self, instruction: Instruction) -> None:
-        for name in instruction.operand_names:
+        for name in instruction.operands:
             if name in self._pending:
                 self._pending[instruction.name] = self._pending.pop(name)
 
 
 def _channel(instruction: Instruction) -> str:
     """Return the channel that copies of one collective in several fusions share."""
-    found = instruction.attribute("channel_id")
-    number = re.match(r"\d+", found) if found else None
-    return f"channel {number[0]}" if number else ""
+    number = instruction.attributes.channel
+    return "" if number is None else f"channel {number}"
 
 
 def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> TimeEstimate:

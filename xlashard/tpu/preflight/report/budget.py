@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
+from xlashard.hlo.collectives import KINDS
 from xlashard.pjit.report.tables import line_text, operation_text
-from xlashard.program.hlo.collectives import KINDS
 from xlashard.tpu.preflight.render.report_text import FORMATTERS
 from xlashard.tpu.preflight.report.preflight_model import TrafficReport, Unit
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport

@@ -2,13 +2,10 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from xlashard.program.hlo.module import Computation, HloText, Instruction
-
-BRANCH_ATTRIBUTES = ("branch_computations", "true_computation", "false_computation")
-"""Attributes of a `conditional` with the names of its branches."""
+from xlashard.hlo.module import Computation, HloModule, Instruction
 
 
 @dataclass(frozen=True)
@@ -43,18 +40,15 @@ class CallSite:
         """
         if self.caller is None:
             return ""
-        number = parameter.parameter_number
+        number = parameter.attributes.parameter_number
         if self.caller.opcode == "conditional":
             # The first operand selects the branch; each branch has its own operand.
-            branches = [
-                name for attribute, name in self.caller.called() if attribute in BRANCH_ATTRIBUTES
-            ]
-            number = 1 + branches.index(computation.name)
-        names = self.caller.operand_names
+            number = 1 + self.caller.calls.index(computation.name)
+        names = self.caller.operands
         return names[number] if number < len(names) else ""
 
 
-def find_call_sites(module: HloText) -> dict[str, CallSite]:
+def find_call_sites(module: HloModule) -> dict[str, CallSite]:
     """Return the call site of each computation that the entry reaches.
 
     A computation with several callers runs as often as they make it run together.
@@ -100,20 +94,17 @@ def _callers_first(entry: str, calls: dict[str, list[tuple[str, CallSite]]]) -> 
     return order[::-1]
 
 
-def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, CallSite]]:
+def _calls(module: HloModule, computation: Computation) -> Iterator[tuple[str, CallSite]]:
     """Yield the computations that a computation calls, with their call sites."""
     for instruction in computation.instructions.values():
-        if instruction.opcode.endswith(("-update", "-done")):
-            # The start of the asynchronous call names the computation.
-            continue
-        for attribute, callee in instruction.called():
+        for place, callee in enumerate(instruction.calls):
             if callee in module.computations:
-                yield callee, _run(module, computation, instruction, attribute)
+                yield callee, _run(module, computation, instruction, place)
 
 
-def _run(module: HloText, site: Computation, caller: Instruction, attribute: str) -> CallSite:
+def _run(module: HloModule, site: Computation, caller: Instruction, place: int) -> CallSite:
     run = CallSite(caller=caller, site=site.name)
-    if attribute in BRANCH_ATTRIBUTES:
+    if caller.opcode == "conditional":
         return replace(run, conditional=True)
     if caller.opcode != "while":
         return replace(run, asynchronous=caller.opcode.endswith("-start"))
@@ -121,15 +112,15 @@ def _run(module: HloText, site: Computation, caller: Instruction, attribute: str
     if trips is None:
         return replace(run, known=False)
     # The condition runs once more than the body.
-    return replace(run, times=trips + (attribute == "condition"))
+    return replace(run, times=trips + (place == 1))
 
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 _PASSED_ON = ("copy", "bitcast", "convert", "reshape")
 
 
-def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int | None:
-    """Return the trip count of a `while`, or None where the text doesn't determine it.
+def trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
+    """Return the trip count of a `while`, or None where the module doesn't determine it.
 
     The compiler's own annotation is used if there is one. TPU's compiler writes none; the loop is
     then searched for a counter: an element of the loop's state that starts at a constant, grows by
@@ -146,19 +137,18 @@ def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int |
     return counts[key]
 
 
-def _trip_count(module: HloText, caller: Computation, loop: Instruction) -> int | None:
-    if match := _KNOWN.search(loop.attributes):
+def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
+    if match := _KNOWN.search(loop.attributes.backend_config):
         return int(match[1])
-    called = dict(loop.called())
-    body = module.computations.get(called.get("body", ""))
-    condition = module.computations.get(called.get("condition", ""))
-    if body is None or condition is None:
+    called = [module.computations.get(name) for name in loop.calls]
+    if len(called) != 2 or called[0] is None or called[1] is None:
         return None
+    body, condition = called[0], called[1]
     bound = _bound(condition)
     if bound is None:
         return None
     index, direction, limit = bound
-    start = _constant(caller, _element(caller, loop.operand_names, index))
+    start = _constant(caller, _element(caller, loop.operands, index))
     step = _step(body, index)
     if start is None or step is None:
         return None
@@ -180,12 +170,11 @@ def _bound(condition: Computation) -> tuple[int, str, int] | None:
     root = condition.root
     if root is None or root.opcode != "compare":
         return None
-    match = re.search(r"\bdirection=(\w+)", root.attributes)
-    operands = root.operand_names
-    if match is None or len(operands) != 2:
+    written, operands = root.attributes.direction, root.operands
+    if not written or len(operands) != 2:
         return None
-    turned = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(match[1])
-    for (state, bound), direction in ((operands, match[1]), (operands[::-1], turned)):
+    turned = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(written)
+    for (state, bound), direction in ((operands, written), (operands[::-1], turned)):
         index, limit = _state_index(condition, state), _constant(condition, bound)
         if index is not None and limit is not None and direction is not None:
             return index, direction, limit
@@ -197,11 +186,11 @@ def _step(body: Computation, index: int) -> int | None:
     root = body.root
     if root is None or root.opcode != "tuple":
         return None
-    names = root.operand_names
+    names = root.operands
     grown = _origin(body, names[index]) if index < len(names) else None
     if grown is None or grown.opcode not in ("add", "subtract"):
         return None
-    operands = grown.operand_names
+    operands = grown.operands
     if len(operands) != 2:
         return None
     sign = 1 if grown.opcode == "add" else -1
@@ -212,12 +201,12 @@ def _step(body: Computation, index: int) -> int | None:
     return None
 
 
-def _element(caller: Computation, operands: list[str], index: int) -> str:
+def _element(caller: Computation, operands: Sequence[str], index: int) -> str:
     """Return the name of the initial value of a loop's state at an index; empty if unknown."""
     state = _origin(caller, operands[0]) if operands else None
     if state is None or state.opcode != "tuple":
         return ""
-    names = state.operand_names
+    names = state.operands
     return names[index] if index < len(names) else ""
 
 
@@ -225,7 +214,7 @@ def _origin(computation: Computation, name: str) -> Instruction | None:
     """Return the instruction that made a value, past those that only pass it on."""
     instruction = computation.instructions.get(name)
     while instruction is not None and instruction.opcode in _PASSED_ON:
-        names = instruction.operand_names
+        names = instruction.operands
         instruction = computation.instructions.get(names[0]) if names else None
     return instruction
 
@@ -235,26 +224,23 @@ def _state_index(computation: Computation, name: str) -> int | None:
     instruction = _origin(computation, name)
     if instruction is None or instruction.opcode != "get-tuple-element":
         return None
-    source = computation.instructions.get((instruction.operand_names or [""])[0])
+    source = computation.instructions.get((instruction.operands or ("",))[0])
     if source is None or source.opcode != "parameter":
         return None
-    return instruction.element
+    return instruction.attributes.tuple_index
 
 
 def _constant(computation: Computation, name: str) -> int | None:
     instruction = _origin(computation, name)
     if instruction is None or instruction.opcode != "constant":
         return None
-    return int(instruction.operands) if re.fullmatch(r"-?\d+", instruction.operands) else None
+    return instruction.attributes.integer
 
 
-def nearest_user(
-    module: HloText, computation: Computation, instruction: Instruction
-) -> Instruction | None:
+def nearest_user(computation: Computation, instruction: Instruction) -> Instruction | None:
     """Return the nearest instruction that uses a value, over others if need be, and that has lines.
 
     Args:
-        module: The module.
         computation: Where the value is made.
         instruction: What makes it.
     """
@@ -264,25 +250,23 @@ def nearest_user(
         for user in computation.users.get(waiting.popleft(), ()):
             if user.name in reached:
                 continue
-            if module.frames(user):
+            if user.frames:
                 return user
             reached.add(user.name)
             waiting.append(user.name)
     return None
 
 
-def named_maker(
-    module: HloText, computation: Computation, instruction: Instruction
-) -> Instruction | None:
+def named_maker(computation: Computation, instruction: Instruction) -> Instruction | None:
     """Return the nearest operand, direct or over other operands, that has a name of JAX."""
     reached = {instruction.name}
     waiting = deque([instruction])
     while waiting:
-        for name in waiting.popleft().operand_names:
+        for name in waiting.popleft().operands:
             maker = computation.instructions.get(name)
             if maker is None or name in reached:
                 continue
-            if module.op_name(maker):
+            if maker.op_name:
                 return maker
             reached.add(name)
             waiting.append(maker)

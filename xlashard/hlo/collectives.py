@@ -1,29 +1,14 @@
 """Collectives of a compiled program, from its optimised HLO."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, get_args
 
-from xlashard.geometry.groups import (
-    AxisParts,
-    ReplicaGroups,
-    SourceTargetPairs,
-    read_groups,
-    read_pairs,
-)
+from xlashard.geometry.groups import AxisParts, ReplicaGroups, SourceTargetPairs
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.program.hlo.call_graph import CallSite, find_call_sites, named_maker, nearest_user
-from xlashard.program.hlo.module import (
-    ArrayType,
-    Computation,
-    Frame,
-    HloText,
-    Instruction,
-    array_types,
-    split_modules,
-)
+from xlashard.hlo.call_graph import CallSite, named_maker, nearest_user
+from xlashard.hlo.module import Computation, Frame, HloModule, Instruction
+from xlashard.hlo.shapes import Shape
 
 type CollectiveKind = Literal[
     "all-gather",
@@ -67,8 +52,8 @@ class Collective:
     kind: CollectiveKind
     name: str
     computation: str
-    operands: tuple[ArrayType, ...]
-    results: tuple[ArrayType, ...]
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
     groups: ReplicaGroups | SourceTargetPairs
     times: int = 1
     times_known: bool = True
@@ -194,7 +179,7 @@ def _total(kind: CollectiveKind, along: str, members: Sequence[Collective]) -> C
     )
 
 
-def find_collectives(module: HloText, call_sites: Mapping[str, CallSite]) -> list[Collective]:
+def find_collectives(module: HloModule, call_sites: Mapping[str, CallSite]) -> list[Collective]:
     """Return the collectives of a module.
 
     Args:
@@ -236,8 +221,7 @@ def _is_later_part(computation: Computation, run: CallSite) -> bool:
 
 
 def _channel(instruction: Instruction) -> object:
-    match = re.search(r"\bchannel_id=(\d+)", instruction.bare_attributes)
-    return instruction.opcode, match[1] if match else None
+    return instruction.opcode, instruction.attributes.channel
 
 
 def _kind(instruction: Instruction) -> CollectiveKind | None:
@@ -247,7 +231,7 @@ def _kind(instruction: Instruction) -> CollectiveKind | None:
 
 
 def _collective(
-    module: HloText,
+    module: HloModule,
     computation: Computation,
     instruction: Instruction,
     kind: CollectiveKind,
@@ -260,17 +244,17 @@ def _collective(
     results = _result_types(computation, instruction, operands)
     caller = run.caller if run.caller is not None and run.caller.opcode == "fusion" else None
     if caller is not None and kind == "all-reduce" and _is_scatter(caller):
-        kind, results = "reduce-scatter", array_types(caller.type)
+        kind, results = "reduce-scatter", caller.shape.arrays
     named = [instruction, *([caller] if caller is not None else [])]
-    frames = next(filter(None, map(module.frames, named)), ())
-    op_name = next(filter(None, map(module.op_name, named)), "")
+    frames = next((i.frames for i in named if i.frames), ())
+    op_name = next((i.op_name for i in named if i.op_name), "")
     site = module.computations[run.site] if caller is not None else computation
-    user = nearest_user(module, site, caller or instruction)
+    user = nearest_user(site, caller or instruction)
     if not (frames or op_name or user):
         # XLA omits source lines where it reshards a value for the program's results.
-        maker = named_maker(module, site, caller or instruction)
+        maker = named_maker(site, caller or instruction)
         if maker is not None:
-            op_name, frames = module.op_name(maker), module.frames(maker)
+            op_name, frames = maker.op_name, maker.frames
     return Collective(
         kind=kind,
         name=instruction.name,
@@ -286,112 +270,48 @@ def _collective(
         or _STARTS in computation.targets,
         op_name=op_name,
         frames=frames,
-        needed_by="" if user is None else module.op_name(user),
-        needed_by_frames=() if user is None else module.frames(user),
+        needed_by="" if user is None else user.op_name,
+        needed_by_frames=() if user is None else user.frames,
     )
 
 
 def _is_scatter(fusion: Instruction) -> bool:
-    return any(name.startswith("all-reduce-scatter") for _, name in fusion.called())
+    return any(name.startswith("all-reduce-scatter") for name in fusion.calls)
 
 
-def _operand_types(computation: Computation, instruction: Instruction) -> list[ArrayType]:
-    named = [computation.instructions.get(name) for name in instruction.operand_names]
-    types = [t for i in named if i is not None for t in array_types(i.type)]
-    return types or array_types(instruction.operands)
+def _operand_types(computation: Computation, instruction: Instruction) -> tuple[Shape, ...]:
+    named = [computation.instructions.get(name) for name in instruction.operands]
+    return tuple(array for i in named if i is not None for array in i.shape.arrays)
 
 
 def _result_types(
-    computation: Computation, instruction: Instruction, operands: Sequence[ArrayType]
-) -> list[ArrayType]:
+    computation: Computation, instruction: Instruction, operands: Sequence[Shape]
+) -> tuple[Shape, ...]:
     if not instruction.opcode.endswith("-start"):
-        return array_types(instruction.type)
+        return instruction.shape.arrays
     for user in computation.users.get(instruction.name, ()):
         if user.opcode.endswith("-done"):
-            return array_types(user.type)
+            return user.shape.arrays
     # The type of a start begins with the operands and may end with values of the runtime.
-    types = array_types(instruction.type)
+    types = instruction.shape.arrays
     return types[len(operands) : 2 * len(operands)] or types
 
 
 def _groups(
-    module: HloText, instruction: Instruction, kind: CollectiveKind
+    module: HloModule, instruction: Instruction, kind: CollectiveKind
 ) -> ReplicaGroups | SourceTargetPairs:
+    attributes = instruction.attributes
     if kind == "collective-permute":
-        return read_pairs(instruction.attribute("source_target_pairs") or "")
-    devices = module.num_partitions * module.num_replicas
-    text = instruction.attribute("replica_groups") or "{}"
-    groups = read_groups(text, devices)
+        return attributes.pairs or SourceTargetPairs(())
+    everyone = ReplicaGroups.everyone(module.num_partitions * module.num_replicas)
     if _counts_replicas(module, instruction, kind) and module.num_replicas == 1:
         # The groups number replicas, each with all of its partitions.
-        return ReplicaGroups.everyone(devices)
-    return groups
+        return everyone
+    return attributes.groups or everyone
 
 
-def _counts_replicas(module: HloText, instruction: Instruction, kind: CollectiveKind) -> bool:
+def _counts_replicas(module: HloModule, instruction: Instruction, kind: CollectiveKind) -> bool:
     """Return whether the groups number replicas, each with all of its partitions."""
-    attributes = instruction.bare_attributes
     if kind not in ("all-gather", "all-reduce", "reduce-scatter") or module.num_partitions == 1:
         return False
-    has_channel = re.search(r"\bchannel_id=\d", attributes) is not None
-    return has_channel and "use_global_device_ids=true" not in attributes
-
-
-class HloModule(HloText):
-    """One compiled module with all that reports and assertions derive from its text.
-
-    Computations and metadata are members of `HloText`; trip counts are cached by `trip_count`.
-    """
-
-    @cached_property
-    def call_sites(self) -> Mapping[str, CallSite]:
-        """Return the call site of each computation that the entry reaches."""
-        return find_call_sites(self)
-
-    @cached_property
-    def collectives(self) -> tuple[Collective, ...]:
-        """Return the collectives, in the order of the text.
-
-        Raises:
-            GroupTextError: The replica groups of a collective are invalid.
-        """
-        return tuple(find_collectives(self, self.call_sites))
-
-
-def read_hlo(text: str) -> tuple[HloModule, ...]:
-    """Parse the text of one or more modules; lines of an unknown form are skipped.
-
-    Args:
-        text: The text of `Compiled.as_text()`.
-    """
-    return tuple(map(HloModule.parse, split_modules(text)))
-
-
-def read_collectives(text: str) -> tuple[Collective, ...]:
-    """Return the collectives of a compiled program.
-
-    A start and its done are one collective. One that a fusion or an asynchronous computation
-    wraps is found where the wrapper is called, and one in a computation with several callers is one
-    collective that runs as often as the calls together. The fusion in which TPU's compiler hides a
-    reduce-scatter, as an all-reduce of which each device keeps a slice, counts as reduce-scatter.
-
-    Args:
-        text: Optimised HLO of `Compiled.as_text()`.
-
-    Returns:
-        The collectives, in the order of the text.
-
-    Raises:
-        GroupTextError: The replica groups of a collective are invalid.
-
-    Example:
-        >>> found = read_collectives('''HloModule m, num_partitions=2
-        ...
-        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
-        ...   %p = f32[2,4]{1,0} parameter(0)
-        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
-        ... }''')
-        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
-        [('all-gather', 32, 64, '1 group of 2 devices')]
-    """
-    return tuple(collective for module in read_hlo(text) for collective in module.collectives)
+    return instruction.attributes.channel is not None and not instruction.attributes.global_ids

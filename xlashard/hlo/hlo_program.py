@@ -1,0 +1,186 @@
+"""Analysis of compiled modules, read from whatever holds them."""
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from xlashard._jax.runtime import executables
+from xlashard.errors import ArgumentError, counted
+from xlashard.hlo.buffers import PeakBuffer, buffers_at_peak
+from xlashard.hlo.call_graph import CallSite, find_call_sites, trip_count
+from xlashard.hlo.collectives import Collective, find_collectives
+from xlashard.hlo.module import HloModule
+from xlashard.hlo.proto_reader import read_proto
+from xlashard.hlo.shapes import HBM
+from xlashard.hlo.text_reader import read_text, split_modules
+
+
+class HloProgram(HloModule):
+    """One compiled module with its call graph, collectives and live ranges.
+
+    Computations, instructions and the buffer assignment are members of `HloModule`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> step = jax.jit(lambda x: jax.lax.fori_loop(0, 12, lambda _, x: jnp.sin(x), x))
+        >>> program = read(step.lower(1.0).compile())
+        >>> (body,) = [c for c, site in program.call_sites.items() if site.times == 12][-1:]
+        >>> {i.opcode for i in program.computations[body].instructions.values()} >= {"parameter"}
+        True
+    """
+
+    @cached_property
+    def call_sites(self) -> Mapping[str, CallSite]:
+        """Return the call site of each computation that the entry reaches, with its runs."""
+        return find_call_sites(self)
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return the collectives, in the order of the computations.
+
+        A start and its done are one collective. One that a fusion or an asynchronous computation
+        wraps is found where the wrapper is called, and one in a computation with several callers
+        is one collective that runs as often as the calls together. The fusion in which TPU's
+        compiler hides a reduce-scatter, as an all-reduce of which each device keeps a slice, counts
+        as reduce-scatter.
+
+        Raises:
+            GroupTextError: The replica groups of a collective are invalid.
+        """
+        return tuple(find_collectives(self, self.call_sites))
+
+    @cached_property
+    def unknown_loops(self) -> tuple[str, ...]:
+        """Return the names of the loops whose trip count the module does not determine."""
+        return tuple(
+            loop.name
+            for name in self.call_sites
+            for loop in self.computations[name].instructions.values()
+            if loop.opcode == "while" and trip_count(self, self.computations[name], loop) is None
+        )
+
+    def buffers_at_peak(self, memory: int = HBM) -> list[PeakBuffer]:
+        """Return the temporaries that are live when the heap of a memory is fullest.
+
+        Args:
+            memory: Memory space of layouts; 0 is the device's main memory.
+
+        Returns:
+            The buffers, largest first; empty without a buffer assignment.
+        """
+        heaps = [a for a in self.allocations if a.is_temporary and a.memory == memory]
+        return [buffer for heap in heaps for buffer in buffers_at_peak(heap)]
+
+
+def read(source: Any) -> HloProgram:
+    """Read one compiled module.
+
+    Args:
+        source: A compiled program: `Compiled` of xlashard or of JAX, or PJRT's executable; the text
+            of a module; the bytes of a serialized `HloModuleProto` or `HloProto`; or the path of a
+            file with either, as `xla_dump_to` writes them. Programs and files `*.hlo.pb` are read
+            from XLA's own format.
+
+    Returns:
+        The module. It has live ranges if `source` is an `HloProto` with a buffer assignment, or an
+        executable of a platform that reports it, such as CPU.
+
+    Raises:
+        ArgumentError: `source` is nothing of these, or holds no module or several.
+
+    Example:
+        >>> import jax
+        >>> double = jax.jit(lambda x: x * 2).lower(jax.ShapeDtypeStruct((8,), "float32"))
+        >>> program = read(double.compile())
+        >>> root = program.computations[program.entry].root
+        >>> str(root.shape), program.collectives, dict(program.not_understood)
+        ('f32[8]', (), {})
+    """
+    found = read_modules(source)
+    if len(found) != 1:
+        raise ArgumentError(
+            f"source holds {counted(len(found), 'HLO module')}, not one: "
+            "xlashard.hlo.read_modules(source) returns all of them"
+        )
+    return found[0]
+
+
+def read_modules(source: Any) -> tuple[HloProgram, ...]:
+    r"""Read all modules of a compiled program, text or file.
+
+    Args:
+        source: As for `read`.
+
+    Raises:
+        ArgumentError: `source` is nothing that `read` takes.
+
+    Example:
+        >>> text = "HloModule a\n\nENTRY %e {\n  ROOT %c = s32[] constant(1)\n}\n"
+        >>> [module.name for module in read_modules(text + text.replace("a", "b", 1))]
+        ['a', 'b']
+    """
+    if hasattr(source, "runtime_executable"):
+        source = source.runtime_executable()
+    if hasattr(source, "hlo_modules"):
+        return read_executable(source, executables.buffer_assignment(source))
+    if isinstance(source, os.PathLike):
+        source = Path(source).read_bytes()
+    if isinstance(source, bytes) and source.lstrip().startswith(b"HloModule "):
+        source = source.decode()
+    if isinstance(source, str):
+        return tuple(_read(text) for text in split_modules(source))
+    if not isinstance(source, bytes):
+        raise ArgumentError(
+            f"source is a {type(source).__name__}: expected a compiled program, the text of an HLO "
+            "module, bytes of an HloModuleProto or HloProto, or the path of a file"
+        )
+    return (_read(source),)
+
+
+def read_executable(executable: Any, buffers: bytes) -> tuple[HloProgram, ...]:
+    """Read the modules of an executable.
+
+    Args:
+        executable: PJRT's executable.
+        buffers: Its serialized BufferAssignmentProto; empty if unknown.
+    """
+    return tuple(_read(module, buffers) for module in executables.hlo_modules(executable))
+
+
+def _read(module: bytes | str, buffers: bytes = b"") -> HloProgram:
+    if isinstance(module, str):
+        return HloProgram(**vars(read_text(module)))
+    try:
+        return HloProgram(**vars(read_proto(module, buffers)))
+    except ValueError as error:
+        raise ArgumentError(
+            f"source is no serialized HloModuleProto or HloProto: {error}"
+        ) from None
+
+
+def read_collectives(source: Any) -> tuple[Collective, ...]:
+    """Return the collectives of all modules of a compiled program, text or file.
+
+    Args:
+        source: As for `read`.
+
+    Returns:
+        The collectives, in the order of the computations.
+
+    Raises:
+        ArgumentError: `source` is nothing that `read` takes.
+        GroupTextError: The replica groups of a collective are invalid.
+
+    Example:
+        >>> found = read_collectives('''HloModule m, num_partitions=2
+        ...
+        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
+        ...   %p = f32[2,4]{1,0} parameter(0)
+        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
+        ... }''')
+        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
+        [('all-gather', 32, 64, '1 group of 2 devices')]
+    """
+    return tuple(c for module in read_modules(source) for c in module.collectives)

@@ -1,0 +1,426 @@
+"""Reader of XLA's own format of modules, HloModuleProto, and of its buffer assignment.
+
+The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.proto in
+https://github.com/openxla/xla. Attributes of instructions are decoded at their first use.
+"""
+
+import math
+from functools import cached_property, lru_cache
+
+from xlashard._jax.runtime.shardings import op_sharding_text
+from xlashard.errors import GroupTextError
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, mesh_groups
+from xlashard.hlo.buffers import Allocation, BufferValue
+from xlashard.hlo.module import (
+    WITH_GROUPS,
+    Attributes,
+    Computation,
+    Frame,
+    HloModule,
+    Instruction,
+    WindowDimension,
+    callees_first,
+)
+from xlashard.hlo.shapes import Shape, dtype_of_number
+from xlashard.hlo.wire import Message
+from xlashard.lazily import dataclass
+
+
+def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
+    """Read a serialized HloProto or HloModuleProto.
+
+    Args:
+        data: The serialized message.
+        buffers: A serialized BufferAssignmentProto; by default that of the HloProto.
+
+    Raises:
+        ValueError: The bytes are neither.
+    """
+    message = Message(data)
+    # HloProto: hlo_module = 1, buffer_assignment = 3. HloModuleProto has its name at 1, and at 2
+    # the name of its entry, which no HloProto has.
+    if 2 not in message:
+        buffers = buffers or message.data(3)
+        message = message.message(1)
+    if 3 not in message:
+        raise ValueError("the message has no computations")
+    return _ModuleReader(message).module(buffers)
+
+
+def buffers_of(data: bytes) -> bytes:
+    """Return the serialized BufferAssignmentProto of a serialized HloProto."""
+    return Message(data).data(3)
+
+
+class _ModuleReader:
+    """Names and tables of one module, to which instructions refer by number."""
+
+    def __init__(self, module: Message) -> None:
+        # HloModuleProto: name = 1, computations = 3, host_program_shape = 4,
+        # entry_computation_id = 6, schedule = 7, input_output_alias = 8,
+        # spmd_output_sharding = 12, spmd_parameters_shardings = 14, device_assignment = 15,
+        # stack_frame_index = 17.
+        self._module = module
+        self._computations = module.messages(3)
+        # HloComputationProto: name = 1, instructions = 2, id = 5, root_id = 6.
+        self._computation_names = {c.number(5): c.text(1) for c in self._computations}
+        self._instructions = [c.messages(2) for c in self._computations]
+        # HloInstructionProto: name = 1, id = 35; the other fields are read where they are used.
+        self._by_id = {i.number(35): i for found in self._instructions for i in found}
+        self._names = {number: i.text(1) for number, i in self._by_id.items()}
+        self._frames: dict[int, tuple[Frame, ...]] = {}
+        # HloScheduleProto: sequences = 1, a map from computations to their instruction_ids = 1.
+        entries = module.message(7).messages(1)
+        self._schedule = {e.number(1): e.message(2).numbers(1) for e in entries}
+        # DeviceAssignmentProto: replica_count = 1, computation_count = 2.
+        devices = module.message(15)
+        self._replicas, self._partitions = devices.number(1, 1), devices.number(2, 1)
+
+    def module(self, buffers: bytes) -> HloModule:
+        pairs = zip(self._computations, self._instructions, strict=True)
+        # An asynchronous start stands for a computation of one operation.
+        started = {
+            n for m in self._by_id.values() if m.text(2) == "async-start" for n in m.numbers(38)
+        }
+        computations = {
+            m.text(1): self._computation(m, found)
+            for m, found in pairs
+            if not (m.number(5) in started and m.number(5) in self._wrapped)
+        }
+        entry = self._computation_names.get(self._module.number(6), "")
+        # ProgramShapeProto: result = 2.
+        result = self._module.message(4).data(2)
+        return HloModule(
+            name=self._module.text(1),
+            computations=callees_first(entry, computations),
+            entry=entry,
+            num_partitions=self._partitions,
+            num_replicas=self._replicas,
+            result=_shape(result) if result else None,
+            aliases=self._aliases(),
+            shardings=self._shardings(),
+            allocations=self._allocations(Message(buffers)),
+            # A module that was not assigned to devices does not specify their number.
+            unread={} if 15 in self._module else {"number of devices": 1},
+        )
+
+    def _computation(self, message: Message, instructions: list[Message]) -> Computation:
+        order = self._schedule.get(message.number(5))
+        if order is not None:
+            instructions = [self._by_id[number] for number in order]
+        root = message.number(6)
+        made = (self._instruction(i, i.number(35) == root) for i in instructions)
+        return Computation(message.text(1), {i.name: i for i in made})
+
+    def _instruction(self, message: Message, is_root: bool) -> Instruction:
+        # opcode = 2, shape = 3, operand_ids = 36, called_computation_ids = 38.
+        opcode, called, source = message.text(2), message.numbers(38), message
+        if opcode.startswith("async-") and (wrapped := self._wrapped_by(message)):
+            # As text does, name the one operation that the computation holds.
+            opcode = wrapped.text(2) + opcode.removeprefix("async")
+            called, source = wrapped.numbers(38), wrapped
+        if opcode.endswith(("-update", "-done")):
+            # The start of an asynchronous call names the computation.
+            called = ()
+        return Instruction(
+            name=message.text(1),
+            opcode=opcode,
+            shape=_shape(message.data(3)),
+            operands=tuple([self._name(n) for n in message.numbers(36)]),
+            calls=tuple([self._computation_names.get(n, f"#{n}") for n in called]),
+            is_root=is_root,
+            read=_Later(self, message, source, opcode),
+        )
+
+    def _name(self, number: int) -> str:
+        return self._names.get(number) or f"#{number}"
+
+    def _wrapped_by(self, message: Message) -> Message | None:
+        """Return the only operation of the computation that an asynchronous instruction runs."""
+        while not (called := message.numbers(38)) and (operands := message.numbers(36)):
+            # An update or a done continues its first operand.
+            message = self._by_id[operands[0]]
+        return self._wrapped.get(called[0]) if called else None
+
+    @cached_property
+    def _wrapped(self) -> dict[int, Message]:
+        """The only operation of each computation that holds one, on its parameters in order."""
+        found = {}
+        for computation, instructions in zip(self._computations, self._instructions, strict=True):
+            others = [i for i in instructions if i.text(2) != "parameter"]
+            if len(others) != 1:
+                continue
+            places = {i.number(35): i.number(9) for i in instructions if i is not others[0]}
+            operands = [places.get(n) for n in others[0].numbers(36)]
+            if operands == list(range(len(places))):
+                found[computation.number(5)] = others[0]
+        return found
+
+    def attributes(self, own: Message, message: Message, opcode: str) -> Attributes:
+        """Return the attributes of an instruction.
+
+        Args:
+            own: The instruction, which has the metadata.
+            message: The operation that it stands for, where it starts or ends one.
+            opcode: The opcode.
+        """
+        metadata = own.message(7)
+        return Attributes(
+            # OpMetadata: op_name = 2, and the frames.
+            op_name=metadata.text(2),
+            frames=self._frames_of(metadata),
+            parameter_number=message.number(9),
+            tuple_index=message.number(13) if opcode == "get-tuple-element" else None,
+            integer=_integer(message) if opcode == "constant" else None,
+            direction=message.text(63),
+            call_target=message.text(28),
+            channel=message.number(26) or None,
+            groups=self._groups(message, opcode),
+            # SourceTarget: source = 1, target = 2.
+            pairs=SourceTargetPairs(
+                tuple((pair.number(1), pair.number(2)) for pair in message.messages(52))
+            )
+            if opcode.startswith("collective-permute") and not opcode.endswith("-done")
+            else None,
+            global_ids=bool(message.number(71)),
+            # DotDimensionNumbers: lhs_contracting_dimensions = 1.
+            contracting_dims=message.message(30).numbers(1),
+            dim_labels="" if 16 not in message else _dim_labels(message.message(16)),
+            # Window: dimensions = 1.
+            window=tuple(map(_window, message.message(15).messages(1))),
+            fft_length=message.numbers(32),
+            precision=_precision(message.message(51)),
+            backend_config=own.text(43),
+            # FrontendAttributes: a map = 1.
+            frontend={e.text(1): e.text(2) for e in own.message(68).messages(1)},
+            sharding=op_sharding_text(own.data(40)) if 40 in own else "",
+            control_predecessors=tuple(map(self._name, own.numbers(37))),
+        )
+
+    def _groups(self, message: Message, opcode: str) -> ReplicaGroups | None:
+        # replica_groups = 49 in older modules, collective_device_list = 87,
+        # iota_collective_device_list = 92, mesh_axes_replica_group_list = 93.
+        if 93 in message:
+            return _groups_of_mesh(message.message(93))
+        listed = message.message(87)
+        iota = message.data(92) or listed.data(2)
+        if iota:
+            # IotaReplicaGroupListProto: num_replica_groups = 1, num_devices_per_group = 2,
+            # iota_reshape_dims = 3, iota_transpose_perm = 4.
+            m = Message(iota)
+            return ReplicaGroups.iota(m.number(1), m.number(2), m.numbers(3), m.numbers(4))
+        if not opcode.startswith(WITH_GROUPS) or opcode.endswith("-done"):
+            return None
+        # ReplicaGroup: replica_ids = 1.
+        groups = [m.numbers(1) for m in (*message.messages(49), *listed.messages(1))]
+        if not any(groups):
+            return ReplicaGroups.everyone(self._replicas * self._partitions)
+        return ReplicaGroups.of_list(groups)
+
+    def _frames_of(self, metadata: Message) -> tuple[Frame, ...]:
+        # OpMetadata: source_file = 3, source_line = 4, stack_frame_id = 15.
+        if number := metadata.number(15):
+            if number not in self._frames:
+                self._frames[number] = self._stack(number)
+            return self._frames[number]
+        file, line = metadata.text(3), metadata.number(4)
+        return (Frame(file, line),) if file and line else ()
+
+    def _stack(self, number: int) -> tuple[Frame, ...]:
+        names, functions, locations, frames = self._tables
+        stack: list[Frame] = []
+        while 0 < number <= len(frames) and len(stack) <= len(frames):
+            # FileLocation: file_name_id = 1, function_name_id = 2, line = 3. Ids count from 1.
+            place = _item(locations, frames[number - 1].number(1)) or Message(b"")
+            file = _item(names, place.number(1)) or b""
+            function = _item(functions, place.number(2)) or b""
+            stack.append(Frame(file.decode(), place.number(3), function.decode()))
+            number = frames[number - 1].number(2)
+        return tuple(stack)
+
+    @cached_property
+    def _tables(self) -> tuple[list[bytes], list[bytes], list[Message], list[Message]]:
+        # StackFrameIndexProto: file_names = 1, function_names = 2, file_locations = 3,
+        # stack_frames = 4 with file_location_id = 1 and parent_frame_id = 2.
+        index = self._module.message(17)
+        return index.every(1), index.every(2), index.messages(3), index.messages(4)
+
+    def _aliases(self) -> dict[int, int]:
+        # HloInputOutputAliasProto: entries = 1 with output_shape_index = 1, parameter_number = 2,
+        # parameter_shape_index = 3, whose first number counts where arguments are one tuple.
+        found = {}
+        for entry in self._module.message(8).messages(1):
+            result, part = entry.numbers(1), entry.numbers(3)
+            found[result[0] if result else 0] = part[0] if part else entry.number(2)
+        return found
+
+    def _shardings(self) -> tuple[tuple[str, ...], str] | None:
+        if 12 not in self._module:
+            return None
+        arguments = tuple(map(op_sharding_text, self._module.every(14)))
+        return arguments, op_sharding_text(self._module.data(12))
+
+    def _allocations(self, assignment: Message) -> tuple[Allocation, ...]:
+        # BufferAssignmentProto: logical_buffers = 1, buffer_allocations = 3,
+        # heap_simulator_traces = 4. LogicalBufferProto: id = 1, defined_at = 3 with
+        # shape_index = 3 and instruction_id = 4.
+        places = {}
+        for buffer in assignment.messages(1):
+            place = buffer.message(3)
+            places[buffer.number(1)] = self._by_id.get(place.number(4)), place.numbers(3)
+        lives = _lives(assignment.messages(4))
+        return tuple(
+            # BufferAllocationProto: index = 1, size = 2, is_entry_computation_parameter = 5,
+            # parameter_number = 6, maybe_live_out = 7, color = 8, assigned = 9,
+            # parameter_shape_index = 10, is_constant = 12.
+            Allocation(
+                number=found.number(1),
+                size=found.number(2),
+                memory=found.number(8),
+                parameter=found.number(6) if found.number(5) else None,
+                index=found.numbers(10),
+                holds_result=bool(found.number(7)),
+                constant=bool(found.number(12)),
+                values=tuple(
+                    BufferValue(
+                        name=instruction.text(1),
+                        index=index,
+                        size=assigned.number(3),
+                        offset=assigned.number(2),
+                        shape=_shape(instruction.data(3)).at(index),
+                        live=lives.get(assigned.number(1)),
+                    )
+                    # Assigned: logical_buffer_id = 1, offset = 2, size = 3.
+                    for assigned in found.messages(9)
+                    for instruction, index in [places[assigned.number(1)]]
+                    if instruction is not None
+                ),
+            )
+            for found in assignment.messages(3)
+        )
+
+
+@dataclass(frozen=True)
+class _Later:
+    """Attributes of an instruction, to be decoded at their first use."""
+
+    reader: _ModuleReader
+    own: Message
+    source: Message
+    opcode: str
+
+    def __call__(self) -> Attributes:
+        return self.reader.attributes(self.own, self.source, self.opcode)
+
+
+def _item[T](table: list[T], number: int) -> T | None:
+    return table[number - 1] if 0 < number <= len(table) else None
+
+
+def _lives(traces: list[Message]) -> dict[int, tuple[int, int]]:
+    """Return the first and last step at which each buffer is live, by the steps of its heap."""
+    # HeapSimulatorTrace: events = 1, whole_module_simulation = 2. Event: kind = 1, buffer_id = 2;
+    # kinds are ALLOC = 0, FREE = 1, SHARE_WITH = 2. Buffers that are live at the end have no FREE.
+    lives: dict[int, tuple[int, int]] = {}
+    for trace in traces:
+        if not trace.number(2):
+            continue
+        events = trace.messages(1)
+        for step, event in enumerate(events):
+            buffer = event.number(2)
+            if event.number(1) == 1:
+                lives[buffer] = lives[buffer][0], step
+            else:
+                lives[buffer] = step, len(events)
+    return lives
+
+
+@lru_cache(maxsize=8192)
+def _shape(data: bytes) -> Shape:
+    # ShapeProto: element_type = 2, dimensions = 3, tuple_shapes = 4, layout = 5. LayoutProto:
+    # minor_to_major = 1, tiles = 6 with dimensions = 1, element_size_in_bits = 7,
+    # memory_space = 8.
+    shape = Message(data)
+    layout = shape.message(5)
+    return Shape(
+        dtype=dtype_of_number(shape.number(2)),
+        dims=shape.numbers(3),
+        minor_to_major=layout.numbers(1),
+        # A dimension that is combined with the next one has the least number.
+        tiles=tuple(tuple(max(n, -1) for n in t.numbers(1)) for t in layout.messages(6)),
+        memory_space=layout.number(8),
+        element_bits=layout.number(7),
+        elements=tuple(map(_shape, shape.every(4))),
+    )
+
+
+def _integer(constant: Message) -> int | None:
+    # LiteralProto: u8s = 3, s32s = 4, s64s = 5, u32s = 6, u64s = 7, s8s = 15, u16s = 16, s16s = 17;
+    # those of less than 32 bits are bytes.
+    shape, literal = _shape(constant.data(3)), constant.message(8)
+    if shape.dims or shape.dtype[0] not in "su":
+        return None
+    small = {"u8": 3, "s8": 15, "u16": 16, "s16": 17}.get(shape.dtype)
+    if small is not None:
+        data = literal.data(small)
+        return int.from_bytes(data, "little", signed=shape.dtype[0] == "s") if data else None
+    numbers = literal.numbers({"s32": 4, "s64": 5, "u32": 6, "u64": 7}.get(shape.dtype, 0))
+    return numbers[0] if numbers else None
+
+
+def _groups_of_mesh(groups: Message) -> ReplicaGroups:
+    # MeshAxesReplicaGroupListProto: mesh = 1, axes = 2. MeshProto: axes = 1 with name = 1 and
+    # size = 2, device_ids = 2, iota_device_ids = 3 with reshape_dims = 1 and
+    # transpose_perm = 2. AxisRefProto: mesh_axis_index = 1, sub_axis_info = 2 with pre_size = 1 and
+    # size = 2.
+    mesh = groups.message(1)
+    sizes = {axis.text(1): axis.number(2) for axis in mesh.messages(1)}
+    names = list(sizes)
+    devices = mesh.numbers(2) or None
+    if 3 in mesh:
+        dims = mesh.message(3).numbers(1)
+        order = ReplicaGroups.iota(1, math.prod(dims), dims, mesh.message(3).numbers(2))
+        devices = order.devices()[0]
+    parts = []
+    for axis in groups.messages(2):
+        if axis.number(1) >= len(names):
+            raise GroupTextError(f"a mesh of {len(names)} axes has no axis {axis.number(1)}")
+        part = axis.message(2)
+        parts.append((names[axis.number(1)], part.number(1, 1), part.number(2)))
+    return mesh_groups(sizes, parts, devices)
+
+
+def _dim_labels(dims: Message) -> str:
+    """Return the dimensions of a convolution in the notation of HLO text."""
+
+    # ConvolutionDimensionNumbers: kernel_input_feature = 3, kernel_output_feature = 4,
+    # kernel_spatial = 6, input_batch = 7, input_feature = 8, output_batch = 9, output_feature = 10,
+    # input_spatial = 11, output_spatial = 12.
+    def labels(first: str, at: int, second: str, other: int, spatial: int) -> str:
+        places = {dims.number(at): first, dims.number(other): second}
+        places |= {place: str(i) for i, place in enumerate(dims.numbers(spatial))}
+        return "".join(places[i] for i in sorted(places))
+
+    operand, kernel = labels("b", 7, "f", 8, 11), labels("i", 3, "o", 4, 6)
+    return f"{operand}_{kernel}->{labels('b', 9, 'f', 10, 12)}"
+
+
+def _window(dimension: Message) -> WindowDimension:
+    # WindowDimension: size = 1, stride = 2, padding_low = 3, window_dilation = 5,
+    # base_dilation = 6.
+    return WindowDimension(
+        size=dimension.number(1),
+        stride=dimension.number(2),
+        before=dimension.number(3),
+        base_dilation=dimension.number(6),
+        window_dilation=dimension.number(5),
+    )
+
+
+def _precision(config: Message) -> tuple[str, ...]:
+    # PrecisionConfig: operand_precision = 1.
+    numbers = config.numbers(1)
+    if not any(numbers):
+        return ()
+    names = ("default", "high", "highest", "packed_nibble")
+    return tuple(names[n] if n < len(names) else str(n) for n in numbers)

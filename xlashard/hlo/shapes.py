@@ -1,0 +1,126 @@
+"""Types of HLO values: arrays with their layouts, and tuples of them."""
+
+import math
+import re
+from functools import cached_property
+
+from xlashard.lazily import dataclass
+
+HBM, HOST = 0, 5
+"""Memory spaces of layouts on TPU: the main memory, and that of the host; 1 is VMEM."""
+
+_NAMES = """
+    invalid pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 tuple opaque c64 bf16 token c128 f8e5m2
+    f8e4m3fn s4 u4 f8e4m3b11fnuz f8e5m2fnuz f8e4m3fnuz s2 u2 f8e4m3 f8e3m4 s1 u1 f4e2m1fn
+    f8e8m0fnu buffer f6e3m2fn f6e2m3fn
+"""
+_DTYPES = _NAMES.split()
+
+
+def dtype_of_number(number: int) -> str:
+    """Return the HLO dtype of a number of XLA's `PrimitiveType` (xla/xla_data.proto).
+
+    Example:
+        >>> dtype_of_number(16), dtype_of_number(99)
+        ('bf16', 'type99')
+    """
+    return _DTYPES[number] if 0 < number < len(_DTYPES) else f"type{number}"
+
+
+KNOWN_DTYPES = frozenset(_DTYPES[1:])
+"""Dtypes whose size is known."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Type of an HLO value on one device.
+
+    Attributes:
+        dtype: As HLO writes it: `f32`, `bf16`, `pred`; `tuple`, `token` or `opaque` for other
+            values than arrays.
+        dims: Dimensions of an array; the largest ones, where they are not fixed.
+        minor_to_major: Order of the dimensions in memory; empty if it is not specified.
+        tiles: Tiles of the layout, the outermost first.
+        memory_space: Memory that holds the array: 0 is the device's main memory.
+        element_bits: Bits of an element, where the layout packs elements; else 0.
+        elements: Types of the elements of a tuple.
+    """
+
+    dtype: str
+    dims: tuple[int, ...] = ()
+    minor_to_major: tuple[int, ...] = ()
+    tiles: tuple[tuple[int, ...], ...] = ()
+    memory_space: int = HBM
+    element_bits: int = 0
+    elements: tuple["Shape", ...] = ()
+
+    @cached_property
+    def arrays(self) -> tuple["Shape", ...]:
+        """Return the arrays of the type, those of tuples in order, without tokens."""
+        if self.dtype == "tuple":
+            return tuple(array for element in self.elements for array in element.arrays)
+        return () if self.dtype in ("token", "opaque") else (self,)
+
+    @property
+    def parts(self) -> tuple["Shape", ...]:
+        """Return the elements of a tuple; the type itself if it is no tuple."""
+        return self.elements if self.dtype == "tuple" else (self,)
+
+    @cached_property
+    def size(self) -> int:
+        """Return the number of elements of an array."""
+        return math.prod(self.dims)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Return the bytes of an array's elements, without the padding of its layout."""
+        bits = self._dtype_bits
+        # Small integers take a byte each, unless their layout packs them.
+        return -(-self.size * (bits if bits >= 8 else self.element_bits or 8) // 8)
+
+    @cached_property
+    def padded_bytes(self) -> int:
+        """Return the bytes of an array in memory, with the padding of its layout."""
+        physical = self.dims
+        if len(self.minor_to_major) == len(physical):
+            physical = tuple(physical[n] for n in reversed(self.minor_to_major))
+        if self.tiles and min(self.tiles[0], default=0) > 0 and 0 not in physical:
+            physical = _padded(physical, self.tiles[0])
+        bits = self.element_bits or max(self._dtype_bits, 8)
+        return -(-math.prod(physical) * bits // 8)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Return the bytes of an array in the main memory, with padding; 0 in another memory."""
+        return self.padded_bytes if self.memory_space == HBM else 0
+
+    @property
+    def _dtype_bits(self) -> int:
+        found = re.search(r"\d+", self.dtype)
+        return int(found[0]) if found else 8
+
+    def at(self, index: tuple[int, ...]) -> "Shape":
+        """Return the type at an index into nested tuples.
+
+        Raises:
+            IndexError: The tuple has no such element.
+        """
+        shape = self
+        for number in index:
+            shape = shape.elements[number]
+        return shape
+
+    def __str__(self) -> str:
+        """Return `bf16[8,4]`, or `(bf16[8,4], s32[])` for a tuple."""
+        if self.dtype == "tuple":
+            return f"({', '.join(map(str, self.elements))})"
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape, major to minor, with its minor dimensions rounded up to whole tiles."""
+    whole = (1,) * (len(tile) - len(physical)) + physical
+    start = len(whole) - len(tile)
+    return whole[:start] + tuple(
+        -(-size // step) * step for size, step in zip(whole[start:], tile, strict=True)
+    )

@@ -1,0 +1,113 @@
+"""Messages in the wire format of protocol buffers, read without their descriptors.
+
+XLA's protos need few of their fields here. Reading those takes as long as `google.protobuf` takes
+for all of them, and neither JAX nor xlashard depends on that package.
+https://protobuf.dev/programming-guides/encoding/ specifies the format.
+"""
+
+
+class Message:
+    """Fields of one message by number, undecoded.
+
+    Args:
+        data: The serialized message.
+
+    Raises:
+        ValueError: The bytes are no message, or are cut off.
+    """
+
+    __slots__ = ("fields",)
+
+    def __init__(self, data: bytes) -> None:
+        fields: dict[int, list[int | bytes]] = {}
+        at, end = 0, len(data)
+        try:
+            while at < end:
+                key = data[at]
+                at += 1
+                if key > 127:
+                    key, at = _varint(data, at - 1)
+                kind = key & 7
+                value: int | bytes = data[at]
+                if kind == 0:
+                    at += 1
+                    if value > 127:
+                        value, at = _varint(data, at - 1)
+                else:
+                    size = {1: 8, 5: 4}.get(kind)
+                    if kind == 2:
+                        size = value
+                        at += 1
+                        if size > 127:
+                            size, at = _varint(data, at - 1)
+                    if size is None or at + size > end:
+                        raise ValueError(f"invalid field {key >> 3} at byte {at}")
+                    value = data[at : at + size]
+                    at += size
+                fields.setdefault(key >> 3, []).append(value)
+        except IndexError:
+            raise ValueError(f"the message is cut off after {end} bytes") from None
+        self.fields = fields
+
+    def __contains__(self, number: int) -> bool:
+        return number in self.fields
+
+    def number(self, field: int, default: int = 0) -> int:
+        """Return an integer, with its sign."""
+        value = self.fields.get(field, (default,))[-1]
+        if not isinstance(value, int):
+            raise ValueError(f"field {field} is not a number")
+        return value if value < 1 << 63 else value - (1 << 64)
+
+    def numbers(self, field: int) -> tuple[int, ...]:
+        """Return the integers of a repeated field, packed or not."""
+        found: list[int] = []
+        for value in self.fields.get(field, ()):
+            if isinstance(value, int):
+                found.append(value)
+                continue
+            at, end = 0, len(value)
+            while at < end:
+                number = value[at]
+                at += 1
+                if number > 127:
+                    number, at = _varint(value, at - 1)
+                found.append(number)
+        return tuple(n if n < 1 << 63 else n - (1 << 64) for n in found)
+
+    def data(self, field: int) -> bytes:
+        """Return the bytes of a field; empty where it is not set."""
+        value = self.fields.get(field, (b"",))[-1]
+        if not isinstance(value, bytes):
+            raise ValueError(f"field {field} is not a message or a text")
+        return value
+
+    def text(self, field: int) -> str:
+        """Return a text; empty where it is not set."""
+        return self.data(field).decode(errors="replace")
+
+    def every(self, field: int) -> list[bytes]:
+        """Return the values of a repeated field of messages or texts."""
+        return [value for value in self.fields.get(field, ()) if isinstance(value, bytes)]
+
+    def message(self, field: int) -> "Message":
+        """Return a message; an empty one where it is not set."""
+        return Message(self.data(field))
+
+    def messages(self, field: int) -> "list[Message]":
+        """Return the messages of a repeated field."""
+        return list(map(Message, self.every(field)))
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the integer of variable length at a place, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"invalid number at byte {at}")

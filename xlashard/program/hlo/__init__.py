@@ -1,1 +1,0 @@
-"""Analysis of the HLO text of compiled modules."""
