@@ -105,6 +105,7 @@ else:
 
     if _typing.TYPE_CHECKING:
         from xlashard import errors as errors
+        from xlashard import hlo as hlo
         from xlashard import multihost as multihost
         from xlashard import numpy as numpy
         from xlashard import testing as testing
@@ -176,6 +177,7 @@ else:
                     "device_put_sharded",
                     "unstacked_shards",
                 ),
+                "xlashard.hlo": ("hlo",),
                 "xlashard.multihost": ("multihost",),
                 "xlashard.numpy": ("numpy",),
                 "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
@@ -214,7 +216,7 @@ else:
 
     def __dir__() -> list[str]:
         """List the public names and modules."""
-        return sorted((*__all__, "errors", "multihost", "numpy", "testing", "tpu"))
+        return sorted((*__all__, "errors", "hlo", "multihost", "numpy", "testing", "tpu"))
 
     _XlashardError.docs_url = _flags.docs_url
     _apply_flags(_flags)

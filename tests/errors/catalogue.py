@@ -141,6 +141,7 @@ TOPICS = (
     "steps",
     "transformations",
     "report",
+    "hlo",
     "pictures",
     "shardings",
     "unreduced",

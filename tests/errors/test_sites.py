@@ -18,6 +18,7 @@ ROOMS = (
             "pjit",
             "sharding",
             "array",
+            "hlo",
             "program",
             "pictures",
             "numpy",

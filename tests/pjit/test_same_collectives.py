@@ -14,7 +14,7 @@ from tests.pjit.helpers import make_mesh
 from tests.pjit.named_programs import PROGRAMS, Library
 from tests.together import sweep
 from xlashard import UNSPECIFIED, P
-from xlashard.hlo.collectives import read_collectives
+from xlashard.hlo.hlo_program import read_collectives
 
 JAX = Library(jax.jit, jax.lax.with_sharding_constraint, jax.sharding.NamedSharding)
 OURS = Library(xlashard.pjit, xlashard.with_sharding_constraint, xlashard.NamedSharding)

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import jax
+
 from xlashard.geometry.groups import AxisParts, ReplicaGroups, SourceTargetPairs
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.hlo.call_graph import CallSite, named_maker, nearest_user
@@ -94,14 +96,33 @@ class Collective:
         size = max(self.groups.size, 1)
         return payload * (size - 1) * (2 if self.kind == "all-reduce" else 1) // size
 
-    def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
+    def axes(
+        self, mesh: MeshGrid | jax.sharding.Mesh, order: Sequence[int] | None = None
+    ) -> AxisParts | None:
         """Return the parts of mesh axes along which it runs; None where no axes match.
 
         Args:
-            grid: The mesh.
+            mesh: The mesh of the program.
             order: The mesh position of each device of the program; None if they are the same.
+
+        Example:
+            >>> from xlashard.hlo import read_collectives
+            >>> (gather,) = read_collectives('''HloModule m, num_partitions=4
+            ...
+            ... ENTRY %e (p: f32[2]) -> f32[4] {
+            ...   %p = f32[2]{0} parameter(0)
+            ...   ROOT %g = f32[4]{0} all-gather(%p), replica_groups=[2,2]<=[4], dimensions={0}
+            ... }''')
+            >>> [part.name for part in gather.axes(MeshGrid(("data", "model"), (2, 2)))]
+            ['model']
         """
-        return self.groups.axes(grid, order)
+        return self.groups.axes(_grid(mesh), order)
+
+
+def _grid(mesh: MeshGrid | jax.sharding.Mesh) -> MeshGrid:
+    if isinstance(mesh, MeshGrid):
+        return mesh
+    return MeshGrid(mesh.axis_names, tuple(mesh.shape.values()))
 
 
 @dataclass(frozen=True)
@@ -134,7 +155,9 @@ class CollectiveTotal:
 
 
 def along_text(
-    collective: Collective, grid: MeshGrid | None, order: Sequence[int] | None = None
+    collective: Collective,
+    grid: MeshGrid | jax.sharding.Mesh | None,
+    order: Sequence[int] | None = None,
 ) -> str:
     """Return the axes along which a collective runs, or else its groups, as text."""
     parts = None if grid is None else collective.axes(grid, order)
@@ -145,22 +168,31 @@ def along_text(
 
 def summarize(
     collectives: Sequence[Collective],
-    grid: MeshGrid | None = None,
+    mesh: MeshGrid | jax.sharding.Mesh | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[CollectiveTotal, ...]:
     """Add collectives up by kind and by the axes that they run along.
 
     Args:
         collectives: Collectives of a program.
-        grid: The mesh whose axes name the groups.
+        mesh: The mesh whose axes name the groups.
         order: The mesh position of each device of the program; None if they are the same.
 
     Returns:
         A total for each kind and axes, those that send most bytes first.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, hlo
+        >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+        >>> x = jax.ShapeDtypeStruct((16, 4), "float32", sharding=NamedSharding(mesh, P("data")))
+        >>> program = hlo.read(jax.jit(lambda x: x.sum(0)).lower(x).compile())
+        >>> [(t.kind, t.along, t.times) for t in summarize(program.collectives, mesh)]
+        [('all-reduce', 'data', 1)]
     """
     alike: dict[tuple[CollectiveKind, str], list[Collective]] = {}
     for collective in collectives:
-        key = collective.kind, along_text(collective, grid, order)
+        key = collective.kind, along_text(collective, mesh, order)
         alike.setdefault(key, []).append(collective)
     totals = [_total(kind, along, members) for (kind, along), members in alike.items()]
     return tuple(sorted(totals, key=lambda t: (-t.sent_bytes, KINDS.index(t.kind), t.along)))

@@ -156,7 +156,9 @@ def _read(module: bytes | str, buffers: bytes = b"") -> HloProgram:
         return HloProgram(**vars(read_proto(module, buffers)))
     except ValueError as error:
         raise ArgumentError(
-            f"source is no serialized HloModuleProto or HloProto: {error}"
+            f"source is no HloModuleProto or HloProto: {error}; expected the bytes of a file "
+            "*.hlo.pb, as the option xla_dump_hlo_as_proto writes it, or of "
+            "as_serialized_hlo_module_proto()"
         ) from None
 
 

@@ -5,6 +5,7 @@ https://github.com/openxla/xla. Attributes of instructions are decoded at their 
 """
 
 import math
+from collections import Counter
 from functools import cached_property, lru_cache
 
 from xlashard._jax.runtime.shardings import op_sharding_text
@@ -43,6 +44,7 @@ def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
         buffers = buffers or message.data(3)
         message = message.message(1)
     if 3 not in message:
+        # no-catalogue: `read` reports it with the source
         raise ValueError("the message has no computations")
     return _ModuleReader(message).module(buffers)
 
@@ -75,6 +77,8 @@ class _ModuleReader:
         # DeviceAssignmentProto: replica_count = 1, computation_count = 2.
         devices = module.message(15)
         self._replicas, self._partitions = devices.number(1, 1), devices.number(2, 1)
+        # A module that was not assigned to devices does not specify their number.
+        self._unread = Counter([] if 15 in module else ["number of devices"])
 
     def module(self, buffers: bytes) -> HloModule:
         pairs = zip(self._computations, self._instructions, strict=True)
@@ -90,6 +94,7 @@ class _ModuleReader:
         entry = self._computation_names.get(self._module.number(6), "")
         # ProgramShapeProto: result = 2.
         result = self._module.message(4).data(2)
+        allocations = self._allocations(Message(buffers))
         return HloModule(
             name=self._module.text(1),
             computations=callees_first(entry, computations),
@@ -99,9 +104,8 @@ class _ModuleReader:
             result=_shape(result) if result else None,
             aliases=self._aliases(),
             shardings=self._shardings(),
-            allocations=self._allocations(Message(buffers)),
-            # A module that was not assigned to devices does not specify their number.
-            unread={} if 15 in self._module else {"number of devices": 1},
+            allocations=allocations,
+            unread=dict(+self._unread),
         )
 
     def _computation(self, message: Message, instructions: list[Message]) -> Computation:
@@ -267,7 +271,9 @@ class _ModuleReader:
         places = {}
         for buffer in assignment.messages(1):
             place = buffer.message(3)
-            places[buffer.number(1)] = self._by_id.get(place.number(4)), place.numbers(3)
+            instruction = self._by_id.get(place.number(4))
+            self._unread["buffer of an unknown instruction"] += instruction is None
+            places[buffer.number(1)] = instruction, place.numbers(3)
         lives = _lives(assignment.messages(4))
         return tuple(
             # BufferAllocationProto: index = 1, size = 2, is_entry_computation_parameter = 5,
@@ -384,6 +390,7 @@ def _groups_of_mesh(groups: Message) -> ReplicaGroups:
     parts = []
     for axis in groups.messages(2):
         if axis.number(1) >= len(names):
+            # no-catalogue: no compiler writes it
             raise GroupTextError(f"a mesh of {len(names)} axes has no axis {axis.number(1)}")
         part = axis.message(2)
         parts.append((names[axis.number(1)], part.number(1, 1), part.number(2)))

@@ -85,7 +85,7 @@ class _TextReader:
             num_replicas=self._number("replica_count"),
             result=self._result(),
             aliases=_aliases(self._header),
-            unread=dict(self._unread),
+            unread=dict(+self._unread),
         )
 
     def _number(self, name: str) -> int:
@@ -107,7 +107,8 @@ class _TextReader:
             return
         close = _closed(line, opcode.end() - 1)
         operands, rest = line[opcode.end() : close - 1], line[close:].lstrip(", ")
-        names = tuple(_operand_names(operands))
+        has_operands = opcode[1] not in ("constant", "parameter")
+        names = tuple(_operand_names(operands)) if has_operands else ()
         for name in names:
             if "#" in name:
                 _write_out_elements(computation, name)

@@ -41,6 +41,7 @@ class Message:
                         if size > 127:
                             size, at = _varint(data, at - 1)
                     if size is None or at + size > end:
+                        # no-catalogue: `read` reports it with the source
                         raise ValueError(f"invalid field {key >> 3} at byte {at}")
                     value = data[at : at + size]
                     at += size
@@ -56,6 +57,7 @@ class Message:
         """Return an integer, with its sign."""
         value = self.fields.get(field, (default,))[-1]
         if not isinstance(value, int):
+            # no-catalogue: `read` reports it with the source
             raise ValueError(f"field {field} is not a number")
         return value if value < 1 << 63 else value - (1 << 64)
 
@@ -79,6 +81,7 @@ class Message:
         """Return the bytes of a field; empty where it is not set."""
         value = self.fields.get(field, (b"",))[-1]
         if not isinstance(value, bytes):
+            # no-catalogue: `read` reports it with the source
             raise ValueError(f"field {field} is not a message or a text")
         return value
 
@@ -110,4 +113,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
+            # no-catalogue: `read` reports it with the source
             raise ValueError(f"invalid number at byte {at}")

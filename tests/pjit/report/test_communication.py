@@ -9,8 +9,7 @@ import pytest
 from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
-from xlashard.hlo import collectives
-from xlashard.hlo.collectives import HloModule
+from xlashard.hlo import hlo_program
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.testing import assert_collectives
@@ -29,10 +28,12 @@ def line_of(mark):
 
 def test_the_hlo_is_parsed_and_searched_once(mesh, monkeypatch):
     parsed, searched = [], []
-    parse, find = HloModule.parse, collectives.find_collectives
-    monkeypatch.setattr(HloModule, "parse", lambda text: parsed.append(text) or parse(text))
+    read, find = hlo_program.read_proto, hlo_program.find_collectives
     monkeypatch.setattr(
-        collectives, "find_collectives", lambda *args: searched.append(args) or find(*args)
+        hlo_program, "read_proto", lambda *proto: parsed.append(proto) or read(*proto)
+    )
+    monkeypatch.setattr(
+        hlo_program, "find_collectives", lambda *args: searched.append(args) or find(*args)
     )
     total = pjit(lambda x: x.sum(), in_shardings=named(mesh, "x"))
     explain(total, f32(64, 8))

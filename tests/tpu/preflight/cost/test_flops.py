@@ -14,12 +14,13 @@ from jax.experimental import pallas
 from tests.tpu.preflight.cost.products import PRODUCTS
 from tests.tpu.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P, pjit
-from xlashard.hlo.collectives import read_hlo
+from xlashard.hlo import WindowDimension, read
+from xlashard.hlo.text_reader import read_shape
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.compilation import compile_for_report
 from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost
-from xlashard.tpu.preflight.cost.flops import _places, _Window, instruction_flops, tiled_arrays
+from xlashard.tpu.preflight.cost.flops import _places, instruction_flops
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def products(mesh):
             found = instruction_flops(module, computation, instruction)
             if found.matmul_flops:
                 assert found.dtype == "bfloat16"
-                counted[module.op_name(instruction).split("/")[1]] += found.matmul_flops
+                counted[instruction.op_name.split("/")[1]] += found.matmul_flops
     return counted
 
 
@@ -67,7 +68,7 @@ def test_products_match_their_formula(products, product):
 
 
 WINDOWS = st.builds(
-    _Window,
+    WindowDimension,
     size=st.integers(1, 6),
     stride=st.integers(1, 5),
     before=st.integers(-3, 6),
@@ -110,8 +111,8 @@ def test_loops_count_by_their_trips(mesh):
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
     # The compiler's count ignores trip counts.
     assert compilation.compiled.cost_analysis()["flops"] < work.flops / 5
-    # The dump before code generation has the same costs, in a shorter form.
-    assert analyze_cost(read_hlo(compilation.dump.hlo)[0]).matmul_flops == work.matmul_flops
+    # The executable's text, with its loops and arrays, has the same costs.
+    assert analyze_cost(read(compilation.compiled.as_text())) == work
 
 
 def test_a_loop_of_unknown_trip_count_counts_once(mesh):
@@ -209,8 +210,8 @@ def test_slices_and_updates_count_by_what_they_touch(mesh):
     ],
 )
 def test_layouts_have_padding_and_memory_space(text, nbytes, space):
-    (array,) = tiled_arrays(text)
-    assert (array.nbytes, array.space) == (nbytes, space)
+    shape = read_shape(text)
+    assert (shape.padded_bytes, shape.memory_space) == (nbytes, space)
 
 
 def test_a_softmaxs_sum_that_is_a_window_counts_as_the_sum_that_it_is():
@@ -233,4 +234,4 @@ def test_a_softmaxs_sum_that_is_a_window_counts_as_the_sum_that_it_is():
         }}
         """,
     )
-    assert analyze_cost(read_hlo(text)[0]).elementwise == 8 * 1023
+    assert analyze_cost(read(text)).elementwise == 8 * 1023

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.module import ArrayType
+from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.cost.network_model import NetworkModel
@@ -19,7 +19,7 @@ MB = 10**6
 
 def collective(kind, groups, nbytes):
     """Return a collective with `nbytes` of operands and of results."""
-    array = ArrayType("u8", (nbytes,), nbytes)
+    array = Shape("u8", (nbytes,))
     return Collective(kind, "c", "main", (array,), (array,), groups)
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.program.helpers import mesh
 from xlashard import NamedSharding, P, pjit
 from xlashard.geometry import MeshGrid
-from xlashard.hlo.collectives import along_text, read_collectives, summarize
+from xlashard.hlo.collectives import along_text, summarize
+from xlashard.hlo.hlo_program import read_collectives
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 
@@ -25,7 +26,7 @@ def compiled(fun, args, ins, outs, on=None):
     named = partial(jax.tree.map, partial(NamedSharding, on), is_leaf=lambda s: isinstance(s, P))
     step = pjit(fun, in_shardings=named(ins), out_shardings=named(outs))
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in args]
-    return read_collectives(step.lower(*args).compile().as_text())
+    return read_collectives(step.lower(*args).compile())
 
 
 def mapped(fun, in_spec, out_spec, shape, on=None):

@@ -6,19 +6,15 @@ import pytest
 
 from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
-from xlashard.hlo.collectives import (
-    CollectiveTotal,
-    along_text,
-    read_collectives,
-    summarize,
-)
+from xlashard.hlo import CollectiveTotal, read_collectives, summarize
+from xlashard.hlo.collectives import along_text
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 
 
 def hlo(name):
     """A whole module's text."""
-    return (Path(__file__).parent / "hlo" / f"{name}.txt").read_text()
+    return (Path(__file__).parent / "texts" / f"{name}.txt").read_text()
 
 
 def one(line, *, types=("f32[4]{0}",)):

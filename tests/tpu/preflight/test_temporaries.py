@@ -1,69 +1,64 @@
 """Live values at the peak of a heap: generated heaps, against a slow count."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from xlashard.tpu.preflight.buffer_assignment import (
-    Allocation,
-    BufferValue,
-    LiveIntervals,
-    buffers_at_peak,
-    read_buffers,
-    read_live_ranges,
-)
 
-from xlashard.hlo.collectives import read_hlo
+from xlashard.hlo.buffers import Allocation, BufferValue, buffers_at_peak
+from xlashard.hlo.hlo_program import read
+from xlashard.hlo.shapes import Shape
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.tpu.preflight.memory_breakdown import describe_temporaries
 
 NOWHERE = SourceLocator("", "")
+F32 = Shape("f32", (64,))
 
 
-def heap(*values: tuple[str, int, int]) -> Allocation:
+type Lives = dict[str, tuple[int, int]]
+
+
+def heap(*values: tuple[str, int, int], lives: Lives) -> Allocation:
     """Return a heap of values, each with its offset and its size."""
-    made = tuple(BufferValue(name, (), size, offset, "f32[8]{0}") for name, offset, size in values)
+    made = tuple(
+        BufferValue(name, (), size, offset, F32, lives.get(name)) for name, offset, size in values
+    )
     return Allocation(0, max((v.offset + v.size for v in made), default=0), values=made)
 
 
-def lives(**ranges: tuple[int, int]) -> LiveIntervals:
-    return {(name, ()): range_ for name, range_ in ranges.items()}
-
-
-def names(allocation: Allocation, ranges: LiveIntervals) -> list[tuple[int, list[str]]]:
-    held = buffers_at_peak(allocation, ranges)
+def names(*values: tuple[str, int, int], **lives: tuple[int, int]) -> list[tuple[int, list[str]]]:
+    held = buffers_at_peak(heap(*values, lives=lives))
     return [(h.nbytes, sorted(v.name for v in h.values)) for h in held]
 
 
 def test_the_fullest_moment_counts() -> None:
-    allocation = heap(("a", 0, 100), ("b", 100, 50), ("c", 100, 80), ("d", 0, 60))
-    ranges = lives(a=(0, 4), b=(1, 2), c=(3, 6), d=(5, 9))
-    assert names(allocation, ranges) == [(100, ["a"]), (80, ["c"])]
+    values = ("a", 0, 100), ("b", 100, 50), ("c", 100, 80), ("d", 0, 60)
+    found = names(*values, a=(0, 4), b=(1, 2), c=(3, 6), d=(5, 9))
+    assert found == [(100, ["a"]), (80, ["c"])]
 
 
 def test_in_place_updates_count_once() -> None:
-    allocation = heap(("x", 0, 100), ("tanh", 0, 100), ("y", 100, 10))
-    assert names(allocation, lives(x=(0, 3), tanh=(3, 5), y=(3, 4))) == [
-        (100, ["tanh", "x"]),
-        (10, ["y"]),
-    ]
+    values = ("x", 0, 100), ("tanh", 0, 100), ("y", 100, 10)
+    assert names(*values, x=(0, 3), tanh=(3, 5), y=(3, 4)) == [(100, ["tanh", "x"]), (10, ["y"])]
 
 
 def test_the_state_of_a_loop_is_one_value_under_several_names() -> None:
-    allocation = heap(("init", 0, 64), ("param", 0, 64), ("update", 0, 64), ("loop", 0, 64))
-    ranges = lives(init=(0, 2), param=(2, 5), update=(5, 8), loop=(8, 9))
-    assert sum(nbytes for nbytes, _ in names(allocation, ranges)) == 64
+    values = ("init", 0, 64), ("param", 0, 64), ("update", 0, 64), ("loop", 0, 64)
+    found = names(*values, init=(0, 2), param=(2, 5), update=(5, 8), loop=(8, 9))
+    assert sum(nbytes for nbytes, _ in found) == 64
 
 
 def test_a_part_of_a_larger_value_adds_nothing() -> None:
-    allocation = heap(("gathered", 0, 100), ("own", 20, 10), ("beyond", 90, 40))
-    ranges = lives(gathered=(0, 5), own=(0, 5), beyond=(0, 5))
-    assert names(allocation, ranges) == [(100, ["gathered"]), (30, ["beyond"])]
+    values = ("gathered", 0, 100), ("own", 20, 10), ("beyond", 90, 40)
+    found = names(*values, gathered=(0, 5), own=(0, 5), beyond=(0, 5))
+    assert found == [(100, ["gathered"]), (30, ["beyond"])]
 
 
 def test_values_without_a_live_range_are_left_out() -> None:
-    assert names(heap(("a", 0, 10), ("b", 10, 90)), lives(a=(0, 1))) == [(10, ["a"])]
-    assert names(heap(("a", 0, 10)), {}) == []
+    assert names(("a", 0, 10), ("b", 10, 90), a=(0, 1)) == [(10, ["a"])]
+    assert names(("a", 0, 10)) == []
 
 
 _VALUE = st.tuples(
@@ -74,12 +69,13 @@ _VALUE = st.tuples(
 @pytest.mark.slow
 @given(st.lists(_VALUE, min_size=1, max_size=12))
 def test_no_moment_takes_more(values: list[tuple[int, int, int, int]]) -> None:
-    allocation = heap(*((f"v{i}", offset, size) for i, (offset, size, _, _) in enumerate(values)))
-    ranges = lives(**{f"v{i}": (start, start + n) for i, (_, _, start, n) in enumerate(values)})
+    lives = {f"v{i}": (start, start + n) for i, (_, _, start, n) in enumerate(values)}
+    placed = ((f"v{i}", offset, size) for i, (offset, size, _, _) in enumerate(values))
+    allocation = heap(*placed, lives=lives)
     taken = np.zeros((20, 60), bool)
     for offset, size, start, length in values:
         taken[start : start + length + 1, offset : offset + size] = True
-    named = sum(held.nbytes for held in buffers_at_peak(allocation, ranges))
+    named = sum(held.nbytes for held in buffers_at_peak(allocation))
     assert named == taken.sum(axis=1).max()
     assert named <= allocation.size
 
@@ -132,16 +128,15 @@ ENTRY %main (x: f32[64]) -> f32[64] {
 """
 
 
-def temporaries(*values: str) -> list[tuple[str, int, int, int | None]]:
+def temporaries(
+    *values: str, index: tuple[int, ...] = ()
+) -> list[tuple[str, int, int, int | None]]:
     """Return the reports of values that are live at the same time."""
-    lines = [
-        f" value: <{i} {value} @0> (size=512,offset={512 * i}): f32[64]{{0:T(128)}}"
-        for i, value in enumerate(values)
-    ]
-    text = "\n".join(["allocation 0: size 9999, page 0, preallocated-temp:", *lines])
-    ranges = {(v.name, v.index): (0, 1) for v in read_buffers(text)[0].values}
-    (module,) = read_hlo(HLO)
-    found = describe_temporaries(read_buffers(text), ranges, module, NOWHERE)
+    held = (BufferValue(v, index, 512, 512 * i, F32, (0, 1)) for i, v in enumerate(values))
+    module = read(HLO)
+    assert module.not_understood == {}
+    heap = Allocation(0, 9999, values=tuple(held))
+    found = describe_temporaries(replace(module, allocations=(heap,)), NOWHERE)
     assert all(t.type == "f32[64]" for t in found)
     return [(t.op_name, t.device_bytes, t.count, t.source and t.source.line) for t in found]
 
@@ -158,8 +153,8 @@ def test_equal_values_of_fusions_are_counted() -> None:
 
 
 def test_loop_state_belongs_to_the_loop_body() -> None:
-    for value in ("p{1} (phi)", "loop{1} (phi)", "moved"):
-        assert temporaries(value) == [("f/while/body/grow", 512, 1, 7)]
+    for value, index in (("p", (1,)), ("loop", (1,)), ("moved", ())):
+        assert temporaries(value, index=index) == [("f/while/body/grow", 512, 1, 7)]
 
 
 def test_room_that_nothing_names_goes_by_its_own_name() -> None:
@@ -170,21 +165,3 @@ def test_copies_belong_to_their_source_or_user() -> None:
     assert temporaries("copied") == [("x", 512, 1, None)]
     assert temporaries("unnamed") == [("f/neg", 512, 1, None)]
     assert temporaries("unheard-of") == [("", 512, 1, None)]
-
-
-def test_live_ranges_are_read_past_other_text() -> None:
-    text = """HloLiveRange (max 42):
-  InstructionSequence:
-    0:constant.6.clone
-  BufferLiveRange:
-    constant.3..sunk{}:9-12
-    copy-start.1{0, 1}:17-20
-    something new
-  Live ranges at 33 (peak):
-    param.2{}: 1572864000 bytes (cumulative: 29884416000 bytes)
-"""
-    assert read_live_ranges(text) == {
-        ("constant.3..sunk", ()): (9, 12),
-        ("copy-start.1", (0, 1)): (17, 20),
-    }
-    assert read_live_ranges("") == {}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.program.test_hlo import hlo
-from xlashard.hlo.collectives import read_collectives
+from tests.hlo.test_text import hlo
+from xlashard.hlo import read_collectives
 
 LOOP = """\
 HloModule m, num_partitions=4
