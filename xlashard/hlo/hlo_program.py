@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, counted
 from xlashard.hlo.buffers import PeakBuffer, buffers_at_peak
 from xlashard.hlo.call_graph import CallSite, find_call_sites, trip_count
@@ -84,8 +85,8 @@ def read(source: Any) -> HloProgram:
             from XLA's own format.
 
     Returns:
-        The module. It has live ranges if `source` is an `HloProto` with a buffer assignment, or an
-        executable of a platform that reports it, such as CPU.
+        The module. A program on CPU has its buffer assignment; an `HloProto` of TPU's compiler has
+        the live ranges too.
 
     Raises:
         ArgumentError: `source` is nothing of these, or holds no module or several.
@@ -98,13 +99,18 @@ def read(source: Any) -> HloProgram:
         >>> str(root.shape), program.collectives, dict(program.not_understood)
         ('f32[8]', (), {})
     """
-    found = read_modules(source)
-    if len(found) != 1:
-        raise ArgumentError(
-            f"source holds {counted(len(found), 'HLO module')}, not one: "
-            "xlashard.hlo.read_modules(source) returns all of them"
-        )
-    return found[0]
+    with short_tracebacks:
+        found = _read_all(source)
+        if len(found) != 1:
+            instead = (
+                "xlashard.hlo.read_modules(source) returns all of them"
+                if found
+                else "pass text that begins with HloModule, or the pathlib.Path of a file"
+            )
+            raise ArgumentError(
+                f"source holds {counted(len(found), 'HLO module')}, not one: {instead}"
+            )
+        return found[0]
 
 
 def read_modules(source: Any) -> tuple[HloProgram, ...]:
@@ -121,6 +127,38 @@ def read_modules(source: Any) -> tuple[HloProgram, ...]:
         >>> [module.name for module in read_modules(text + text.replace("a", "b", 1))]
         ['a', 'b']
     """
+    with short_tracebacks:
+        return _read_all(source)
+
+
+def read_collectives(source: Any) -> tuple[Collective, ...]:
+    """Return the collectives of all modules of a compiled program, text or file.
+
+    Args:
+        source: As for `read`.
+
+    Returns:
+        The collectives, in the order of the computations.
+
+    Raises:
+        ArgumentError: `source` is nothing that `read` takes.
+        GroupTextError: The replica groups of a collective are invalid.
+
+    Example:
+        >>> found = read_collectives('''HloModule m, num_partitions=2
+        ...
+        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
+        ...   %p = f32[2,4]{1,0} parameter(0)
+        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
+        ... }''')
+        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
+        [('all-gather', 32, 64, '1 group of 2 devices')]
+    """
+    with short_tracebacks:
+        return tuple(c for module in _read_all(source) for c in module.collectives)
+
+
+def _read_all(source: Any) -> tuple[HloProgram, ...]:
     if hasattr(source, "runtime_executable"):
         source = source.runtime_executable()
     if hasattr(source, "hlo_modules"):
@@ -160,29 +198,3 @@ def _read(module: bytes | str, buffers: bytes = b"") -> HloProgram:
             "*.hlo.pb, as the option xla_dump_hlo_as_proto writes it, or of "
             "as_serialized_hlo_module_proto()"
         ) from None
-
-
-def read_collectives(source: Any) -> tuple[Collective, ...]:
-    """Return the collectives of all modules of a compiled program, text or file.
-
-    Args:
-        source: As for `read`.
-
-    Returns:
-        The collectives, in the order of the computations.
-
-    Raises:
-        ArgumentError: `source` is nothing that `read` takes.
-        GroupTextError: The replica groups of a collective are invalid.
-
-    Example:
-        >>> found = read_collectives('''HloModule m, num_partitions=2
-        ...
-        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
-        ...   %p = f32[2,4]{1,0} parameter(0)
-        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
-        ... }''')
-        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
-        [('all-gather', 32, 64, '1 group of 2 devices')]
-    """
-    return tuple(c for module in read_modules(source) for c in module.collectives)

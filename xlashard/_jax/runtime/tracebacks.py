@@ -65,8 +65,8 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
 
 # Packages whose code runs between a user's call and the traced function.
 _ROOMS = (
-    *("_jax", "array", "cloud", "commands", "geometry", "legacy", "multihost", "numpy", "pictures"),
-    *("pjit", "processes", "program", "sharding", "testing", "tpu"),
+    *("_jax", "array", "cloud", "commands", "geometry", "hlo", "legacy", "multihost", "numpy"),
+    *("pictures", "pjit", "processes", "program", "sharding", "testing", "tpu"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[2] / room) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""

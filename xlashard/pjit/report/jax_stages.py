@@ -13,6 +13,7 @@ from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.tracing import shaped
 from xlashard.errors import ArgumentError
+from xlashard.hlo.hlo_program import read_modules
 from xlashard.pjit.report.facts import CompiledFacts
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.pjit.stages.info import StageInfo
@@ -92,7 +93,7 @@ def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> Explaine
         aliases=aliases,
         refusals=refusals,
         has_requests=requests is not None,
-        text=lambda _: executables.compiled_text(read.executable),
+        modules=lambda _: read_modules(read.executable),
         executable=read.executable,
     )
     forgotten = forgotten_by(stage, has_requests=requests is not None)
