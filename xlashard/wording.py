@@ -103,6 +103,16 @@ def in_percent(share: float) -> str:
     return f"{share:.1%}" if share < 9.995 else f"{share:,.0%}"
 
 
+def numbered(numbers: Iterable[tuple[str, int]]) -> str:
+    """Format names with their numbers.
+
+    Example:
+        >>> numbered([("opcode frobnicate", 2), ("line", 1)])
+        'opcode frobnicate ×2, line'
+    """
+    return ", ".join(f"{name} ×{n:,}" if n > 1 else name for name, n in numbers)
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Sizes as in `[8,16]`."""
     return f"[{','.join(map(str, shape))}]"

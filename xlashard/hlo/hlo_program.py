@@ -192,7 +192,7 @@ def _read(module: bytes | str, buffers: bytes = b"") -> HloProgram:
         return HloProgram(**vars(read_text(module)))
     try:
         return HloProgram(**vars(read_proto(module, buffers)))
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         raise ArgumentError(
             f"source is no HloModuleProto or HloProto: {error}; expected the bytes of a file "
             "*.hlo.pb, as the option xla_dump_hlo_as_proto writes it, or of "

@@ -4,13 +4,11 @@ The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.pr
 https://github.com/openxla/xla. Attributes of instructions are decoded at their first use.
 """
 
-import math
 from collections import Counter
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from xlashard._jax.runtime.shardings import op_sharding_text
-from xlashard.errors import GroupTextError
-from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, mesh_groups
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import Allocation, BufferValue
 from xlashard.hlo.module import (
     WITH_GROUPS,
@@ -19,10 +17,16 @@ from xlashard.hlo.module import (
     Frame,
     HloModule,
     Instruction,
-    WindowDimension,
     callees_first,
 )
-from xlashard.hlo.shapes import Shape, dtype_of_number
+from xlashard.hlo.proto_values import (
+    dim_labels_of,
+    integer_of,
+    mesh_groups_of,
+    precision_of,
+    shape_of,
+    window_dimension,
+)
 from xlashard.hlo.wire import Message
 from xlashard.lazily import dataclass
 
@@ -101,7 +105,7 @@ class _ModuleReader:
             entry=entry,
             num_partitions=self._partitions,
             num_replicas=self._replicas,
-            result=_shape(result) if result else None,
+            result=shape_of(result) if result else None,
             aliases=self._aliases(),
             shardings=self._shardings(),
             allocations=allocations,
@@ -129,7 +133,7 @@ class _ModuleReader:
         return Instruction(
             name=message.text(1),
             opcode=opcode,
-            shape=_shape(message.data(3)),
+            shape=shape_of(message.data(3)),
             operands=tuple([self._name(n) for n in message.numbers(36)]),
             calls=tuple([self._computation_names.get(n, f"#{n}") for n in called]),
             is_root=is_root,
@@ -175,7 +179,7 @@ class _ModuleReader:
             frames=self._frames_of(metadata),
             parameter_number=message.number(9),
             tuple_index=message.number(13) if opcode == "get-tuple-element" else None,
-            integer=_integer(message) if opcode == "constant" else None,
+            integer=integer_of(message) if opcode == "constant" else None,
             direction=message.text(63),
             call_target=message.text(28),
             channel=message.number(26) or None,
@@ -189,11 +193,11 @@ class _ModuleReader:
             global_ids=bool(message.number(71)),
             # DotDimensionNumbers: lhs_contracting_dimensions = 1.
             contracting_dims=message.message(30).numbers(1),
-            dim_labels="" if 16 not in message else _dim_labels(message.message(16)),
+            dim_labels="" if 16 not in message else dim_labels_of(message.message(16)),
             # Window: dimensions = 1.
-            window=tuple(map(_window, message.message(15).messages(1))),
+            window=tuple(map(window_dimension, message.message(15).messages(1))),
             fft_length=message.numbers(32),
-            precision=_precision(message.message(51)),
+            precision=precision_of(message.message(51)),
             backend_config=own.text(43),
             # FrontendAttributes: a map = 1.
             frontend={e.text(1): e.text(2) for e in own.message(68).messages(1)},
@@ -205,7 +209,7 @@ class _ModuleReader:
         # replica_groups = 49 in older modules, collective_device_list = 87,
         # iota_collective_device_list = 92, mesh_axes_replica_group_list = 93.
         if 93 in message:
-            return _groups_of_mesh(message.message(93))
+            return mesh_groups_of(message.message(93))
         listed = message.message(87)
         iota = message.data(92) or listed.data(2)
         if iota:
@@ -293,7 +297,7 @@ class _ModuleReader:
                         index=index,
                         size=assigned.number(3),
                         offset=assigned.number(2),
-                        shape=_shape(instruction.data(3)).at(index),
+                        shape=shape_of(instruction.data(3)).at(index),
                         live=lives.get(assigned.number(1)),
                     )
                     # Assigned: logical_buffer_id = 1, offset = 2, size = 3.
@@ -339,95 +343,3 @@ def _lives(traces: list[Message]) -> dict[int, tuple[int, int]]:
             else:
                 lives[buffer] = step, len(events)
     return lives
-
-
-@lru_cache(maxsize=8192)
-def _shape(data: bytes) -> Shape:
-    # ShapeProto: element_type = 2, dimensions = 3, tuple_shapes = 4, layout = 5. LayoutProto:
-    # minor_to_major = 1, tiles = 6 with dimensions = 1, element_size_in_bits = 7,
-    # memory_space = 8.
-    shape = Message(data)
-    layout = shape.message(5)
-    return Shape(
-        dtype=dtype_of_number(shape.number(2)),
-        dims=shape.numbers(3),
-        minor_to_major=layout.numbers(1),
-        # A dimension that is combined with the next one has the least number.
-        tiles=tuple(tuple(max(n, -1) for n in t.numbers(1)) for t in layout.messages(6)),
-        memory_space=layout.number(8),
-        element_bits=layout.number(7),
-        elements=tuple(map(_shape, shape.every(4))),
-    )
-
-
-def _integer(constant: Message) -> int | None:
-    # LiteralProto: u8s = 3, s32s = 4, s64s = 5, u32s = 6, u64s = 7, s8s = 15, u16s = 16, s16s = 17;
-    # those of less than 32 bits are bytes.
-    shape, literal = _shape(constant.data(3)), constant.message(8)
-    if shape.dims or shape.dtype[0] not in "su":
-        return None
-    small = {"u8": 3, "s8": 15, "u16": 16, "s16": 17}.get(shape.dtype)
-    if small is not None:
-        data = literal.data(small)
-        return int.from_bytes(data, "little", signed=shape.dtype[0] == "s") if data else None
-    numbers = literal.numbers({"s32": 4, "s64": 5, "u32": 6, "u64": 7}.get(shape.dtype, 0))
-    return numbers[0] if numbers else None
-
-
-def _groups_of_mesh(groups: Message) -> ReplicaGroups:
-    # MeshAxesReplicaGroupListProto: mesh = 1, axes = 2. MeshProto: axes = 1 with name = 1 and
-    # size = 2, device_ids = 2, iota_device_ids = 3 with reshape_dims = 1 and
-    # transpose_perm = 2. AxisRefProto: mesh_axis_index = 1, sub_axis_info = 2 with pre_size = 1 and
-    # size = 2.
-    mesh = groups.message(1)
-    sizes = {axis.text(1): axis.number(2) for axis in mesh.messages(1)}
-    names = list(sizes)
-    devices = mesh.numbers(2) or None
-    if 3 in mesh:
-        dims = mesh.message(3).numbers(1)
-        order = ReplicaGroups.iota(1, math.prod(dims), dims, mesh.message(3).numbers(2))
-        devices = order.devices()[0]
-    parts = []
-    for axis in groups.messages(2):
-        if axis.number(1) >= len(names):
-            # no-catalogue: no compiler writes it
-            raise GroupTextError(f"a mesh of {len(names)} axes has no axis {axis.number(1)}")
-        part = axis.message(2)
-        parts.append((names[axis.number(1)], part.number(1, 1), part.number(2)))
-    return mesh_groups(sizes, parts, devices)
-
-
-def _dim_labels(dims: Message) -> str:
-    """Return the dimensions of a convolution in the notation of HLO text."""
-
-    # ConvolutionDimensionNumbers: kernel_input_feature = 3, kernel_output_feature = 4,
-    # kernel_spatial = 6, input_batch = 7, input_feature = 8, output_batch = 9, output_feature = 10,
-    # input_spatial = 11, output_spatial = 12.
-    def labels(first: str, at: int, second: str, other: int, spatial: int) -> str:
-        places = {dims.number(at): first, dims.number(other): second}
-        places |= {place: str(i) for i, place in enumerate(dims.numbers(spatial))}
-        return "".join(places[i] for i in sorted(places))
-
-    operand, kernel = labels("b", 7, "f", 8, 11), labels("i", 3, "o", 4, 6)
-    return f"{operand}_{kernel}->{labels('b', 9, 'f', 10, 12)}"
-
-
-def _window(dimension: Message) -> WindowDimension:
-    # WindowDimension: size = 1, stride = 2, padding_low = 3, window_dilation = 5,
-    # base_dilation = 6.
-    return WindowDimension(
-        size=dimension.number(1),
-        stride=dimension.number(2),
-        before=dimension.number(3),
-        base_dilation=dimension.number(6),
-        window_dilation=dimension.number(5),
-    )
-
-
-def _precision(config: Message) -> tuple[str, ...]:
-    # PrecisionConfig: operand_precision = 1.
-    numbers = config.numbers(1)
-    if not any(numbers):
-        return ()
-    names = ("default", "high", "highest", "packed_nibble")
-    return tuple(names[n] if n < len(names) else str(n) for n in numbers)

@@ -41,12 +41,12 @@ class Message:
                         if size > 127:
                             size, at = _varint(data, at - 1)
                     if size is None or at + size > end:
-                        # no-catalogue: `read` reports it with the source
                         raise ValueError(f"invalid field {key >> 3} at byte {at}")
                     value = data[at : at + size]
                     at += size
                 fields.setdefault(key >> 3, []).append(value)
         except IndexError:
+            # no-catalogue: `read` reports it with the source
             raise ValueError(f"the message is cut off after {end} bytes") from None
         self.fields = fields
 

@@ -338,3 +338,13 @@ def test_a_gather_that_xla_adds_for_a_result_names_what_made_the_value(mesh):
     text = str(report)
     assert "all-gather" in text and "unknown to XLA" not in text
     assert "test_explain.py" in text
+
+
+def test_what_the_analysis_lacks_is_listed():
+    def grow(x):
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + 1, x)
+
+    report = explain(pjit(grow), f32(8))
+    assert report.not_understood == (("loop of unknown trip count", 1),)
+    assert "loop of unknown trip count" in str(report)
+    assert explain(pjit(lambda x: x + 1), f32(8)).not_understood == ()

@@ -1,5 +1,6 @@
 """`explain`: describe the program that a call would run, without running it."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -128,6 +129,10 @@ def _report(program: ExplainedProgram) -> ProgramReport:
     mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
+    not_understood = Counter[str]()
+    for module in program.modules:
+        not_understood.update(module.not_understood)
+        not_understood["loop of unknown trip count"] += len(module.unknown_loops)
     return ProgramReport(
         name=program.info.name,
         place=_place(program),
@@ -139,6 +144,7 @@ def _report(program: ExplainedProgram) -> ProgramReport:
             collectives, grid, {v.path for v in inputs}, program.sources
         ),
         moves=describe_moves(program),
+        not_understood=tuple((+not_understood).items()),
         donations=describe_donations(program),
         replications=describe_replications(program, collectives, program.sources),
         forgotten=program.forgotten,

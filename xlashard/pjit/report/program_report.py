@@ -34,7 +34,7 @@ from xlashard.pjit.report.sections import (
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, groups_text, head, listing, types_text
-from xlashard.wording import in_bytes, in_flop, plain_text
+from xlashard.wording import in_bytes, in_flop, numbered, plain_text
 
 FORMAT = 1
 """Version of the JSON format. It grows when a field changes its meaning or is removed."""
@@ -57,6 +57,8 @@ class ProgramReport(SerializableReport):
         moves: Arguments that are resharded before the program can run, the largest first.
         donations: Arguments that were donated, and arguments that could be.
         replications: Values with more copies than requested.
+        not_understood: What the analysis of the compiled program could not take into account, with
+            its number: loops of unknown trip count, which count as one run, unknown operations.
         forgotten: The facts that an explained stage does not keep, and that the report therefore
             lacks, as one clause; empty for a function.
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
@@ -85,6 +87,7 @@ class ProgramReport(SerializableReport):
     forgotten: str = ""
     uneven: tuple[UnevenReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
+    not_understood: tuple[tuple[str, int], ...] = ()
 
     @property
     def totals(self) -> tuple[CollectiveTotal, ...]:
@@ -176,6 +179,8 @@ def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
         loops = any(c.times > c.count or not c.times_known for c in report.collectives)
         note = "; XLA counts the body of a loop once" if loops else ""
         yield "computes", f"{flop}, {moved} of memory read or written{note}"
+    if report.not_understood:
+        yield "lacks", numbered(report.not_understood)
     if report.forgotten:
         yield "unknown", report.forgotten
 

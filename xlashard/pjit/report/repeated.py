@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Origin, Scope, is_variable, origins, source_line
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import RepeatedReport, SourceLine
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue
 from xlashard.pjit.shardings.uneven import CONSTRAINT
-from xlashard.program.hlo.collectives import HloModule
-from xlashard.program.hlo.module import Computation, Frame, Instruction, array_types
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.wording import typed
 
@@ -64,7 +64,7 @@ class _Product:
 
 
 def describe_repeated(
-    program: ExplainedProgram, modules: Iterable[HloModule]
+    program: ExplainedProgram, modules: Iterable[HloProgram]
 ) -> tuple[RepeatedReport, ...]:
     """Describe the products that every device computes whole, most FLOP first.
 
@@ -92,7 +92,7 @@ def describe_repeated(
     for module in modules:
         for computation, instruction, times in _instructions(module):
             sizes = _sizes(computation, instruction)
-            frames = module.frames(instruction)
+            frames = instruction.frames
             line = (frames[0].file, frames[0].line) if frames else None
             product = products.get((line, sizes))
             if product is None:
@@ -129,24 +129,24 @@ def _products(scope: Scope, *, on_shards: bool = False) -> Iterator[_Product]:
                 yield from _products(inner, on_shards=on_shards)
 
 
-def _instructions(module: HloModule) -> Iterator[tuple[Computation, Instruction, int]]:
+def _instructions(module: HloProgram) -> Iterator[tuple[Computation, Instruction, int]]:
     """Yield the products of a module, with the number of their executions."""
     for name, site in module.call_sites.items():
         computation = module.computations[name]
         for instruction in computation.instructions.values():
             is_call = instruction.opcode == "custom-call"
-            named = is_call and module.op_name(instruction).rpartition("/")[2] in _PRODUCTS
+            named = is_call and instruction.op_name.rpartition("/")[2] in _PRODUCTS
             if (named or instruction.opcode in ("dot", "convolution")) and len(
-                instruction.operand_names
+                instruction.operands
             ) >= 2:
                 yield computation, instruction, site.times
 
 
 def _shapes(computation: Computation, instruction: Instruction) -> list[tuple[int, ...]]:
     """Return the shapes of the first two operands and of the result; empty if unknown."""
-    makers = [computation.instructions.get(name) for name in instruction.operand_names[:2]]
-    types = [*(maker.type for maker in makers if maker is not None), instruction.type]
-    shapes = [arrays[0].dims for text in types if (arrays := array_types(text))]
+    makers = [computation.instructions.get(name) for name in instruction.operands[:2]]
+    made = [*(maker.shape for maker in makers if maker is not None), instruction.shape]
+    shapes = [shape.arrays[0].dims for shape in made if shape.arrays]
     return shapes if len(shapes) == 3 else []
 
 

@@ -98,8 +98,17 @@ def test_a_step_that_does_not_fit_reports_the_excess() -> None:
     assert "125.2 GiB  f32[64,8192,64128]     project/model.py:212 log_softmax" in text
     assert "136.9%" in text and "and 1.0 GiB of its host's" in text
     assert "bound by HBM" in text and "by the compiler\n" not in text
-    assert "1 loop of unknown trip count counted as one iteration" in text
+    assert "1 loop of unknown trip count counts as one iteration" in text
     assert "donated, but not reused: no result has its type" in text
+
+
+def test_what_the_times_leave_out_is_named() -> None:
+    assert "unknown" not in shown(FITTING, 160) and "understood" not in shown(FITTING, 160)
+    calls, strange = (("my_kernel", 32),), (("line", 1), ("opcode frobnicate", 2))
+    time = replace(FITTING.time, unknown_calls=calls, not_understood=strange)
+    text = shown(replace(FITTING, time=time), 200)
+    assert "count as zero: my_kernel ×32." in text
+    assert "Not understood in the compiled program: line, opcode frobnicate ×2." in text
 
 
 def test_one_that_the_compiler_could_not_lay_out_though_its_parts_would_fit() -> None:

@@ -286,6 +286,7 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
         elementwise_flops=work.elementwise,
         transcendentals=work.transcendental,
         unknown_calls=tuple(sorted(work.unknown_calls.items())),
+        not_understood=tuple(sorted(module.not_understood.items())),
     )
 
 

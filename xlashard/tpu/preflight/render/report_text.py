@@ -1,7 +1,8 @@
 """Texts for the fields of a preflight report, shared by terminal and HTML."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from xlashard.errors import counted
 from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
     PreflightFields,
@@ -10,7 +11,14 @@ from xlashard.tpu.preflight.report.preflight_model import (
     Unit,
 )
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
-from xlashard.wording import in_amount, in_bytes, in_flop, in_percent, in_seconds
+from xlashard.wording import (
+    in_amount,
+    in_bytes,
+    in_flop,
+    in_percent,
+    in_seconds,
+    numbered,
+)
 
 BOUNDS: Mapping[str, str] = {
     "compute": "arithmetic",
@@ -162,3 +170,15 @@ def price_with_currency(amount: float, currency: str = "") -> str:
 def many(number: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: `1 leaf`, `8,960 chips`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def uncounted_work(time: TimeEstimate) -> Iterator[str]:
+    """Yield notes on work that the times leave out."""
+    if time.unknown_loops:
+        loops = counted(time.unknown_loops, "loop")
+        verb = "counts" if time.unknown_loops == 1 else "count"
+        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
+    if time.unknown_calls:
+        yield f"Calls and operations of unknown cost count as zero: {numbered(time.unknown_calls)}."
+    if time.not_understood:
+        yield f"Not understood in the compiled program: {numbered(time.not_understood)}."

@@ -6,7 +6,6 @@ from dataclasses import replace
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from xlashard.errors import counted
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.sections import (
     cause_text,
@@ -43,6 +42,7 @@ from xlashard.tpu.preflight.render.report_text import (
     throughput_text,
     time_summary,
     topology_text,
+    uncounted_work,
 )
 from xlashard.tpu.preflight.report.preflight_model import (
     BufferReport,
@@ -189,10 +189,8 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
         share = _bar(time.compiler_seconds / longest, page)
         rows.append((in_seconds(time.compiler_seconds), share, "the compiler's estimate", "", ""))
     note = "of one execution on each device, as a lower bound"
-    if time.unknown_loops:
-        loops = counted(time.unknown_loops, "loop")
-        note += f"; {loops} of unknown trip count counted as one iteration"
-    return section("Time", note, table((">takes", "", "for", ">amount", ""), rows))
+    rest = " ".join(uncounted_work(time))
+    return section("Time", note, table((">takes", "", "for", ">amount", ""), rows), rest)
 
 
 def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:

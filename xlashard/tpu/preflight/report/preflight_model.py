@@ -218,8 +218,10 @@ class TimeEstimate:
         elementwise_flops: Part of `flops` outside matrix products.
         transcendentals: Part of `flops` in transcendental functions such as exp and tanh, one per
             element.
-        unknown_calls: Custom calls without a cost estimate, by name, with their number of runs;
-            counted as zero.
+        unknown_calls: Custom calls and operations of unknown cost, by name, with their number of
+            runs; counted as zero.
+        not_understood: What else the analysis could not take into account, with its number: lines
+            of an unknown form, unknown operations and types.
     """
 
     flops: float
@@ -237,6 +239,7 @@ class TimeEstimate:
     elementwise_flops: float = 0.0
     transcendentals: float = 0.0
     unknown_calls: tuple[tuple[str, int], ...] = ()
+    not_understood: tuple[tuple[str, int], ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -56,6 +56,7 @@ ODD = {
     "unknown calls": replace(
         SMALL, time=replace(SMALL.time, unknown_loops=2, unknown_calls=(("my_kernel", 32),))
     ),
+    "not understood": replace(SMALL, time=replace(SMALL.time, not_understood=(("line", 3),))),
 }
 
 
@@ -67,6 +68,7 @@ SHOWN = {
     "no values": "0 B on each device",
     "groups of no axes": "2 groups of 2 devices: 0,3 …",
     "unknown calls": "count as zero: my_kernel ×32.",
+    "not understood": "Not understood in the compiled program: line ×3.",
 }
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from xlashard.errors import counted
 from xlashard.tpu.preflight.render.report_text import NETWORKS, in_thousands
 from xlashard.tpu.preflight.report.preflight_model import (
     MemoryBreakdown,
@@ -296,14 +295,3 @@ def _work(time: TimeEstimate) -> str:
     if time.elementwise_flops:
         parts.append(f"{in_flop(time.elementwise_flops)} besides, which count as free")
     return "; ".join(parts) or f"{in_flop(time.flops)}, none of it in matrix products"
-
-
-def uncounted_work(time: TimeEstimate) -> Iterator[str]:
-    """Yield notes on work that the times leave out."""
-    if time.unknown_loops:
-        loops = counted(time.unknown_loops, "loop")
-        verb = "counts" if time.unknown_loops == 1 else "count"
-        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
-    if time.unknown_calls:
-        calls = ", ".join(f"{name} ×{times:,}" for name, times in time.unknown_calls)
-        yield f"Custom calls without a cost estimate count as zero: {calls}."

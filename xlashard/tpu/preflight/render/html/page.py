@@ -33,7 +33,6 @@ from xlashard.tpu.preflight.render.html.charts import (
     memory_segments,
     read_roofline,
     time_bars,
-    uncounted_work,
 )
 from xlashard.tpu.preflight.render.html.torus_drawing import (
     device_positions,
@@ -53,6 +52,7 @@ from xlashard.tpu.preflight.render.report_text import (
     three_digits,
     topology_name,
     topology_text,
+    uncounted_work,
 )
 from xlashard.tpu.preflight.report.preflight_model import (
     REPORT_FORMAT,
