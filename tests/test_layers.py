@@ -69,6 +69,7 @@ def test_the_checker_saw_the_package() -> None:
 ONE_CONCEPT = {
     "base": "base class of a family",
     "checks": "checks of arguments",
+    "comparison": "changes from one report to another: of programs, of preflights",
     "compile": "a stage of the pipeline: the compiler, its caches, the subcommand",
     "compiled": "a compiled program: as a stage, as a way to reshard",
     "dispatch": "a stage of the pipeline",

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from xlashard.pictures.picture_plan import INK, THICK, Borders, Cell, Panel, Picture
 from xlashard.pictures.picture_text import (
@@ -33,17 +33,17 @@ _LONGEST_CELL = 24
 _LONGEST_LINE = 110
 
 
-def make_environment(package: str, **settings: Any) -> Environment:
-    """Return an environment of a package's templates.
+def make_environment(*packages: str, **settings: Any) -> Environment:
+    """Return an environment of the templates of packages.
 
     Text is escaped where it is inserted, and an undefined name is an error.
 
     Args:
-        package: Package whose folder `templates` has them.
+        *packages: Packages whose folders `templates` have them, in the order of the search.
         **settings: Further settings of the environment.
     """
     return Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -11,3 +11,4 @@ from xlashard.pjit.report.model import ReplicationReport as ReplicationReport
 from xlashard.pjit.report.model import SourceLine as SourceLine
 from xlashard.pjit.report.model import ValueReport as ValueReport
 from xlashard.pjit.report.program_report import ProgramReport as ProgramReport
+from xlashard.pjit.report.report_changes import compare_programs as compare_programs

@@ -308,6 +308,12 @@ class MemoryReport:
     peak_bytes: int | None
     host_bytes: int
 
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of arguments, other results, temporaries and code."""
+        other = self.result_bytes - self.alias_bytes
+        return self.argument_bytes + other + self.temporary_bytes + self.code_bytes
+
 
 @dataclass(frozen=True)
 class PlaceReport:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
 from xlashard.hlo.collectives import CollectiveKind, CollectiveTotal
+from xlashard.lazily import deferred
 from xlashard.pjit.report.model import (
     CollectiveReport,
     CostReport,
@@ -35,6 +37,11 @@ from xlashard.pjit.report.sections import (
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, groups_text, head, listing, types_text
 from xlashard.wording import in_bytes, in_flop, numbered, plain_text
+
+if TYPE_CHECKING:
+    from xlashard.pjit.report.html import report_page
+else:
+    report_page = deferred("xlashard.pjit.report.html.report_page")
 
 FORMAT = 1
 """Version of the JSON format. It grows when a field changes its meaning or is removed."""
@@ -113,6 +120,13 @@ class ProgramReport(SerializableReport):
         yield values_section("Arguments", self.inputs, page)
         yield values_section("Results", self.outputs, page)
         yield donations_section(self.donations, page)
+
+    def to_html(self) -> str:
+        """Return the report as a self-contained HTML page, to be written in UTF-8."""
+        return report_page.program_page(self)
+
+    def _repr_html_(self) -> str:
+        return report_page.program_fragment(self)
 
     def __repr__(self) -> str:
         counts = (

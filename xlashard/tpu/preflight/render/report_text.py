@@ -1,6 +1,6 @@
 """Texts for the fields of a preflight report, shared by terminal and HTML."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from xlashard.errors import counted
 from xlashard.tpu.preflight.report.preflight_model import (
@@ -8,14 +8,11 @@ from xlashard.tpu.preflight.report.preflight_model import (
     PreflightFields,
     TimeEstimate,
     TopologyReport,
-    Unit,
 )
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
 from xlashard.wording import (
     in_amount,
     in_bytes,
-    in_flop,
-    in_percent,
     in_seconds,
     numbered,
 )
@@ -41,15 +38,6 @@ ORIGINS: Mapping[str, str] = {
     "resharding": "a resharding",
 }
 """Causes of collectives."""
-
-FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
-    "bytes": in_bytes,
-    "seconds": in_seconds,
-    "flop": in_flop,
-    "part": in_percent,
-    "number": in_amount,
-}
-"""Formatter of each unit."""
 
 
 def topology_text(topology: TopologyReport) -> str:

@@ -7,9 +7,9 @@ import pytest
 from tests.browser import Browser
 from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
+from xlashard.pjit.report.html.report_page import MOST_ROWS
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.html.charts import read_roofline
-from xlashard.tpu.preflight.render.html.page import MOST_ROWS
 from xlashard.tpu.preflight.report.preflight_model import AxisReport
 
 IDLE = replace(

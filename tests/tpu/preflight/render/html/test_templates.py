@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tpu.preflight.examples import FITTING, SMALL
-from xlashard.tpu.preflight.render.html.page import environment, user_text
+from xlashard.pjit.report.html.report_page import user_text
+from xlashard.tpu.preflight.render.html.page import environment
 from xlashard.wording import printable
 
 

@@ -1,0 +1,329 @@
+"""Comparison of two reports of programs, as text, JSON and Markdown."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from xlashard.pjit.report.serde import PrintableReport
+from xlashard.pjit.report.tables import (
+    WIDE,
+    Page,
+    section,
+    table,
+)
+from xlashard.wording import (
+    in_amount,
+    in_bytes,
+    in_flop,
+    in_percent,
+    in_seconds,
+    printable,
+)
+
+type Unit = Literal["bytes", "seconds", "flop", "part", "number"]
+"""Unit of an amount."""
+
+FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
+    "bytes": in_bytes,
+    "seconds": in_seconds,
+    "flop": in_flop,
+    "part": in_percent,
+    "number": in_amount,
+}
+"""Formatter of each unit."""
+
+_BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
+_COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}
+
+
+@dataclass(frozen=True)
+class FactChange:
+    """A changed text.
+
+    Attributes:
+        name: Name of the fact.
+        old: Text in the first report; empty if absent.
+        new: Text in the second report; empty if absent.
+    """
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class AmountChange:
+    """A number of both reports.
+
+    Attributes:
+        name: Name of the number.
+        unit: Its unit.
+        old: Value in the first report; None if absent.
+        new: Value in the second report; None if absent.
+    """
+
+    name: str
+    unit: Unit
+    old: float | None
+    new: float | None
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the values differ."""
+        return self.old != self.new
+
+    @property
+    def ratio(self) -> float | None:
+        """Second value divided by the first; None if one is missing or the first is 0."""
+        return None if not self.old or self.new is None else self.new / self.old
+
+
+@dataclass(frozen=True)
+class UsageChange:
+    """A change in memory use, or in bytes sent.
+
+    Attributes:
+        change: Kind of change.
+        what: Name of the buffer or collective.
+        where: Source line, from the second report if it has one; empty if unknown.
+        old_bytes: Bytes in the first report; 0 if new.
+        new_bytes: Bytes in the second report; 0 if removed.
+        old_seconds: Network time in the first report.
+        new_seconds: Network time in the second report.
+    """
+
+    change: Literal["added", "removed", "grown", "shrunk"]
+    what: str
+    where: str
+    old_bytes: int
+    new_bytes: int
+    old_seconds: float = 0.0
+    new_seconds: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(PrintableReport):
+    """Changes from one report to another. Made by `compare`.
+
+    `print(comparison)` displays it; `to_json` and `to_markdown` write it.
+
+    Attributes:
+        old: Title of the first report.
+        new: Title of the second report.
+        facts: Changed texts: outcome, topology, mesh, versions, flags, ...
+        amounts: Every number of either report, changed or not.
+        memory: Arguments, results and temporaries with changed memory, largest change first.
+        traffic: Collectives with changed bytes, largest change first.
+        shardings: Arguments and results with a changed type or sharding.
+        donations: Arguments with changed donation.
+        replications: Values that only one of the programs replicates silently.
+    """
+
+    _print_all = "comparison.print(all=True)"
+
+    old: str
+    new: str
+    facts: tuple[FactChange, ...]
+    amounts: tuple[AmountChange, ...]
+    memory: tuple[UsageChange, ...]
+    traffic: tuple[UsageChange, ...]
+    shardings: tuple[FactChange, ...]
+    donations: tuple[FactChange, ...]
+    replications: tuple[FactChange, ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        """True if nothing but the compile time changed."""
+        moved = any(a.is_changed for a in self.amounts if a.name != "time to compile")
+        return not (moved or self.facts or self.memory or self.traffic or self._texts)
+
+    @property
+    def _texts(self) -> tuple[FactChange, ...]:
+        return (*self.shardings, *self.donations, *self.replications)
+
+    @property
+    def regressions(self) -> tuple[str, ...]:
+        """Return what became worse, one line each.
+
+        These are more bytes sent in all, by the collectives that send more; more memory in all;
+        donations that are no longer reused; and values that are newly replicated silently.
+        """
+        sent = sum(u.new_bytes - u.old_bytes for u in self.traffic)
+        grown = [u for u in self.traffic if u.new_bytes > u.old_bytes]
+        lines = [f"{_use_text(u)} more" for u in grown] if sent > 0 else []
+        lines += [
+            f"{a.name}: {_amount(a, a.old)} → {_amount(a, a.new)}"
+            for a in self.amounts
+            if a.name == "memory" and (a.new or 0) > (a.old or 0) and _differs(a)
+        ]
+        lines += [
+            f"{d.name} is no longer donated and reused: {d.new or 'it is no argument'}"
+            for d in self.donations
+            if d.old.startswith(REUSED) and d.new and not d.new.startswith(REUSED)
+        ]
+        lines += [f"{r.name} is replicated silently: {r.new}" for r in self.replications if r.new]
+        return tuple(lines)
+
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
+        yield Text.assemble((self.old, "bold"), "  →  ", (self.new, "bold"))
+        parts = [
+            _facts_section("Changed", self.facts, page),
+            _amounts_section(self.amounts, page),
+            _uses_section("Memory by leaf", "of one device", self.memory, page),
+            _uses_section("Collectives", "what each device sends", self.traffic, page),
+            _facts_section("Shardings", self.shardings, page),
+            _facts_section("Donations", self.donations, page),
+            _facts_section("Replicated silently", self.replications, page),
+        ]
+        shown = [part for part in parts if part is not None]
+        yield from shown or [Text("\nnothing changed", style="dim")]
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.old} with {self.new}; print it>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as dicts, lists, strings and numbers."""
+        return json.loads(self.to_json())
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Return the comparison as JSON.
+
+        Args:
+            indent: Spaces per level; None for a single line.
+        """
+        return json.dumps({"format": 1, **asdict(self)}, indent=indent)
+
+    def to_markdown(self) -> str:
+        """Return the comparison as Markdown, for a comment on a pull request."""
+        parts = [f"### {_cell(self.old)} → {_cell(self.new)}"]
+        worse = self.regressions
+        if worse:
+            parts.append("\n".join(["**Worse:**", "", *(f"- {_cell(line)}" for line in worse)]))
+        changed = [a for a in self.amounts if _differs(a)]
+        parts += [
+            _markdown(
+                "Numbers of one device",
+                ("number", "before", "after", "change"),
+                [(a.name, _amount(a, a.old), _amount(a, a.new), _by(a).plain) for a in changed],
+            ),
+            _markdown(
+                "Collectives, by what each device sends",
+                ("collective", "change", "before", "after", "line"),
+                [
+                    (u.what, u.change, in_bytes(u.old_bytes), in_bytes(u.new_bytes), u.where)
+                    for u in self.traffic
+                ],
+            ),
+        ]
+        for title, found in (
+            ("Facts", self.facts),
+            ("Shardings", self.shardings),
+            ("Donations", self.donations),
+            ("Replicated silently", self.replications),
+        ):
+            rows = [(f.name, f.old or "–", f.new or "–") for f in found]
+            parts.append(_markdown(title, ("what", "before", "after"), rows))
+        shown = [part for part in parts if part]
+        return "\n\n".join(shown if len(shown) > 1 else [*shown, "Nothing changed."]) + "\n"
+
+
+REUSED = "reused for"
+"""Start of the text of a donation that a result reuses."""
+_MOST_ROWS = 30
+
+
+def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown under its title; "" without rows."""
+    if not rows:
+        return ""
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows[:_MOST_ROWS]]
+    if len(rows) > _MOST_ROWS:
+        lines += ["", f"and {len(rows) - _MOST_ROWS} more"]
+    head = [f"#### {title}", "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    return "\n".join([*head, *lines])
+
+
+def _cell(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    text = printable(" ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
+
+
+def _use_text(use: UsageChange) -> str:
+    at = f" at {use.where}" if use.where else ""
+    return f"{use.what}{at} sends {in_bytes(use.new_bytes - use.old_bytes)}"
+
+
+def _facts_section(title: str, found: Sequence[FactChange], page: Page) -> RenderableType | None:
+    if not found:
+        return None
+    rows = [
+        (page.path(f.name) if "[" in f.name else f.name, f.old or "–", "→", f.new or "–")
+        for f in page.rows(found)
+    ]
+    rest = page.left(len(found) - len(rows))
+    return section(title, "", table(("", "", "", ""), rows), rest)
+
+
+def _amounts_section(found: Sequence[AmountChange], page: Page) -> RenderableType | None:
+    shown = [a for a in found if page.is_full or _differs(a)]
+    if not shown:
+        return None
+    rows = [(a.name, _amount(a, a.old), "→", _amount(a, a.new), _by(a)) for a in shown]
+    return section("Numbers", "of one device", table(("", ">", "", ">", ">"), rows))
+
+
+def _differs(a: AmountChange) -> bool:
+    """Return whether the printed amounts differ, ignoring the compile time."""
+    if a.name == "time to compile":
+        return False
+    return _amount(a, a.old) != _amount(a, a.new)
+
+
+def _amount(a: AmountChange, value: float | None) -> str:
+    if value is None:
+        return "–"
+    text = FORMATTERS[a.unit]
+    return f"-{text(-value)}" if value < 0 else text(value)
+
+
+def _by(a: AmountChange) -> Text:
+    ratio = a.ratio
+    if ratio is None or ratio <= 0:
+        return Text()
+    text = f"{ratio - 1:+.1%}"
+    if ratio >= 2:
+        text = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
+    is_worse = (ratio > 1) != (a.name in _BETTER_IF_MORE)
+    return Text(text, "" if ratio == 1 else "red" if is_worse else "green")
+
+
+def _uses_section(
+    title: str, note: str, found: Sequence[UsageChange], page: Page
+) -> RenderableType | None:
+    if not found:
+        return None
+    rows: list[Sequence[RenderableType]] = []
+    for u in page.rows(found):
+        what = Text.assemble(u.what, (f"  {u.where}" if u.where else "", "dim"))
+        row: list[RenderableType] = [
+            Text(u.change, _COLOURS[u.change]),
+            in_bytes(u.old_bytes) if u.change != "added" else "–",
+            "→",
+            in_bytes(u.new_bytes) if u.change != "removed" else "–",
+        ]
+        if page.width >= WIDE:
+            row.append(
+                f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
+                if u.old_seconds or u.new_seconds
+                else ""
+            )
+        rows.append((*row, what))
+    columns = ["", ">", "", ">", *([""] if page.width >= WIDE else []), ""]
+    rest = page.left(len(found) - len(rows))
+    return section(title, note, table(columns, rows), rest)

@@ -1,0 +1,213 @@
+"""Changes between two reports of programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from xlashard.pjit.report.comparison import (
+    REUSED,
+    AmountChange,
+    Comparison,
+    FactChange,
+    Unit,
+    UsageChange,
+)
+from xlashard.pjit.report.model import (
+    CollectiveReport,
+    DonationReport,
+    MemoryReport,
+    ValueReport,
+)
+from xlashard.pjit.report.program_report import ProgramReport
+from xlashard.pjit.report.tables import line_text, operation_text, sharding_text, short_type
+
+type Facts[R] = Mapping[str, Callable[[R], str]]
+"""Texts of a report, by name."""
+
+type Amounts[R] = Mapping[str, tuple[Unit, Callable[[R], float | None]]]
+"""Numbers of a report, by name."""
+
+
+@dataclass(frozen=True)
+class BytesUse:
+    """Bytes of one report, with a key to match the other report.
+
+    Attributes:
+        key: The key.
+        what: Name of the buffer or collective.
+        where: Source line; empty if unknown.
+        nbytes: Bytes on one device.
+        seconds: Network time.
+    """
+
+    key: tuple[str, ...]
+    what: str
+    where: str
+    nbytes: int
+    seconds: float = 0.0
+
+
+_NOTHING = BytesUse((), "", "", 0)
+
+
+def traffic_use(c: CollectiveReport, network: str = "", seconds: float = 0.0) -> BytesUse:
+    """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
+
+    The key excludes the line number, which changes with every edit above it.
+    """
+    source = c.source or c.needed_by_source
+    operation = c.argument or operation_text(c.op_name or c.needed_by)
+    function = source.function if source is not None else ""
+    return BytesUse(
+        key=(c.kind, c.along, network, operation, function),
+        what=f"{c.kind} along {c.along}" + (f" for {operation}" if operation else ""),
+        where=line_text(source) if source is not None else "",
+        nbytes=c.sent_bytes,
+        seconds=seconds,
+    )
+
+
+def usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[UsageChange, ...]:
+    """Return the uses whose bytes differ, largest change first."""
+    before, after = _by_key(old), _by_key(new)
+    changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
+    found = [change for change in changes if change.old_bytes != change.new_bytes]
+    return tuple(sorted(found, key=lambda c: -abs(c.new_bytes - c.old_bytes)))
+
+
+def _by_key(uses: Sequence[BytesUse]) -> dict[tuple[str, ...], BytesUse]:
+    found: dict[tuple[str, ...], BytesUse] = {}
+    for use in uses:
+        known = found.get(use.key)
+        if known is not None:
+            nbytes, seconds = use.nbytes + known.nbytes, use.seconds + known.seconds
+            use = BytesUse(use.key, known.what, known.where, nbytes, seconds)
+        found[use.key] = use
+    return found
+
+
+def _use_change(old: BytesUse | None, new: BytesUse | None) -> UsageChange:
+    change: Literal["added", "removed", "grown", "shrunk"]
+    if old is None:
+        change = "added"
+    elif new is None:
+        change = "removed"
+    else:
+        change = "grown" if new.nbytes > old.nbytes else "shrunk"
+    last, before, after = new or old or _NOTHING, old or _NOTHING, new or _NOTHING
+    return UsageChange(
+        change, last.what, last.where, before.nbytes, after.nbytes, before.seconds, after.seconds
+    )
+
+
+def fact_changes[R](facts: Facts[R], old: R, new: R) -> tuple[FactChange, ...]:
+    """Return the texts that differ between two reports."""
+    return _changes(*({name: fact(r) for name, fact in facts.items()} for r in (old, new)))
+
+
+def amount_changes[R](amounts: Amounts[R], old: R, new: R) -> tuple[AmountChange, ...]:
+    """Return the numbers of two reports that at least one of them has."""
+    found = [AmountChange(name, unit, of(old), of(new)) for name, (unit, of) in amounts.items()]
+    return tuple(change for change in found if change.old or change.new)
+
+
+def value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
+    """Return the fields of a comparison that follow from values of two reports.
+
+    Args:
+        old: A report of a program, or of a preflight.
+        new: Another one.
+    """
+    texts = [
+        {
+            "shardings": {v.path: _value(v) for v in (*r.inputs, *r.outputs)},
+            "donations": {d.path: _fate(d) for d in r.donations},
+            "replications": {
+                v.path: f"{v.spec}, along {', '.join(v.axes)}" for v in r.replications
+            },
+        }
+        for r in (old, new)
+    ]
+    return {name: _changes(texts[0][name], texts[1][name]) for name in texts[0]}
+
+
+def _value(v: ValueReport) -> str:
+    return f"{short_type(v)} {sharding_text(v)}"
+
+
+def _fate(d: DonationReport) -> str:
+    if d.donated:
+        return f"{REUSED} {d.result}" if d.result else "donated, not reused"
+    return "not donated"
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FactChange, ...]:
+    return tuple(
+        FactChange(path, before.get(path, ""), after.get(path, ""))
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
+    )
+
+
+_FACTS: Facts[ProgramReport] = {
+    "function": lambda r: r.name,
+    "devices": lambda r: f"{r.place.num_devices} × {r.place.device_kind}",
+    "mesh": lambda r: " × ".join(f"{name}={size}" for name, size in r.place.mesh),
+    "partitioner": lambda r: r.place.partitioner,
+    "xlashard": lambda r: r.place.xlashard,
+    "jax": lambda r: r.place.jax,
+    "jaxlib": lambda r: r.place.jaxlib,
+}
+
+
+def _of_memory(measure: Callable[[MemoryReport], int]) -> Callable[[ProgramReport], float | None]:
+    return lambda r: None if r.memory is None else measure(r.memory)
+
+
+_AMOUNTS: Amounts[ProgramReport] = {
+    "memory": ("bytes", _of_memory(lambda m: m.total_bytes)),
+    "memory: arguments": ("bytes", _of_memory(lambda m: m.argument_bytes)),
+    "memory: other results": ("bytes", _of_memory(lambda m: m.result_bytes - m.alias_bytes)),
+    "memory: temporaries": ("bytes", _of_memory(lambda m: m.temporary_bytes)),
+    "sent": ("bytes", lambda r: sum(c.sent_bytes for c in r.collectives)),
+    "collectives run": ("number", lambda r: sum(c.times for c in r.collectives)),
+    "arithmetic": ("flop", lambda r: None if r.cost is None else r.cost.flops),
+    "memory read and written": (
+        "bytes",
+        lambda r: None if r.cost is None else r.cost.bytes_accessed,
+    ),
+    "moved before each call": ("bytes", lambda r: sum(m.nbytes for m in r.moves)),
+}
+
+
+def compare_programs(old: ProgramReport, new: ProgramReport) -> Comparison:
+    """Compare two reports of `explain`.
+
+    Args:
+        old: Report before the change.
+        new: Report after the change.
+
+    Example:
+        >>> import jax, xlashard
+        >>> from xlashard import Mesh, NamedSharding, P
+        >>> mesh = xlashard.make_mesh((8,), ("data",))
+        >>> x = jax.ShapeDtypeStruct((8, 16), "float32", sharding=NamedSharding(mesh, P("data")))
+        >>> rows, total = (xlashard.explain(jax.jit(lambda x: x.sum(axis)), x) for axis in (1, 0))
+        >>> [(u.change, u.what, u.new_bytes) for u in compare_programs(rows, total).traffic]
+        [('added', 'all-reduce along data for reduce_sum', 112)]
+    """
+
+    def held(report: ProgramReport) -> list[BytesUse]:
+        reused = {d.result for d in report.donations if d.is_reused}
+        values = [*report.inputs, *(v for v in report.outputs if v.path not in reused)]
+        return [BytesUse(("value", v.path), v.path, "", v.device_bytes) for v in values]
+
+    return Comparison(
+        old=old.name,
+        new=new.name,
+        facts=fact_changes(_FACTS, old, new),
+        amounts=amount_changes(_AMOUNTS, old, new),
+        memory=usage_changes(held(old), held(new)),
+        traffic=usage_changes(*(list(map(traffic_use, r.collectives)) for r in (old, new))),
+        **value_changes(old, new),
+    )
