@@ -18,6 +18,8 @@ if _typing.TYPE_CHECKING:
     from xlashard.pjit.report import explain as explain
     from xlashard.pjit.stages.bound_step import BoundStep as BoundStep
     from xlashard.pjit.stages.compiled import Compiled as Compiled
+    from xlashard.pjit.stages.recorded import RecordedProgram as RecordedProgram
+    from xlashard.pjit.stages.recorded import record_programs as record_programs
     from xlashard.pjit.stages.stablehlo import StableHLOProgram as StableHLOProgram
     from xlashard.pjit.stages.stablehlo import compile_stablehlo as compile_stablehlo
     from xlashard.pjit.stages.traced import Lowered as Lowered
@@ -28,6 +30,7 @@ else:
         "xlashard.pjit.report": ("ProgramReport", "explain"),
         "xlashard.pjit.stages.bound_step": ("BoundStep",),
         "xlashard.pjit.stages.compiled": ("Compiled",),
+        "xlashard.pjit.stages.recorded": ("RecordedProgram", "record_programs"),
         "xlashard.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
         "xlashard.pjit.stages.traced": ("Lowered", "Traced"),
     }

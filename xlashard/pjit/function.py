@@ -13,7 +13,7 @@ from xlashard._jax.runtime import compiler
 from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
-from xlashard._jax.trace import tracing
+from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import as_function, is_reference
 from xlashard.array.core.donation import DonationTracker
 from xlashard.array.core.handles import wrap_result
@@ -48,6 +48,7 @@ from xlashard.pjit.shardings.unreduced import has_reductions
 from xlashard.pjit.signature import Parameters
 from xlashard.pjit.trace import (
     Call,
+    PjitProgram,
     all_parts_of,
     expand_in,
     expand_out,
@@ -220,6 +221,8 @@ class Function:
         self, call: Call, request: LoweringRequest
     ) -> tuple[LoweredSignature, LoweredProgram]:
         """Return the module of a call."""
+        for observer in observed_programs.observers():
+            observer.lowered(PjitProgram(self, call))
         entry = PROGRAMS.entry(call.traced.jaxpr, request)
         lowered = entry.lower(call.traced.jaxpr, call.miss)
         self.record(call, request)
@@ -295,6 +298,16 @@ class Function:
         if traced.consts or not tracing.is_top_level():
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
+        if observed_programs.observers():
+            outs = observed_programs.observed(PjitProgram(self, call), lambda: self._results(call))
+            return traced.out_tree.unflatten(outs), None
+        return self._run(call)
+
+    def _results(self, call: Call) -> list[Any]:
+        return call.traced.out_tree.flatten_up_to(self._run(call)[0])
+
+    def _run(self, call: Call) -> tuple[Any, Any]:
+        traced = call.traced
         naming = partial(named_value, function=self.fun, called=self.name)
         tracker = self._tracker if any(call.donated) else None
         donation = DonationInfo(call.donated, traced.arg_names, self.name, tracker, naming)

@@ -1,7 +1,7 @@
 """Trace the function of a call, and find the shardings inside it and those requested for it."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import FromGda, Resource, ResourceTree, expand
 from xlashard.pjit.shardings.unreduced import check_axes
 from xlashard.pjit.signature import Parameters
-from xlashard.sharding import Mesh, Sharding, from_jax
+from xlashard.sharding import Mesh, Sharding, from_jax, to_jax
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +89,48 @@ class Call:
             options=options if request is None else request.options,
             context=global_state.trace_context() if request is None else request.context,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class PjitProgram:
+    """A program of a pjit-ed function, as `_jax.trace.observed_programs` reports it to observers.
+
+    Attributes:
+        function: The `Function`.
+        call: A call of it.
+    """
+
+    function: Any
+    call: Call
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return self.call.traced.name
+
+    @property
+    def jaxpr(self) -> Any:
+        """Return the closed jaxpr."""
+        return self.call.traced.jaxpr
+
+    @property
+    def values(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Return the types of the arguments; those that are committed have shardings."""
+        return tuple(
+            tracing.struct_of(a.aval, to_jax(a.sharding, a.aval.shape) if a.committed else None)
+            for a in self.function.arguments(self.call)
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """Return a value that equal programs share."""
+        call = self.call
+        requested = call.in_shardings, call.out_shardings, call.mesh, call.donated
+        return id(self.function), self.jaxpr, requested, tuple(map(_type_key, self.values))
+
+
+def _type_key(value: jax.ShapeDtypeStruct) -> Hashable:
+    return value.shape, value.dtype, value.weak_type, value.sharding
 
 
 def trace_call(

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jax._src import core, dtypes, tree_util
+from jax._src import pjit as jax_pjit
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import _jax
 
@@ -185,6 +186,14 @@ class _Dispatchers:
 
 
 _DISPATCHERS = cleared_with_jax(_Dispatchers())
+
+
+def forget_calls() -> None:
+    """Drop the calls that dispatchers have seen, of JAX and of this package; programs are kept."""
+    jax_pjit._cpp_pjit_cache_fun_only.clear()
+    jax_pjit._cpp_pjit_cache_explicit_attributes.clear()
+    _jax.PjitFunctionCache.clear_all()
+    _DISPATCHERS.cache_clear()
 
 
 def clear_cache(dispatcher: Any) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -216,6 +217,12 @@ abstractify: Callable[[object], Any] = core.shaped_abstractify
 """Return the abstract value of an argument; raises `TypeError` for an unsupported type."""
 
 
+def struct_of(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Return the type of a value with a sharding; None leaves it unspecified."""
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+
+
 def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
     """Return for each dimension of a value the explicit mesh axes that its type shards it over.
 
@@ -338,6 +345,23 @@ def calling_line() -> tuple[str, int]:
     while frame.f_back is not None and _is_passed_by(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def script_line() -> tuple[str, int]:
+    """Return file and line of the innermost frame outside of installed packages and Python's own.
+
+    Without one, that of the innermost frame that is neither ours nor JAX's.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_PASSED_BY, *_INSTALLED, "<frozen")):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return calling_line()
+
+
+_INSTALLED = tuple({sysconfig.get_path(n) + os.sep for n in ("purelib", "platlib", "stdlib")})
 
 
 def _is_passed_by(file: str) -> bool:

@@ -31,6 +31,7 @@ from xlashard.pjit.report.repeated import describe_repeated
 from xlashard.pjit.report.replication import describe_replications, describe_uneven
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
+from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
 from xlashard.sharding.named import grid_of
@@ -90,6 +91,8 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explain
             return _from_stage(fun.lower())
         case Lowered():
             return _from_stage(fun)
+        case RecordedProgram():
+            return _from_stage(fun.stage.lower())
         case jax.stages.Traced():
             return replace(_from_call(*call_of_stage(fun)), forgotten=WITHOUT_ARRAYS)
         case jax.stages.Lowered() | jax.stages.Compiled():
@@ -103,7 +106,13 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explain
     return _from_call(function, call)
 
 
-_STAGES = (Executable, jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
+_STAGES = (
+    Executable,
+    RecordedProgram,
+    jax.stages.Traced,
+    jax.stages.Lowered,
+    jax.stages.Compiled,
+)
 
 
 def _from_call(function: Function, call: Call) -> ExplainedProgram:

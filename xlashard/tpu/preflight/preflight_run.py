@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.trace.device_map import DeviceMap
 from xlashard.errors import ArgumentError, DonationWarning, counted
-from xlashard.pjit import Compiled, Lowered, Traced, pjit
+from xlashard.pjit import Compiled, Lowered, RecordedProgram, Traced, pjit
 from xlashard.pjit.function import Function
 from xlashard.pjit.signature import function_name
 from xlashard.sharding import Mesh, NamedSharding
@@ -45,7 +46,8 @@ def preflight(
 
     Args:
         fun: A function made by `xlashard.pjit`, with its shardings and donation; a plain function;
-            or a stage, `Traced` or `Lowered`, without arguments.
+            or a stage, `Traced` or `Lowered`, or a program of `record_programs`, without
+            arguments.
         *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. A sharding on another
             mesh, such as one of local devices, maps to the topology by axis names.
         topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`.
@@ -109,12 +111,14 @@ def lower_for(
         topology: Topology to lower for.
         mesh: Mesh, as in `preflight`.
     """
-    if isinstance(fun, Traced | Lowered):
+    if isinstance(fun, Traced | Lowered | RecordedProgram):
         if args or kwargs:
             raise ArgumentError(
                 f"preflight takes no arguments with a {type(fun).__name__}: write "
                 f"xlashard.preflight(stage, topology=...), or pass the function and its arguments"
             )
+        if isinstance(fun, RecordedProgram):
+            fun, mesh = _moved_recording(fun, topology)
         return _of_stage(fun, topology, mesh)
     function = _function(fun)
     parameters = function._function.parameters
@@ -127,6 +131,19 @@ def lower_for(
         lowered = function.lower(*args, **kwargs)
     _check_devices(lowered, topology)
     return on, lowered
+
+
+def _moved_recording(program: RecordedProgram, topology: Topology) -> tuple[Traced, Mesh]:
+    """Return a recorded program on a topology, and the mesh there."""
+    own = program.mesh
+    if own is None:
+        raise ArgumentError(  # no-catalogue: needs a program that was recorded before
+            f"{program.name} was recorded without a mesh: put its arguments on a mesh of "
+            f"{topology.num_devices} emulated devices, or pass preflight the function"
+        )
+    on = resolve_mesh(topology, own, {})
+    pairs = zip(own.devices.flat, on.devices.flat, strict=True)
+    return program.moved(DeviceMap(dict(pairs))), on
 
 
 def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]:

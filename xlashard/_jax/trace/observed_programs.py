@@ -1,0 +1,183 @@
+"""Observe the programs that `jax.jit` lowers and calls in this process.
+
+JAX is changed only while there is an observer: two functions of its Python path are replaced, and
+calls are kept on that path instead of the C++ dispatcher, so that every call is seen.
+"""
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import jax
+from jax._src import pjit as jax_pjit
+
+from xlashard._jax.runtime.dispatch import forget_calls
+from xlashard._jax.runtime.tracebacks import JAX_FOLDER
+from xlashard._jax.trace.tracing import struct_of
+
+type Run = Callable[[], list[Any]]
+"""Runs a program and returns its results, flat."""
+
+
+class ObservedProgram(Protocol):
+    """A program that is lowered or called: one of `jax.jit`, or of a function of this package.
+
+    Attributes:
+        key: Equal for programs that share an executable.
+        name: The function's name.
+        jaxpr: Its closed jaxpr.
+        values: Types of the arguments; those that are committed have shardings.
+    """
+
+    @property
+    def key(self) -> Hashable: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def jaxpr(self) -> Any: ...
+    @property
+    def values(self) -> tuple[jax.ShapeDtypeStruct, ...]: ...
+
+
+class ProgramObserver(Protocol):
+    """Receiver of programs; the calls come from any thread."""
+
+    def lowered(self, program: ObservedProgram) -> None:
+        """Receive a program that is lowered."""
+        ...
+
+    def called(self, program: ObservedProgram, run: Run) -> list[Any]:
+        """Receive a program that is called, and return its results, usually `run()`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class JitLowering:
+    """A program of `jax.jit`, with what JAX lowers it from.
+
+    Attributes:
+        jaxpr: Its closed jaxpr.
+        params: Shardings, layouts, donation, mesh and options, by the names of JAX's `jit_p`.
+        types: Type, sharding and commitment of each argument.
+    """
+
+    jaxpr: Any
+    params: Mapping[str, Any]
+    types: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return self.params["name"]
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Return a value that equal programs share."""
+        places = tuple([(t.aval, t.sharding if t.committed else None) for t in self.types])
+        return self.jaxpr, tuple(sorted(self.params.items())), places
+
+    @property
+    def values(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Return the types of the arguments; those that are committed have shardings."""
+        return tuple([struct_of(t.aval, t.sharding if t.committed else None) for t in self.types])
+
+
+def is_operation(jaxpr: Any) -> bool:
+    """Return True for a program of a function that JAX defines, such as `jnp.add`.
+
+    JAX runs an operation outside of `jit` as a program of its own.
+    """
+    info = jaxpr.debug_info.func_src_info or ""
+    return JAX_FOLDER in info or " at " not in info
+
+
+_lock = threading.Lock()
+_thread = threading.local()
+_observers: tuple[ProgramObserver, ...] = ()
+_PATCHED = ("_resolve_and_lower", "_pjit_call_impl_python")
+_originals: dict[str, Any] = {}
+
+
+def observers() -> tuple[ProgramObserver, ...]:
+    """Return the observers of this thread's programs, the latest one last."""
+    return () if _observers and getattr(_thread, "is_paused", False) else _observers
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Send no program of this thread to the observers."""
+    before = getattr(_thread, "is_paused", False)
+    _thread.is_paused = True
+    try:
+        yield
+    finally:
+        _thread.is_paused = before
+
+
+def observe(observer: ProgramObserver) -> Callable[[], None]:
+    """Send the programs of this process to an observer.
+
+    Returns:
+        A function that ends it.
+    """
+    global _observers
+    with _lock:
+        if not _observers:
+            _install()
+        _observers = (*_observers, observer)
+
+    def end() -> None:
+        global _observers
+        with _lock:
+            _observers = tuple([o for o in _observers if o is not observer])
+            if not _observers:
+                _uninstall()
+
+    return end
+
+
+def observed(program: ObservedProgram, run: Run) -> list[Any]:
+    """Send a called program to the observers, and return its results."""
+    for observer in observers():
+        run = partial(observer.called, program, run)
+    return run()
+
+
+def _install() -> None:
+    # The dispatchers would repeat the calls that they know without JAX's Python code.
+    forget_calls()
+    _originals.update({name: getattr(jax_pjit, name) for name in _PATCHED})
+    jax_pjit._resolve_and_lower = _lower  # pyright: ignore[reportAttributeAccessIssue]
+    jax_pjit._pjit_call_impl_python = _call  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _uninstall() -> None:
+    for name in _PATCHED:
+        setattr(jax_pjit, name, _originals[name])
+    # They would leave the calls that they have seen since to JAX's Python code.
+    forget_calls()
+
+
+_LOWERING = ("lowering_platforms", "lowering_parameters", "pgle_profiler")
+
+
+def _lower(args: Sequence[Any], **params: Any) -> Any:
+    """Replace JAX's `_resolve_and_lower`, which both calls and `lower()` go through."""
+    own = {name: value for name, value in params.items() if name not in _LOWERING}
+    program = JitLowering(own.pop("jaxpr"), own, tuple(args))
+    for observer in observers():
+        observer.lowered(program)
+    return _originals["_resolve_and_lower"](args, **params)
+
+
+def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
+    """Replace JAX's `_pjit_call_impl_python`.
+
+    Without an executable in the result, JAX doesn't cache the call in its dispatcher.
+    """
+    run = partial(_originals["_pjit_call_impl_python"], *args, jaxpr=jaxpr, **params)
+    program = JitLowering(jaxpr, params, tuple(map(jax_pjit.convert_to_metaty, args)))
+    return observed(program, lambda: run()[0]), None, None, []
