@@ -15,10 +15,11 @@ import pytest
 import xlashard as xs
 from tests.forking import python_command
 from xlashard.cli import main, make_parser
+from xlashard.commands.cli_args import split_script
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ["compile", "completion", "doctor", "legacy", "pod", "preflight", "train"]
+COMMANDS = ["compile", "completion", "doctor", "explain", "legacy", "pod", "preflight", "train"]
 TINY = str(ROOT / "configs" / "tiny.toml")
 SMALL = [
     *("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.mlp=32"),
@@ -167,7 +168,7 @@ def test_help_lists_each_command_once_below_a_task(capsys: pytest.CaptureFixture
         for line in lines
         if not line.strip().startswith("$ ")
     ]
-    assert len(tasks) == 5
+    assert len(tasks) == 6
     assert sorted(listed) == sorted(set(listed)) == COMMANDS
     assert max(map(len, out.splitlines())) <= 100
 
@@ -177,7 +178,7 @@ def test_help_has_an_example_of_each_command_that_parses(
 ) -> None:
     out, _, _ = stdout_and_code(capsys, "--help")
     examples = [shlex.split(line)[1:] for line in out.splitlines() if line.strip().startswith("$")]
-    parsed = [make_parser().parse_args(words[1:]).command for words in examples]
+    parsed = [make_parser().parse_args(split_script(words[1:])[0]).command for words in examples]
     assert {words[0] for words in examples} == {"xlashard"}
     assert sorted(parsed) == COMMANDS
     named = {word for words in examples for word in words if word.startswith("configs/")}

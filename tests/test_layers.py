@@ -37,7 +37,10 @@ XLASHARD = Layers(
         "__main__": 11,
     },
     common=frozenset(
-        {"errors", "types", "config", "wording", "documents", "lazily", "background", "_version"}
+        {
+            *("errors", "types", "config", "wording", "documents", "lazily", "background"),
+            *("program_runner", "_version"),
+        }
     ),
     door="_jax",
     pure=frozenset({"geometry"}),
@@ -45,6 +48,12 @@ XLASHARD = Layers(
         {
             ("xlashard.array.core.protocols", "xlashard.pictures"),
             ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
+            # A script imports JAX itself, after it has set the variables that JAX reads.
+            ("xlashard.commands.explain_command", "xlashard.commands.common"),
+            ("xlashard.commands.explain_command", "xlashard.pjit.report.script_report"),
+            ("xlashard.commands.script_run", "xlashard._jax.runtime.topologies"),
+            ("xlashard.commands.script_run", "xlashard._jax.trace.observed_programs"),
+            ("xlashard.commands.script_run", "xlashard.pjit.stages.recorded"),
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.common", "xlashard.train.model.programs"),
             ("xlashard.commands.common", "xlashard.train.config.settings"),

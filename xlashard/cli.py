@@ -18,10 +18,12 @@ from xlashard.commands.cli_args import (
     add_compile,
     add_completion,
     add_doctor,
+    add_explain,
     add_legacy,
     add_pod,
     add_preflight,
     add_train,
+    split_script,
 )
 from xlashard.errors import XlashardError
 from xlashard.wording import print_error
@@ -46,6 +48,15 @@ class _Command(NamedTuple):
 
 
 _TASKS = {
+    "Look into programs": {
+        "explain": _Command(
+            "report what each program of a script sends, holds and computes",
+            "xlashard explain -- python train.py",
+            "xlashard.commands.explain_command",
+            add_explain,
+            needs_jax=False,
+        ),
+    },
     "Predict a program on TPU chips, on a machine without one": {
         "preflight": _Command(
             "report whether it fits, the time of a step, collectives and cost",
@@ -126,7 +137,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
+    words, script = split_script(words)
     arguments, unknown = parser.parse_known_args(words)
+    arguments.words, arguments.script = words, script
     if unknown:
         # With the usage of the command, not with that of all commands together.
         arguments.parser.error(_unknown_text(unknown, arguments.parser))

@@ -68,3 +68,8 @@ def slow_to_compile(mesh):
 
     rows = NamedSharding(mesh, P("data"))
     return layers, (jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=rows),)
+
+
+@jax.jit
+def jitted():
+    return jnp.arange(8) * 2

@@ -1,6 +1,8 @@
 """Command line arguments of the subcommands."""
 
 import argparse
+import re
+from collections.abc import Sequence
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +137,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     )
     _add_program(parser)
     _add_results(parser)
+    add_script(parser)
     _add_sweep(parser.add_argument_group("where every mesh is tried"))
 
 
@@ -324,3 +327,104 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
     )
     # The script calls `xlashard completion SHELL WORD ...` to complete the last word.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+_WITH_SCRIPT = ("explain", "preflight")
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line at `--`, after which the words of a script follow.
+
+    Args:
+        words: The command line without the program's name.
+    """
+    at = len(words)
+    if words and words[0] in _WITH_SCRIPT and "--" in words:
+        at = list(words).index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``xlashard explain``."""
+    parser.set_defaults(parser=parser)
+    parser.usage = (
+        "xlashard explain [OPTIONS] TARGET\n"
+        "       xlashard explain [OPTIONS] -- python train.py ARGS ..."
+    )
+    parser.description = (
+        "Reports what programs send between devices, hold and compute: of a function, or of each "
+        "program that a script compiles. The script runs as it is."
+    )
+    parser.epilog = (
+        "Exit code: 0; 1 if the script failed or a program can't be explained; 2 for wrong use."
+    )
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        nargs="?",
+        help="a function that returns (function, arguments), or a jitted function without "
+        "arguments (package.module:function)",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=N[,AXIS=N]",
+        default="",
+        help="the mesh that the function of TARGET takes, over the devices of this process",
+    )
+    add_script(parser)
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the report as JSON; - for standard output"
+    )
+    parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for the programs of a script after ``--``."""
+    group = parser.add_argument_group("where a script follows --")
+    group.add_argument(
+        "--programs",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="report programs with this name, a glob ('train_*') or a regular expression "
+        "('/train|eval/'); repeatable. By default all but operations outside of jit",
+    )
+    group.add_argument(
+        "--stop-after",
+        metavar="N",
+        type=limit,
+        help="stop the script once one of these programs has been called N times, or after a time "
+        "such as 90s; Ctrl-C stops it too. By default explain runs it to its end, and preflight "
+        "stops it after 20 calls",
+    )
+    group.add_argument(
+        "--min-bytes",
+        metavar="SIZE",
+        type=size,
+        help="report programs of at least SIZE bytes of arguments and results, such as 1MB, "
+        "operations outside of jit included",
+    )
+
+
+def limit(text: str) -> tuple[int | None, float | None]:
+    """Parse a number of calls (`3`) or of seconds (`90s`): one of both is None.
+
+    Args:
+        text: Command line text.
+    """
+    if text.endswith("s"):
+        return None, seconds(text.removesuffix("s"))
+    return count(text), None
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes: `0`, `1MB`, `1.5GiB`.
+
+    Args:
+        text: Command line text.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)(B?)", text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 1MB")
+    power = "kMGT".index(match[2].replace("K", "k")) + 1 if match[2] else 0
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

@@ -18,11 +18,17 @@ from rich.text import Text
 from xlashard.background import StopSignal, end_thread, listening_to_signals, start_background
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
+from xlashard.pjit import ProgramReport, explain
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.preflight.dump_folder import remove_own_folders
 from xlashard.tpu.preflight.report.budget import Limit, broken_limits
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.target_loading import TargetProgram, load_program
+from xlashard.tpu.preflight.target_loading import (
+    TargetProgram,
+    load_function,
+    load_program,
+    user_code_errors,
+)
 from xlashard.wording import printable
 
 # Seconds between two lines about long work, and between two updates in a terminal.
@@ -250,6 +256,27 @@ def find_program(
             f"--set is invalid for {target}: expected a settings file such as configs/tiny.toml"
         )
     return load_program(target, place, axes)
+
+
+def explain_target(target: str, mesh: str) -> ProgramReport:
+    """Explain the program of a target on the devices of this process.
+
+    Args:
+        target: `package.module:function`.
+        mesh: The words of `--mesh`; may be empty.
+
+    Raises:
+        XlashardError: If the function doesn't exist, returns no program, or can't be compiled.
+    """
+    axes = read_mesh(mesh) if mesh else None
+    function = load_function(target)
+    if hasattr(function, "lower"):
+        with user_code_errors(f"{target} can't be traced without arguments"):
+            return explain(function)
+    program = load_program(target, None, axes)
+    on = nullcontext() if program.mesh is None else jax.set_mesh(program.mesh)
+    with user_code_errors(f"{target} can't be traced"), on:
+        return explain(program.function, *program.args, **program.kwargs)
 
 
 def _of_settings(

@@ -3,6 +3,5 @@
 | file | contents |
 |---|---|
 | `run_command` | the command line |
-| `program_runner` | running a script or module as `__main__` |
 | `recorder`, `usage_report` | recording uses of removed names, and printing them |
 """

@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import spawn
@@ -18,9 +19,9 @@ from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installer import INSTALLER, install
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
-from xlashard.legacy.runner.program_runner import ProgramNotFoundError, ScriptOrModule, run
 from xlashard.legacy.runner.recorder import Recorder
 from xlashard.legacy.runner.usage_report import Report, json_of, show_report
+from xlashard.program_runner import ProgramNotFoundError, ScriptOrModule, run
 from xlashard.wording import print_error
 
 _USAGE = """\
@@ -143,6 +144,8 @@ def main(words: Sequence[str]) -> int:
         INSTALLER.install()
     join_pod()
     leave_children = install_in_children(flags)
+    # The program stays unchanged: the report lists `with mesh:`.
+    warnings.filterwarnings("ignore", r"`with mesh:`", DeprecationWarning)
     try:
         run(command.program)
     except ProgramNotFoundError as error:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, XlashardError
-from xlashard.pjit import Lowered, Traced
 from xlashard.sharding import Mesh
+from xlashard.tpu.mesh_layout import resolve_axis_sizes
 from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.tpu.topologies import Topology
 
@@ -45,28 +46,35 @@ class TargetProgram:
 
 
 @shortened
-def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None) -> TargetProgram:
+def load_program(
+    target: str, topology: Topology | None, axes: Mapping[str, int] | None
+) -> TargetProgram:
     """Call the target function and return its program.
 
     Args:
         target: Name: `package.module:function`.
-        topology: Topology.
+        topology: Topology; None for the devices of this process.
         axes: Mesh axis sizes, if specified.
 
     Raises:
         XlashardError: If the function doesn't exist or returns no program.
     """
     function = load_function(target)
-    mesh = None if axes is None else topology.mesh(axes)
+    mesh = None if axes is None else _mesh(topology, axes)
     keywords = {}
     parameters = _parameters(function)
     if "topology" in parameters:
+        if topology is None:
+            raise ArgumentError(  # no-catalogue: an error of `xlashard explain`
+                f"{target} requires a topology, which explain has not: write xlashard preflight "
+                f"--topology v5p-128 {target}"
+            )
         keywords["topology"] = topology
     if "mesh" in parameters:
         if mesh is None and parameters["mesh"].default is inspect.Parameter.empty:
+            devices = jax.device_count() if topology is None else topology.num_devices
             raise ArgumentError(
-                f"{target} requires a mesh: write --mesh data={topology.num_devices}, with its "
-                f"axis names"
+                f"{target} requires a mesh: write --mesh data={devices}, with its axis names"
             )
         if mesh is not None:
             keywords["mesh"] = mesh
@@ -87,6 +95,14 @@ def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None
     return _program(target, result, mesh)
 
 
+def _mesh(topology: Topology | None, axes: Mapping[str, int]) -> Mesh:
+    if topology is not None:
+        return topology.mesh(axes)
+    devices = jax.devices()
+    sizes = resolve_axis_sizes(axes, len(devices), "this process")
+    return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
+
+
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
@@ -96,7 +112,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def _program(target: str, result: Any, mesh: Mesh | None) -> TargetProgram:
     """Return the result of a target function as a program."""
-    if isinstance(result, Traced | Lowered):
+    if isinstance(result, jax.stages.Traced | jax.stages.Lowered | jax.stages.Compiled):
         return TargetProgram(result, mesh)
     parts: tuple[Any, ...] = tuple(result) if isinstance(result, tuple | list) else ()
     workload = parts[2] if len(parts) == 3 else None

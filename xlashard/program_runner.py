@@ -5,14 +5,13 @@ import importlib.util
 import io
 import os
 import sys
-import warnings
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 _NOT_USER_CODE = (
-    os.path.dirname(os.path.dirname(__file__)),
+    os.path.dirname(__file__) + os.sep,
     importlib.util.__file__,
     "<frozen importlib",
 )
@@ -37,25 +36,30 @@ class ProgramNotFoundError(Exception):
     """Missing script or module."""
 
 
+class ProgramStopped(BaseException):
+    """Ends a running program from within, without a traceback."""
+
+
 def run(program: ScriptOrModule) -> None:
     """Run a program as `__main__`, in this process.
 
     It stays `__main__` after its last line, for its threads and exit handlers. Its exception is
     printed as Python prints it, with the program's own frames only, and raised again.
 
+    Args:
+        program: The script or module, and its arguments.
+
     Raises:
         ProgramNotFoundError: The script or module does not exist.
     """
     sys.argv = [program.target, *program.arguments]
-    # The program stays unchanged: the report lists `with mesh:`.
-    warnings.filterwarnings("ignore", r"`with mesh:`", DeprecationWarning)
     try:
         code, about = _read(program)
         main = ModuleType("__main__")
         vars(main).update(about, __builtins__=builtins)
         sys.modules["__main__"] = main
         exec(code, vars(main))
-    except (SystemExit, ProgramNotFoundError):
+    except (SystemExit, ProgramNotFoundError, ProgramStopped):
         raise
     except BaseException as error:
         error.__traceback__ = _from_the_program(error.__traceback__)

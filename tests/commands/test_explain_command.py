@@ -1,0 +1,233 @@
+"""`xlashard explain`: the programs of scripts and of targets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import xlashard
+from tests.facts import naming
+from xlashard.cli import main
+from xlashard.commands import script_run
+from xlashard.commands.script_run import matches
+from xlashard.commands.script_words import Script, parse_script
+from xlashard.errors import ArgumentError
+from xlashard.pjit.report.script_report import ScriptReport
+from xlashard.program_runner import ScriptOrModule
+
+TRAIN = """\
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+
+@jax.jit
+def init():
+    return jnp.ones((16, 16))
+
+
+@jax.jit
+def train_step(w, x):
+    loss, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+    return w - 0.1 * gradient, loss
+
+
+w = init()
+for number in range(int(sys.argv[1])):
+    x = jax.device_put(np.ones((32, 16), np.float32), NamedSharding(mesh, P("data")))
+    w, loss = train_step(jax.device_put(w, NamedSharding(mesh, P())), x)
+    print("step", number, jnp.round(loss))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `train.py`, which is the working folder; the process is as before then."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    for name in ("argv", "path", "excepthook"):
+        value = getattr(sys, name)
+        monkeypatch.setattr(sys, name, value.copy() if isinstance(value, list) else value)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    return tmp_path
+
+
+def explained(*words: str) -> tuple[int, ScriptReport]:
+    code = main(["explain", "--json", "report.json", *words])
+    return code, ScriptReport.from_json(Path("report.json").read_text())
+
+
+def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
+    code, report = explained("--", "python", "train.py", "3")
+    out = capsys.readouterr().out
+    assert code == 0
+    assert (report.script, report.outcome) == ("train.py 3", "finished")
+    assert [(p.name, p.source, p.calls) for p in report.programs] == [
+        ("init", "train.py:11", 1),
+        ("train_step", "train.py:16", 3),
+    ]
+    step = report.programs[1]
+    assert step.caller == "train.py:25"
+    assert step.report is not None
+    assert {c.kind for c in step.report.collectives} == {"all-reduce"}
+    assert {(c.kind, c.axes) for c in step.report.collectives} == {("all-reduce", ("data",))}
+    # `round` outside of jit.
+    assert report.omitted.largest == "round"
+    assert report.omitted.calls == 3
+    # The script's own output comes first.
+    assert out.startswith("step 0 ")
+    assert out.index("step 2") < out.index("▶ init")
+    assert "train_step  8 devices (cpu)" in out
+    assert "2 of train.py 3" in out
+
+
+def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
+    code, report = explained(
+        "--stop-after", "2", "--programs", "train_*", "--", "train.py", "1000000"
+    )
+    assert code == 0
+    assert (report.outcome, report.why) == ("stopped", "train_step was called 2 times")
+    assert [(p.name, p.calls) for p in report.programs] == [("train_step", 2)]
+    assert report.omitted.count == 2
+    assert "step 1 " in capsys.readouterr().out
+
+
+def test_small_programs_are_shown_by_their_size(folder: Path, capsys) -> None:
+    _, report = explained("--min-bytes", "0", "--", "train.py", "1")
+    assert [p.name for p in report.programs] == ["init", "train_step", "round"]
+    assert not report.omitted.count
+    _, report = explained("--min-bytes", "1.5kB", "--", "train.py", "1")
+    assert [p.name for p in report.programs] == ["train_step"]
+    assert (report.omitted.largest, report.omitted.largest_bytes) == ("init", 1024)
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [("raise LookupError('no data')", "LookupError"), ("sys.exit(3)", "exit code 3")],
+)
+def test_the_programs_of_a_script_that_fails_are_reported(
+    folder: Path, capsys, last: str, why: str
+) -> None:
+    (folder / "fails.py").write_text(f"{TRAIN}\n{last}\n")
+    code, report = explained("--", "python", "fails.py", "1")
+    assert code == 1
+    assert (report.outcome, report.why, len(report.programs)) == ("failed", why, 2)
+    printed = capsys.readouterr()
+    assert ("no data" in printed.err) == (why == "LookupError")
+    assert "script_run.py" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ([], ["which program", "package.module:function", "-- python train.py"]),
+        (["a:b", "--", "train.py"], ["which program"]),
+        (["--", "python"], ["no script is named", "-- python train.py"]),
+        (["--", "python", "-c", "pass"], ["-c is no script"]),
+        (["--", "missing.py"], ["no file 'missing.py'"]),
+        (["--", "ls"], ["'ls'", "no Python program"]),
+        (["--", "python", "-m", "no_such_module"], ["no_such_module"]),
+        (["--programs", "/(/", "--", "train.py", "0"], ["/(/", "regular expression"]),
+        (["--programs", "eval*", "--", "train.py", "0"], ["eval*", "init", "--min-bytes 0"]),
+        (["no_such_module:f"], ["no_such_module"]),
+    ],
+)
+def test_wrong_words_are_named(folder: Path, capsys, words: list[str], facts: list[str]) -> None:
+    assert main(["explain", *words]) == 2
+    error = capsys.readouterr().err
+    assert all(fact in error for fact in facts), error
+
+
+def test_a_script_without_programs_fails(folder: Path, capsys) -> None:
+    (folder / "empty.py").write_text("import jax\n")
+    assert main(["explain", "--", "empty.py"]) == 1
+    assert "empty.py finished without compiling a program" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "spec"),
+    [
+        ("product --mesh data=-1", "<lambda>", "P('data')"),
+        ("jitted", "jitted", "device 0"),
+        ("lowered --mesh data=4,model=2", "<lambda>", "P()"),
+    ],
+)
+def test_a_target_is_explained(capsys, target: str, name: str, spec: str) -> None:
+    function, *mesh = target.split()
+    assert main(["explain", f"tests.commands.programs:{function}", *mesh, "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["name"] == name
+    assert report["outputs"][0]["spec"] == spec
+
+
+def test_a_target_for_a_topology_is_refused(capsys) -> None:
+    assert main(["explain", "tests.commands.programs:by_name"]) == 2
+    assert "xlashard preflight --topology v5p-128" in capsys.readouterr().err
+
+
+def test_the_words_of_a_script_are_parsed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    script = ScriptOrModule("train.py", False, ("--json", "x"))
+    assert parse_script(["python3", "train.py", "--json", "x"]) == Script(script)
+    assert parse_script(["train.py", "--json", "x"]) == Script(script)
+    warned = parse_script([sys.executable, "-W", "error", "-u", "train.py", "--json", "x"])
+    assert warned == Script(script, options=("-W", "error", "-u"))
+    module = parse_script(["python", "-m", "pkg.mod", "-m"])
+    assert module == Script(ScriptOrModule("pkg.mod", True, ("-m",)))
+    for start in (f"#!{sys.executable}\n", "#!/usr/bin/env python3\n"):
+        Path("tool").write_text(start)
+        Path("tool").chmod(0o755)
+        tool = parse_script([str(tmp_path / "tool"), "a"])
+        assert tool == Script(ScriptOrModule(str(tmp_path / "tool"), False, ("a",)))
+    Path("tool").write_text("#!/bin/sh\n'''exec' /elsewhere/bin/python3.12 \"$0\" \"$@\"\n' '''\n")
+    with pytest.raises(ArgumentError, match=naming("/elsewhere/bin/python3.12")):
+        parse_script([str(tmp_path / "tool")])
+
+
+def test_names_match_globs_and_regular_expressions() -> None:
+    assert matches("train_step", ["eval*", "train_*"])
+    assert matches("train_step", ["/step$/"])
+    assert not matches("train_step", ["step", "/^step/"])
+
+
+@pytest.mark.slow
+def test_variables_that_a_script_sets_count(tmp_path: Path) -> None:
+    """JAX reads JAX_ENABLE_X64 when it is imported, and XLA_FLAGS with its first device."""
+    (tmp_path / "early.py").write_text(
+        "import os\n"
+        "os.environ['JAX_ENABLE_X64'] = '1'\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=3'\n"
+        "import jax\n"
+        "assert jax.device_count() == 3\n"
+        "print(jax.jit(lambda x: x * 2)(jax.numpy.ones(2)).dtype)\n"
+    )
+    root = str(Path(xlashard.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-m", "xlashard", "explain", "--json", "-", "--", "python", "early.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (program,) = json.loads(done.stdout)["programs"]
+    assert program["report"]["inputs"][0]["dtype"] == "float64"
+    # Standard output has JSON only.
+    assert "float64" in done.stderr
+
+
+def test_progress_is_shown(folder: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(script_run, "_EVERY", 0.01)
+    explained("--", "train.py", "40")
+    assert "train.py 40 has run for" in capsys.readouterr().err

@@ -1,0 +1,174 @@
+"""Report of all programs that a script compiled."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from xlashard.errors import XlashardError, counted
+from xlashard.pjit.report.explain import explain
+from xlashard.pjit.report.program_report import ProgramReport
+from xlashard.pjit.report.serde import ReportFormat, SerializableReport
+from xlashard.pjit.report.tables import Page, listing
+from xlashard.pjit.stages.recorded import RecordedProgram
+from xlashard.wording import in_bytes
+
+FORMAT = 1
+"""Version of the JSON format. It grows when a field changes its meaning or is removed."""
+
+
+@dataclass(frozen=True)
+class ScriptProgram:
+    """A program of a script.
+
+    Attributes:
+        name: The function's name.
+        source: File and line where the function is defined; empty if no Python code defines it.
+        caller: File and line of the first call.
+        calls: Number of calls; 0 for a program that was only lowered.
+        report: Report of the program; None if `error` is set.
+        error: Reason why the program can't be explained; empty otherwise.
+    """
+
+    name: str
+    source: str
+    caller: str
+    calls: int
+    report: ProgramReport | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class OmittedPrograms:
+    """Programs of a script without a report.
+
+    Attributes:
+        count: Number of programs.
+        calls: Number of their calls.
+        largest: Name of the program with the most bytes; empty without programs.
+        largest_bytes: Bytes of its arguments and results.
+    """
+
+    count: int
+    calls: int
+    largest: str
+    largest_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class ScriptReport(SerializableReport):
+    """Programs that a script compiled, by their first call. Written by `xlashard explain -- ...`.
+
+    Attributes:
+        script: The script and its arguments.
+        outcome: How the script ended.
+        why: The limit that stopped it, or its exception or exit code.
+        programs: The programs with a report.
+        omitted: The other programs: operations outside of `jit`, or those that were not selected.
+    """
+
+    _format = ReportFormat("script report", FORMAT, "xlashard explain --json FILE -- python ...")
+
+    script: str
+    outcome: Literal["finished", "stopped", "failed"]
+    why: str
+    programs: tuple[ScriptProgram, ...]
+    omitted: OmittedPrograms
+
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+        seen: set[tuple[str, str]] = set()
+        for program in self.programs:
+            function = program.name, program.source
+            yield _heading(program, again=function in seen)
+            seen.add(function)
+            if program.report is None:
+                yield Text(f"  can't be explained: {program.error}\n")
+                continue
+            yield from program.report._sections(page)
+            yield Text("")
+        yield self._summary(page)
+        yield _omitted_text(self.omitted)
+        if self.outcome != "finished":
+            yield Text(f"  {self.script} {self.outcome}: {self.why}")
+
+    def _summary(self, page: Page) -> RenderableType | None:
+        heading = f"{len(self.programs)} of {self.script}"
+        return listing(
+            Page(page.width, True),
+            ("Programs", heading),
+            (">calls", ">devices", ">holds", ">sends", "program", "defined at"),
+            self.programs,
+            _row,
+            lambda p: 0,
+        )
+
+
+def _heading(program: ScriptProgram, *, again: bool) -> Text:
+    """Return the line above the report of a program: its name, source, calls and caller."""
+    parts = [f"defined at {program.source}"] if program.source else []
+    if program.calls:
+        parts.append(f"{counted(program.calls, 'call')} from {program.caller}")
+    else:
+        parts.append(f"lowered at {program.caller}")
+    if again:
+        parts.append("compiled again for other arguments")
+    return Text.assemble((f"▶ {program.name}", "bold"), "  ", (", ".join(parts), "dim"))
+
+
+def _row(program: ScriptProgram) -> Sequence[RenderableType]:
+    report = program.report
+    calls, named = str(program.calls or ""), (program.name, program.source)
+    if report is None:
+        return calls, "", "", "", *named
+    memory = report.memory
+    holds = (
+        ""
+        if memory is None
+        else in_bytes(
+            memory.argument_bytes
+            + memory.temporary_bytes
+            + memory.result_bytes
+            - memory.alias_bytes
+        )
+    )
+    sent = sum(c.sent_bytes for c in report.collectives)
+    sends = in_bytes(sent) if report.place.num_devices > 1 else ""
+    return calls, str(report.place.num_devices), holds, sends, *named
+
+
+def _omitted_text(omitted: OmittedPrograms) -> Text | None:
+    if not omitted.count:
+        return None
+    return Text(
+        f"  and {counted(omitted.count, 'small program')}, {counted(omitted.calls, 'call')}; the "
+        f"largest is {omitted.largest} with {in_bytes(omitted.largest_bytes)} of arguments and "
+        "results"
+    )
+
+
+def summarize_omitted(programs: Sequence[RecordedProgram]) -> OmittedPrograms:
+    """Return the number and the largest of the programs without a report."""
+    largest = max(programs, key=_nbytes, default=None)
+    return OmittedPrograms(
+        count=len(programs),
+        calls=sum(p.calls for p in programs),
+        largest="" if largest is None else largest.name,
+        largest_bytes=0 if largest is None else _nbytes(largest),
+    )
+
+
+def _nbytes(program: RecordedProgram) -> int:
+    return program.argument_bytes + program.result_bytes
+
+
+def explain_recorded(program: RecordedProgram) -> ScriptProgram:
+    """Explain a program of a script; an error becomes part of the result."""
+    report, error = None, ""
+    try:
+        report = explain(program)
+    except XlashardError as e:
+        error = str(e)
+    place = program.name, program.source, program.caller, program.calls
+    return ScriptProgram(*place, report, error)
