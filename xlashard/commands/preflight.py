@@ -22,6 +22,7 @@ from xlashard.commands.common import (
     topologies_for,
     write,
 )
+from xlashard.commands.preflight_script import script_reports
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     quiet_start()
     try:
-        return sweep.run(arguments) if sweep.is_sweep(arguments) else _run(arguments)
+        is_sweep = not arguments.script and sweep.is_sweep(arguments)
+        return sweep.run(arguments) if is_sweep else _run(arguments)
     except XlashardError as error:
         print_error(command_line_message(error))
         return 2
@@ -62,7 +64,11 @@ def _run(arguments: argparse.Namespace) -> int:
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
         parse_price(arguments.price)
-    reports = list(_reports(arguments))
+    failed = 0
+    if arguments.script:
+        reports, failed = script_reports(arguments)
+    else:
+        reports = list(_reports(arguments))
     if arguments.compare and len(reports) != 2:
         raise ArgumentError(
             f"--compare takes two reports, and here are {len(reports)}: write --compare A.json "
@@ -72,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _write_files(arguments, reports)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
-    return 0 if all(kept) else 1
+    return 1 if failed or not all(kept) else 0
 
 
 def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:

@@ -1,0 +1,139 @@
+"""Emulated CPU devices that stand in for those of a topology, and zeros that take no memory."""
+
+import functools
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.experimental.mesh_utils as public_mesh_utils
+import numpy as np
+from jax._src import mesh_utils, xla_bridge
+
+from xlashard._jax.runtime.shardings import Device
+
+
+def emulate_devices(count: int) -> Sequence[Device]:
+    """Return emulated CPU devices, as the only devices of this process.
+
+    The backend is initialised, so that later changes of `XLA_FLAGS` have no effect on it.
+
+    Args:
+        count: Number of devices.
+    """
+    if not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices()
+
+
+_MESHES = ("create_device_mesh", "create_hybrid_device_mesh")
+_QUERIES = ("devices", "local_devices", "device_count", "local_device_count")
+_FORBIDDEN = ("jax_platforms", "jax_num_cpu_devices")
+
+
+def stand_in(devices: Mapping[Device, Device], platform: str) -> Callable[[], None]:
+    """Let the names by which programs read devices behave as on a topology.
+
+    - `jax.make_mesh` and `mesh_utils` arrange the devices as they arrange those of the topology.
+    - `jax.default_backend()` is the topology's platform, which `jax.devices(platform)` and its
+      siblings accept.
+    - `jax.distributed.initialize` does nothing, and the number of emulated devices stays.
+
+    Attributes of a device, such as `platform`, stay those of the CPU.
+
+    Args:
+        devices: The topology's device of each emulated one.
+        platform: The topology's platform.
+
+    Returns:
+        A function that undoes it.
+    """
+    patches: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        patches.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    for name in _MESHES:
+        arranged = _arranged(getattr(mesh_utils, name), devices)
+        for owner in (mesh_utils, public_mesh_utils):
+            replace(owner, name, arranged)
+    for name in _QUERIES:
+        replace(jax, name, _accepting(getattr(jax, name), platform))
+    replace(jax, "default_backend", lambda: platform)
+    replace(jax.distributed, "initialize", lambda *args, **kwargs: None)
+    replace(jax.distributed, "is_initialized", lambda: False)
+    update = jax.config.update
+    replace(jax.config, "update", lambda name, v: None if name in _FORBIDDEN else update(name, v))
+
+    def undo() -> None:
+        for owner, name, value in reversed(patches):
+            setattr(owner, name, value)
+
+    return undo
+
+
+def _arranged(create: Callable[..., Any], devices: Mapping[Device, Device]) -> Callable[..., Any]:
+    """Return a function of `mesh_utils` that arranges emulated devices as the topology's."""
+    emulated = {new: old for old, new in devices.items()}
+
+    @functools.wraps(create)
+    def arrange(*args: Any, **kwargs: Any) -> Any:
+        names = ("mesh_shape", "dcn_mesh_shape") if "hybrid" in create.__name__ else ("mesh_shape",)
+        named = {**dict(zip((*names, "devices"), args, strict=False)), **kwargs}
+        given = named.get("devices")
+        given = jax.devices() if given is None else list(given)
+        if not devices.keys() >= set(given):
+            return create(*args, **kwargs)
+        grid = create(**{**named, "devices": [devices[device] for device in given]})
+        return np.vectorize(emulated.get, otypes=[object])(grid)
+
+    return arrange
+
+
+def _accepting(query: Callable[..., Any], platform: str) -> Callable[..., Any]:
+    """Return a query of devices for which a platform is that of the emulated devices."""
+
+    @functools.wraps(query)
+    def accepting(*args: Any, **kwargs: Any) -> Any:
+        own = {name: None if v == platform else v for name, v in kwargs.items()}
+        return query(*[None if a == platform else a for a in args], **own)
+
+    return accepting
+
+
+class Zeros:
+    """Arrays of zeros on emulated devices, which share read-only pages that are never written."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def array(self, aval: Any, sharding: Any) -> Any:
+        """Return a committed array of zeros.
+
+        Args:
+            aval: Its type; of a PRNG key, its keys are zeros.
+            sharding: Its sharding, on emulated devices.
+        """
+        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            key_shape = aval.dtype._impl.key_shape
+            physical = jax.ShapeDtypeStruct((*aval.shape, *key_shape), np.uint32)
+            return jax.random.wrap_key_data(
+                self.array(physical, sharding), impl=aval.dtype._impl.name
+            )
+        shape = tuple(sharding.shard_shape(tuple(aval.shape)))
+        shard = self._view(shape, np.dtype(aval.dtype))
+        devices = sharding._addressable_device_assignment
+        shards = [jax.device_put(shard, device) for device in devices]
+        return jax.make_array_from_single_device_arrays(tuple(aval.shape), sharding, shards)
+
+    def _view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        count = int(np.prod(shape, dtype=np.int64))
+        if count * dtype.itemsize < mmap.PAGESIZE:
+            return np.zeros(shape, dtype)
+        if self._memory is None or len(self._memory) < count * dtype.itemsize:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+            size = count * dtype.itemsize
+            self._memory = mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ)
+        return np.frombuffer(self._memory, dtype, count).reshape(shape)
