@@ -1,5 +1,6 @@
 """Finds the code blocks of Markdown files and makes programs of them."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 OPENING = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<info>[^`]*)$")
 # The info of a block that shows all output of the Python blocks since the block of output before.
 OUTPUT = "text output"
+# The info of a block that shows the output of the command in the `sh` block before it.
+COMMAND_OUTPUT = "text command output"
 MARK = "-- output ends --"
 NO_RUN = re.compile(r"^python\s+no-run\s*:\s*\S+")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -91,6 +94,16 @@ def with_output(text: str, printed: str) -> str:
             made += [*lines[at : block.first_line - 1], *next(parts).strip("\n").splitlines()]
             at = block.first_line - 1 + len(block.code)
     return "\n".join([*made, *lines[at:]]) + "\n"
+
+
+def commands_with_output(text: str) -> list[tuple[str, Block]]:
+    """Commands of `sh` blocks, each with the block that shows its output."""
+    blocks = read_blocks(text)
+    return [
+        ("\n".join(before.code), block)
+        for before, block in itertools.pairwise(blocks)
+        if before.language == "sh" and block.info == COMMAND_OUTPUT
+    ]
 
 
 def local_links(text: str) -> list[str]:

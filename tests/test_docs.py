@@ -7,6 +7,7 @@ import inspect
 import os
 import pydoc
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,15 @@ import jax
 import pytest
 
 import xlashard
-from tests.documents import local_links, markdown_files, program, read_blocks, with_output
+from tests.documents import (
+    COMMAND_OUTPUT,
+    commands_with_output,
+    local_links,
+    markdown_files,
+    program,
+    read_blocks,
+    with_output,
+)
 from tests.errors.catalogue import read_topics
 from tests.forking import python_command
 from tests.goldens import check_golden
@@ -71,6 +80,31 @@ def test_python_blocks_run(name: str, update_goldens: bool) -> None:
         made = with_output(text, done.stdout)
         if DURATION.sub("", made) != DURATION.sub("", text):
             check_golden(ROOT / name, made, update=update_goldens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in DOCUMENTS if COMMAND_OUTPUT in (ROOT / n).read_text()])
+def test_commands_print_what_is_shown(name: str, update_goldens: bool) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for command, block in reversed(commands_with_output(text)):
+        program, *words = shlex.split(command)
+        assert program == "xlashard"
+        done = subprocess.run(
+            [*python_command(), "-m", program, *words],
+            cwd=ROOT,
+            env={**os.environ, "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        printed = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
+        lines[block.first_line - 1 : block.first_line - 1 + len(block.code)] = printed
+    made = "\n".join(lines) + "\n"
+    if made != text:
+        check_golden(ROOT / name, made, update=update_goldens)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.jax_version
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 TOUR = FOLDER / "tour.ipynb"
-PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
+# It is in plain JAX, and trains only; a page of the documents explains it.
+PLAIN = "nnx.py"
+PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != PLAIN)
 # Name, the factor by which its loss falls at least, and the sharding that its picture shows.
 FACTS = {
     "equinox_mlp.py": (3, r"float32\[256,256\]  P\('data'\)"),
@@ -54,7 +56,15 @@ def test_a_program_trains_and_explains_its_step(name: str) -> None:
     assert "Donated  " in done.stdout and "reused for results" in done.stdout
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
+def test_the_plain_program_trains() -> None:
+    done = run(str(FOLDER / PLAIN))
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)$", done.stdout, re.M)]
+    assert losses[-1] * 5 < losses[0]
+    assert "import xlashard" not in (FOLDER / PLAIN).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, PLAIN])
 def test_a_program_is_short_and_documented(name: str) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8")
     assert text.count("\n") < 120
