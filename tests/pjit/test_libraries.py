@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import linen, nnx
 
+from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh, spec_of
 from tests.pjit.libraries import (
     ALL_OF_XLASHARD,
@@ -20,7 +21,17 @@ from tests.pjit.libraries import (
     optax_programs,
 )
 from tests.pjit.random_programs.running import under
-from xlashard import Array, NamedSharding, P, pjit, with_sharding_constraint
+from xlashard import (
+    Array,
+    NamedSharding,
+    P,
+    explain,
+    pad_to_mesh,
+    pjit,
+    unpad,
+    with_sharding_constraint,
+)
+from xlashard.errors import UnevenShardingError, UnevenShardingWarning
 
 PROGRAMS = {
     **linen_programs.PROGRAMS,
@@ -164,3 +175,54 @@ def test_a_bound_step_over_an_optimiser(mesh):
         state, _ = step(state, f32(8, 4) * 2)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), bound.state, state)
     assert spec_of(bound.state[0]["w"]) == ("x",)
+
+
+class Words(linen.Module):
+    """A vocabulary of 50257 over eight devices, and a batch of ten over four."""
+
+    words: int = 50257
+
+    @linen.compact
+    def __call__(self, tokens):
+        table = linen.Embed(self.words, 8)
+        x = linen.with_logical_constraint(table(tokens), ("batch", None, None))
+        logits = table.attend(x)
+        return linen.with_logical_constraint(logits, (None, None, "vocabulary"))
+
+
+@pytest.mark.slow
+def test_dimensions_that_do_not_divide():
+    mesh = make_mesh((4, 2), ("data", "model"))
+    rules = (("batch", "data"), ("vocabulary", ("data", "model")))
+    model, tokens = Words(), np.arange(20, dtype=np.int32).reshape(10, 2)
+    params = {"params": {"Embed_0": {"embedding": f32(50257, 8)}}}
+
+    def loss(params, tokens):
+        with linen.logical_axis_rules(rules):
+            return jax.nn.logsumexp(model.apply(params, tokens), axis=-1).mean()
+
+    with jax.set_mesh(mesh):
+        step = pjit(jax.value_and_grad(loss), in_shardings=P())
+        with pytest.warns(UnevenShardingWarning) as issued:
+            report = explain(step, params, tokens)
+            right = jax.jit(jax.value_and_grad(loss))(params, tokens)
+            np.testing.assert_allclose(step(params, tokens)[0], right[0], rtol=1e-5)
+        with pytest.raises(UnevenShardingError, match=naming("50257", __file__)) as caught:
+            pjit(loss, strict=True)(params, f32(8, 2).astype(int))
+    uneven = {(u.size, u.padded_size, u.shards, u.empty_shards) for u in report.uneven}
+    assert uneven == {(10, 12, 4, 0), (50257, 50264, 8, 0)}
+    assert {u.source.file for u in report.uneven} == {w.filename for w in issued} == {__file__}
+    assert caught.value.size == 50257 and caught.value.axes == (("data", 4), ("model", 2))
+    # The padding comes first, and its logits are no words.
+    specs = {"params": {"Embed_0": {"embedding": P(("data", "model"))}}}
+    wide, rows = pad_to_mesh((params, tokens), (specs, P("data")), mesh=mesh)
+    known = np.arange(50264) < 50257
+
+    def masked(params, tokens):
+        with linen.logical_axis_rules(rules):
+            logits = jnp.where(known, Words(50264).apply(params, tokens), -jnp.inf)
+            return jax.nn.logsumexp(logits, axis=-1)
+
+    with jax.set_mesh(mesh):
+        out = pjit(masked, in_shardings=(specs, P("data")), strict=True)(wide, rows)
+    np.testing.assert_allclose(unpad(out, (10, 2)).mean(), right[0], rtol=1e-5)

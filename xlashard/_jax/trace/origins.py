@@ -1,7 +1,10 @@
 """Trace dimensions of values in a jaxpr back to their origins."""
 
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from jax._src import core, source_info_util
@@ -180,6 +183,33 @@ def source_line(eqn: Any) -> Line | None:
     """Return file and line of the user's code of an equation, or None if unknown."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line)
+
+
+def source_frames(eqn: Any) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the stack that made an equation, innermost first.
+
+    Frames of JAX and of this package are left out.
+    """
+    frames = source_info_util.user_frames(eqn.source_info.traceback)
+    return [(f.file_name, f.start_line, f.function_name) for f in frames]
+
+
+def user_line(eqn: Any) -> Line | None:
+    """Return the innermost line of an equation outside of installed packages, or the innermost."""
+    lines = [(file, line) for file, line, _ in source_frames(eqn)]
+    return next((line for line in lines if is_users_file(line[0])), lines[0] if lines else None)
+
+
+@lru_cache(maxsize=1024)
+def is_users_file(file: str) -> bool:
+    """Return False for files of Python, of installed packages and of xlashard."""
+    if {"site-packages", "dist-packages"} & set(Path(file).parts):
+        return False
+    return not any(Path(file).is_relative_to(root) for root in (_PACKAGE, *_INSTALLED))
+
+
+_PACKAGE = str(Path(__file__).parents[2])
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 def _lines(eqn: Any) -> frozenset[Line]:

@@ -1,26 +1,13 @@
 """Describe a program's collectives with the user's names of axes, values and lines."""
 
-import sysconfig
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 
+from xlashard._jax.trace.origins import is_users_file
 from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.model import CollectiveReport, SourceLine
-
-_PACKAGE = str(Path(__file__).parents[2])
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-
-
-@lru_cache(maxsize=1024)
-def _is_users_file(file: str) -> bool:
-    """Return False for files of Python, of installed packages and of xlashard."""
-    if {"site-packages", "dist-packages"} & set(Path(file).parts):
-        return False
-    return not any(Path(file).is_relative_to(root) for root in (_PACKAGE, *_INSTALLED))
 
 
 @dataclass(frozen=True)
@@ -51,8 +38,8 @@ class SourceLocator:
         inside = frames[: own[-1] + 1] if own else frames
         if not inside:
             return None
-        frame = next((f for f in inside if _is_users_file(f.file)), inside[0])
-        return SourceLine(frame.file, frame.line, frame.function, _is_users_file(frame.file))
+        frame = next((f for f in inside if is_users_file(f.file)), inside[0])
+        return SourceLine(frame.file, frame.line, frame.function, is_users_file(frame.file))
 
     def own_line(self, frames: Sequence[Frame]) -> SourceLine | None:
         """Return `line(frames)`, or None if a known function is not on the stack."""

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.trace.origins import Line, Origin, Scope, is_variable, origins, source_line
+from xlashard._jax.trace.origins import (
+    Line,
+    Origin,
+    Scope,
+    is_variable,
+    origins,
+    source_frames,
+    source_line,
+)
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.communication import SourceLocator
@@ -109,8 +117,8 @@ def describe_repeated(
     for product, times in runs.items():
         found, constraint = remedies[product]
         remedy = max(found, key=lambda each: shared[each], default=("", ""))
-        line = None if remedy[0] else constraint
-        reports.append(_report(product, times, total, program, (remedy[0], remedy[1], line)))
+        at = None if remedy[0] else constraint
+        reports.append(_report(product, times, total, program, (remedy[0], remedy[1], at)))
     return tuple(sorted((r for r in reports if r.share >= _LEAST_SHARE), key=lambda r: -r.flops))
 
 
@@ -170,10 +178,9 @@ def _report(
     times: Sequence[int],
     total: int,
     program: ExplainedProgram,
-    remedy: tuple[str, str, Line | None],
+    remedy: tuple[str, str, Any],
 ) -> RepeatedReport:
-    eqn, line = product.eqn, source_line(product.eqn)
-    argument, spec, constraint = remedy
+    eqn, (argument, spec, constraint) = product.eqn, remedy
     flops = sum(times) * product.flops
     left, right, result = (v.aval for v in (*eqn.invars[:2], eqn.outvars[0]))
     return RepeatedReport(
@@ -188,29 +195,30 @@ def _report(
         argument=argument,
         spec=spec,
         constraint=_source(constraint, program.sources),
-        source=_source(line, program.sources),
+        source=_source(eqn, program.sources),
     )
 
 
-def _source(line: Line | None, sources: SourceLocator) -> SourceLine | None:
-    return None if line is None else sources.line((Frame(*line),))
+def _source(eqn: Any, sources: SourceLocator) -> SourceLine | None:
+    frames = () if eqn is None else source_frames(eqn)
+    return sources.line([Frame(*frame) for frame in frames])
 
 
 def _remedies(
     product: _Product, program: ExplainedProgram, mesh: Mesh
-) -> tuple[list[_Remedy], Line | None]:
-    """Return the arguments that could be sharded, and a constraint that leaves an operand whole."""
+) -> tuple[list[_Remedy], Any]:
+    """Return the arguments to shard, and the equation of a constraint that makes an operand."""
     assert program.call is not None
     variables = program.call.traced.jaxpr.invars
     by_variable = dict(zip(variables, program.arguments, strict=True))
     found: dict[_Remedy, None] = {}
-    constraint: Line | None = None
+    constraint = None
     for value, dim in product.dims():
         if not is_variable(value):
             continue
         for origin in origins(product.scope, value, dim, CONSTRAINT):
             if origin.eqn is not None:
-                constraint = constraint or source_line(origin.eqn)
+                constraint = constraint or origin.eqn
                 continue
             spec = _spec(origin, by_variable, mesh)
             if spec:

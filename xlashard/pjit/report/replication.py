@@ -5,7 +5,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_line
+from xlashard._jax.trace.origins import (
+    Line,
+    Origin,
+    Scope,
+    origins,
+    source_frames,
+    source_line,
+)
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
@@ -311,8 +318,7 @@ def describe_uneven(program: ExplainedProgram) -> tuple[UnevenReport, ...]:
 def _uneven(
     constraint: UnevenConstraint, result: ProgramValue | None, sources: SourceLocator
 ) -> Iterator[UnevenReport]:
-    aval, line = constraint.aval, source_line(constraint.eqn)
-    frames = () if line is None else (Frame(*line),)
+    aval, frames = constraint.aval, [Frame(*frame) for frame in source_frames(constraint.eqn)]
     final = None if result is None else result.sharding
     for dim in constraint.dims:
         yield UnevenReport(

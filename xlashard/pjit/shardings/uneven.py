@@ -10,6 +10,8 @@ from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.trace import tracing
@@ -41,8 +43,8 @@ CONSTRAINT = "sharding_constraint"
 
 FLAGS = read_flags(os.environ)
 
-# A warning names the line of the caller of this package.
-_OWN_FILES = str(Path(__file__).parents[2])
+# A warning names a line of the user's code, not of this package or of others such as flax.
+_OTHER_FILES = str(Path(__file__).parents[2]), str(Path(jax.__file__).parents[1])
 
 # For each file the warnings that Python has shown for its lines.
 _SHOWN: dict[str, dict[Any, Any]] = {}
@@ -266,7 +268,7 @@ def report_uneven_constraints(jaxpr: Any, ours: Any, function: str, strict: bool
         UnevenShardingError: If strict.
     """
     for constraint in uneven_constraints(jaxpr):
-        line = origins.source_line(constraint.eqn)
+        line = origins.user_line(constraint.eqn)
         if is_strict(strict):
             at = "" if line is None else f" at {line[0]}:{line[1]}"
             text = constraint.describe(f"a with_sharding_constraint of {function}{at}")
@@ -292,7 +294,7 @@ def warn(text: str, kind: type[XlashardWarning], line: "origins.Line | None" = N
         line: File and line; None for those of the caller of this package.
     """
     if line is None:
-        warnings.warn(text, kind, skip_file_prefixes=(_OWN_FILES,))
+        warnings.warn(text, kind, skip_file_prefixes=_OTHER_FILES)
         return
     file, number = line
     warnings.warn_explicit(text, kind, file, number, registry=_SHOWN.setdefault(file, {}))
