@@ -87,13 +87,10 @@ class _ModuleReader:
     def module(self, buffers: bytes) -> HloModule:
         pairs = zip(self._computations, self._instructions, strict=True)
         # An asynchronous start stands for a computation of one operation.
-        started = {
-            n for m in self._by_id.values() if m.text(2) == "async-start" for n in m.numbers(38)
-        }
         computations = {
             m.text(1): self._computation(m, found)
             for m, found in pairs
-            if not (m.number(5) in started and m.number(5) in self._wrapped)
+            if m.number(5) not in self._wrapped
         }
         entry = self._computation_names.get(self._module.number(6), "")
         # ProgramShapeProto: result = 2.
@@ -152,9 +149,13 @@ class _ModuleReader:
 
     @cached_property
     def _wrapped(self) -> dict[int, Message]:
-        """The only operation of each computation that holds one, on its parameters in order."""
+        """The only operation, on all parameters in order, of each computation that is started."""
         found = {}
+        starts = (m for m in self._by_id.values() if m.data(2) == b"async-start")
+        started = {number for start in starts for number in start.numbers(38)}
         for computation, instructions in zip(self._computations, self._instructions, strict=True):
+            if computation.number(5) not in started:
+                continue
             others = [i for i in instructions if i.text(2) != "parameter"]
             if len(others) != 1:
                 continue
