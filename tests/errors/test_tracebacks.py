@@ -45,7 +45,7 @@ NONE = {
     "A shard with the wrong shape",
     "Indivisible local data",
     "A module that can't be read",
-    "A plain function explained",
+    "A call in place of its function",
     "A removed name without a replacement",
     "xmap",
     "A GlobalDeviceArray of NumPy arrays",
