@@ -100,6 +100,23 @@ def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
     assert "step 1 " in capsys.readouterr().out
 
 
+def test_a_budget_and_a_page(folder: Path, capsys) -> None:
+    words = ("--budget", "collectives=0", "all_gather_bytes=0", "--html", "pages/all.html")
+    code, report = explained(*words, "--", "train.py", "1")
+    error = capsys.readouterr().err
+    assert code == 1
+    assert "train_step: collectives=0 is not met" in error
+    assert "init: " not in error
+    assert "all_gather_bytes" not in error
+    page = Path("pages/all.html").read_text()
+    assert "train_step" in page and "init" in page
+    assert len(report.programs) == 2
+    code, _ = explained("--budget", "collectives=99", "--", "train.py", "1")
+    assert code == 0
+    assert main(["explain", "--budget", "collective=1", "--", "train.py", "1"]) == 2
+    assert "did you mean collective" in capsys.readouterr().err
+
+
 def test_small_programs_are_shown_by_their_size(folder: Path, capsys) -> None:
     _, report = explained("--min-bytes", "0", "--", "train.py", "1")
     assert [p.name for p in report.programs] == ["init", "train_step", "round"]

@@ -16,6 +16,8 @@ from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, explain, pjit, record_programs
 from xlashard.errors import ArgumentError
 
+pytestmark = pytest.mark.jax_version
+
 
 def step(w, x):
     """One step of a layer, `[8,16]` parameters and `[64,8]` examples."""

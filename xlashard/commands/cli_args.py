@@ -356,7 +356,8 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "program that a script compiles. The script runs as it is."
     )
     parser.epilog = (
-        "Exit code: 0; 1 if the script failed or a program can't be explained; 2 for wrong use."
+        "Exit code: 0; 1 if the script failed, or a program can't be explained or exceeds the "
+        "budget; 2 for wrong use."
     )
     parser.add_argument(
         "target",
@@ -374,6 +375,13 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     add_script(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - for standard output"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page that shows all programs")
+    _add_pairs(
+        parser,
+        "--budget",
+        "KEY=VALUE",
+        "limits of each program, such as memory=80GiB all_gather_bytes=2GB collectives=10",
     )
     parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
 

@@ -24,7 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        The exit code: 0; 1 if the script failed or a program can't be explained; 2 for wrong use.
+        The exit code: 0; 1 if the script failed, or a program can't be explained or exceeds the
+        budget; 2 for wrong use.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
@@ -34,8 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
                 "which program? Write package.module:function, or -- python train.py"
             )
         # Relative to the folder of the command, which the script may leave.
-        if arguments.json not in (None, "-"):
-            arguments.json = str(Path(arguments.json).absolute())
+        for name in ("json", "html"):
+            file = getattr(arguments, name)
+            if file not in (None, "-"):
+                setattr(arguments, name, str(Path(file).absolute()))
         return _run_script(arguments) if arguments.script else _run_target(arguments)
     except XlashardError as error:
         print_error(error)
@@ -66,8 +69,9 @@ def _run_script(arguments: argparse.Namespace) -> int:
         programs=tuple(explained),
         omitted=module.summarize_omitted([p for p in result.programs if p not in selected]),
     )
-    _show(arguments, report)
-    return 1 if any(p.error for p in explained) or result.outcome == "failed" else 0
+    named = [(p.name, p.report) for p in explained if p.report is not None]
+    is_kept = _show(arguments, report, named)
+    return 1 if not is_kept or any(p.error for p in explained) or result.outcome == "failed" else 0
 
 
 def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":
@@ -78,14 +82,27 @@ def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":
 def _run_target(arguments: argparse.Namespace) -> int:
     _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
     common = importlib.import_module("xlashard.commands.common")
-    _show(arguments, common.explain_target(arguments.target, arguments.mesh))
-    return 0
+    report = common.explain_target(arguments.target, arguments.mesh)
+    return 0 if _show(arguments, report, [(report.name, report)]) else 1
 
 
-def _show(arguments: argparse.Namespace, report: Any) -> None:
+def _show(arguments: argparse.Namespace, report: Any, programs: Sequence[tuple[str, Any]]) -> bool:
+    """Print and write the report, and return True if all programs keep the budget."""
+    limits = importlib.import_module("xlashard.pjit.report.limits")
+    budget = limits.parse_limits(arguments.budget, limits.PROGRAM_KEYS)
     common = importlib.import_module("xlashard.commands.common")
     if arguments.json:
         common.write(arguments.json, report.to_json())
     if arguments.json != "-":
         console = importlib.import_module("rich.console").Console()
         console.print(report.renderable(all=arguments.all, print_all=common.ALL))
+    if arguments.html and programs:
+        page = importlib.import_module("xlashard.pjit.report.html.report_page")
+        names, reports = zip(*programs, strict=True)
+        common.write(arguments.html, page.program_page(reports, names=names))
+    is_kept = True
+    for name, program in programs:
+        for breach in limits.find_breaches(program, budget, limits.PROGRAM_KEYS):
+            is_kept = False
+            print(f"{name}: {breach}", file=sys.stderr)
+    return is_kept
