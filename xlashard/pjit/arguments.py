@@ -218,7 +218,7 @@ def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
 
 def _static_hint(path: str, static: bool) -> str:
     name = path.split("[")[0].split(".")[0]
-    return f", or mark the argument static: pjit(f, static_argnames=({name!r},))" if static else ""
+    return f", or mark the argument static: static_argnames=({name!r},)" if static else ""
 
 
 def _short(value: Any) -> str:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.hlo.collectives import KINDS
-from xlashard.pjit import Lowered, ProgramReport, Traced, explain, pjit
+from xlashard.pjit import ProgramReport, explain
 from xlashard.pjit.report.model import CollectiveReport, MemoryReport
 from xlashard.pjit.report.program_report import collectives_text, moves_text, values_text
-from xlashard.pjit.signature import function_name
-from xlashard.pjit.stages.compiled import Executable
 from xlashard.testing.emulated_devices import check_whole
 from xlashard.wording import in_bytes
 
@@ -38,8 +37,8 @@ def assert_collectives(
     are not mentioned are allowed; `others=0` forbids them.
 
     Args:
-        f: A function made by `xlashard.pjit`, a plain function, which is wrapped by `pjit`, or a
-            compiled stage.
+        f: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, a plain
+            function, or a compiled stage.
         args: Its arguments; a `jax.ShapeDtypeStruct` can replace an array.
         along: Count only collectives along these mesh axes: `"model"`, `"data, model"`.
         **expected: Keyed by a kind (`all_gather`, `all_reduce`, `reduce_scatter`, `all_to_all`,
@@ -141,8 +140,9 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
     reductions do not count, because they belong to the computation.
 
     Args:
-        f: A function made by `xlashard.pjit`, a plain function, which is wrapped by `pjit`, or a
-            compiled stage, which has no arguments: then only the program is inspected.
+        f: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, a plain
+            function, or a compiled stage, which has no arguments: then only the program is
+            inspected.
         args: Its arguments.
         inside: Whether to inspect the program. Pass False for an intended halo exchange
             (`jnp.roll`).
@@ -188,8 +188,8 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
     reuse donated buffers, and temporaries.
 
     Args:
-        f: A function made by `xlashard.pjit`, a plain function, which is wrapped by `pjit`, or a
-            compiled stage.
+        f: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, a plain
+            function, or a compiled stage.
         args: Its arguments; a `jax.ShapeDtypeStruct` can replace an array.
         most: Bytes of one device.
 
@@ -237,13 +237,9 @@ def _report(who: str, f: Any, args: Any) -> ProgramReport:
             f"{who} takes the arguments of the call as a tuple, not {type(args).__name__}: "
             f"{who}(f, (x,), ...)"
         )
-    if hasattr(f, "_function") or isinstance(f, Traced | Lowered | Executable):
-        return explain(f, *args)
-    if not callable(f) or hasattr(f, "lower") or hasattr(f, "as_text"):
-        inner = getattr(f, "__wrapped__", f)
-        name = f"the jax.jit of {function_name(inner)}" if callable(f) else type(f).__name__
+    if not callable(f) and inner_stage(f) is None:
         raise ArgumentError(
-            f"{who} takes a plain function, one that pjit made or a stage of one, not {name}: "
-            f"write {who}(xlashard.pjit(f), (x,), ...)"
+            f"{who} takes a function or one of its stages, not {type(f).__name__}: write "
+            f"{who}(f, (x,), ...)"
         )
-    return explain(pjit(f), *args)
+    return explain(f, *args)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -239,3 +240,76 @@ def test_a_lowering_for_another_platform_is_refused():
     lowered = jax.jit(jnp.sin).trace(f32(4)).lower(lowering_platforms=("tpu",))
     with pytest.raises(ArgumentError, match=naming("tpu", "cpu", "lowering_platforms")):
         explain(lowered)
+
+
+def test_a_constraint_by_its_spec_alone_is_one_on_the_mesh_in_force():
+    def run(rows, whole):
+        def layer(x, w):
+            x = jax.lax.with_sharding_constraint(jnp.tanh(x @ w), rows)
+            return jax.lax.with_sharding_constraint(x * 2, whole), None
+
+        return jax.jit(lambda layers, x: jax.lax.scan(layer, x, layers)[0])
+
+    args = f32(3, 8, 8), placed(f32(16, 8), "data")
+    with jax.set_mesh(MESH):
+        by_spec = explain(run(P("data", "model"), P("data")), *args)
+    by_sharding = explain(run(named("data", "model"), named("data")), *args)
+    for report in (by_spec, by_sharding):
+        (constraint,) = [r for r in report.replications if r.kind == "constraint"]
+        assert (constraint.spec, constraint.axes) == ("P('data')", ("model",))
+    assert [r.wasted_bytes for r in by_spec.replications] == [
+        r.wasted_bytes for r in by_sharding.replications
+    ]
+
+
+def test_shapes_stand_in_for_arrays_of_every_wrapper():
+    x = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=named("data"))
+    model = eqx.nn.Linear(4, 4, key=jax.random.key(0))
+    whole = jax.ShapeDtypeStruct((8, 4), np.float32)
+    functions = [
+        (eqx.filter_jit(lambda x, model: jax.vmap(model)(x)), (x, model), "argument", 2),
+        (nnx.jit(lambda x: x * 2), (x,), "argument", 2),
+        (jax.pmap(lambda x: x * 2), (whole,), "caller", 1),
+    ]
+    for function, args, decided, copies in functions:
+        first = explain(function, *args).inputs[0]
+        assert (first.path, first.type) == ("x", "float32[8,4]")
+        assert (first.decided_by, first.copies) == (decided, copies)
+
+
+def test_partials_methods_and_modules():
+    class Scaler:
+        def __init__(self):
+            self.scale = f32(4)
+
+        @partial(jax.jit, static_argnums=0)
+        def by_jit(self, x):
+            return x * self.scale
+
+        @partial(xlashard.jit, static_argnums=0)
+        def by_pjit(self, x):
+            return x * self.scale
+
+        def plain(self, x):
+            return x * self.scale
+
+    scaler, module = Scaler(), eqx.nn.Identity()
+    scaled = jax.jit(lambda x, times: x * times, static_argnums=1)
+    calls = {
+        "by_jit": (scaler.by_jit,),
+        "by_pjit": (scaler.by_pjit,),
+        "plain": (scaler.plain,),
+        "partial": (partial(scaler.by_jit),),
+        "inside": (jax.jit(partial(lambda x, times: x * times, times=2)),),
+        "static": (scaled, 3),
+        "module": (eqx.nn.Linear(4, 4, key=jax.random.key(0)),),
+        "identity": (module,),
+    }
+    for name, (function, *more) in calls.items():
+        report = explain(function, f32(4), *more)
+        assert [v.path for v in report.inputs if v.path[0] != "c"] == ["x"], name
+    # The donation and shardings of the function inside a partial are those of its calls.
+    given = jax.jit(lambda w, x: x @ w, in_shardings=(named(), named("data")), donate_argnums=1)
+    report = explain(partial(given, f32(8, 8)), f32(8, 8))
+    assert [(v.path, v.spec) for v in report.inputs] == [("w", "P()"), ("x", "P('data')")]
+    assert [d.path for d in report.donations if d.donated] == ["x"]

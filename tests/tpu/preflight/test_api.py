@@ -4,10 +4,12 @@ import re
 import warnings
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import xlashard
 from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
@@ -202,3 +204,125 @@ def test_exceptions_of_the_function_propagate() -> None:
 
     with pytest.raises(LookupError, match="no such layer"):
         preflight(fails, X, topology=POD, mesh=AXES)
+
+
+LOCAL = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+SQUARE = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+
+
+def local(*spec: Any) -> NamedSharding:
+    return NamedSharding(LOCAL, P(*spec))
+
+
+def gather_rows(x: Any, w: Any) -> Any:
+    """Shard a product along both axes, then gather its columns: by specs alone."""
+    y = jax.lax.with_sharding_constraint(x @ w, P("data", "model"))
+    return jax.lax.with_sharding_constraint(jnp.tanh(y), P("data"))
+
+
+def gather_rows_of_local_mesh(x: Any, w: Any) -> Any:
+    y = jax.lax.with_sharding_constraint(x @ w, local("data", "model"))
+    return jax.lax.with_sharding_constraint(jnp.tanh(y), local("data"))
+
+
+def figures(report: PreflightReport) -> dict[str, Any]:
+    """Return what two preflights of one program have in common."""
+    return {
+        "mesh": [(axis.name, axis.size) for axis in report.mesh],
+        "inputs": [(v.path, v.type, v.spec, v.device_bytes) for v in report.inputs],
+        "outputs": [(v.path, v.type, v.spec) for v in report.outputs],
+        "donations": report.donations,
+        "arguments": report.memory.arguments,
+        "total": (report.memory.total_bytes, report.memory.argument_bytes),
+        "sent": [(t.collective.kind, t.collective.along, t.origin) for t in report.traffic],
+        "requested": [t.requested for t in report.traffic],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e-8", "v5e-16"])
+def test_a_jitted_function_maps_to_the_topology(topology: str) -> None:
+    sizes = {"data": 4 if topology == "v5e-8" else 8, "model": 2}
+    ours = preflight(
+        xlashard.pjit(gather_rows, in_shardings=(P("data"), P()), donate_argnums=0),
+        SQUARE,
+        SQUARE,
+        topology=topology,
+        mesh=sizes,
+    )
+    # Its own shardings and constraints stand on a mesh of local devices.
+    placed = (local("data"), local())
+    for f in (gather_rows, gather_rows_of_local_mesh):
+        jitted = jax.jit(f, in_shardings=placed, donate_argnums=0)
+        theirs = preflight(jitted, SQUARE, SQUARE, topology=topology, mesh=sizes)
+        assert figures(theirs) == figures(ours)
+        assert theirs.name == f.__name__
+    assert ("all-gather", "model", "constraint") in figures(ours)["sent"]
+
+
+def test_the_mesh_of_a_jitted_function_needs_no_arguments_on_it() -> None:
+    meshes = []
+    by_shardings = jax.jit(gather_rows_of_local_mesh, in_shardings=(local("data"), None))
+    by_constraints = jax.jit(gather_rows_of_local_mesh)
+    for f in (by_shardings, by_constraints, by_constraints.trace(SQUARE, SQUARE)):
+        args = () if isinstance(f, jax.stages.Traced) else (SQUARE, SQUARE)
+        meshes.append([(a.name, a.size) for a in preflight(f, *args, topology="v5e-8").mesh])
+    with jax.set_mesh(LOCAL):
+        in_force = preflight(jax.jit(gather_rows), SQUARE, SQUARE, topology="v5e-8")
+    meshes.append([(axis.name, axis.size) for axis in in_force.mesh])
+    assert meshes == [[("data", 4), ("model", 2)]] * 4
+
+
+def test_meshes_inside_a_jitted_function_map_too() -> None:
+    ring = Mesh(np.array(jax.devices()), ("ring",))
+
+    def total(x: Any) -> Any:
+        specs = {"in_specs": P("ring"), "out_specs": P()}
+        return jax.shard_map(lambda x: jax.lax.psum(x, "ring"), mesh=ring, **specs)(x * 2)
+
+    report = preflight(jax.jit(total, in_shardings=local("data")), SQUARE, topology="v5e-8")
+    assert [t.collective.kind for t in report.traffic if t.origin == "explicit"] == ["all-reduce"]
+    table = jax.device_put(jnp.ones((512, 64)), local("data"))
+    indices = jax.ShapeDtypeStruct((64,), jnp.int32, sharding=local("data"))
+    report = preflight(jax.jit(lambda i: table[i]), indices, topology="v5e-8")
+    assert [(v.path, v.spec) for v in report.inputs] == [
+        ("closed over [0]", "P('data')"),
+        ("i", "P('data')"),
+    ]
+
+
+def test_explicit_axes_stay_explicit() -> None:
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=types)
+
+    def apply(x: Any, w: Any) -> Any:
+        y = jnp.matmul(x, w, out_sharding=P("data", "model"))
+        return jax.sharding.reshard(y, P())
+
+    x, w = (
+        jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for spec in (P("data"), P(None, "model"))
+    )
+    report = preflight(jax.jit(apply), x, w, topology="v5e-8", replicated_above=0)
+    assert [(v.spec, v.decided_by) for v in report.outputs] == [("P()", "caller")]
+    assert report.replications == report.replicated == ()
+    gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
+    assert gathers and all(t.requested for t in gathers)
+
+
+def test_flax_and_equinox_functions() -> None:
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def step(model: Any, x: Any) -> Any:
+        model.bias[...] += 1
+        return jax.lax.with_sharding_constraint(model(x), P("data"))
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    report = preflight(step, model, x, topology="v5e-8", mesh={"data": 8})
+    assert [v.path for v in report.inputs] == ["model.bias.value", "model.kernel.value", "x"]
+    assert isinstance(model.bias[...], jax.Array) and not model.bias[...].any()
+    dense = eqx.nn.Linear(64, 64, key=jax.random.key(0))
+    apply = eqx.filter_jit(lambda model, x, times: jax.vmap(model)(x) * times)
+    report = preflight(apply, dense, x, 3, topology="v5e-8", mesh={"data": 8})
+    assert [v.path for v in report.inputs] == ["model.weight", "model.bias", "x"]

@@ -17,6 +17,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
 
+from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
 
 type Jaxpr = Any
@@ -277,3 +278,56 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     paths = debug.safe_result_paths(results)
     debug = debug._replace(arg_names=names, result_paths=(*paths, *(names[i] for i in positions)))
     return pure.replace(debug_info=debug), positions
+
+
+def meshes_in(jaxpr: Jaxpr) -> list[Mesh]:
+    """Return the meshes of devices that equations of a jaxpr name, in constraints and shard_map."""
+    meshes: dict[Mesh, None] = {}
+
+    def collect(value: Any, *, in_trace: bool) -> Any:
+        mesh = getattr(value, "mesh", value)
+        if isinstance(mesh, Mesh) and not mesh.empty:
+            meshes[mesh] = None
+        return value
+
+    map_meshes(jaxpr, collect)
+    return list(meshes)
+
+
+def map_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any]) -> Jaxpr:
+    """Return a jaxpr with other meshes and shardings in the parameters of its equations.
+
+    Args:
+        jaxpr: The jaxpr.
+        mapping: Returns another mesh or sharding for one; takes it, and as `in_trace` whether types
+            inside the equation depend on the sizes of its axes.
+    """
+    return _with_meshes(jaxpr, mapping, {})
+
+
+def _with_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any], known: dict[int, Jaxpr]) -> Jaxpr:
+    if id(jaxpr) not in known:
+        eqns = [_eqn_with_meshes(eqn, mapping, known) for eqn in jaxpr.eqns]
+        same = all(after is before for after, before in zip(eqns, jaxpr.eqns, strict=True))
+        known[id(jaxpr)] = jaxpr if same else jaxpr.replace(eqns=eqns)
+    return known[id(jaxpr)]
+
+
+def _eqn_with_meshes(eqn: Any, mapping: Callable[..., Any], known: dict[int, Jaxpr]) -> Any:
+    in_trace = eqn.primitive.name == "shard_map"
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, core.Jaxpr):
+            return _with_meshes(value, mapping, known)
+        if isinstance(value, (JaxSharding, Mesh, AbstractMesh)):
+            return mapping(value, in_trace=in_trace)
+        if type(value) in (tuple, list):
+            items = [mapped(item) for item in value]
+            same = all(after is before for after, before in zip(items, value, strict=True))
+            return value if same else type(value)(items)
+        return value
+
+    params = {name: mapped(value) for name, value in eqn.params.items()}
+    if all(params[name] is value for name, value in eqn.params.items()):
+        return eqn
+    return eqn.replace(params=params)

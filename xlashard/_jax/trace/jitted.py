@@ -4,13 +4,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax._src import api_util, stages
 from jax._src import pjit as jax_pjit
 
-from xlashard._jax.trace.tracing import Jaxpr, TreeDef, in_default_registry
+from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry
 from xlashard.lazily import dataclass
 
 PARAMETERS = (
@@ -190,6 +191,37 @@ def capture(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgr
         if inferred.params is traced._params:
             return _program(inferred, values)
     return read_traced(traced)
+
+
+def capture_shapes(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JaxProgram | None:
+    """Return the program of a wrapper for arguments with shapes in place of arrays.
+
+    A wrapper may take a `jax.ShapeDtypeStruct` for a static value. It gets tracers for them, which
+    are arrays to it.
+    """
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    chosen = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
+    structs = [leaf for leaf, is_struct in zip(leaves, chosen, strict=True) if is_struct]
+    captured: list[JaxProgram | None] = []
+
+    def call(tracers: list[Any]) -> None:
+        known = {id(t): struct for t, struct in zip(tracers, structs, strict=True)}
+        rest = iter(tracers)
+        pairs = zip(leaves, chosen, strict=True)
+        inner = tree.unflatten([next(rest) if is_struct else leaf for leaf, is_struct in pairs])
+        program = capture(fun, *inner)
+        if program is not None:
+            values = (
+                known.get(id(v), _struct(jax_pjit.convert_to_metaty(v)))
+                if isinstance(v, Tracer)
+                else v
+                for v in program.values
+            )
+            program = replace(program, values=tuple(values))
+        captured.append(program)
+
+    jax.eval_shape(call, structs)
+    return captured[0]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Trace dimensions of values in a jaxpr back to their origins."""
 
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -97,14 +97,14 @@ class Origin:
     lines: frozenset[Line]
 
 
-def origins(scope: Scope, variable: Any, dim: int, stop: str) -> Iterator[Origin]:
+def origins(scope: Scope, variable: Any, dim: int, stops: Collection[str]) -> Iterator[Origin]:
     """Trace a dimension back through operations that preserve it, and yield its origins.
 
     Args:
         scope: The scope of the value.
         variable: The value.
         dim: The dimension.
-        stop: The name of a primitive at whose results to stop, besides arguments of the program.
+        stops: Names of primitives at whose results to stop, besides arguments of the program.
     """
     waiting = [Origin(scope, variable, dim, None, frozenset())]
     seen: set[tuple[int, Any, int]] = set()
@@ -118,7 +118,7 @@ def origins(scope: Scope, variable: Any, dim: int, stop: str) -> Iterator[Origin
         if made is not None:
             place, eqn = made
             lines = at.lines | _lines(eqn)
-            if eqn.primitive.name == stop:
+            if eqn.primitive.name in stops:
                 yield Origin(at.scope, at.variable, at.dim, eqn, lines)
                 continue
             sources = _back(at, place, eqn)

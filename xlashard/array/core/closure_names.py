@@ -49,7 +49,7 @@ def check_constant(handle: Any) -> None:
         raise NotAddressableError(  # no-catalogue: needs several processes
             f"{_closed_over(handle)}, {type_text(handle)}, cannot become a constant of a program "
             "of JAX, as its value is not wholly in this process: pass it to the function as an "
-            "argument, or compile the function with xlashard.pjit, which does so"
+            "argument"
         )
 
 

@@ -20,7 +20,7 @@ from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import RepeatedReport, SourceLine
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue
-from xlashard.pjit.shardings.uneven import CONSTRAINT
+from xlashard.pjit.report.replication import CONSTRAINTS
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.wording import typed
 
@@ -216,7 +216,7 @@ def _remedies(
     for value, dim in product.dims():
         if not is_variable(value):
             continue
-        for origin in origins(product.scope, value, dim, CONSTRAINT):
+        for origin in origins(product.scope, value, dim, CONSTRAINTS):
             if origin.eqn is not None:
                 constraint = constraint or origin.eqn
                 continue

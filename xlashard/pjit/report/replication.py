@@ -13,6 +13,7 @@ from xlashard._jax.trace.origins import (
     source_frames,
     source_line,
 )
+from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
@@ -22,9 +23,15 @@ from xlashard.pjit.report.model import ReplicationKind, ReplicationReport, Uneve
 from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
 from xlashard.pjit.shardings.uneven import CONSTRAINT, UnevenConstraint, uneven_constraints
 from xlashard.program.annotate import is_open
-from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
+from xlashard.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, from_jax
 from xlashard.sharding.named import grid_of
 from xlashard.wording import typed
+
+CONSTRAINTS = {CONSTRAINT: "sharding", "reshard": "dst_sharding"}
+"""Primitives that prescribe the sharding of a value, by the parameter that has the sharding.
+
+JAX's `reshard` prescribes it on Explicit mesh axes.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +61,9 @@ type Argument = tuple[str, Sharding | None]
 """Path of an argument, and its sharding if known."""
 
 
-def find_closed_dimensions(jaxpr: Any, arguments: Sequence[Argument]) -> list[ClosedDimension]:
+def find_closed_dimensions(
+    jaxpr: Any, arguments: Sequence[Argument], mesh: Mesh | None = None
+) -> list[ClosedDimension]:
     """Find closed dimensions in a jaxpr and its inner jaxprs.
 
     Each dimension of a constraint is followed back through operations that preserve it, to other
@@ -63,27 +72,28 @@ def find_closed_dimensions(jaxpr: Any, arguments: Sequence[Argument]) -> list[Cl
     Args:
         jaxpr: The closed jaxpr of a program.
         arguments: Its arguments, in order.
+        mesh: The mesh of the program, for constraints on an abstract mesh.
     """
     top = Scope.of(jaxpr)
     by_variable = dict(zip(jaxpr.invars, arguments, strict=True))
     closed: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
     for scope in top.all():
         for eqn in scope.jaxpr.eqns:
-            sharding = constraint_of(eqn)
-            if sharding is not None:
+            sharding = constraint_of(eqn, mesh)
+            if sharding is not None and eqn.primitive.name == CONSTRAINT:
                 # A gradient repeats the constraint, at the same line.
                 key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
                 sources = closed.setdefault(key, (eqn, sharding, []))[2]
-                sources += _sharded_origins(scope, eqn, sharding, by_variable)
+                sources += _sharded_origins(scope, eqn, sharding, by_variable, mesh)
     return [_closed_dimension(*each) for each in closed.values() if each[2]]
 
 
-def result_constraints(jaxpr: Any) -> Iterator[tuple[int, NamedSharding]]:
-    """Yield the results of a closed jaxpr that a constraint makes, with its sharding."""
-    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == CONSTRAINT}
+def result_constraints(jaxpr: Any, mesh: Mesh | None) -> Iterator[tuple[int, NamedSharding]]:
+    """Yield the results of a closed jaxpr that a constraint makes, with its sharding on a mesh."""
+    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name in CONSTRAINTS}
     for i, variable in enumerate(jaxpr.outvars):
         eqn = made.get(variable) if isinstance(variable, Hashable) else None
-        sharding = None if eqn is None else constraint_of(eqn)
+        sharding = None if eqn is None else constraint_of(eqn, mesh)
         if sharding is not None:
             yield i, sharding
 
@@ -105,29 +115,45 @@ class _ShardedOrigin:
     argument: str
 
 
-def constraint_of(eqn: Any) -> NamedSharding | None:
-    """Return the named sharding of a constraint; None for other equations, and for partial sums."""
-    if eqn.primitive.name != CONSTRAINT:
+def constraint_of(eqn: Any, mesh: Mesh | None) -> NamedSharding | None:
+    """Return the named sharding of a constraint; None for other equations, and for partial sums.
+
+    Args:
+        eqn: The equation.
+        mesh: The mesh of the program, on which a constraint on an abstract mesh with the same axes
+            stands.
+    """
+    parameter = CONSTRAINTS.get(eqn.primitive.name)
+    if parameter is None:
         return None
     try:
-        sharding = from_jax(eqn.params["sharding"])
+        sharding = from_jax(eqn.params[parameter])
     except ShardingError:
         return None
-    return sharding if isinstance(sharding, NamedSharding) else None
+    if not isinstance(sharding, NamedSharding):
+        return None
+    abstract = isinstance(sharding.mesh, AbstractMesh)
+    if abstract and mesh is not None and dict(sharding.mesh.shape) == dict(mesh.shape):
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    return sharding
 
 
 def _sharded_origins(
-    scope: Scope, eqn: Any, sharding: NamedSharding, by_variable: Mapping[Any, Argument]
+    scope: Scope,
+    eqn: Any,
+    sharding: NamedSharding,
+    by_variable: Mapping[Any, Argument],
+    mesh: Mesh | None,
 ) -> Iterator[_ShardedOrigin]:
     value = eqn.invars[0]
     used = frozenset(sharding.normal_spec.axes)
     for dim, dim_axes in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
         if dim_axes != ():
             continue
-        for origin in origins(scope, value, dim, CONSTRAINT):
+        for origin in origins(scope, value, dim, CONSTRAINTS):
             path, before = by_variable.get(origin.variable, ("", None))
             if origin.eqn is not None:
-                path, before = "", constraint_of(origin.eqn)
+                path, before = "", constraint_of(origin.eqn, mesh)
             axes = _axes(before, origin, sharding) - used
             if axes:
                 yield _ShardedOrigin(dim, axes, origin.lines, path)
@@ -204,7 +230,7 @@ def _requested(program: ExplainedProgram) -> list[Sharding | None]:
     requested = [value.requested for value in program.results]
     if program.call is not None:
         jaxpr = program.call.traced.jaxpr
-        for i, constraint in result_constraints(jaxpr):
+        for i, constraint in result_constraints(jaxpr, program.mesh):
             if requested[i] is None and is_open(constraint):
                 requested[i] = constraint
     return requested
@@ -233,7 +259,7 @@ def _report(
     if not isinstance(sharding, NamedSharding):
         return None
     counts, sizes = sharding.rank_tiling(value.aval.ndim).counts, sharding.mesh.shape
-    free = {a: sizes[a] for a in axes if sizes[a] > 1 and a not in sharding.normal_spec.axes}
+    free = {a: sizes[a] for a in axes if sizes.get(a, 1) > 1 and a not in sharding.normal_spec.axes}
     able = {
         d: fitting for d in dims if (fitting := _fitting(value.aval.shape[d] // counts[d], free))
     }
@@ -275,7 +301,7 @@ def _constraints(
         return
     grid = grid_of(mesh)
     placed = [(value.path, value.sharding) for value in program.arguments]
-    for closed in find_closed_dimensions(program.call.traced.jaxpr, placed):
+    for closed in find_closed_dimensions(program.call.traced.jaxpr, placed, mesh):
         forced = [c for c in gathers if _is_forced(c, closed, grid)]
         if not forced:
             continue
@@ -341,8 +367,13 @@ def _uneven(
 
 
 def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> bool:
-    """Return True if a value is replicated although a mesh axis divides one of its dimensions."""
+    """Return True if a value is replicated although a mesh axis divides one of its dimensions.
+
+    The type of a value prescribes its sharding on Explicit axes: the user chose it.
+    """
     mesh, sharding = program.mesh, value.sharding
+    if explicit_sharding(value.aval) is not None:
+        return False
     if mesh is None or sharding is None or sharding.num_devices == 1:
         return False
     if not sharding.rank_tiling(value.aval.ndim).is_replicated:

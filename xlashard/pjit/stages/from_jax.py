@@ -20,6 +20,7 @@ from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
+from xlashard.pjit.stages.traced import Traced
 from xlashard.pjit.trace import Call
 from xlashard.program.plan import option_items
 from xlashard.sharding import Mesh, Sharding, from_jax
@@ -50,7 +51,7 @@ def traced_call(
         ArgumentError: If `fun` is not callable, does not reach `jax.jit`, or closes over tracers,
             or if an argument is a tracer.
     """
-    fun, args, kwargs = _unwrapped(fun, tuple(args), dict(kwargs or {}))
+    fun, args, kwargs = unwrapped(fun, tuple(args), dict(kwargs or {}))
     _check_tracers(fun, args, kwargs)
     own = getattr(fun, "_function", None)
     if isinstance(own, Function):
@@ -60,17 +61,31 @@ def traced_call(
         fun = jax.jit(_hashable(fun))
     if jitted.is_jitted(fun):
         return _of_jitted(fun, args, kwargs)
-    program = jitted.capture(fun, args, kwargs)
+    program = _captured(fun, args, kwargs)
     if program is None:
         raise ArgumentError(
             f"{function_name(fun)} ({type(fun).__name__}) has a method trace or lower that does "
             "not reach jax.jit: pass the function inside it"
         )
     user = getattr(fun, "__wrapped__", fun)
-    names = _users_paths(program, user, args, kwargs)
+    names = _users_paths(program, argument_leaves(fun, args, kwargs))
     jaxpr = jitted.renamed(program.jaxpr, names, user)
     params = {**program.params, "name": function_name(user)}
     return _converted(replace(program, jaxpr=jaxpr, params=params), user, _NONE)
+
+
+def _captured(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jitted.JaxProgram | None:
+    """Return the program of a wrapper, also of one to which a shape is no array."""
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    structs = {id(leaf) for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)}
+    try:
+        program = jitted.capture(fun, args, kwargs)
+        if program is None or structs <= set(map(id, program.values)):
+            return program
+    except Exception:
+        if not structs:
+            raise
+    return jitted.capture_shapes(fun, args, kwargs)
 
 
 def call_of_jax(
@@ -99,15 +114,20 @@ def call_of_jax(
 
 
 def call_of_stage(stage: jax.stages.Traced) -> tuple[Function, Call]:
-    """Convert a `jax.stages.Traced`, whose arguments are shapes with shardings."""
+    """Return the call of a traced stage; of JAX's, with shapes and shardings for its arguments."""
+    if isinstance(stage, Traced):
+        return stage._function, stage._call
     program = jitted.read_traced(stage)
     return _converted(program, as_function(program.jaxpr), _NONE)
 
 
-def _unwrapped(
+def unwrapped(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the compiled function inside partials and bound methods, with their arguments."""
+    """Return the compiled function inside partials and bound methods, with their arguments.
+
+    A function that holds no compiled one is returned unchanged.
+    """
     inner, before, named = fun, args, kwargs
     while True:
         if _is_compiled(inner):
@@ -160,25 +180,43 @@ def _check_tracers(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             )
 
 
+def argument_leaves(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the dynamic leaves of the arguments of a call, by path.
+
+    Args:
+        fun: A function as `unwrapped` returns it.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
+    own = getattr(fun, "_function", None)
+    parameters = own.parameters if isinstance(own, Function) else _parameters(fun)
+    paths, leaves = parameters.paths(args, kwargs), parameters.leaves(args, kwargs)
+    return dict(zip(paths, leaves, strict=True))
+
+
+def _parameters(fun: Any) -> Parameters:
+    """Return the parameters of a function of `jax.jit`, of a wrapper of one, or of another one."""
+    if not jitted.is_jitted(fun):
+        return Parameters.of(getattr(fun, "__wrapped__", fun), _NONE, _NONE)
+    user, argnums, argnames = jitted.function_of(fun)
+    return Parameters.of(user, Selected(argnums, argnames), _NONE)
+
+
 def _of_jitted(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Function, Call]:
     user, argnums, argnames = jitted.function_of(fun)
-    static = Selected(argnums, argnames)
-    parameters = Parameters.of(user, static, _NONE)
-    check_values(parameters.leaves(args, kwargs), parameters.paths(args, kwargs))
-    return _converted(jitted.trace_jitted(fun, args, kwargs), user, static)
+    leaves = argument_leaves(fun, args, kwargs)
+    check_values(list(leaves.values()), list(leaves))
+    program = jitted.trace_jitted(fun, args, kwargs)
+    return _converted(program, user, Selected(argnums, argnames))
 
 
-def _users_paths(
-    program: jitted.JaxProgram, user: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, ...]:
+def _users_paths(program: jitted.JaxProgram, leaves: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a path of each argument, in the caller's tree where an array is found in it.
 
     A wrapper passes the arrays of its arguments on in a tree of its own.
     """
-    parameters = Parameters.of(user, _NONE, _NONE)
     paths: dict[int, str | None] = {}
-    leaves = zip(parameters.leaves(args, kwargs), parameters.paths(args, kwargs), strict=True)
-    for value, path in leaves:
+    for path, value in leaves.items():
         if isinstance(value, _ARRAYS):
             # An array that was passed twice has two paths.
             paths[id(value)] = None if id(value) in paths else path

@@ -1,29 +1,36 @@
 """`preflight`: report the memory, time and cost of a program on TPU chips, without a TPU."""
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.trace import jitted
 from xlashard._jax.trace.device_map import DeviceMap
-from xlashard.errors import ArgumentError, DonationWarning, counted
-from xlashard.pjit import Compiled, Lowered, RecordedProgram, Traced, pjit
+from xlashard.errors import ArgumentError, DonationWarning, XlashardError, counted
+from xlashard.pjit import Lowered, RecordedProgram, Traced
 from xlashard.pjit.function import Function
-from xlashard.pjit.signature import function_name
-from xlashard.sharding import Mesh, NamedSharding
+from xlashard.pjit.stages.from_jax import argument_leaves, call_of_stage, traced_call, unwrapped
+from xlashard.pjit.trace import Call
+from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.compilation import compile_for_report
+from xlashard.tpu.preflight.mesh_mapping import (
+    MeshLike,
+    argument_placer,
+    map_call,
+    meshes_of_arguments,
+    meshes_of_call,
+    meshes_of_function,
+    resolve_mesh,
+)
 from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, build_report
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Workload, parse_price
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
-from xlashard.wording import typed
-
-type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
-"""Axis names and sizes, on any devices."""
 
 
 def preflight(
@@ -45,14 +52,15 @@ def preflight(
     with `outcome` `out of memory`.
 
     Args:
-        fun: A function made by `xlashard.pjit`, with its shardings and donation; a plain function;
-            or a stage, `Traced` or `Lowered`, or a program of `record_programs`, without
-            arguments.
+        fun: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, with its
+            shardings and donation; a plain function; or a `Traced` of one, or a program of
+            `record_programs`, without arguments.
         *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. A sharding on another
             mesh, such as one of local devices, maps to the topology by axis names.
         topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`.
         mesh: Mesh axis sizes, such as `{"data": 8, "model": 4}`, or a mesh, in effect while the
-            function is traced. Default: the mesh of the arguments.
+            function is traced. Default: the mesh of the arguments, of the function's shardings, or
+            in force.
         slices: Number of slices of the topology.
         workload: Tokens and model FLOP of a training step, for tokens per second and MFU.
         price: Cost per chip-hour: `4.2`, `"4.20 USD"`.
@@ -111,26 +119,43 @@ def lower_for(
         topology: Topology to lower for.
         mesh: Mesh, as in `preflight`.
     """
-    if isinstance(fun, Traced | Lowered | RecordedProgram):
-        if args or kwargs:
-            raise ArgumentError(
-                f"preflight takes no arguments with a {type(fun).__name__}: write "
-                f"xlashard.preflight(stage, topology=...), or pass the function and its arguments"
-            )
-        if isinstance(fun, RecordedProgram):
-            fun, mesh = _moved_recording(fun, topology)
-        return _of_stage(fun, topology, mesh)
-    function = _function(fun)
-    parameters = function._function.parameters
-    paths, values = parameters.paths(args, kwargs), parameters.leaves(args, kwargs)
-    arguments = dict(zip(paths, values, strict=True))
-    check_named_shardings(arguments)
-    on = resolve_mesh(topology, mesh, arguments)
-    args, kwargs = jax.tree.map(argument_placer(on), (args, kwargs))
-    with jax.set_mesh(on):
-        lowered = function.lower(*args, **kwargs)
-    _check_devices(lowered, topology)
-    return on, lowered
+    stage = fun if isinstance(fun, RecordedProgram) else jitted.inner_stage(fun)
+    if stage is not None:
+        _check_stage(stage, args, kwargs)
+        if isinstance(stage, RecordedProgram):
+            stage, mesh = _moved_recording(stage, topology)
+        return _of_stage(stage, topology, mesh)
+    if not callable(fun):
+        raise ArgumentError(
+            f"preflight takes a function and its arguments, not {type(fun).__name__}: write "
+            "xlashard.preflight(f, x, topology=...), without calling f"
+        )
+    fun, args, kwargs = unwrapped(fun, args, kwargs)
+    arguments = argument_leaves(fun, args, kwargs)
+    meshes = meshes_of_arguments(arguments) or meshes_of_function(fun)
+    if mesh is None and not meshes:
+        meshes = meshes_of_call(traced_call(fun, args, kwargs)[1])
+    on = resolve_mesh(topology, mesh, meshes)
+    function, call = _traced_on(on, fun, args, kwargs)
+    return on, _lowered(function, map_call(call, on), topology)
+
+
+def _traced_on(
+    on: Mesh, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Function, Call]:
+    """Trace a call under the mesh of a topology; in the context of the caller if JAX refuses it.
+
+    A mesh of local devices in a constraint or a shard_map contradicts the one in force.
+    """
+    try:
+        with jax.set_mesh(on):
+            return traced_call(fun, *jax.tree.map(argument_placer(on), (args, kwargs)))
+    except XlashardError:
+        raise
+    except Exception:
+        with suppress(Exception):
+            return traced_call(fun, args, kwargs)
+        raise
 
 
 def _moved_recording(program: RecordedProgram, topology: Topology) -> tuple[Traced, Mesh]:
@@ -146,41 +171,38 @@ def _moved_recording(program: RecordedProgram, topology: Topology) -> tuple[Trac
     return program.moved(DeviceMap(dict(pairs))), on
 
 
-def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]:
+def _check_stage(stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a stage that is made for other devices, and arguments besides a stage."""
+    if not isinstance(stage, jax.stages.Traced | Lowered | RecordedProgram):
+        done = "compiled" if isinstance(stage, jax.stages.Compiled) else "lowered"
+        name = getattr(stage, "fun_name", f"the {type(stage).__name__}")
+        raise ArgumentError(
+            f"{name} is already {done} for the devices at hand: pass preflight the function and "
+            "its arguments, or the Traced that it was made from"
+        )
+    if args or kwargs:
+        raise ArgumentError(
+            f"preflight takes no arguments with a {type(stage).__name__}: write "
+            "xlashard.preflight(stage, topology=...), or pass the function and its arguments"
+        )
+
+
+def _of_stage(stage: Any, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]:
     if isinstance(stage, Lowered):
         _check_devices(stage, topology)
         own = stage._program.plan.mesh
         return (own if isinstance(own, Mesh) else resolve_mesh(topology, mesh, {})), stage
-    call = stage._call
-    arguments = dict(zip(stage._info.paths, call.values, strict=True))
-    check_named_shardings(arguments)
-    on = resolve_mesh(topology, call.mesh if mesh is None else mesh, arguments)
-    here = replace(call.on([*map(argument_placer(on), call.values)]), mesh=call.mesh or on)
-    lowered = Traced(stage._function, here).lower()
+    function, call = call_of_stage(stage)
+    meshes = meshes_of_arguments(dict(zip(call.traced.arg_names, call.values, strict=True)))
+    own = call.mesh if mesh is None else mesh
+    on = resolve_mesh(topology, own, meshes or meshes_of_call(call))
+    return on, _lowered(function, map_call(call, on), topology)
+
+
+def _lowered(function: Function, call: Call, topology: Topology) -> Lowered:
+    lowered = Traced(function, call).lower()
     _check_devices(lowered, topology)
-    return on, lowered
-
-
-def _function(fun: Any) -> Any:
-    if isinstance(fun, Compiled):
-        raise ArgumentError(
-            f"{fun.fun_name} is already compiled: pass preflight the function, or the Lowered "
-            f"that it was compiled from"
-        )
-    if not callable(fun):
-        raise ArgumentError(
-            f"preflight takes a function and its arguments, not {type(fun).__name__}: write "
-            "xlashard.preflight(f, x, topology=...), without calling f"
-        )
-    if isinstance(getattr(fun, "_function", None), Function):
-        return fun
-    if hasattr(fun, "lower"):
-        name = function_name(getattr(fun, "__wrapped__", fun))
-        raise ArgumentError(
-            f"{name} was made by jax.jit, whose shardings preflight can't read: write {name} = "
-            f"xlashard.jit(...), which accepts the same options"
-        )
-    return pjit(fun)
+    return lowered
 
 
 def _check_devices(lowered: Lowered, topology: Topology) -> None:
@@ -200,96 +222,3 @@ def _check_devices(lowered: Lowered, topology: Topology) -> None:
             f"{topology.num_devices} of {topology.name}: pass a topology with as many devices, "
             f"or a mesh over all of them"
         )
-
-
-def resolve_mesh(topology: Topology, mesh: MeshLike | None, arguments: Mapping[str, Any]) -> Mesh:
-    """Return the mesh of a preflight: the given one, else that of the arguments.
-
-    Args:
-        topology: Topology of the mesh devices.
-        mesh: Mesh of the caller. A mesh of other devices contributes axis names and sizes.
-        arguments: Argument leaves by path.
-
-    Raises:
-        ArgumentError: If there is no mesh, or arguments have different meshes.
-        TopologyError: If the mesh doesn't match the topology.
-    """
-    if mesh is None:
-        mesh = _only_mesh(topology, arguments)
-    if isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(topology.devices):
-        return mesh
-    sizes = mesh if isinstance(mesh, Mapping) else mesh.shape
-    return topology.mesh({str(name): int(size) for name, size in sizes.items()})
-
-
-def _only_mesh(
-    topology: Topology, arguments: Mapping[str, Any]
-) -> Mesh | jax.sharding.AbstractMesh:
-    shardings = {path: _sharding(value) for path, value in arguments.items()}
-    named = {p: s for p, s in shardings.items() if isinstance(s, jax.sharding.NamedSharding)}
-    meshes = {tuple(s.mesh.shape.items()): (path, s.mesh) for path, s in named.items()}
-    if len(meshes) == 1:
-        return meshes.popitem()[1][1]
-    if not meshes:
-        raise ArgumentError(
-            "mesh is missing, and no argument has a named sharding on the "
-            f"{topology.num_devices} devices of {topology.name}: write "
-            f"mesh={{'data': {topology.num_devices}}}, or "
-            f"--mesh data={topology.num_devices} on the command line"
-        )
-    meshes_text = " and ".join(
-        f"{path} on {', '.join(f'{name}={size}' for name, size in axes)}"
-        for axes, (path, _) in meshes.items()
-    )
-    raise ArgumentError(
-        f"the arguments have different meshes, {meshes_text}: specify one, "
-        f"mesh={{'data': {topology.num_devices}}}"
-    )
-
-
-def check_named_shardings(arguments: Mapping[str, Any]) -> None:
-    """Raise if an argument is sharded over several devices without a named sharding.
-
-    Raises:
-        ArgumentError: With the path of the argument.
-    """
-    for path, value in arguments.items():
-        sharding = _sharding(value)
-        if sharding is None or isinstance(sharding, jax.sharding.NamedSharding):
-            continue
-        if sharding.num_devices > 1:
-            raise ArgumentError(
-                f"{path} ({typed(value.dtype, value.shape)}) is sharded over "
-                f"{sharding.num_devices} devices by {sharding}, without mesh axes: write "
-                "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
-            )
-
-
-def _sharding(value: Any) -> Any:
-    return value.sharding if isinstance(value, jax.Array | jax.ShapeDtypeStruct) else None
-
-
-def argument_placer(mesh: Mesh) -> Callable[[Any], Any]:
-    """Return a function that maps an argument leaf to its shape with a sharding on `mesh`.
-
-    Shardings on another mesh map by axis names. Values on a single device stay unspecified.
-    """
-
-    def placed(value: Any) -> Any:
-        sharding = _sharding(value)
-        if sharding is None:
-            return value
-        weak = bool(getattr(value, "weak_type", False))
-        target = None
-        if isinstance(sharding, jax.sharding.NamedSharding):
-            target = _moved(sharding, mesh)
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=target, weak_type=weak)
-
-    return placed
-
-
-def _moved(sharding: jax.sharding.NamedSharding, mesh: Mesh) -> NamedSharding:
-    if sharding.mesh == mesh:
-        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-    # Platforms name their memories differently: use the default memory.
-    return NamedSharding(mesh, sharding.spec)

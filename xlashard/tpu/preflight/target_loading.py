@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.tracebacks import shortened
+from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.sharding import Mesh
 from xlashard.tpu.mesh_layout import resolve_axis_sizes
@@ -112,7 +113,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def _program(target: str, result: Any, mesh: Mesh | None) -> TargetProgram:
     """Return the result of a target function as a program."""
-    if isinstance(result, jax.stages.Traced | jax.stages.Lowered | jax.stages.Compiled):
+    if inner_stage(result) is not None:
         return TargetProgram(result, mesh)
     parts: tuple[Any, ...] = tuple(result) if isinstance(result, tuple | list) else ()
     workload = parts[2] if len(parts) == 3 else None

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from xlashard._jax.trace.origins import Line, Scope, origins, source_line
-from xlashard.pjit.report.replication import CONSTRAINT, constraint_of
+from xlashard.pjit.report.replication import CONSTRAINTS, constraint_of
 from xlashard.sharding import Mesh, NamedSharding, Sharding
 
 type Axes = tuple[str, ...]
@@ -136,7 +136,7 @@ class ValueShardings:
         ]
 
     def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[DimensionSource]:
-        for origin in origins(scope, value, dim, CONSTRAINT):
+        for origin in origins(scope, value, dim, CONSTRAINTS):
             path, sharding = self._taken.get(origin.variable, ("", None))
             line = None
             if origin.eqn is not None:
@@ -153,7 +153,7 @@ class ValueShardings:
                 yield DimensionSource(path, line, sharding, shape, origin.dim, origin.lines)
 
     def _constraint_sharding(self, eqn: Any) -> NamedSharding | None:
-        sharding = constraint_of(eqn)
+        sharding = constraint_of(eqn, self.mesh)
         return sharding if sharding is not None and sharding.mesh == self.mesh else None
 
 

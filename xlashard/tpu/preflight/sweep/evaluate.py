@@ -23,7 +23,8 @@ from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import XlashardError
 from xlashard.program.environment import flags_here
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.preflight_run import argument_placer, preflight
+from xlashard.tpu.preflight.mesh_mapping import argument_placer
+from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.tpu.preflight.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.tpu.preflight.target_loading import TargetProgram, load_program, user_code_errors
