@@ -235,7 +235,7 @@ OF_2022 = [
 def test_dir_lists_the_names_of_today() -> None:
     listed = dir(xlashard)
     modules = {name for name in listed if isinstance(getattr(xlashard, name), ModuleType)}
-    assert modules == {"errors", "multihost", "numpy", "testing", "tpu"}
+    assert modules == {"errors", "hlo", "multihost", "numpy", "testing", "tpu"}
     assert set(listed) == {*xlashard.__all__, *modules}
     assert not {name for name in listed if name.startswith("_")} - {"__version__"}
     assert not set(OF_2022).intersection(listed)
