@@ -4,6 +4,7 @@ import doctest
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import pydoc
 import re
@@ -11,9 +12,11 @@ import shlex
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import pytest
+import yaml
 
 import xlashard
 from tests.documents import (
@@ -135,6 +138,68 @@ def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
     done = run_one([*pod, *python_command(), str(tmp_path / "other.py")], timeout=240)
     assert done.returncode != 0
     assert "ProgramsDifferError" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens: bool) -> None:
+    """Runs the steps of the page's workflow on a merge whose first parent is the main branch."""
+    name = "docs/guides/ci.md"
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = {block.language: block for block in read_blocks(text)}
+    after = re.search(r"`(columns = [^`]*)`", text)
+    assert after is not None
+    script = "\n".join(blocks["python"].code) + "\n"
+    changed = re.sub(r"^columns = .*$", after[1], script, flags=re.MULTILINE)
+    assert changed != script
+    for folder in ("bin", "repository", "temporary"):
+        (tmp_path / folder).mkdir()
+    identities = itertools.product(("AUTHOR", "COMMITTER"), ("NAME", "EMAIL"))
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RUNNER_TEMP": str(tmp_path / "temporary"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "NUMBER": "7",
+        **{f"GIT_{who}_{what}": "a@b.c" for who, what in identities},
+    }
+    command = shlex.join([*python_command(environment), "-m", "xlashard"])
+    # What `gh` is called with is its output.
+    for tool, line in (("xlashard", f'exec {command} "$@"'), ("gh", 'echo "$@"')):
+        (tmp_path / "bin" / tool).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (tmp_path / "bin" / tool).chmod(0o755)
+
+    def bash(code: str) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-e", "-o", "pipefail", "-c", code]
+        options: dict[str, Any] = {"cwd": tmp_path / "repository", "env": environment}
+        return subprocess.run(
+            shell, **options, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    for number, source in enumerate((script, changed)):
+        (tmp_path / "repository/train.py").write_text(source, encoding="utf-8")
+        done = bash(f"git init -q && git add -A && git commit -qm {number}")
+        assert done.returncode == 0, done.stderr
+    workflow = yaml.safe_load("\n".join(blocks["yaml"].code))
+    steps = {step.get("name"): step.get("run") for step in workflow["jobs"]["explain"]["steps"]}
+    done = bash(steps["Report the main branch"])
+    assert done.returncode == 0, done.stderr
+    done = bash(steps["Compare"])
+    assert done.returncode == 1, done.stderr
+    assert "worse: train_step: all-gather along model" in done.stderr
+    done = bash(steps["Comment"])
+    comment = tmp_path / "temporary/comment.md"
+    assert done.stdout.split() == [
+        *("pr", "comment", "7", "--edit-last", "--create-if-none", "--body-file", str(comment))
+    ]
+    made = comment.read_text(encoding="utf-8")
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == made
+    lines = text.splitlines()
+    shown = blocks["markdown"]
+    first = shown.first_line - 1
+    lines[first : first + len(shown.code)] = made.strip("\n").splitlines()
+    if list(shown.code) != made.strip("\n").splitlines():
+        check_golden(ROOT / name, "\n".join(lines) + "\n", update=update_goldens)
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     words, script = split_script(words)
     arguments, unknown = parser.parse_known_args(words)
-    arguments.words, arguments.script = words, script
+    arguments.command_line, arguments.script = words, script
     if unknown:
         # With the usage of the command, not with that of all commands together.
         arguments.parser.error(_unknown_text(unknown, arguments.parser))

@@ -155,12 +155,57 @@ def test_the_programs_of_a_script_that_fails_are_reported(
         (["--programs", "/(/", "--", "train.py", "0"], ["/(/", "regular expression"]),
         (["--programs", "eval*", "--", "train.py", "0"], ["eval*", "init", "--min-bytes 0"]),
         (["no_such_module:f"], ["no_such_module"]),
+        (["train.py"], ["train.py is a script", "-- python train.py"]),
+        (["--budget", "memory=1", "a:b"], ["--budget a:b has no value", "memory=80GiB"]),
+        (["--markdown", "c.md", "--", "train.py"], ["--markdown c.md", "--compare"]),
+        (["--compare", "no.json", "--", "train.py"], ["no.json can't be read"]),
+        (["--compare", "train.py", "--", "train.py"], ["train.py is no report of explain"]),
+        (["no.json"], ["no.json can't be read"]),
     ],
 )
 def test_wrong_words_are_named(folder: Path, capsys, words: list[str], facts: list[str]) -> None:
     assert main(["explain", *words]) == 2
     error = capsys.readouterr().err
     assert all(fact in error for fact in facts), error
+
+
+def test_what_became_worse_fails(folder: Path, capsys) -> None:
+    explained("--", "train.py", "1")
+    Path("report.json").rename("old.json")
+    written = ("--compare", "old.json", "--markdown", "c.md", "--html", "c.html")
+    code, _ = explained(*written, "--", "train.py", "1")
+    assert code == 0
+    assert "No program became worse." in Path("c.md").read_text()
+    assert "Unchanged: init, train\\_step" in Path("c.md").read_text()
+    source = TRAIN.replace(").mean())(w)", ").sum() / x.max())(w)").replace("def init", "def make")
+    (folder / "train.py").write_text(source.replace("w = init", "w = make"))
+    capsys.readouterr()
+    code, report = explained(*written, "--", "train.py", "1")
+    printed = capsys.readouterr()
+    assert code == 1
+    assert [p.name for p in report.programs] == ["make", "train_step"]
+    worse = [line for line in printed.err.splitlines() if line.startswith("worse: ")]
+    assert worse and all(line.startswith("worse: train_step: ") for line in worse)
+    assert all(names in printed.out for names in ("Only before  init", "Only after  make"))
+    assert "**1 of 1 program became worse.**" in Path("c.md").read_text()
+    assert "What changed in <bdi>train_step" in Path("c.html").read_text()
+    # A stored report in place of a run, the other way round.
+    assert main(["explain", "--compare", "report.json", "--markdown", "-", "old.json"]) == 0
+    assert capsys.readouterr().out.startswith("## Programs of train.py 1\n")
+
+
+def test_programs_meet_a_budget(folder: Path, capsys) -> None:
+    explained("--", "train.py", "1")
+    assert main(["explain", "report.json", "--budget", "memory=1MB", "all_reduce_bytes=9kB"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "report.json", "--budget", "all_reduce_bytes=9B"]) == 1
+    (line, *_) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train_step: all_reduce_bytes=9B is not met")
+    # The report of a script that has run is shown before.
+    assert main(["explain", "report.json", "--budget", "mem=1"]) == 2
+    printed = capsys.readouterr()
+    assert "did you mean memory" in printed.err
+    assert "▶ train_step" in printed.out
 
 
 def test_a_script_without_programs_fails(folder: Path, capsys) -> None:

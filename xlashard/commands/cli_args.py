@@ -200,8 +200,18 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what changed from the first report to the second",
     )
+    _add_markdown(parser)
     parser.add_argument(
         "--schema", action="store_true", help="print the JSON Schema of a report, and exit"
+    )
+
+
+def _add_markdown(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--markdown",
+        metavar="FILE",
+        help="write the changes that --compare shows as Markdown, for a comment on a pull request; "
+        "- for standard output",
     )
 
 
@@ -356,15 +366,15 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "program that a script compiles. The script runs as it is."
     )
     parser.epilog = (
-        "Exit code: 0; 1 if the script failed, or a program can't be explained or exceeds the "
-        "budget; 2 for wrong use."
+        "Exit code: 0; 1 if the script failed, a program can't be explained, misses its budget, or "
+        "became worse than in --compare; 2 for wrong use."
     )
     parser.add_argument(
         "target",
         metavar="TARGET",
         nargs="?",
         help="a function that returns (function, arguments), or a jitted function without "
-        "arguments (package.module:function)",
+        "arguments (package.module:function); or a stored report (REPORT.json)",
     )
     parser.add_argument(
         "--mesh",
@@ -376,14 +386,20 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - for standard output"
     )
-    parser.add_argument("--html", metavar="FILE", help="write a page that shows all programs")
+    parser.add_argument("--html", metavar="FILE", help="write a page that shows all reports")
+    parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
     _add_pairs(
         parser,
         "--budget",
         "KEY=VALUE",
-        "limits of each program, such as memory=80GiB all_gather_bytes=2GB collectives=10",
+        "limits for each program, such as memory=80GiB all_gather_bytes=2GB",
     )
-    parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
+    parser.add_argument(
+        "--compare",
+        metavar="OLD.json",
+        help="show what changed since a stored report; programs are matched by name",
+    )
+    _add_markdown(parser)
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:

@@ -3,18 +3,26 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xlashard
-from xlashard.commands.script_run import StopRule, matches, output_to_stderr, run_script, select
+from xlashard.commands.script_run import (
+    StopRule,
+    check_outputs,
+    matches,
+    output_to_stderr,
+    run_script,
+    select,
+)
 from xlashard.commands.script_words import change_interpreter, parse_script
+from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
-    from xlashard.pjit import RecordedProgram
+    from xlashard.pjit import ProgramReport, RecordedProgram
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,32 +32,47 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        The exit code: 0; 1 if the script failed, or a program can't be explained or exceeds the
-        budget; 2 for wrong use.
+        The exit code: 0; 1 if the script failed, or a program can't be explained, misses its budget
+        or became worse; 2 for wrong use.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        if bool(arguments.target) == bool(arguments.script):
-            raise ArgumentError(
-                "which program? Write package.module:function, or -- python train.py"
-            )
+        _check(arguments)
         # Relative to the folder of the command, which the script may leave.
-        for name in ("json", "html"):
-            file = getattr(arguments, name)
-            if file not in (None, "-"):
-                setattr(arguments, name, str(Path(file).absolute()))
+        for name in ("json", "html", "markdown", "compare"):
+            path = getattr(arguments, name)
+            if path not in (None, "-"):
+                setattr(arguments, name, str(Path(path).absolute()))
         return _run_script(arguments) if arguments.script else _run_target(arguments)
     except XlashardError as error:
         print_error(error)
         return 2
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Check the words as far as that is possible without JAX, before a script runs."""
+    for word in arguments.budget:
+        if "=" not in word:
+            raise ArgumentError(
+                f"--budget {word} has no value: write KEY=VALUE, such as memory=80GiB; the program "
+                "goes before --budget, or after --"
+            )
+    target = arguments.target or ""
+    if bool(target) == bool(arguments.script):
+        raise ArgumentError("which program? Write package.module:function, or -- python train.py")
+    if target.endswith(".py"):
+        raise ArgumentError(f"{target} is a script: write xlashard explain -- python {target}")
+    check_outputs(arguments)
+    if arguments.compare:
+        _stored(arguments.compare)
+
+
 def _run_script(arguments: argparse.Namespace) -> int:
     script = parse_script(arguments.script)
-    change_interpreter(script, arguments.words, arguments.script)
+    change_interpreter(script, arguments.command_line, arguments.script)
     matches("", arguments.programs)
-    with output_to_stderr(arguments.json == "-"):
+    with output_to_stderr("-" in (arguments.json, arguments.markdown)):
         rule = StopRule(*(arguments.stop_after or ()))
         result = run_script(script.program, rule, _counter(arguments.programs))
     if not result.programs:
@@ -69,9 +92,9 @@ def _run_script(arguments: argparse.Namespace) -> int:
         programs=tuple(explained),
         omitted=module.summarize_omitted([p for p in result.programs if p not in selected]),
     )
-    named = [(p.name, p.report) for p in explained if p.report is not None]
-    is_kept = _show(arguments, report, named)
-    return 1 if not is_kept or any(p.error for p in explained) or result.outcome == "failed" else 0
+    is_kept = _finish(arguments, report)
+    failed = any(p.error for p in explained) or result.outcome == "failed"
+    return 1 if failed or not is_kept else 0
 
 
 def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":
@@ -81,28 +104,98 @@ def _counter(patterns: Sequence[str]) -> "Callable[[RecordedProgram], bool]":
 
 def _run_target(arguments: argparse.Namespace) -> int:
     _ = xlashard.Array  # Runs the body of the package, which waits in a command line.
-    common = importlib.import_module("xlashard.commands.common")
-    report = common.explain_target(arguments.target, arguments.mesh)
-    return 0 if _show(arguments, report, [(report.name, report)]) else 1
+    if arguments.target.endswith(".json"):
+        report = _read(arguments.target)
+    else:
+        common = importlib.import_module("xlashard.commands.common")
+        report = common.explain_target(arguments.target, arguments.mesh)
+    return 0 if _finish(arguments, report) else 1
 
 
-def _show(arguments: argparse.Namespace, report: Any, programs: Sequence[tuple[str, Any]]) -> bool:
-    """Print and write the report, and return True if all programs keep the budget."""
+def _finish(arguments: argparse.Namespace, report: Any) -> bool:
+    """Show a report, write its files, and check it.
+
+    Args:
+        arguments: The words, parsed.
+        report: A `ScriptReport` or `ProgramReport`.
+
+    Returns:
+        Whether every program meets its budget, and none became worse.
+
+    Raises:
+        ArgumentError: If the budget or the report to compare with is invalid, or a file can't be
+            written. The report is shown before.
+    """
+    scripts = importlib.import_module("xlashard.pjit.report.script_report")
+    named = scripts.named_programs(report)
+    changes, shown = None, report
+    try:
+        if arguments.compare:
+            changes = shown = scripts.compare_scripts(_read(arguments.compare), report)
+        broken = _breaches(arguments.budget, dict(named))
+    finally:
+        # A script may have run for an hour.
+        _write(arguments, report, changes)
+        if "-" not in (arguments.json, arguments.markdown):
+            console = importlib.import_module("rich.console").Console()
+            console.print(shown.renderable(all=arguments.all, print_all="--all"))
+    worse = [] if changes is None else [f"worse: {line}" for line in changes.regressions]
+    for line in (*worse, *broken):
+        print(line, file=sys.stderr)
+    return not (worse or broken)
+
+
+def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
+    """Return a text for each limit that a program exceeds."""
     limits = importlib.import_module("xlashard.pjit.report.limits")
-    budget = limits.parse_limits(arguments.budget, limits.PROGRAM_KEYS)
+    parsed = limits.parse_limits(budget, limits.PROGRAM_KEYS)
+    return [
+        f"{name}: {breach}"
+        for name, report in named.items()
+        for breach in limits.find_breaches(report, parsed, limits.PROGRAM_KEYS)
+    ]
+
+
+def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
+    """Write the requested files."""
     common = importlib.import_module("xlashard.commands.common")
+    scripts = importlib.import_module("xlashard.pjit.report.script_report")
     if arguments.json:
         common.write(arguments.json, report.to_json())
-    if arguments.json != "-":
-        console = importlib.import_module("rich.console").Console()
-        console.print(report.renderable(all=arguments.all, print_all=common.ALL))
-    if arguments.html and programs:
+    if arguments.markdown and changes is not None:
+        common.write(arguments.markdown, changes.to_markdown())
+    named = dict(scripts.named_programs(report))
+    if arguments.html and named:
         page = importlib.import_module("xlashard.pjit.report.html.report_page")
-        names, reports = zip(*programs, strict=True)
-        common.write(arguments.html, page.program_page(reports, names=names))
-    is_kept = True
-    for name, program in programs:
-        for breach in limits.find_breaches(program, budget, limits.PROGRAM_KEYS):
-            is_kept = False
-            print(f"{name}: {breach}", file=sys.stderr)
-    return is_kept
+        made = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
+        common.write(arguments.html, page.program_page(tuple(named.values()), made, tuple(named)))
+
+
+def _stored(path: str) -> Mapping[str, Any]:
+    """Return the JSON of a stored report of `explain`.
+
+    Raises:
+        ArgumentError: If the file can't be read, or is no such report.
+    """
+    try:
+        content = parse_json(read_text(path))
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path} is no report of explain: {error}") from None
+    if not (isinstance(content, dict) and ("programs" in content or "collectives" in content)):
+        raise ArgumentError(
+            f"{path} is no report of explain: write it with xlashard explain --json {path} ..."
+        )
+    return content
+
+
+def _read(path: str) -> Any:
+    """Return a stored report: a `ScriptReport` or `ProgramReport`."""
+    content = _stored(path)
+    scripts = importlib.import_module("xlashard.pjit.report.script_report")
+    kind = scripts.ScriptReport if "programs" in content else scripts.ProgramReport
+    try:
+        return kind.from_json(read_text(path))
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from None

@@ -23,6 +23,7 @@ from xlashard.commands.common import (
     write,
 )
 from xlashard.commands.preflight_script import script_reports
+from xlashard.commands.script_run import check_outputs
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    check_outputs(arguments)
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
         parse_price(arguments.price)
@@ -148,7 +150,7 @@ def read_report(path: str) -> PreflightReport:
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
     """Print the reports, unless JSON goes to standard output."""
-    if arguments.json == "-":
+    if "-" in (arguments.json, arguments.markdown):
         return
     console = Console()
     if arguments.compare:
@@ -172,6 +174,8 @@ def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightRepor
             write(arguments.json, reports[0].to_json())
         else:
             _write_all(arguments.json, reports)
+    if arguments.markdown:
+        write(arguments.markdown, compare(*reports).to_markdown())
     if arguments.html:
         write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
 

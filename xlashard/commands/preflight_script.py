@@ -53,7 +53,7 @@ def script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport]
             f"for one: write --topology {places[0].name}"
         )
     script = parse_script(arguments.script)
-    change_interpreter(script, arguments.words, arguments.script)
+    change_interpreter(script, arguments.command_line, arguments.script)
     devices = ScriptDevices(places[0], read_options(arguments.option), status_line)
     devices.begin()
     print(
@@ -65,7 +65,7 @@ def script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport]
     )
     rule = StopRule(*(arguments.stop_after or (_CALLS, None)))
     try:
-        with output_to_stderr(arguments.json == "-"):
+        with output_to_stderr("-" in (arguments.json, arguments.markdown)):
             result = run_script(
                 script.program,
                 rule,

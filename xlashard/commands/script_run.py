@@ -5,6 +5,7 @@ imported. Reports are made in the same process, because a traced program can't l
 """
 
 import _thread
+import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -330,9 +331,23 @@ def select(
     return selected
 
 
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Check the options that name files of results, before any work.
+
+    Raises:
+        ArgumentError: If they exclude each other.
+    """
+    if arguments.markdown and not arguments.compare:
+        raise ArgumentError(
+            f"--markdown {arguments.markdown} writes what --compare shows: write --compare, too"
+        )
+    if arguments.markdown == "-" == arguments.json:
+        raise ArgumentError("--json and --markdown are both -: write --json FILE")
+
+
 @contextlib.contextmanager
 def output_to_stderr(needed: bool) -> Iterator[None]:
-    """Send what is written to standard output to standard error, if needed for JSON."""
+    """Send what is written to standard output to standard error, if needed for reports."""
     if not needed:
         yield
         return

@@ -18,7 +18,9 @@ from xlashard.commands.common import (
     topologies_for,
     write,
 )
+from xlashard.commands.script_run import check_outputs
 from xlashard.errors import ArgumentError
+from xlashard.pjit.report.comparison import Comparison
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.budget import read_budget
@@ -61,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         XlashardError: If the words are wrong.
     """
+    check_outputs(arguments)
     limits = read_budget(arguments.budget)
     prices = read_prices(_prices(arguments.price))
     sweep = _sweep(arguments)
@@ -139,20 +142,26 @@ def _usual_folder(title: str) -> str:
 
 
 def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
-    if arguments.json == "-":
+    if "-" in (arguments.json, arguments.markdown):
         return
     console = Console()
     console.print(report.renderable(all=arguments.all, print_all=ALL))
     if arguments.compare:
-        best = _best(report, 2)
-        if len(best) < 2:
-            raise ArgumentError("--compare shows what differs between the best two meshes that fit")
         console.rule(style="dim")
-        changes = compare(best[1], best[0])
-        console.print(changes.renderable(all=arguments.all, print_all=ALL))
+        console.print(_changes(report).renderable(all=arguments.all, print_all=ALL))
+
+
+def _changes(report: SweepReport) -> Comparison:
+    """Return what changes from the second best mesh to the best."""
+    best = _best(report, 2)
+    if len(best) < 2:
+        raise ArgumentError("--compare shows what differs between the best two meshes that fit")
+    return compare(best[1], best[0])
 
 
 def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:
+    if arguments.markdown:
+        write(arguments.markdown, _changes(report).to_markdown())
     if arguments.json:
         write(arguments.json, report.to_json())
     if arguments.html and report.best is not None:

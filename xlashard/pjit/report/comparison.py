@@ -170,7 +170,8 @@ class Comparison(PrintableReport):
         return tuple(lines)
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
-        yield Text.assemble((self.old, "bold"), "  →  ", (self.new, "bold"))
+        titles = dict.fromkeys((self.old, self.new))
+        yield Text("  →  ").join(Text(title, "bold") for title in titles)
         parts = [
             _facts_section("Changed", self.facts, page),
             _amounts_section(self.amounts, page),
@@ -200,10 +201,11 @@ class Comparison(PrintableReport):
 
     def to_markdown(self) -> str:
         """Return the comparison as Markdown, for a comment on a pull request."""
-        parts = [f"### {_cell(self.old)} → {_cell(self.new)}"]
-        worse = self.regressions
-        if worse:
-            parts.append("\n".join(["**Worse:**", "", *(f"- {_cell(line)}" for line in worse)]))
+        titles = map(markdown_text, dict.fromkeys((self.old, self.new)))
+        parts = [f"### {' → '.join(titles)}"]
+        if self.regressions:
+            lines = (f"- {markdown_text(line)}" for line in self.regressions)
+            parts.append("\n".join(["**Worse:**", "", *lines]))
         changed = [a for a in self.amounts if _differs(a)]
         parts += [
             _markdown(
@@ -241,14 +243,14 @@ def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     """Return a table in Markdown under its title; "" without rows."""
     if not rows:
         return ""
-    lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows[:_MOST_ROWS]]
+    lines = [f"| {' | '.join(map(markdown_text, row))} |" for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         lines += ["", f"and {len(rows) - _MOST_ROWS} more"]
     head = [f"#### {title}", "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     return "\n".join([*head, *lines])
 
 
-def _cell(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Return text that Markdown shows as it is."""
     text = printable(" ".join(text.split()))
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)

@@ -1,16 +1,19 @@
-"""Report of all programs that a script compiled."""
+"""Report of all programs that a script compiled, and what changed from one to another."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import XlashardError, counted
+from xlashard.pjit.report.comparison import Comparison, markdown_text
 from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.program_report import ProgramReport
-from xlashard.pjit.report.serde import ReportFormat, SerializableReport
+from xlashard.pjit.report.report_changes import compare_programs
+from xlashard.pjit.report.serde import PrintableReport, ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, listing
 from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.wording import in_bytes
@@ -172,3 +175,105 @@ def explain_recorded(program: RecordedProgram) -> ScriptProgram:
         error = str(e)
     place = program.name, program.source, program.caller, program.calls
     return ScriptProgram(*place, report, error)
+
+
+@dataclass(frozen=True, repr=False)
+class ScriptComparison(PrintableReport):
+    """Changes of the programs of a script. Made by `compare_scripts`.
+
+    Attributes:
+        title: The script and its arguments, or the name of a single program.
+        programs: Changes of each program that both reports have.
+        added: Names of programs that only the second report has.
+        removed: Names of programs that only the first report has.
+    """
+
+    _print_all = "comparison.print(all=True)"
+
+    title: str
+    programs: tuple[Comparison, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """True if nothing but the compile time changed."""
+        return not (self._changed or self.added or self.removed)
+
+    @property
+    def regressions(self) -> tuple[str, ...]:
+        """Return what became worse, one line each, with the name of the program."""
+        return tuple(f"{c.new}: {line}" for c in self.programs for line in c.regressions)
+
+    @property
+    def _changed(self) -> list[Comparison]:
+        return [comparison for comparison in self.programs if not comparison.is_same]
+
+    def _others(self) -> list[tuple[str, str]]:
+        """Return the names of programs without changes, and of those in one report only."""
+        same = [comparison.new for comparison in self.programs if comparison.is_same]
+        found = (("Unchanged", same), ("Only before", self.removed), ("Only after", self.added))
+        return [(title, ", ".join(names)) for title, names in found if names]
+
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
+        for comparison in self._changed:
+            yield from comparison._sections(page)
+            yield Text("")
+        for title, names in self._others():
+            yield Text.assemble((f"{title}  ", "bold"), names)
+
+    def __repr__(self) -> str:
+        return f"<ScriptComparison of {self.title}; print it>"
+
+    def to_markdown(self) -> str:
+        """Return the changes as Markdown, for a comment on a pull request."""
+        worse = sum(bool(comparison.regressions) for comparison in self.programs)
+        programs = counted(len(self.programs), "program")
+        parts = [
+            f"## Programs of {markdown_text(self.title)}",
+            f"**{worse} of {programs} became worse.**" if worse else "No program became worse.",
+        ]
+        parts += [comparison.to_markdown().strip() for comparison in self._changed]
+        parts += [f"{title}: {markdown_text(names)}" for title, names in self._others()]
+        return "\n\n".join(parts) + "\n"
+
+
+def compare_scripts(
+    old: ScriptReport | ProgramReport, new: ScriptReport | ProgramReport
+) -> ScriptComparison:
+    """Compare the programs of two reports of a script, which are matched by name.
+
+    Programs of one name, such as one that was compiled for two shapes, are matched in their order.
+
+    Args:
+        old: Report before the change, of a script or of a single program.
+        new: Report after the change.
+    """
+    before, after = dict(named_programs(old)), dict(named_programs(new))
+    both = [name for name in after if name in before]
+    compared = (compare_programs(before[name], after[name]) for name in both)
+    return ScriptComparison(
+        title=new.script if isinstance(new, ScriptReport) else new.name,
+        programs=tuple(map(_with_title, compared, both)),
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+    )
+
+
+def _with_title(comparison: Comparison, name: str) -> Comparison:
+    return replace(comparison, old=name, new=name)
+
+
+def named_programs(report: ScriptReport | ProgramReport) -> list[tuple[str, ProgramReport]]:
+    """Return the explained programs of a report with names of their own: `step`, `step (2)`."""
+    if isinstance(report, ProgramReport):
+        return [(report.name, report)]
+    seen: Counter[str] = Counter()
+    named = []
+    for program in report.programs:
+        seen[program.name] += 1
+        number = seen[program.name]
+        if program.report is not None:
+            name = program.name if number == 1 else f"{program.name} ({number})"
+            named.append((name, program.report))
+    return named

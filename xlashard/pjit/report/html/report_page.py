@@ -50,7 +50,7 @@ class PageContents:
         names: A name for each report.
         reports: The reports.
         dicts: The reports as plain values.
-        changes: Comparison of two of the reports.
+        changes: Comparisons, of two of the reports or with stored ones.
     """
 
     title: str
@@ -58,7 +58,7 @@ class PageContents:
     names: Sequence[str]
     reports: Sequence[Any]
     dicts: Sequence[Mapping[str, Any]]
-    changes: Comparison | None = None
+    changes: Sequence[Comparison] = ()
 
 
 def render_page(template: Template, contents: PageContents) -> str:
@@ -91,14 +91,14 @@ def render_fragment(template: Template, report: Any) -> str:
 
 def program_page(
     reports: SerializableReport | Sequence[SerializableReport],
-    changes: Comparison | None = None,
+    changes: Comparison | Sequence[Comparison] = (),
     names: Sequence[str] = (),
 ) -> str:
     """Return the report of a program as an HTML page, or several reports with a tab for each.
 
     Args:
         reports: One `ProgramReport`, or several.
-        changes: Comparison of two of the reports, shown first.
+        changes: Comparisons of two of the reports, or with stored ones, shown first.
         names: A name for each report; by default those of the functions.
 
     Raises:
@@ -114,6 +114,7 @@ def program_page(
         named = tuple(f"{n}. {name}" for n, name in enumerate(named, 1))
     title = named[0] if len(reports) == 1 else f"{len(reports)} programs"
     template = _environment().get_template("program.html")
+    changes = (changes,) if isinstance(changes, Comparison) else tuple(changes)
     return render_page(template, PageContents(title, "explain", named, reports, dicts, changes))
 
 

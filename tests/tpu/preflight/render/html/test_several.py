@@ -58,7 +58,7 @@ def test_changes_precede_the_reports(browser: Browser) -> None:
     changes = compare(FITTING, OUT_OF_MEMORY)
     with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
         assert tab.complaints() == []
-        assert "What changed from" in tab.text(".changes h2")
+        assert tab.text(".changes h2") == f"What changed in {changes.new}"
         place = ".changes > div:nth-of-type(1)"
         differing = [a for a in changes.amounts if a.old != a.new]
         assert column(tab, place, 0) == [a.name for a in differing]

@@ -92,7 +92,7 @@ def page(
             names,
             reports,
             [REPORT_FORMAT.to_dict(report) for report in reports],
-            changes,
+            () if changes is None else (changes,),
         ),
     )
 
