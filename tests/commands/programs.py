@@ -73,3 +73,8 @@ def slow_to_compile(mesh):
 @jax.jit
 def jitted():
     return jnp.arange(8) * 2
+
+
+@jax.jit
+def doubled(x):
+    return x * 2

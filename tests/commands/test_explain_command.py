@@ -161,6 +161,7 @@ def test_the_programs_of_a_script_that_fails_are_reported(
         (["--compare", "no.json", "--", "train.py"], ["no.json can't be read"]),
         (["--compare", "train.py", "--", "train.py"], ["train.py is no report of explain"]),
         (["no.json"], ["no.json can't be read"]),
+        (["tests.commands.programs:doubled"], ["doubled", "'x'", "returns it and its arguments"]),
     ],
 )
 def test_wrong_words_are_named(folder: Path, capsys, words: list[str], facts: list[str]) -> None:
@@ -206,6 +207,14 @@ def test_programs_meet_a_budget(folder: Path, capsys) -> None:
     printed = capsys.readouterr()
     assert "did you mean memory" in printed.err
     assert "▶ train_step" in printed.out
+
+
+def test_a_limit_is_calls_or_seconds(folder: Path, capsys) -> None:
+    for word in ("x", "xs", "0", "-1s"):
+        with pytest.raises(SystemExit):
+            main(["explain", f"--stop-after={word}", "--", "train.py", "1"])
+        error = capsys.readouterr().err
+        assert all(fact in error for fact in (repr(word), "calls", "90s"))
 
 
 def test_a_script_without_programs_fails(folder: Path, capsys) -> None:

@@ -436,9 +436,14 @@ def limit(text: str) -> tuple[int | None, float | None]:
     Args:
         text: Command line text.
     """
-    if text.endswith("s"):
-        return None, seconds(text.removesuffix("s"))
-    return count(text), None
+    try:
+        if text.endswith("s"):
+            return None, seconds(text.removesuffix("s"))
+        return count(text), None
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of calls such as 3 nor a time such as 90s"
+        ) from None
 
 
 def size(text: str) -> int:

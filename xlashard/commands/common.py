@@ -1,5 +1,6 @@
 """Targets, parsing, files and terminal output shared by the commands."""
 
+import inspect
 import os
 import signal
 import sys
@@ -271,6 +272,13 @@ def explain_target(target: str, mesh: str) -> ProgramReport:
     axes = read_mesh(mesh) if mesh else None
     function = load_function(target)
     if hasattr(function, "lower"):
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise ArgumentError(
+                f"{target} can't be called without arguments ({error}): name a function that "
+                "returns it and its arguments, or write -- python SCRIPT.py that calls it"
+            ) from None
         with user_code_errors(f"{target} can't be traced without arguments"):
             return explain(function)
     program = load_program(target, None, axes)

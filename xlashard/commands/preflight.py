@@ -92,6 +92,8 @@ def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
         )
     programs = [target for target in arguments.targets if not target.endswith(".json")]
     for target in programs:
+        if target.endswith(".py"):
+            raise ArgumentError(f"{target} is a script: write -- python {target}")
         check_target(target)
     # All of them before the first, which may take minutes.
     selection = arguments.topology, arguments.slices, arguments.set
@@ -145,6 +147,10 @@ def read_report(path: str) -> PreflightReport:
     try:
         return PreflightReport.from_json(text)
     except ArgumentError as error:
+        if '"traffic"' not in text:
+            raise ArgumentError(
+                f"{path} is not a preflight report: write it with xlashard preflight --json {path}"
+            ) from None
         raise ArgumentError(f"{path}: {error}") from None
 
 
