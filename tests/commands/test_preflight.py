@@ -146,6 +146,10 @@ def test_two_kept_reports_are_compared(run: Run, tmp_path: Path) -> None:
     assert (code, err) == (1, "it does not fit\n")
     code, out, err = run("--compare", str(paths[1]), str(paths[0]))
     assert (code, err) == (0, "")
+    _, out, _ = run("--compare", *map(str, paths), "--markdown", "-")
+    assert out.startswith("### ") and "**Worse:**" in out
+    code, _, err = run("--markdown", "-", str(paths[0]))
+    assert code == 2 and "--compare" in err
 
 
 @pytest.mark.slow
