@@ -31,3 +31,12 @@ def test_explain(name):
     # None in out_shardings is unspecified for jit, as for jax.jit.
     ours = xlashard.explain(xlashard.jit(made.fun, **made.options), *made.args)
     assert report.to_dict() == ours.to_dict()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_preflight(name):
+    made = PROGRAMS[name]()
+    report = xlashard.preflight(made.function, *made.args, topology="v5e-8")
+    assert report.outcome == "fits"
+    assert report.topology.devices == 8
+    assert {value.path for value in report.inputs} and report.memory.argument_bytes > 0
