@@ -22,6 +22,7 @@ from xlashard.commands.cli_args import (
     add_legacy,
     add_pod,
     add_preflight,
+    add_run,
     add_train,
     split_script,
 )
@@ -85,6 +86,13 @@ _TASKS = {
             "xlashard pod -n 4 -d 2 -- python script.py",
             "xlashard.testing.pod_command",
             add_pod,
+        ),
+        "run": _Command(
+            "run a script of JAX under the settings of xlashard, such as the check of programs",
+            "XLASHARD_CHECK_PROGRAMS=1 xlashard run -- python train.py",
+            "xlashard.commands.run_command",
+            add_run,
+            needs_jax=False,
         ),
     },
     "Use programs of 2022 and 2023": {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import xlashard
 from tests.processes import run_many
 from tests.program import agreeing
 
@@ -151,3 +152,12 @@ def test_most_processes_are_taken_for_right():
 def test_a_process_that_waits_elsewhere_or_ends_is_named():
     script = SCRIPT.with_name("branching.py")
     assert "all found out" in run_many(script, 2, 2)[0]
+
+
+@pytest.mark.slow
+def test_a_script_of_plain_jax_is_compared_without_a_change(monkeypatch):
+    monkeypatch.setenv("XLASHARD_CHECK_PROGRAMS", "1")
+    command = Path(xlashard.__file__).with_name("__main__.py")
+    script = SCRIPT.with_name("plain_programs.py")
+    for output in run_many(command, 2, 1, "run", "--", "python", str(script)):
+        assert "SAME 8.0" in output and "ERROR ProgramsDifferError" in output

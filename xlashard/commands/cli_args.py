@@ -339,7 +339,7 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-_WITH_SCRIPT = ("explain", "preflight")
+_WITH_SCRIPT = ("explain", "preflight", "run")
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -352,6 +352,17 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if words and words[0] in _WITH_SCRIPT and "--" in words:
         at = list(words).index("--")
     return list(words[:at]), list(words[at + 1 :])
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``xlashard run``."""
+    parser.set_defaults(parser=parser)
+    parser.usage = "xlashard run -- python train.py ARGS ..."
+    parser.description = (
+        "Runs a script as it is, with xlashard imported beside JAX, so that its settings apply: "
+        "XLASHARD_CHECK_PROGRAMS=1 compares programs of jax.jit between processes before their "
+        "first run, XLASHARD_EXPLAIN_RECOMPILES=1 logs why a function is compiled again."
+    )
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:

@@ -122,7 +122,7 @@ def run_script(
     hook = sys.excepthook
     began = time.monotonic()
     with (
-        _when_imported("jax", recorder.begin),
+        when_imported("jax", recorder.begin),
         _stoppable(recorder, stop),
         _progress(result, began),
     ):
@@ -257,7 +257,7 @@ def _progress(result: ScriptRun, began: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _when_imported(name: str, action: Callable[[], None]) -> Iterator[None]:
+def when_imported(name: str, action: Callable[[], None]) -> Iterator[None]:
     """Call a function once a module has been imported, or at once if it is."""
     if name in sys.modules:
         action()
