@@ -1,5 +1,6 @@
 """The command line as a person meets it: in a process of its own."""
 
+import io
 import json
 import os
 import re
@@ -15,7 +16,9 @@ import pytest
 import xlashard as xs
 from tests.forking import python_command
 from xlashard.cli import main, make_parser
+from xlashard.commands import installation
 from xlashard.commands.cli_args import split_script
+from xlashard.commands.installation import Check
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -336,6 +339,40 @@ def test_unknown_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and err.endswith("\nerror: unknown option --zzz\n")
     _, err, code = stdout_and_code(capsys, "compile", "a.toml", "b.toml")
     assert code == 2 and err.endswith("\nerror: too many arguments: b.toml\n")
+
+
+def test_a_reader_that_leaves_ends_a_command_silently(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["completion", "bash"]) == 128 + signal.SIGPIPE
+        closed.write("what Python flushes at exit")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_terminal_without_a_character_gets_a_question_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(installation, "_checks", lambda: [Check("a", "note", "2 × b", "c")])
+    assert main(["doctor"]) == 0
+    assert b"2 ? b" in written.getvalue() and b"? c" in written.getvalue()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_into_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out, _, code = stdout_and_code(capsys, command, "--help")
+    assert code == 0 and f"usage: xlashard {command}" in out
+    below_usage = out.partition("\n\n")[2]
+    prose = [line for line in below_usage.splitlines() if "xlashard completion" not in line]
+    assert max(map(len, prose)) <= 60
 
 
 def test_a_missing_extra_is_named(

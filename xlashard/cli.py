@@ -8,9 +8,11 @@ NumPy or rich: ``--help`` takes the time of Python's start (`xlashard/__init__.p
 import argparse
 import difflib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
@@ -140,22 +142,36 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 failed, 2 wrong use or settings, 130 stopped by
         Ctrl-C, 143 by SIGTERM.
     """
-    words = sys.argv[1:] if words is None else words
+    # A character that the terminal cannot encode is replaced; it does not end the work.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        try:
+            return _run(_parse(sys.argv[1:] if words is None else words))
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        print(str(error) or "stopped by Ctrl-C", file=sys.stderr)
+        return getattr(error, "exit_code", 128 + signal.SIGINT)
+    except BrokenPipeError:
+        # The reader has exited, as in `xlashard ... | head`; Python's flush at exit succeeds, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     if not words:
         parser.print_help(sys.stderr)
-        return 2
+        parser.exit(2)
     words, script = split_script(words)
     arguments, unknown = parser.parse_known_args(words)
     arguments.command_line, arguments.script = words, script
     if unknown:
         # With the usage of the command, not with that of all commands together.
         arguments.parser.error(_unknown_text(unknown, arguments.parser))
-    try:
-        return _run(arguments)
-    except KeyboardInterrupt as error:
-        print(str(error) or "stopped by Ctrl-C", file=sys.stderr)
-        return getattr(error, "exit_code", 128 + signal.SIGINT)
+    return arguments
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ from tests.tpu.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
 from xlashard.cli import main
-from xlashard.commands.common import topologies_for
+from xlashard.commands import preflight as commands
+from xlashard.commands.common import check_writable, topologies_for
 from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]
@@ -252,6 +253,37 @@ def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
     assert "--config" not in err  # an option of `xlashard train`
     assert err.startswith("error: ") and "Traceback" not in err
     assert len([line for line in err.splitlines() if line and not line.startswith(" ")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--json", "README.md/x.json"), "README.md/x.json can't be written: Not a directory"),
+        (("--json", "docs"), "docs can't be written: it is a folder, expected a file"),
+        (("--html", "/proc/x/a.html"), "/proc/x/a.html can't be written: "),
+        (("--compare",), "--compare takes two reports, and here are 1"),
+        (("--option", "xla_a"), "--option xla_a=true"),
+        (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
+        (("-t", "v5e-4,v5e-8", "--json", "a.json"), "--json a.json is one file, and here are 2"),
+        (("-t", "v5e-4,v5e-8", "--json", "README.md"), "README.md is one file, and here are 2"),
+    ],
+)
+def test_wrong_words_are_refused_before_a_compilation(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(commands, "preflight_target", lambda *_: pytest.fail("compiled"))
+    code, _, err = run(*AT, PRODUCT, *words)
+    assert code == 2 and err.startswith("error: ") and message in err
+    assert not Path("x.json").exists() and not Path("a.json").exists()
+
+
+def test_files_that_can_be_written(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    for path in (kept, tmp_path / "deep" / "er" / "a.json", "-", None):
+        check_writable(path and str(path))
+    assert kept.read_text() == "{}"
+    assert [*tmp_path.iterdir()] == [kept]
 
 
 def test_an_unknown_setting(run: Run) -> None:

@@ -327,7 +327,8 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
     parser.usage = "xlashard completion {bash,zsh,fish}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Prints a script by which a shell completes commands, options, topologies and files:\n"
+        "Prints a script by which a shell completes commands,\n"
+        "options, topologies and files. To install it:\n"
         "  bash  echo 'source <(xlashard completion bash)' >> ~/.bashrc\n"
         "  zsh   echo 'source <(xlashard completion zsh)' >> ~/.zshrc\n"
         "  fish  xlashard completion fish > ~/.config/fish/completions/xlashard.fish"

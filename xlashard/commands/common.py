@@ -4,6 +4,7 @@ import inspect
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,6 +126,30 @@ def write(path: str, text: str) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse a file that can't be written, before the work whose result it is to hold.
+
+    Args:
+        path: The file; None, or `-` for standard output, is accepted.
+
+    Raises:
+        ArgumentError: If the path is a folder, or can't be written.
+    """
+    if not path or path == "-":
+        return
+    file = Path(path)
+    if file.is_dir():
+        raise ArgumentError(f"{path} can't be written: it is a folder, expected a file")
+    try:
+        if file.is_file():
+            file.open("ab").close()
+        elif not file.exists():  # a pipe is not opened: its reader would see an end
+            folder = next(each for each in file.absolute().parents if each.exists())
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlashard.commands.common import (
+    check_writable,
     command_line_message,
     find_program,
     quiet_start,
@@ -58,6 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
     (place,) = places
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     options = read_options(arguments.option)
+    check_writable(str(file))
     with status_line(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
         with user_code_errors(f"{target} can't be traced"):

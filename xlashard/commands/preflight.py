@@ -2,8 +2,7 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from xlashard.commands import sweep
 from xlashard.commands.common import (
     ALL,
     check_budget,
+    check_writable,
     command_line_message,
     find_program,
     quiet_start,
@@ -47,8 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0 if each program fits and keeps its budget, 1 if not, 2 for wrong use.
     """
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     if arguments.schema:
         print(json.dumps(make_schema(), indent=2, ensure_ascii=False))
         return 0
@@ -69,13 +67,9 @@ def _run(arguments: argparse.Namespace) -> int:
     failed = 0
     if arguments.script:
         reports, failed = script_reports(arguments)
+        _check_results(arguments, len(reports))
     else:
-        reports = list(_reports(arguments))
-    if arguments.compare and len(reports) != 2:
-        raise ArgumentError(
-            f"--compare takes two reports, and here are {len(reports)}: write --compare A.json "
-            "B.json, or one program and two topologies, or one topology and two programs"
-        )
+        reports = _reports(arguments)
     _show(arguments, reports)
     _write_files(arguments, reports)
     judged = reports[1:] if arguments.compare else reports
@@ -83,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if failed or not all(kept) else 0
 
 
-def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
+def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     """Return the reports to show: read from files, or made per topology and program."""
     if not arguments.targets:
         raise ArgumentError(
@@ -95,16 +89,42 @@ def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
         if target.endswith(".py"):
             raise ArgumentError(f"{target} is a script: write -- python {target}")
         check_target(target)
-    # All of them before the first, which may take minutes.
+    # What can be wrong is checked before the first compilation, which may take minutes.
     selection = arguments.topology, arguments.slices, arguments.set
     places = {target: topologies_for(target, *selection) for target in programs}
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
+    read_options(arguments.option)
+    stored = {
+        target: read_report(target) for target in arguments.targets if target.endswith(".json")
+    }
+    _check_results(arguments, sum(len(places.get(target, "1")) for target in arguments.targets))
+    reports: list[PreflightReport] = []
     for target in arguments.targets:
-        if target.endswith(".json"):
-            yield read_report(target)
+        if target in stored:
+            reports.append(stored[target])
         else:
-            for place in places[target]:
-                yield preflight_target(arguments, target, place, axes)
+            reports += [
+                preflight_target(arguments, target, place, axes) for place in places[target]
+            ]
+    return reports
+
+
+def _check_results(arguments: argparse.Namespace, count: int) -> None:
+    """Check the arguments for the results of a number of reports."""
+    if arguments.compare and count != 2:
+        raise ArgumentError(
+            f"--compare takes two reports, and here are {count}: write --compare A.json "
+            "B.json, or one program and two topologies, or one topology and two programs"
+        )
+    file = arguments.json
+    if file and count > 1 and not arguments.compare:
+        if file == "-" or Path(file).suffix:
+            raise ArgumentError(
+                f"--json {file} is one file, and here are {count} reports: name a folder"
+            )
+        file = str(Path(file) / "report.json")
+    check_writable(file)
+    check_writable(arguments.html)
 
 
 def preflight_target(
@@ -187,10 +207,6 @@ def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightRepor
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
-    if folder == "-" or Path(folder).suffix:
-        raise ArgumentError(
-            f"--json {folder} is one file, and here are {len(reports)} reports: name a folder"
-        )
     for report in reports:
         slices = f"{report.topology.slices}x" if report.topology.slices > 1 else ""
         name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")

@@ -11,6 +11,7 @@ from rich.console import Console
 from xlashard.commands.common import (
     ALL,
     check_budget,
+    check_writable,
     find_program,
     read_options,
     settings_of,
@@ -68,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     prices = read_prices(_prices(arguments.price))
     sweep = _sweep(arguments)
     folder = Path(arguments.folder or _usual_folder(sweep.title))
+    for file in (str(folder / "sweep.json"), arguments.json, arguments.html):
+        check_writable(file)
     try:
         with status_line(f"trying meshes for {sweep.title}", spinner=False), SweepProgress() as bar:
             report = run_sweep(

@@ -4,8 +4,6 @@ import argparse
 import errno
 import itertools
 import math
-import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Collection
@@ -60,9 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         count = arguments.processes
         print_error(f"--only {only[-1]} is invalid for {count} processes: expected 0 to {most}")
         return 2
-    # A character that the terminal cannot encode is replaced; it does not end the run.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     size = PodSize(arguments.processes, arguments.devices)
     rules = EndingRules(arguments.timeout or math.inf, arguments.grace)
     try:
@@ -70,13 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     except LaunchError as error:
         print_error(error)
         return 127 if error.errno == errno.ENOENT else 126
-    try:
-        with launch, collect_signals() as stop_signals:
-            return _watch(launch, rules, stop_signals, only)
-    except BrokenPipeError:
-        # The reader has exited, as in `xlashard pod ... | head`; discard output at exit too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    with launch, collect_signals() as stop_signals:
+        return _watch(launch, rules, stop_signals, only)
 
 
 def _watch(

@@ -35,9 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code: 0 for success, 1 if the run diverged or another process failed, 2 for
         invalid settings or data, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    # Characters that the terminal cannot encode are replaced instead of ending the run.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     if arguments.keys:
         for key, kind, default, note in reference(Settings):
             print(f"{key} = {default}  # {kind}: {note}")
