@@ -22,7 +22,17 @@ from xlashard.commands.installation import Check
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ["compile", "completion", "doctor", "explain", "legacy", "pod", "preflight", "train"]
+COMMANDS = [
+    "compile",
+    "completion",
+    "doctor",
+    "explain",
+    "legacy",
+    "pod",
+    "preflight",
+    "run",
+    "train",
+]
 TINY = str(ROOT / "configs" / "tiny.toml")
 SMALL = [
     *("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.mlp=32"),

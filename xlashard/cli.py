@@ -91,8 +91,8 @@ _TASKS = {
         ),
         "run": _Command(
             "run a script of JAX under the settings of xlashard, such as the check of programs",
-            "XLASHARD_CHECK_PROGRAMS=1 xlashard run -- python train.py",
-            "xlashard.commands.run_command",
+            "xlashard run -- python train.py",
+            "xlashard.commands.script_settings",
             add_run,
             needs_jax=False,
         ),
