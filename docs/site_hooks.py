@@ -7,11 +7,13 @@ holds no generated text. MkDocs has to run in the root of the repository, by `py
 
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Files of the repository that pages link to are part of the site, below this folder.
 REPOSITORY = "repository"
-_FENCE = re.compile(r"^( *```+)(python|text) (?:no-run|output).*$", re.MULTILINE)
+_FENCE = re.compile(r"^( *```+)(python|text) (?:no-run|(?:command )?output).*$", re.MULTILINE)
 _MARKER = re.compile(r"<!-- (table|commands|api): ?([^>]*?) ?-->")
 
 
@@ -84,9 +86,11 @@ def _generated(kind: str, name: str) -> str:
 
 def _api(name: str) -> str:
     """Refer to a public name by the module that defines it."""
-    target: Any = xlashard
-    for part in name.split(".")[1:]:
-        target = getattr(target, part)
+    try:
+        target: Any = attrgetter(name.removeprefix("xlashard."))(xlashard)
+    except AttributeError:
+        # `xlashard.pjit` is the function; a module inside of that package is found by its import.
+        target = pkgutil.resolve_name(name)
     origin = f"{target.__module__}.{target.__qualname__}"
     if not origin.startswith("xlashard"):
         return f"## {name}\n\nThe class or function of JAX: `{origin}`."

@@ -102,7 +102,7 @@ def check_other_arrays() -> None:
 
 def check_closed_over() -> None:
     weights = on(MESH, "process")
-    text = r"weights, an array that <lambda> closes over, float32\[8,4\], cannot become .*pjit"
+    text = r"weights, an array that <lambda> closes over, float32\[8,4\], cannot become .*argument"
     expect(NotAddressableError, text, lambda: jax.jit(lambda x: x + weights.to_jax())(1.0))
     both = pjit(lambda x: x + weights)(on(MESH, "process"))
     assert np.array_equal(both.to_host("gather"), V + V)

@@ -13,7 +13,7 @@ from xlashard.hlo.shapes import Shape, dtype_of_number
 from xlashard.hlo.wire import Message
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4096)
 def shape_of(data: bytes) -> Shape:
     """Return the type of a serialized ShapeProto."""
     # ShapeProto: element_type = 2, dimensions = 3, tuple_shapes = 4, layout = 5. LayoutProto:

@@ -239,12 +239,13 @@ def watch_first_runs(admit: Callable[[JitProgram], None]) -> None:
     @functools.wraps(compile_computation)
     def compile_and_watch(self: Any, *args: Any, **kwargs: Any) -> Any:
         executable: Any = compile_computation(self, *args, **kwargs)
-        run = executable.unsafe_call
-        if type(run) is not pxla.ExecuteReplicated or run in seen:
-            return executable
-        seen.add(run)
         devices = executable._unloaded_executable.device_list
-        if not devices.is_fully_addressable:
+        # A program for devices that only compile has nothing to run.
+        if devices.is_fully_addressable or not hasattr(executable.xla_executable, "local_devices"):
+            return executable
+        run = executable.unsafe_call
+        if type(run) is pxla.ExecuteReplicated and run not in seen:
+            seen.add(run)
             _NOT_YET_RUN[run] = admit, JitProgram.of(self, devices)
             run.__class__ = _FirstRun
         return executable
