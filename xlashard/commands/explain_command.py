@@ -147,7 +147,7 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
 
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
     """Return a text for each limit that a program exceeds."""
-    limits = importlib.import_module("xlashard.pjit.report.limits")
+    limits = importlib.import_module("xlashard.pjit.report.changes.limits")
     parsed = limits.parse_limits(budget, limits.PROGRAM_KEYS)
     return [
         f"{name}: {breach}"

@@ -21,7 +21,7 @@ from xlashard.commands.common import (
 )
 from xlashard.commands.script_run import check_outputs
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.comparison import Comparison
+from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.budget import read_budget

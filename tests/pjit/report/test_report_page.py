@@ -10,9 +10,9 @@ from tests.browser import started
 from tests.pjit.helpers import make_mesh
 from xlashard import NamedSharding, P
 from xlashard.errors import ArgumentError
+from xlashard.pjit.report.changes.limits import PROGRAM_KEYS, find_breaches, parse_limits
+from xlashard.pjit.report.changes.report_changes import compare_programs
 from xlashard.pjit.report.html.report_page import program_page
-from xlashard.pjit.report.limits import PROGRAM_KEYS, find_breaches, parse_limits
-from xlashard.pjit.report.report_changes import compare_programs
 
 
 def explained(function, **options):

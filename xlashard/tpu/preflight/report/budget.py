@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.hlo.collectives import KINDS
-from xlashard.pjit.report.limits import (
+from xlashard.pjit.report.changes.limits import (
     Breach,
     BudgetKey,
     Limit,

@@ -1,7 +1,7 @@
 """Comparison of two preflight reports."""
 
-from xlashard.pjit.report.comparison import Comparison
-from xlashard.pjit.report.report_changes import (
+from xlashard.pjit.report.changes.comparison import Comparison
+from xlashard.pjit.report.changes.report_changes import (
     Amounts,
     BytesUse,
     Facts,

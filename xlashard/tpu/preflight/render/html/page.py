@@ -6,7 +6,7 @@ from functools import lru_cache
 from jinja2 import Environment
 
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.comparison import Comparison
+from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.pjit.report.html.report_page import (
     PageContents,
     axes_of,

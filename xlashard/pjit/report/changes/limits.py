@@ -9,7 +9,7 @@ from typing import Any
 
 from xlashard.errors import ArgumentError
 from xlashard.hlo.collectives import KINDS
-from xlashard.pjit.report.comparison import FORMATTERS, Unit
+from xlashard.pjit.report.changes.comparison import FORMATTERS, Unit
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.tables import line_text, operation_text

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from xlashard.pjit.report.comparison import (
+from xlashard.pjit.report.changes.comparison import (
     REUSED,
     AmountChange,
     Comparison,

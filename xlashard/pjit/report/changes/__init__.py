@@ -1,0 +1,1 @@
+"""Changes between two reports, and limits on the figures of one."""
