@@ -17,8 +17,8 @@ import xlashard as xs
 from tests.forking import python_command
 from xlashard.cli import main, make_parser
 from xlashard.commands import installation
-from xlashard.commands.cli_args import split_script
 from xlashard.commands.installation import Check
+from xlashard.commands.program_args import split_script
 from xlashard.testing.emulated_devices import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,15 +17,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import xlashard
 from xlashard.commands.cli_args import (
-    add_compile,
     add_completion,
     add_doctor,
-    add_explain,
     add_legacy,
     add_pod,
+    add_train,
+)
+from xlashard.commands.program_args import (
+    add_compile,
+    add_explain,
     add_preflight,
     add_run,
-    add_train,
     split_script,
 )
 from xlashard.errors import XlashardError
@@ -92,7 +94,7 @@ _TASKS = {
         "run": _Command(
             "run a script of JAX under the settings of xlashard, such as the check of programs",
             "xlashard run -- python train.py",
-            "xlashard.commands.script_settings",
+            "xlashard.commands.script_run",
             add_run,
             needs_jax=False,
         ),

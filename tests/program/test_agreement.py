@@ -21,8 +21,8 @@ def run_cases(processes: int, devices: int, *names: str) -> dict[str, list[dict[
     for output in outputs:
         for line in output.splitlines():
             if line.startswith("CASE "):
-                said = json.loads(line.removeprefix("CASE "))
-                found.setdefault(said["case"], []).append(said)
+                outcome = json.loads(line.removeprefix("CASE "))
+                found.setdefault(outcome["case"], []).append(outcome)
     return found
 
 
@@ -66,12 +66,12 @@ DIFFERENT = {
 def test_programs_that_differ(cases, name):
     kind, facts = DIFFERENT[name]
     outcomes = cases[name]
-    assert [said["error"] for said in outcomes] == ["ProgramsDifferError"] * 2
+    assert [outcome["error"] for outcome in outcomes] == ["ProgramsDifferError"] * 2
     text = outcomes[0]["text"]
     assert text == outcomes[1]["text"], "every process raises the same error"
-    assert all(said["seconds"] < 60 for said in outcomes)
-    assert all(said["difference"] == kind for said in outcomes), text
-    assert all(said["processes"] == [ODD] for said in outcomes)
+    assert all(outcome["seconds"] < 60 for outcome in outcomes)
+    assert all(outcome["difference"] == kind for outcome in outcomes), text
+    assert all(outcome["processes"] == [ODD] for outcome in outcomes)
     assert not [fact for fact in facts if fact not in text], text
     assert "To fix this, " in text
     assert "XLASHARD_CHECK_PROGRAMS=0" in text
@@ -98,7 +98,7 @@ def test_after_each_case_all_run_a_program_together(cases):
     assert set(cases) == set(agreeing.CASES)
     for number, name in enumerate(agreeing.CASES):
         if name != "unchecked":
-            assert [said["after"] for said in cases[name]] == [8.0 * number] * 2, name
+            assert [outcome["after"] for outcome in cases[name]] == [8.0 * number] * 2, name
 
 
 SAME = {
@@ -114,7 +114,7 @@ SAME = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAME)
 def test_no_process_is_refused_or_awaited_without_a_reason(cases, name):
-    assert [said.get("result", said) for said in cases[name]] == [SAME[name]] * 2
+    assert [outcome.get("result", outcome) for outcome in cases[name]] == [SAME[name]] * 2
 
 
 @pytest.mark.slow
@@ -140,12 +140,12 @@ def test_a_process_that_does_not_compare_is_named(cases):
 def test_most_processes_are_taken_for_right():
     found = run_cases(4, 1, "branch", "order")
     for name, function in (("branch", "step"), ("order", "train_step")):
-        texts = {said["text"] for said in found[name]}
+        texts = {outcome["text"] for outcome in found[name]}
         assert len(texts) == 1
         text = texts.pop()
         assert f"processes 0, 1, 2: {function}(float32[8])" in text
         assert "process 3: " in text
-        assert [said["processes"] for said in found[name]] == [[3]] * 4
+        assert [outcome["processes"] for outcome in found[name]] == [[3]] * 4
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_hangs():
 )
 def test_processes_end_with_pytest(tmp_path: Path, options: tuple[str, ...], number: int) -> None:
     (tmp_path / "test_it.py").write_text(HANGING)
-    pipe = tmp_path / "told"
+    pipe = tmp_path / "reported"
     os.mkfifo(pipe)
     words = ["-p", "xlashard_pytest", f"--rootdir={tmp_path}", "-p", "no:cacheprovider", *options]
     # It is open for writing too, so that it has no end.

@@ -21,9 +21,12 @@ from fnmatch import fnmatchcase
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, Literal
 
-from xlashard.errors import ArgumentError, counted
-from xlashard.program_runner import ProgramNotFoundError, ProgramStopped, ScriptOrModule, run
-from xlashard.wording import in_bytes, printable
+import xlashard
+from xlashard.commands.script_words import change_interpreter, parse_script
+from xlashard.errors import ArgumentError, XlashardError, counted
+from xlashard.program_runner import ProgramNotFoundError, ProgramStopped, ScriptOrModule
+from xlashard.program_runner import run as run_program
+from xlashard.wording import in_bytes, print_error, printable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -122,12 +125,12 @@ def run_script(
     hook = sys.excepthook
     began = time.monotonic()
     with (
-        when_imported("jax", recorder.begin),
+        _when_imported("jax", recorder.begin),
         _stoppable(recorder, stop),
         _progress(result, began),
     ):
         try:
-            run(program)
+            run_program(program)
         except ProgramStopped as stopped:
             if isinstance(stopped.__cause__, KeyboardInterrupt):
                 raise stopped.__cause__ from None
@@ -257,7 +260,7 @@ def _progress(result: ScriptRun, began: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def when_imported(name: str, action: Callable[[], None]) -> Iterator[None]:
+def _when_imported(name: str, action: Callable[[], None]) -> Iterator[None]:
     """Call a function once a module has been imported, or at once if it is."""
     if name in sys.modules:
         action()
@@ -361,3 +364,35 @@ def output_to_stderr(needed: bool) -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``xlashard run``.
+
+    Args:
+        arguments: The words, parsed; `script` has those after `--`.
+
+    Returns:
+        The exit code of a script that ends well: 0; 2 for wrong use. A script that fails ends the
+        process as it would end Python.
+    """
+    try:
+        if not arguments.script:
+            raise ArgumentError("which program? Write xlashard run -- python train.py")
+        script = parse_script(arguments.script)
+        change_interpreter(script, arguments.command_line, arguments.script)
+        with _when_imported("jax", _apply_settings):
+            run_program(script.program)
+    except (ProgramNotFoundError, XlashardError) as error:
+        print_error(error)
+        return 2
+    return 0
+
+
+def _apply_settings() -> None:
+    """Run the body of the package, which reads the variables of the environment.
+
+    JAX may be imported by that body itself, which is not complete then.
+    """
+    with contextlib.suppress(AttributeError):
+        _ = xlashard.Array

@@ -163,7 +163,7 @@ def report_environment(*packages: str) -> Environment:
         bytes=in_bytes,
         cause=_cause,
         decided=decided_text,
-        filter_choices=_filter_choices,
+        filter_choices=filter_choices,
         flop=in_flop,
         groups=groups_text,
         line=line_text,
@@ -227,7 +227,7 @@ def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
     return name, source
 
 
-def _filter_choices(collectives: Sequence[CollectiveReport]) -> dict[str, list[str]]:
+def filter_choices(collectives: Sequence[CollectiveReport]) -> dict[str, list[str]]:
     """Return the values to filter collectives by."""
     return {
         "kind": sorted({c.kind for c in collectives}),

@@ -9,7 +9,7 @@ from xlashard.errors import ArgumentError
 from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.pjit.report.html.report_page import (
     PageContents,
-    axes_of,
+    filter_choices,
     render_fragment,
     render_page,
     report_environment,
@@ -159,11 +159,8 @@ def environment() -> Environment:
 
 def _filter_choices(traffic: Sequence[TrafficReport]) -> dict[str, list[str]]:
     """Return the values to filter collectives by."""
-    choices = {
-        "kind": sorted({t.collective.kind for t in traffic}),
-        "axis": sorted({axis for t in traffic for axis in axes_of(t.collective)}),
-        "reason": ["required", "not required"],
-    }
+    choices = filter_choices([t.collective for t in traffic])
+    choices["reason"] = ["required", "not required"]
     if len({t.network for t in traffic}) > 1:
         choices["network"] = ["ICI", "DCN"]
     return choices
