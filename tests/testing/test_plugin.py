@@ -17,6 +17,20 @@ from xlashard.testing.supervision import EndingRules
 from xlashard.testing.worker_pool import PoolResult, pod_error
 
 SAMPLE = Path(__file__).with_name("plugin_tests.py")
+FIXTURE = """
+import pytest
+
+@pytest.fixture
+def seven():
+    return 7
+"""
+USES_IT = """
+import pytest
+
+@pytest.mark.pod(processes=2)
+def test_{name}(seven):
+    assert seven == 7
+"""
 
 
 class Told:
@@ -30,6 +44,11 @@ class Told:
     def __init__(self, folder: Path, *options: str) -> None:
         shutil.copy(SAMPLE, folder / "test_it.py")
         (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+        below = folder / "below"
+        below.mkdir(exist_ok=True)
+        (below / "conftest.py").write_text(FIXTURE)
+        for name in ("first", "second"):
+            (below / f"test_{name}.py").write_text(USES_IT.format(name=name))
         plugins = ("xlashard_pytest", "tests.testing.forked_workers", "no:cacheprovider")
         words = [word for name in plugins for word in ("-p", name)]
         clean = environment(XLA_FLAGS="", COLUMNS="100")
@@ -88,6 +107,11 @@ pytestmark = pytest.mark.slow
 )
 def test_passing_tests(report: Told, name: str) -> None:
     assert report.outcome(name) == "PASSED", report.section(name) or report.text
+
+
+def test_files_of_a_folder_share_its_fixtures(report: Told) -> None:
+    for name in ("first", "second"):
+        assert f"PASSED below/test_{name}.py::test_{name}" in report.text
 
 
 def test_equal_failures_are_reported_once(report: Told) -> None:
@@ -179,7 +203,7 @@ def test_invalid_markers_are_reported_early(report: Told, name: str, text: str) 
 
 
 def test_outcome_counts(report: Told) -> None:
-    assert "8 failed, 10 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
+    assert "8 failed, 12 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
     assert report.code == 1
     assert "never reached" not in report.text.replace('AssertionError("never reached")', "")
 

@@ -1,10 +1,10 @@
 """pytest session inside a worker of a pod, which runs tests on request."""
 
+import itertools
 import os
 import pdb
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -65,11 +65,18 @@ class TestResult:
 
 
 def serve(channel: socket.socket, setup: WorkerPytestSetup) -> NoReturn:
-    """Run tests until the launcher exits."""
+    """Run tests until the launcher exits, in a pytest session for each file in turn."""
+    inside = _Inside(channel)
+    file: str | None = setup.file
+    sessions = itertools.count()
     try:
-        config = pytest.Config.fromdictargs(setup.options, [setup.file])
-        config.pluginmanager.register(_Inside(channel), PLUGIN_NAME)
-        config.hook.pytest_cmdline_main(config=config)
+        while file is not None:
+            # pytest empties the folder for temporary files at the start of a session.
+            folder = f"{setup.options['basetemp']}-{next(sessions)}"
+            config = pytest.Config.fromdictargs({**setup.options, "basetemp": folder}, [file])
+            config.pluginmanager.register(inside, PLUGIN_NAME)
+            config.hook.pytest_cmdline_main(config=config)
+            file = inside.take_next_file()
         problem: object = "pytest exited unexpectedly"
     except BaseException as error:
         problem = RemoteException.of(error)
@@ -82,11 +89,20 @@ class _Inside:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._items: dict[str, pytest.Item] = {}
-        self._files: dict[str, list[str]] = {}
+        self._started = False
+        self._pending: TestRequest | None = None
         self._reports: list[pytest.TestReport] = []
         self._errors: list[str] = []
         self._tmp_path: str | None = None
+
+    def take_next_file(self) -> str | None:
+        """Return the file whose request ended the last session; None if it ended by itself.
+
+        Every file has a session of its own, because pytest attaches the fixtures of a `conftest.py`
+        to the nodes of the first collection: a second one in the same session would miss them.
+        """
+        self._errors.clear()
+        return None if self._pending is None else self._pending.file
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
@@ -101,27 +117,33 @@ class _Inside:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self._keep(session.config.args[0], session.items)
-        self._channel.sendall(pack(Reply(True, None)))
+        items = {item.nodeid: item for item in session.items}
+        request, self._pending = self._pending, None
+        if not self._started:
+            self._started = True
+            self._channel.sendall(pack(Reply(True, None)))
         while True:
             try:
-                request = receive(self._channel)
+                request = request or receive(self._channel)
             except EOFError:
                 os._exit(0)
-            answer = self._run(session, request)
+            if request.file != session.config.args[0]:
+                self._pending = request
+                return True
+            answer = self._run(session, items, request)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             self._channel.sendall(pack(Reply(self._is_well(answer), answer, self._place())))
+            request = None
 
-    def _run(self, session: pytest.Session, request: TestRequest) -> TestResult:
+    def _run(
+        self, session: pytest.Session, items: dict[str, pytest.Item], request: TestRequest
+    ) -> TestResult:
         self._reports.clear()
         self._tmp_path = request.tmp_path
-        if request.file not in self._files:
-            self._errors.clear()
-            self._keep(request.file, session.perform_collect([request.file]))
-        item = self._items.get(request.nodeid)
+        item = items.get(request.nodeid)
         if item is None:
-            return TestResult(problem=self._why_missing(request))
+            return TestResult(problem=self._why_missing(items, request))
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         except BaseException as error:
@@ -129,14 +151,10 @@ class _Inside:
         to_dict = session.config.hook.pytest_report_to_serializable
         return TestResult([to_dict(config=session.config, report=one) for one in self._reports])
 
-    def _keep(self, file: str, items: Sequence[Any]) -> None:
-        self._files[file] = list(self._errors)
-        self._items |= {item.nodeid: item for item in items}
-
-    def _why_missing(self, request: TestRequest) -> str:
-        if self._files[request.file]:
-            return "\n".join(self._files[request.file])
-        near = [nodeid for nodeid in self._items if nodeid.partition("[")[0] in request.nodeid]
+    def _why_missing(self, items: dict[str, pytest.Item], request: TestRequest) -> str:
+        if self._errors:
+            return "\n".join(self._errors)
+        near = [nodeid for nodeid in items if nodeid.partition("[")[0] in request.nodeid]
         return (
             f"this process of the pod did not collect {request.nodeid}, only "
             f"{', '.join(near) or 'other tests'}; test names must be equal in all processes: do "
