@@ -203,18 +203,32 @@ def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens:
 
 
 @pytest.mark.slow
-def test_the_old_program_of_the_tutorial_runs_and_is_migrated(tmp_path: Path) -> None:
-    text = (ROOT / "docs/tutorials/old_program.md").read_text(encoding="utf-8")
-    old = tmp_path / "old_train.py"
-    (block,) = (b for b in read_blocks(text) if b.language == "python")
-    old.write_text("\n".join(block.code) + "\n", encoding="utf-8")
-    run_one = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
-    legacy = run_one([*python_command(), "-m", "xlashard.legacy", "--report", str(old)])
-    assert legacy.stdout.startswith("(16, 8)"), legacy.stderr
-    assert "jax.tree_map" in legacy.stdout + legacy.stderr
-    migrate = [*python_command(), "-m", "xlashard", "legacy", "--migrate", str(old), "--write"]
-    assert run_one(migrate).returncode == 0
-    assert run_one([*python_command(), str(old)]).stdout == "(16, 8)\n"
+def test_the_old_program_of_the_tutorial_runs_and_is_migrated(
+    tmp_path: Path, update_goldens: bool
+) -> None:
+    name = "docs/tutorials/old_program.md"
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = read_blocks(text)
+    (program,) = (b for b in blocks if b.language == "python")
+    (tmp_path / "old_train.py").write_text("\n".join(program.code) + "\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run_one = functools.partial(
+        subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    run_old, migrate = (b.code for b in blocks if b.language == "sh")
+    start, *words = shlex.split(run_old[-1])
+    done = run_one([*python_command(environment), "-m", start, *words])
+    assert done.returncode == 0, done.stderr
+    (shown,) = (b for b in blocks if b.language == "text")
+    made = (done.stdout + done.stderr).splitlines()
+    if list(shown.code) != made:
+        lines = text.splitlines()
+        lines[shown.first_line - 1 : shown.first_line - 1 + len(shown.code)] = made
+        check_golden(ROOT / name, "\n".join(lines) + "\n", update=update_goldens)
+    start, *words = shlex.split(migrate[-1], comments=True)
+    assert words[-1] == "--write"
+    assert run_one([*python_command(environment), "-m", start, *words]).returncode == 0
+    assert run_one([*python_command(environment), "old_train.py"]).stdout == "(16, 8)\n"
 
 
 def test_every_public_name_has_its_place_in_the_reference() -> None:

@@ -60,6 +60,8 @@ XLASHARD = Layers(
             ("xlashard.commands.common", "xlashard.train.model.programs"),
             ("xlashard.commands.common", "xlashard.train.config.settings"),
             ("xlashard.commands.common", "xlashard.train.config.toml_text"),
+            # The migration needs the extra `legacy`; running a program doesn't.
+            ("xlashard.commands.legacy", "xlashard.legacy.migration"),
         }
     ),
 )

@@ -28,6 +28,7 @@ from xlashard.commands.program_args import (
     add_explain,
     add_preflight,
     add_run,
+    find_script,
     split_script,
 )
 from xlashard.errors import XlashardError
@@ -53,7 +54,7 @@ class _Command(NamedTuple):
 
 
 _TASKS = {
-    "Look into programs": {
+    "Look into the programs of a script": {
         "explain": _Command(
             "report what each program of a script sends, holds and computes",
             "xlashard explain -- python train.py",
@@ -61,11 +62,18 @@ _TASKS = {
             add_explain,
             needs_jax=False,
         ),
+        "run": _Command(
+            "run a script with checks and logs that environment variables enable",
+            "xlashard run -- python train.py",
+            "xlashard.commands.script_run",
+            add_run,
+            needs_jax=False,
+        ),
     },
     "Predict a program on TPU chips, on a machine without one": {
         "preflight": _Command(
             "report whether it fits, the time of a step, collectives and cost",
-            "xlashard preflight --topology v5p-128 configs/8b_v5p_64.toml",
+            "xlashard preflight --topology v5p-128 -- python train.py",
             "xlashard.commands.preflight",
             add_preflight,
         ),
@@ -84,25 +92,18 @@ _TASKS = {
             add_train,
         ),
     },
-    "Run on several processes": {
+    "Try several processes on one machine": {
         "pod": _Command(
             "run a command in every process of an emulated pod",
             "xlashard pod -n 4 -d 2 -- python script.py",
             "xlashard.testing.pod_command",
             add_pod,
         ),
-        "run": _Command(
-            "run a script of JAX under the settings of xlashard, such as the check of programs",
-            "xlashard run -- python train.py",
-            "xlashard.commands.script_run",
-            add_run,
-            needs_jax=False,
-        ),
     },
     "Use programs of 2022 and 2023": {
         "legacy": _Command(
-            "rewrite them for today's JAX, as a diff first",
-            "xlashard legacy --migrate old_train.py",
+            "run them unchanged, list the removed names they use, or rewrite them",
+            "xlashard legacy --report -- python old_train.py",
             "xlashard.commands.legacy",
             add_legacy,
         ),
@@ -127,8 +128,8 @@ _TASKS = {
 _COMMANDS = {name: command for task in _TASKS.values() for name, command in task.items()}
 _EPILOG = """\
 Options of a command: xlashard COMMAND --help. Versions: xlashard --version.
-What a program sends and holds, and how an array lies on its devices, is shown in Python:
-xlashard.explain(function, *arguments) and xlashard.visualize(array).
+In Python: xlashard.explain(f, *args), xlashard.preflight(f, *args, topology="v5p-128"),
+xlashard.explain_recompile(f), xlashard.visualize(array).
 """
 _EXTRAS = {"libcst": "legacy", "matplotlib": "train", "optax": "train", "orbax": "train"}
 _VERSIONS = ("xlashard", "jax", "jaxlib", "libtpu")
@@ -170,9 +171,12 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     words, script = split_script(words)
     arguments, unknown = parser.parse_known_args(words)
     arguments.command_line, arguments.script = words, script
+    prefixes = getattr(arguments, "flag_prefixes", ())
+    arguments.flags = [word for word in unknown if word.startswith(prefixes)]
+    unknown = [word for word in unknown if word not in arguments.flags]
     if unknown:
         # With the usage of the command, not with that of all commands together.
-        arguments.parser.error(_unknown_text(unknown, arguments.parser))
+        arguments.parser.error(_unknown_text(unknown, arguments))
     return arguments
 
 
@@ -221,13 +225,16 @@ class _Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, f"unknown {noun} {value!r}; {advice}")
 
 
-def _unknown_text(words: Sequence[str], parser: argparse.ArgumentParser) -> str:
+def _unknown_text(words: Sequence[str], arguments: argparse.Namespace) -> str:
     """Return the error about words that no argument of a command takes."""
+    advice = find_script(arguments.command, words)
+    if advice:
+        return f"a script follows --: {advice}"
     texts = []
     for word in words:
         if not word.startswith("-"):
             continue
-        close = _closest(word.partition("=")[0], parser._option_string_actions)
+        close = _closest(word.partition("=")[0], arguments.parser._option_string_actions)
         texts.append(f"unknown option {word}" + (f"; did you mean {close}?" if close else ""))
     return ", ".join(texts) or f"too many arguments: {' '.join(words)}"
 
@@ -283,7 +290,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _description() -> str:
     """Return the text of ``--help`` that lists the commands by task."""
-    lines = ["Arrays, shardings and pjit over many devices."]
+    lines = ["Shows what sharded JAX programs do before they run."]
     for task, commands in _TASKS.items():
         lines += ["", f"{task}:"]
         for name, command in commands.items():

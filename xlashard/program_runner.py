@@ -73,6 +73,8 @@ def _read(program: ScriptOrModule) -> tuple[CodeType, dict[str, Any]]:
     """Return a program's code and module attributes, and add its folder to `sys.path`."""
     target = program.target
     if program.is_module:
+        # A console script begins with its own folder in `sys.path`.
+        _add_to_path(os.getcwd())
         return _load_spec(_module_to_run(target), f"no module {target!r}")
     path = os.path.abspath(target)
     if not os.path.exists(path):

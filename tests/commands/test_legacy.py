@@ -1,7 +1,8 @@
-"""`xlashard legacy --migrate`: what it shows, writes and refuses."""
+"""`xlashard legacy`: what `--migrate` shows, writes and refuses; words that run no program."""
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from xlashard.cli import main
@@ -92,13 +93,42 @@ def test_files_that_cannot_be_read_or_written(program: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["legacy"], ["legacy", "--migrate"], ["legacy", "--migrate", "a.py", "--wirte"]]
+    ("words", "advice"),
+    [
+        (["--migrate"], "expected at least one argument"),
+        (["--migrate", "a.py", "--wirte"], "did you mean --write?"),
+        (["old.py", "3"], "write xlashard legacy -- python old.py 3"),
+        (["run", "old.py"], "write xlashard legacy -- python old.py"),
+        (["--jax_enable_x64=1", "--jxa_array=0"], "unknown option --jxa_array=0"),
+    ],
 )
-def test_wrong_use(words: list[str], capsys) -> None:
+def test_words_that_are_no_arguments(words: list[str], advice: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main(["legacy", *words])
     assert ended.value.code == 2
-    assert "usage: xlashard legacy --migrate FILE" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("usage: xlashard legacy [--report[=FILE]]") and advice in err
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ([], "-- python old_train.py to run it, or --migrate old_train.py"),
+        (["--write"], "write --migrate FILE --write"),
+        (["--migrate", "a.py", "--", "python", "a.py"], "together with a script after --"),
+        (["--report", "--migrate", "a.py"], "together with --report"),
+        (["--jax_array=0", "--migrate", "a.py"], "together with --jax_array=0"),
+        (["--", "python", "no.py"], "no file 'no.py'"),
+        (["--report=.", "--", "python", __file__], ". can't be written: it is a folder"),
+        (["--jax_arary=0", "--", "python", __file__], "did you mean 'jax_array'?"),
+        (["--jax_array=maybe", "--", "python", __file__], "expected True or False"),
+    ],
+)
+def test_words_that_run_nothing(words: list[str], advice: str, capsys) -> None:
+    assert main(["legacy", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ") and advice in shown.err
+    assert shown.out == "" and not hasattr(jax, "tree_map")
 
 
 def test_help(capsys) -> None:
@@ -106,4 +136,5 @@ def test_help(capsys) -> None:
         main(["legacy", "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("--migrate", "--write", "# xlashard:", "Exit codes"))
+    words = ("--migrate", "--write", "# xlashard:", "--report", "--jax_array=0", "Exit codes")
+    assert all(word in shown for word in words)

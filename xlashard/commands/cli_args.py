@@ -155,18 +155,38 @@ def seconds(text: str) -> float:
 def add_legacy(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard legacy`."""
     parser.set_defaults(parser=parser)
-    parser.usage = "xlashard legacy --migrate FILE ... [--write]"
+    parser.set_defaults(flag_prefixes=("--jax_", "--nojax_"))
+    parser.usage = (
+        "xlashard legacy [--report[=FILE]] [--jax_FLAG=VALUE ...] -- python old_train.py ARGS ...\n"
+        "       xlashard legacy --migrate FILE ... [--write]"
+    )
     parser.description = (
-        "Rewrites programs of 2022 and 2023 for today's JAX: imports, pjit, meshes, "
-        "GlobalDeviceArray and flags, with their formatting kept. The changes are shown as a diff. "
-        "A line that needs a human gets a comment above it that begins with `# xlashard:`. Exit "
-        "codes: 0 done, 1 a file could not be read, parsed or written, 2 wrong use."
+        "Runs unchanged programs of 2022 and 2023 on today's JAX, which gets the removed names "
+        "back; or rewrites them for today's JAX: imports, pjit, meshes, GlobalDeviceArray and "
+        "flags, with their formatting kept. A line that needs a human gets a comment above it that "
+        "begins with `# xlashard:`."
     )
-    parser.epilog = "To run such a program as it is: python -m xlashard.legacy script.py"
-    parser.add_argument(
-        "--migrate", nargs="+", required=True, metavar="FILE", help="the Python files to rewrite"
+    parser.epilog = (
+        "python -m xlashard.legacy old_train.py runs a program, too. Exit codes: that of the "
+        "program; with --migrate 0, or 1 if a file could not be read, parsed or written; 2 for "
+        "wrong use."
     )
-    parser.add_argument(
+    run = parser.add_argument_group(
+        "to run a program, which follows --",
+        "--jax_FLAG=VALUE and --nojax_FLAG set a flag of JAX, or of 2022 and 2023, before the "
+        "program starts, such as --jax_array=0 --jax_parallel_functions_output_gda=1",
+    )
+    run.add_argument(
+        "--report",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="at exit, list the removed names that it used, their lines, and today's code; in a "
+        "file as JSON",
+    )
+    migrate = parser.add_argument_group("to rewrite programs")
+    migrate.add_argument("--migrate", nargs="+", metavar="FILE", help="show the changes as a diff")
+    migrate.add_argument(
         "--write",
         action="store_true",
         help="write the files after the diff; without this option they stay as they are",

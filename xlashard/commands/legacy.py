@@ -1,4 +1,4 @@
-"""`xlashard legacy --migrate FILE ...`: programs of 2022 and 2023, rewritten for today's JAX."""
+"""``xlashard legacy``: run programs of 2022 and 2023, or rewrite them for today's JAX."""
 
 import argparse
 import ast
@@ -11,14 +11,19 @@ import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from xlashard.errors import ArgumentError, counted
-from xlashard.legacy.migration import Migrated, migrate
-from xlashard.legacy.migration.rewriter import COMMENT
-from xlashard.wording import printable
+from xlashard.commands.common import check_writable
+from xlashard.commands.script_words import change_interpreter, parse_script
+from xlashard.errors import ArgumentError, XlashardError, counted
+from xlashard.legacy.runner.run_command import RunCommand, parse_flag, run_old_program
+from xlashard.wording import print_error
+
+if TYPE_CHECKING:
+    from xlashard.legacy.migration import Migrated
 
 _DEEPEST = 300
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -38,25 +43,63 @@ class _File:
     path: str
     encoding: str
     before: str
-    after: Migrated
+    after: "Migrated"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show what changes in some programs, and write it if `--write` is given.
+    """Run ``xlashard legacy``.
 
     Args:
-        arguments: Of the command line.
+        arguments: The words, parsed; `script` has those after `--`.
 
     Returns:
-        0, or 1 if a file could not be read, parsed or written.
+        The exit code: 0; 1 if a file could not be read, parsed or written; 2 for wrong use. A
+        script that fails ends the process as it would end Python.
     """
+    try:
+        _check_words(arguments)
+        return _migrate(arguments) if arguments.migrate else _run_script(arguments)
+    except XlashardError as error:
+        print_error(error)
+        return 2
+
+
+def _check_words(arguments: argparse.Namespace) -> None:
+    """Check that the words either migrate files or run a script."""
+    words = {"--report": arguments.report is not None, **dict.fromkeys(arguments.flags, True)}
+    running = [word for word, is_there in words.items() if is_there]
+    if arguments.migrate and (arguments.script or running):
+        what = "a script after --" if arguments.script else running[0]
+        raise ArgumentError(
+            f"--migrate is invalid together with {what}: it rewrites files and runs none"
+        )
+    if arguments.write and not arguments.migrate:
+        raise ArgumentError("--write writes what --migrate shows: write --migrate FILE --write")
+    if not (arguments.migrate or arguments.script):
+        raise ArgumentError(
+            "which program? Write -- python old_train.py to run it, or --migrate old_train.py to "
+            "rewrite it"
+        )
+
+
+def _run_script(arguments: argparse.Namespace) -> int:
+    check_writable(arguments.report)
+    script = parse_script(arguments.script)
+    change_interpreter(script, arguments.command_line, arguments.script)
+    flags = dict(map(parse_flag, arguments.flags))
+    has_report = arguments.report is not None
+    return run_old_program(RunCommand(script.program, has_report, arguments.report or "", flags))
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    """Show what changes in some programs, and write it if `--write` is given."""
     failed = False
     files = []
     for path in dict.fromkeys(arguments.migrate):
         try:
             files.append(_read(path))
         except ArgumentError as error:
-            print(f"error: {printable(str(error))}", file=sys.stderr)
+            print_error(error)
             failed = True
     changed = [file for file in files if file.after.code != file.before]
     for file in changed:
@@ -66,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 _write(file)
             except ArgumentError as error:
-                print(f"error: {printable(str(error))}", file=sys.stderr)
+                print_error(error)
                 failed = True
     print(_summary(changed, arguments.write), file=sys.stderr)
     return int(failed)
@@ -85,6 +128,9 @@ def _read(path: str) -> _File:
             "line, such as `# -*- coding: latin-1 -*-`"
         ) from None
     _check(path, before)
+    # Needs libcst, which a run does without.
+    from xlashard.legacy.migration import migrate
+
     return _File(path, encoding, before, migrate(before))
 
 
@@ -146,5 +192,5 @@ def _summary(changed: Sequence[_File], write: bool) -> str:
     text = f"{counted(len(changed), 'file')} with changes"
     marked = sum(file.after.marked for file in changed)
     if marked:
-        text += f", {counted(marked, 'line')} for a human marked by `{COMMENT.strip()}`"
+        text += f", {counted(marked, 'line')} for a human marked by `# xlashard:`"
     return text if write else f"{text}; to write them, add --write"

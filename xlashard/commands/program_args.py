@@ -165,7 +165,24 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_WITH_SCRIPT = ("explain", "preflight", "run")
+_WITH_SCRIPT = ("explain", "preflight", "run", "legacy")
+
+
+def find_script(command: str, words: Sequence[str]) -> str:
+    """Return the advice for a script that stands before `--`; empty if none does.
+
+    Args:
+        command: Name of the command.
+        words: Words that no argument of the command takes.
+
+    Example:
+        >>> find_script("run", ["python", "train.py", "3"])
+        'write xlashard run -- python train.py 3'
+    """
+    at = [n for n, word in enumerate(words) if word.endswith(".py")]
+    if command not in _WITH_SCRIPT or not at:
+        return ""
+    return f"write xlashard {command} -- python {' '.join(words[at[0] :])}"
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing import spawn
 from pathlib import Path
 
@@ -91,11 +92,16 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+CONSOLE_SCRIPT = "import sys\nfrom xlashard.cli import main\nsys.exit(main())\n"
+
+
+def run(
+    folder: Path, *words: str, stdin: str = "", start: Sequence[str] = ("-m", "xlashard.legacy")
+) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(
-        [*python_command(environment), "-m", "xlashard.legacy", *words],
+        [*python_command(environment), *start, *words],
         cwd=folder,
         input=stdin,
         capture_output=True,
@@ -212,7 +218,11 @@ def test_a_module_and_a_report_for_people(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "old.py").write_text(MODULE)
-    done = run(tmp_path, "--report", "-m", "package.old", "one")
+    # A console script begins with its own folder in `sys.path`, not with the current one.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "xlashard").write_text(CONSOLE_SCRIPT)
+    words = ["--report", "--jax_enable_x64=1", "--", "python", "-m", "package.old", "one"]
+    done = run(tmp_path, *words, start=("bin/xlashard", "legacy"))
     assert done.returncode == 3
     assert done.stdout == "__main__ package.old ['one']\n5\n"
     assert done.stderr.splitlines() == [

@@ -1,7 +1,7 @@
-"""`python -m xlashard.legacy`: run an unchanged program, and report the removed names it uses.
+"""`xlashard legacy -- python script.py`: run a program, and report the removed names it uses.
 
 | file | contents |
 |---|---|
-| `run_command` | the command line |
+| `run_command` | running a program, and the words of `python -m xlashard.legacy` |
 | `recorder`, `usage_report` | recording uses of removed names, and printing them |
 """

@@ -1,4 +1,4 @@
-"""Command line of `python -m xlashard.legacy`."""
+"""Running a program with the removed names, and the words of `python -m xlashard.legacy`."""
 
 import atexit
 import os
@@ -39,7 +39,8 @@ Runs an unchanged program of 2022 or 2023, with the removed names of JAX install
   -m module        run a module, as `python -m module` does
   -h, --help       show this help
 
-Arguments after script.py or module are passed to the program."""
+Arguments after script.py or module are passed to the program. To rewrite a program for today's
+JAX: xlashard legacy --migrate script.py"""
 
 
 class UsageError(Exception):
@@ -79,14 +80,15 @@ def read_command(words: Sequence[str]) -> RunCommand:
     report, file, flags = False, "", {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
-        name, equals, value = rest.pop(0).partition("=")
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
         if name == "--report":
             if equals and not value:
                 # no-catalogue: an error of the command line
                 raise UsageError("--report= requires a file name: write --report=uses.json")
             report, file = True, value
         elif name.startswith(("--jax_", "--nojax_")):
-            flags.update([_flag(name, equals, value)])
+            flags.update([parse_flag(word)])
         else:
             # no-catalogue: an error of the command line
             raise UsageError(f"unknown option {name}: write options of the program after it")
@@ -95,7 +97,17 @@ def read_command(words: Sequence[str]) -> RunCommand:
     return RunCommand(_program(rest), report, file, flags)
 
 
-def _flag(name: str, equals: str, value: str) -> tuple[str, str | bool]:
+def parse_flag(word: str) -> tuple[str, str | bool]:
+    """Return the name and value of a flag: `--jax_array=0`, `--jax_array`, `--nojax_array`.
+
+    Args:
+        word: Command line text.
+
+    Example:
+        >>> parse_flag("--nojax_array")
+        ('jax_array', False)
+    """
+    name, equals, value = word.partition("=")
     if name.startswith("--no"):
         return name.removeprefix("--no"), False
     return name.removeprefix("--"), value if equals else True
@@ -112,7 +124,7 @@ def _program(words: list[str]) -> ScriptOrModule:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a program with the removed names installed.
+    """Run the program of a command line with the removed names installed.
 
     Args:
         words: The arguments, without the program's name.
@@ -124,20 +136,37 @@ def main(words: Sequence[str]) -> int:
         print(_HELP)
         return 0
     try:
-        command = read_command(words)
-        flags = {name: _typed(name, value) for name, value in command.flags.items()}
-        for name, value in flags.items():
-            config.update(name, value)
+        return run_old_program(read_command(words))
     except (UsageError, ConfigError) as error:
         print(_USAGE, file=sys.stderr)
         print_error(error)
         return 2
+
+
+def run_old_program(command: RunCommand) -> int:
+    """Run a program with the removed names installed.
+
+    Args:
+        command: The program, the flags and the report.
+
+    Returns:
+        The exit code, unless the program exits itself: 0, 1 if the module does not exist, 2 if the
+        script does not.
+
+    Raises:
+        ConfigError: A flag is unknown, or its value is invalid.
+    """
+    flags = {name: _typed(name, value) for name, value in command.flags.items()}
+    for name, value in flags.items():
+        config.update(name, value)
     if "jax_array" not in flags and "JAX_ARRAY" not in os.environ:
         _advise_about_arrays()
     recorder = Recorder() if command.report else None
     if recorder is not None:
         # Runs after the exit handlers that the program registers.
-        atexit.register(_write_report, recorder, command.report_file)
+        # The program may leave the folder.
+        file = command.report_file and os.path.abspath(command.report_file)
+        atexit.register(_write_report, recorder, file)
         INSTALLER.install(recorder.listen)
         recorder.start()
     else:
@@ -165,8 +194,10 @@ def _write_report(recorder: Recorder, file: str) -> None:
     if not file:
         show_report(report, sys.stderr)
         return
+    path = Path(_own_file(file))
     try:
-        Path(_own_file(file)).write_text(json_of(report), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json_of(report), encoding="utf-8")
     except OSError as error:
         print_error(f"the report cannot be written to {error.filename!r}")
 
@@ -191,7 +222,7 @@ def _advise_about_arrays() -> None:
             print(
                 "note: the program turned jax_parallel_functions_output_gda on, which has no "
                 "effect while jax_array is on: pjit returned jax.Arrays. For GlobalDeviceArrays "
-                "write `python -m xlashard.legacy --jax_array=0 ...`",
+                "write `xlashard legacy --jax_array=0 -- python ...`",
                 file=sys.stderr,
             )
 
