@@ -10,9 +10,9 @@ import pytest
 from tests.tpu.preflight.scheduled import scheduled
 from xlashard import Mesh
 from xlashard.tpu import topology
+from xlashard.tpu.cost.cost_analysis import analyze_cost
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost
 from xlashard.train import formulas
 from xlashard.train.config.settings import (
     GenerationSettings,

@@ -4,7 +4,6 @@
 |---|---|
 | `preflight_run`, `compilation`, `dump_folder` | `preflight()`: shard arguments, compile, report |
 | `buffer_assignment`, `memory_breakdown` | memory by argument, result and temporary |
-| `cost/` | FLOPs, HBM traffic, network model, roofline and schedule |
 | `attribution/` | the constraint, argument or operation that causes a collective, and suggestions |
 | `report/` | the report: data model, construction, JSON schema, comparison, budget, prices |
 | `render/` | reports in a terminal and as HTML pages |

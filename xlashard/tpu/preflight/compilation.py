@@ -19,7 +19,7 @@ from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.cost.network_model import multislice_collectives
+from xlashard.tpu.cost.network_model import multislice_collectives
 from xlashard.tpu.preflight.dump_folder import temporary_dump_folder
 
 

@@ -8,9 +8,9 @@ import xlashard
 from tests.tpu.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P, pjit
 from xlashard.tpu import topology
+from xlashard.tpu.cost.time_estimate import estimate_time
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.cost.time_estimate import estimate_time
 
 PLACE = topology("v5e:2x4")
 MESH = PLACE.mesh({"data": 2, "model": 4})

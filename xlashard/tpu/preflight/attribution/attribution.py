@@ -14,6 +14,10 @@ from xlashard.pjit.report.communication import SourceLocator, describe_collectiv
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
+from xlashard.tpu.cost.network_model import (
+    NetworkCost,
+    NetworkModel,
+)
 from xlashard.tpu.preflight.attribution.collective_context import (
     PRODUCTS,
     CollectiveContext,
@@ -30,10 +34,6 @@ from xlashard.tpu.preflight.attribution.value_shardings import (
     local_shape,
 )
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.network_model import (
-    NetworkCost,
-    NetworkModel,
-)
 from xlashard.tpu.preflight.report.preflight_model import Origin, TrafficReport
 from xlashard.tpu.topologies import Topology
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from xlashard.hlo.collectives import KINDS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
-from xlashard.tpu.preflight.cost.network_model import rendezvous_name
+from xlashard.tpu.cost.network_model import rendezvous_name
 
 _MOVES = frozenset(
     (

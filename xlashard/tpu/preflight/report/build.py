@@ -21,10 +21,10 @@ from xlashard.pjit.report.replication import (
     is_needlessly_replicated,
 )
 from xlashard.sharding import Mesh
+from xlashard.tpu.cost.time_estimate import estimate_time
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.time_estimate import estimate_time
 from xlashard.tpu.preflight.memory_breakdown import describe_memory
 from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,

@@ -14,14 +14,15 @@ from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
-from xlashard.tpu.generations import Generation
-from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost, hbm_bytes, repeated_calls
-from xlashard.tpu.preflight.cost.network_model import (
+from xlashard.tpu.cost.cost_analysis import analyze_cost, repeated_calls
+from xlashard.tpu.cost.hbm_traffic import hbm_bytes
+from xlashard.tpu.cost.network_model import (
     NetworkCost,
     NetworkModel,
     rendezvous_name,
 )
+from xlashard.tpu.generations import Generation
+from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
 from xlashard.tpu.topologies import Topology
 

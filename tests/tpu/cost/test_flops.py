@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas
 
-from tests.tpu.preflight.cost.products import PRODUCTS
+from tests.tpu.cost.products import PRODUCTS
 from tests.tpu.preflight.scheduled import scheduled
 from xlashard import NamedSharding, P, pjit
 from xlashard.hlo import WindowDimension, read
 from xlashard.hlo.text_reader import read_shape
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
+from xlashard.tpu.cost.cost_analysis import analyze_cost
+from xlashard.tpu.cost.flops import _places, instruction_flops
 from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost
-from xlashard.tpu.preflight.cost.flops import _places, instruction_flops
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.cost.network_model import NetworkModel
+from xlashard.tpu.cost.network_model import NetworkModel
 
 MB = 10**6
 
