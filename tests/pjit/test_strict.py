@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import warnings
 
 import jax
@@ -19,6 +20,7 @@ from xlashard import (
     device_put,
     explain,
     pjit,
+    record_programs,
     with_sharding_constraint,
 )
 from xlashard.errors import (
@@ -28,6 +30,7 @@ from xlashard.errors import (
     UnevenShardingWarning,
 )
 from xlashard.pjit import function
+from xlashard.pjit.report.model import ReplicationReport
 from xlashard.pjit.shardings import uneven
 from xlashard.wording import plain_text
 
@@ -176,6 +179,39 @@ def test_large_arguments_without_a_sharding(mesh, little):
     first, second = (str(warning.message) for warning in issued(run))
     assert "w['a']" in first and "float32[512,512]" in first and "1.0 MiB on each of 8" in first
     assert "P(('x', 'y')" in first and second.startswith("w of ")
+
+
+def test_where_a_program_is_compiled_without_a_call(mesh, little):
+    def total(w, x):
+        return w.sum() + x.sum()
+
+    struct = jax.ShapeDtypeStruct(LARGE.shape, LARGE.dtype)
+    own, jitted = pjit(total), jax.jit(total)
+    with jax.set_mesh(mesh):
+        lowered = own.lower(LARGE, f32(8))
+        with record_programs() as programs:
+            jitted(LARGE, f32(8))
+        (program,) = programs
+        compiling = (
+            lambda: lowered.compile(),
+            lambda: lowered.compile(compiler_options={"xla_embed_ir_in_executable": True}),
+            lambda: explain(own, struct, f32(8)),
+            lambda: explain(jitted, struct, f32(8)),
+            lambda: explain(jitted.trace(LARGE, f32(8))),
+            lambda: explain(program),
+        )
+        for run in compiling:
+            (warning,) = issued(run)
+            assert warning.category is ReplicationWarning and warning.filename == __file__
+            assert re.match(naming("w of total", "1.0 MiB", "in_shardings"), str(warning.message))
+        assert issued(lambda: own.lower(LARGE, f32(8))) == []
+        with pytest.raises(ReplicationError):
+            explain(pjit(total, strict=True), LARGE, f32(8))
+        with pytest.warns(ReplicationWarning):
+            report = explain(jitted, LARGE, f32(8))
+        row = ReplicationReport("argument", "w", "P()", (0, 1), ("x", "y"), 7 * LARGE.nbytes // 8)
+        assert report.replications == (row,)
+        assert issued(lambda: explain(jitted, LARGE[1:], f32(8))) == []
 
 
 def test_placed_and_small_values_are_silent(mesh, little):

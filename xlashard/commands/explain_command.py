@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from xlashard.commands.script_run import (
 )
 from xlashard.commands.script_words import change_interpreter, parse_script
 from xlashard.documents import parse_json, read_text
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
@@ -82,9 +83,12 @@ def _run_script(arguments: argparse.Namespace) -> int:
     module = importlib.import_module("xlashard.pjit.report.script_report")
     status_line = importlib.import_module("xlashard.commands.common").status_line
     explained = []
-    for program in selected:
-        with status_line(f"compiling {program.name} for its report"):
-            explained.append(module.explain_recorded(program))
+    with warnings.catch_warnings():
+        # The script has warned, and the reports have what the compilation here would warn of.
+        warnings.simplefilter("ignore", XlashardWarning)
+        for program in selected:
+            with status_line(f"compiling {program.name} for its report"):
+                explained.append(module.explain_recorded(program))
     report = module.ScriptReport(
         script=result.title,
         outcome=result.outcome,

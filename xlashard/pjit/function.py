@@ -57,11 +57,7 @@ from xlashard.pjit.trace import (
     used_parts_of,
 )
 from xlashard.program.compile import LoweredProgram
-from xlashard.sharding import (
-    Sharding,
-    SingleDeviceSharding,
-    XLACompatibleSharding,
-)
+from xlashard.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 
 type _Boundary = tuple[
     tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]
@@ -234,6 +230,7 @@ class Function:
         compiled = entry.compile(call.traced.jaxpr, request, call.miss)
         self.record(call, request)
         self.compile_log.log_reason(call.miss)
+        report_replicated(call, compiled, self.options)
         return compiled
 
     def compile_uncached(
@@ -250,7 +247,9 @@ class Function:
         again.miss.executable_source = compiled.program.source
         self.record(again, replace(request, options=(*request.options, *options)))
         self.compile_log.log_reason(again.miss)
-        return compiled.with_user_shardings(request.placement)
+        compiled = compiled.with_user_shardings(request.placement)
+        report_replicated(call, compiled, self.options)
+        return compiled
 
     def compile_call(self, call: Call) -> CompiledProgram:
         """Return the program of a call that is about to run."""

@@ -95,6 +95,7 @@ def test_printed_reports(update_goldens):
         WASTE,
         ReplicationReport("open dimension", "x", "P()", (0, 1), ("y",), 1),
         ReplicationReport("result", "result", "P()", (0,), ("x",), 1),
+        ReplicationReport("argument", "w", "P()", (1,), ("x", "y"), 1),
     )
     reduce = collective(
         "all-reduce", op_name="step/transpose(jvp())/mul", source=HERE, operands=("f32[2]",) * 3

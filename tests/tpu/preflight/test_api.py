@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -12,9 +13,11 @@ import pytest
 from flax import nnx
 
 import xlashard
+from tests.facts import naming
 from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
-from xlashard.errors import ArgumentError, CompileError, TopologyError
+from xlashard.errors import ArgumentError, CompileError, ReplicationWarning, TopologyError
 from xlashard.hlo import hlo_program
+from xlashard.pjit.shardings import uneven
 from xlashard.tpu.preflight import Workload
 
 POD = "v5e-16"
@@ -66,11 +69,17 @@ def test_memory_and_time(report: PreflightReport) -> None:
     assert (donation.path, donation.result) == ("x", "result")
 
 
-def test_unused_donations_are_in_the_report_alone() -> None:
+def test_replicated_arguments_warn_and_unused_donations_are_in_the_report_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uneven, "FLAGS", replace(uneven.FLAGS, warn_replicated=1))
     summed = xlashard.pjit(lambda x: x.sum(), donate_argnums=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         report = preflight(summed, X, topology=POD, mesh=AXES)
+    (warning,) = caught
+    assert warning.category is ReplicationWarning and warning.filename == __file__
+    assert re.match(naming("x of", "4.0 MiB on each of 16"), str(warning.message))
     (donation,) = report.donations
     assert donation.donated and not donation.is_reused
 

@@ -169,7 +169,7 @@ class DonationReport:
         return self.donated and bool(self.result)
 
 
-type ReplicationKind = Literal["result", "open dimension", "constraint"]
+type ReplicationKind = Literal["argument", "result", "open dimension", "constraint"]
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,12 @@ class ReplicationReport:
     """Value with more copies than requested.
 
     Attributes:
-        kind: `result`: its sharding is unspecified, and it is replicated along `axes`, which an
-            argument is sharded over; `open dimension`: its spec leaves `dims` UNCONSTRAINED, and
-            the partitioner left them unsharded; `constraint`: a with_sharding_constraint unshards
-            `dims`, for which the program gathers the value along `axes` at that line.
+        kind: `argument`: it has no sharding, the partitioner left it whole, and it has the bytes of
+            a `ReplicationWarning`; `result`: its sharding is unspecified, and it is replicated
+            along `axes`, which an argument is sharded over; `open dimension`: its spec leaves
+            `dims` UNCONSTRAINED, and the partitioner left them unsharded; `constraint`: a
+            with_sharding_constraint unshards `dims`, for which the program gathers the value along
+            `axes` at that line.
         path: The argument or result; for a constraint the type of the value.
         spec: Its sharding.
         dims: The dimensions.

@@ -211,7 +211,7 @@ def _entry(entry: Any) -> str:
 
 def describe_inputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
     """Describe the arguments, then the closed-over arrays."""
-    arguments = (_describe(value, _decided(value)) for value in program.arguments)
+    arguments = (_describe(value, decided_by(value)) for value in program.arguments)
     return (*arguments, *(_describe(value, "function") for value in program.closed_over))
 
 
@@ -227,7 +227,8 @@ def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
     )
 
 
-def _decided(value: ProgramValue) -> Decided:
+def decided_by(value: ProgramValue) -> Decided:
+    """Return what decided the sharding of an argument."""
     argument, is_lowered = value.argument, value.lowered_sharding is not None
     if argument is not None and argument.requested is not None:
         return "caller"

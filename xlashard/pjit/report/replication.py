@@ -20,7 +20,13 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport, UnevenReport
-from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue, spec_text
+from xlashard.pjit.report.program_values import (
+    ExplainedProgram,
+    ProgramValue,
+    decided_by,
+    spec_text,
+)
+from xlashard.pjit.shardings import uneven as settings
 from xlashard.pjit.shardings.uneven import CONSTRAINT, UnevenConstraint, uneven_constraints
 from xlashard.program.annotate import is_open
 from xlashard.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, from_jax
@@ -191,11 +197,24 @@ def describe_replications(
     if mesh is None or len(program.plan.devices) == 1:
         return ()
     reports = [
+        *_arguments(program, mesh),
         *_results(program, mesh),
         *_open_dims(program, mesh),
         *_constraints(program, collectives, mesh, sources),
     ]
     return tuple(sorted(reports, key=lambda r: -r.wasted_bytes))
+
+
+def _arguments(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
+    """Yield the arguments of which a `ReplicationWarning` warns, if an axis divides them."""
+    least = settings.FLAGS.warn_replicated * 2**20
+    for value in program.arguments:
+        if least and value.nbytes >= least and decided_by(value) == "partitioner":
+            assert value.sharding is not None
+            if value.sharding.rank_tiling(value.aval.ndim).is_replicated:
+                report = _report("argument", value, range(value.aval.ndim), mesh.axis_names)
+                if report is not None:
+                    yield report
 
 
 def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:

@@ -242,6 +242,8 @@ def _why(r: ReplicationReport) -> str:
             return f"the constraint{line} unshards {what}: gathered along {axes}"
         case "open dimension":
             return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
+        case "argument":
+            return f"no sharding, and not sharded by XLA; {axes} could shard {what}"
         case _:
             return f"unspecified; {axes}, which shards an argument, could shard {what}"
 

@@ -37,15 +37,16 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
     least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
     if len(plan.devices) == 1 or not least:
         return
-    for path, aval, sharding in (*_arguments(call, compiled), *_results(call, compiled, options)):
+    arguments = ((*each, "by device_put or in_shardings") for each in _arguments(call, compiled))
+    results = ((*each, "in out_shardings") for each in _results(call, compiled, options))
+    for path, aval, sharding, by in (*arguments, *results):
         nbytes = tile_bytes(aval, (1,) * aval.ndim)
         if nbytes < least or not sharding.rank_tiling(aval.ndim).is_replicated:
             continue
         text = (
             f"{path} of {call.traced.name} ({dtype_name(aval)}) has no sharding, and the "
             f"partitioner leaves it whole: {in_bytes(nbytes)} on each of {len(plan.devices)} "
-            f"devices. Give it {_advice(plan.mesh, aval.shape)}, by device_put or in the shardings "
-            "of pjit; P() keeps it whole"
+            f"devices. Give it {_advice(plan.mesh, aval.shape)}, {by}; P() keeps it whole"
         )
         if is_strict(options.strict):
             raise ReplicationError(text, path=path, device_bytes=nbytes)

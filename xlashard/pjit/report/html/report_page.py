@@ -241,6 +241,7 @@ def _replication_reason(replication: ReplicationReport) -> str:
         f"dimension{'s' * (len(replication.dims) > 1)} {' and '.join(map(str, replication.dims))}"
     )
     return {
+        "argument": f"no sharding, and the partitioner did not shard {dims}",
         "result": f"unspecified, and replicated along {axes}",
         "open dimension": f"the partitioner did not shard {dims}",
         "constraint": f"the constraint unshards {dims}: gathered along {axes}",
