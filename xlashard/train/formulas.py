@@ -66,8 +66,8 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
     """Return the parameters of the model.
 
     A layer has W (H + 2 K) D + H D W elements in its attention, 3 W M in its feed-forward layer
-    (with experts E times that, and W E in the router) and 2 W in its norms; outside of the layers
-    the model has two tables of V W and a norm of W.
+    (2 W M without a gate; with experts E times that, and W E in the router) and 2 W in its norms;
+    outside of the layers the model has two tables of V W, or one if they are tied, and a norm of W.
     """
     width, size, layers = model.width, model.head_size, model.layers
     heads, kv_heads = (model.heads, size), (model.kv_heads, size)
@@ -79,7 +79,7 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
         ("attention.value", (width, *kv_heads), ("embed", "kv_heads", None)),
         ("attention.out", (*heads, width), ("heads", None, "embed")),
         ("mlp.norm", (width,), (None,)),
-        ("mlp.gate", (*many, width, model.mlp), (*named, "embed", "mlp")),
+        *([("mlp.gate", (*many, width, model.mlp), (*named, "embed", "mlp"))] * model.gated),
         ("mlp.up", (*many, width, model.mlp), (*named, "embed", "mlp")),
         ("mlp.down", (*many, model.mlp, width), (*named, "mlp", "embed")),
     ]
@@ -89,7 +89,7 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
         Matrix("embedding", 1, (model.vocab, width), ("vocab", "embed")),
         *(Matrix(name, layers, sides, axes) for name, sides, axes in inner),
         Matrix("norm", 1, (width,), (None,)),
-        Matrix("head", 1, (width, model.vocab), ("embed", "vocab")),
+        *([Matrix("head", 1, (width, model.vocab), ("embed", "vocab"))] * (not model.tied)),
     )
 
 
@@ -160,7 +160,8 @@ def model_flops(settings: Settings) -> float:
     model = settings.model
     sequences = settings.training.batch
     norms = (2 * model.layers + 1) * model.width
-    weights = active_parameters(model) - model.vocab * model.width - norms
+    looked_up = 0 if model.tied else model.vocab * model.width
+    weights = active_parameters(model) - looked_up - norms
     pairs = sequences * model.length * (model.length + 1) / 2
     attention = 12 * model.layers * model.heads * model.head_size * pairs
     return 6 * weights * sequences * model.length + attention
@@ -279,7 +280,7 @@ def _activation_traffic(settings: Settings) -> _Sent:
     embed, heads, mlp, vocab = (
         _part_of(settings, axes) for axes in (rules.embed, rules.heads, rules.mlp, rules.vocab)
     )
-    again = model.remat and "stream" not in model.kept
+    again = model.remat and not {"stream", "out"} & {x for part in model.residuals for x in part}
     yield rules.heads, 2 * heads * layers * stream * one * (3 if again else 2)
     if model.experts:
         rows = sequences * model.experts * places(model, model.length)
@@ -342,7 +343,7 @@ def _products(settings: Settings) -> dict[str, float]:
         "key": 2 * layers * tokens * width * kv_heads,
         "value": 2 * layers * tokens * width * kv_heads,
         "out": 2 * layers * tokens * heads * width,
-        "gate": 2 * layers * rows * width * model.mlp,
+        "gate": 2 * layers * rows * width * model.mlp * model.gated,
         "up": 2 * layers * rows * width * model.mlp,
         "down": 2 * layers * rows * width * model.mlp,
         "router": 2 * layers * tokens * width * model.experts,
@@ -357,9 +358,9 @@ def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
     head = parts["head"] if model.vocab_parts > 1 else 0.0
     if not model.remat:
         return head
-    kept = set(model.kept)
+    kept = {name for names in model.residuals for name in names}
     names = {"query", "key", "value", "gate", "up"} - kept
-    names |= {"router"} | ({"out"} - {"out" if "stream" in kept else ""})
+    names |= {"router"} | ({"out"} - {"out" if kept & {"stream", "out"} else ""})
     if "attention" not in kept:
         names |= {"scores", "mixing"}
     elif not _in_blocks(model):

@@ -4,10 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
+from xlashard import Mesh
+from xlashard.train.config.settings import KernelSettings, Rules
 from xlashard.train.model.blockwise import blockwise_attention
+from xlashard.train.model.kernels import kernel_attention
+from xlashard.train.model.layout import Layout
 
 BATCH, LENGTH, SIZE = 2, 24, 8
+KERNELS = {
+    "splash": KernelSettings(attention="splash", block_q_dq=128, block_kv_dq=128),
+    "splash with one backward pass": KernelSettings(attention="splash", fused_backward=True),
+    "flash": KernelSettings(attention="flash", block_kv=256, block_kv_compute=128),
+}
 
 
 def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -19,9 +29,11 @@ def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bhlm,bmhd->blhd", jax.nn.softmax(scores, axis=-1), v)
 
 
-def drawn(heads: int, kv_heads: int, scale: float = 1.0) -> list[jax.Array]:
+def drawn(
+    heads: int, kv_heads: int, scale: float = 1.0, length: int = LENGTH, size: int = SIZE
+) -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), 3)
-    shapes = [(BATCH, LENGTH, count, SIZE) for count in (heads, kv_heads, kv_heads)]
+    shapes = [(BATCH, length, count, size) for count in (heads, kv_heads, kv_heads)]
     return [scale * jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True)]
 
 
@@ -71,3 +83,22 @@ def test_no_value_of_every_pair_of_positions_is_made() -> None:
     largest = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     # All scores would be 2 · 4096² numbers, 128 MiB.
     assert largest < 16 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_give_what_all_scores_give(name: str) -> None:
+    """Two devices, in the interpreter of Pallas for TPU."""
+    rules = Rules(batch=("data",), heads=("tensor",))
+    layout = Layout(Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor")), rules)
+
+    def kernel(*inputs: jax.Array) -> jax.Array:
+        return kernel_attention(*inputs, KERNELS[name], layout)
+
+    q, k, v = drawn(4, 2, length=256, size=128)
+    expected, values = gradients(whole, q, k, v)
+    with force_tpu_interpret_mode():
+        actual, mixed = gradients(kernel, q, k, v)
+    np.testing.assert_allclose(mixed, values, rtol=1e-4, atol=1e-5)
+    for ours, exact in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-4)

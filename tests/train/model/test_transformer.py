@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 
 from tests.train.examples import settings
 from xlashard.train.config.settings import ModelSettings
+from xlashard.train.formulas import parameters as count_parameters
 from xlashard.train.model.layout import initial_parameters
 from xlashard.train.model.programs import choose, generate, readable
 from xlashard.train.model.transformer import (
@@ -63,19 +66,33 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
             for i in range(len(tokens)):
                 scores = np.exp(k[: i + 1] @ q[i] / np.sqrt(size))
                 added[i] += scores @ v[: i + 1] / scores.sum() @ attention["out"][head]
-        x = x + added
-        y = norm(x, mlp["norm"])
-        gate = y @ mlp["gate"]
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ mlp["up"])) @ mlp["down"]
-    return norm(x, p["norm"]) @ p["head"]
+        y = norm(x if model.parallel else x + added, mlp["norm"])
+        hidden = y @ mlp["up"]
+        if model.gated:
+            gate = y @ mlp["gate"]
+            hidden *= gate / (1 + np.exp(-gate))
+        else:
+            hidden = np.maximum(hidden, 0)
+        x = x + added + hidden @ mlp["down"]
+    head = p["embedding"].T / np.sqrt(model.width) if model.tied else p["head"]
+    return norm(x, p["norm"]) @ head
+
+
+OTHERS = {
+    "plain feed-forward layer": {"gated": False, "activation": "relu"},
+    "parallel, wide heads, tied": {"parallel": True, "head_dim": 10, "tied": True},
+}
 
 
 @pytest.mark.slow
-def test_forward_is_the_transformer_written_out(parameters: dict) -> None:
-    tokens = TOKENS[0].astype(np.int32)
-    expected = numpy_forward(parameters, tokens, MODEL)
-    scores = forward(parameters, jnp.asarray(tokens)[None], MODEL)[0]
+@pytest.mark.parametrize("changes", [{}, *OTHERS.values()], ids=["usual", *OTHERS])
+def test_forward_is_the_transformer_written_out(changes: dict) -> None:
+    model, tokens = replace(MODEL, **changes), TOKENS[0].astype(np.int32)
+    parameters = drawn(model)
+    expected = numpy_forward(parameters, tokens, model)
+    scores = forward(parameters, jnp.asarray(tokens)[None], model)[0]
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+    assert count_parameters(model) == sum(x.size for x in jax.tree.leaves(parameters))
 
 
 @pytest.mark.slow

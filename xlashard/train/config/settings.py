@@ -15,9 +15,30 @@ _NOT_NEGATIVE = Bounds(at_least=0)
 _FRACTION = Bounds(at_least=0, at_most=1)
 _MOMENT = Bounds(at_least=0, below=1)
 
-KEEPABLE = ("query", "key", "value", "attention", "stream", "gate", "up")
-"""Residuals of a layer that remat can keep: the inputs and the output of attention, the residual
-stream between both sublayers, and the two products of the feed-forward layer."""
+KEEPABLE = (
+    *("input", "query", "key", "value", "attention", "out"),
+    *("stream", "gate", "up", "down"),
+)
+"""Residuals of a layer that remat can keep or offload: the layer's input, the inputs and the output
+of attention and its projection, the residual stream between both sublayers, and the products of the
+feed-forward layer."""
+
+_PROJECTIONS = ("query", "key", "value")
+_PRODUCTS = (*_PROJECTIONS, "out", "gate", "up", "down")
+
+REMAT_POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "full": ((), ()),
+    "minimal": (_PRODUCTS, ()),
+    "minimal_with_context": ((*_PRODUCTS, "attention"), ()),
+    "minimal_offloaded": ((), _PRODUCTS),
+    "save_dot_except_mlp": ((*_PROJECTIONS, "out"), ()),
+    "save_dot_with_context_except_mlp": ((*_PROJECTIONS, "attention", "out"), ()),
+    "save_dot_except_mlpwi": ((*_PROJECTIONS, "out", "down"), ()),
+    "save_qkv_proj": (_PROJECTIONS, ()),
+    "save_out_proj": (("out",), ()),
+    "qkv_proj_offloaded": ((), _PROJECTIONS),
+}
+"""Residuals on the device and in host memory, by the names that MaxText gives the policies."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +83,41 @@ class ShardingSettings:
 
 
 @dataclass(frozen=True)
+class KernelSettings:
+    """Attention kernel on TPU, and positions per block of its passes."""
+
+    attention: Literal["none", "splash", "flash"] = setting(
+        "none", "Pallas kernel of attention on TPU; other devices compute it without the kernel"
+    )
+    block_q: int = setting(512, "queries per block, forward", _POSITIVE)
+    block_kv: int = setting(512, "keys per block, forward", _POSITIVE)
+    block_kv_compute: int = setting(512, "keys per product, forward", _POSITIVE)
+    block_q_dkv: int = setting(512, "queries per block, gradients of keys and values", _POSITIVE)
+    block_kv_dkv: int = setting(512, "keys per block, gradients of keys and values", _POSITIVE)
+    block_kv_dkv_compute: int = setting(
+        512, "keys per product, gradients of keys and values", _POSITIVE
+    )
+    block_q_dq: int = setting(512, "queries per block, gradient of queries", _POSITIVE)
+    block_kv_dq: int = setting(512, "keys per block, gradient of queries", _POSITIVE)
+    fused_backward: bool = setting(False, "splash: all gradients in one kernel")
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     """Shape and arithmetic of the transformer."""
 
     layers: int = setting(4, "transformer layers", _POSITIVE)
     width: int = setting(128, "features per position", _POSITIVE)
-    heads: int = setting(4, "query heads; width / heads is the size of a head", _POSITIVE)
+    heads: int = setting(4, "query heads", _POSITIVE)
+    head_dim: int = setting(0, "features of a head; 0: width / heads", _NOT_NEGATIVE)
     kv_heads: int = setting(2, "key and value heads, each shared by heads / kv_heads", _POSITIVE)
     mlp: int = setting(384, "hidden features of the feed-forward layer", _POSITIVE)
+    activation: Literal["silu", "gelu", "relu"] = setting(
+        "silu", "function between the products of the feed-forward layer"
+    )
+    gated: bool = setting(True, "gate in the feed-forward layer: three matrices, else two")
+    parallel: bool = setting(False, "attention and feed-forward layer of the same input")
+    tied: bool = setting(False, "the embedding is the output head too")
     vocab: int = setting(256, "size of the vocabulary; 256 for bytes", Bounds(at_least=2))
     length: int = setting(128, "tokens of context", Bounds(at_least=2))
     rope_base: float = setting(10000.0, "longest rotary wavelength / 2π", Bounds(above=1))
@@ -83,10 +131,28 @@ class ModelSettings:
     kept: tuple[str, ...] = setting(
         (), f"residuals that remat keeps besides the input of a layer: {', '.join(KEEPABLE)}"
     )
+    offloaded: tuple[str, ...] = setting((), "residuals that remat moves to host memory and back")
+    remat_policy: Literal[
+        "custom",
+        "full",
+        "minimal",
+        "minimal_with_context",
+        "minimal_offloaded",
+        "save_dot_except_mlp",
+        "save_dot_with_context_except_mlp",
+        "save_dot_except_mlpwi",
+        "save_qkv_proj",
+        "save_out_proj",
+        "qkv_proj_offloaded",
+    ] = setting("custom", "residuals by the name of a policy; custom: `kept` and `offloaded`")
+    kernel: KernelSettings = section(KernelSettings, "attention kernel on TPU")
     attention_block: int = setting(
         0,
         "positions per block of attention; 0: one block with length² scores",
         _NOT_NEGATIVE,
+    )
+    logits: Literal["float32", "bfloat16"] = setting(
+        "float32", "type in which the logits are stored, with one part of the vocabulary"
     )
     vocab_parts: int = setting(
         1, "parts of the vocabulary, computed one after the other", _POSITIVE
@@ -103,7 +169,12 @@ class ModelSettings:
     @property
     def head_size(self) -> int:
         """Return the number of features of a head."""
-        return self.width // self.heads
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def residuals(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the residuals that remat keeps on the device, and those in host memory."""
+        return REMAT_POLICIES.get(self.remat_policy, (self.kept, self.offloaded))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xlashard.train.config.settings import KEEPABLE, Rules, Settings
+from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.layout import Declaration, check_mesh, path_name
 from xlashard.train.model.transformer import declare
@@ -47,9 +47,14 @@ def check_settings(settings: Settings) -> None:
 
 def _model(settings: Settings) -> Iterator[str]:
     model = settings.model
-    if model.width % model.heads:
+    if not model.head_dim and model.width % model.heads:
         near = _near(model.width, 2 * model.heads)
         yield _misfit("model.width", model.width, "model.heads", model.heads, near)
+    elif model.head_dim % 2:
+        yield (
+            f"model.head_dim = {model.head_dim} must be even, for rotary positions turn pairs. "
+            f"Write:\n  [model]\n  head_dim = {model.head_dim + 1}"
+        )
     elif model.head_size % 2:
         yield (
             f"model.width / model.heads = {model.width} / {model.heads} = {model.head_size} must "
@@ -83,19 +88,60 @@ def _pieces(settings: Settings) -> Iterator[str]:
             f"model.active_experts = {model.active_experts} of model.experts = {model.experts} "
             f"exceeds the number of experts. Write:\n  [model]\n  active_experts = {model.experts}"
         )
-    unknown = [name for name in model.kept if name not in KEEPABLE]
-    if unknown:
+    if model.experts and not model.gated:
         yield (
-            f"model.kept names {', '.join(map(repr, unknown))}, and a layer has: "
-            f"{', '.join(KEEPABLE)}. Write, for example:\n"
-            f"  [model]\n  kept = {_list(tuple(x for x in model.kept if x in KEEPABLE))}"
+            f"model.gated = false, but model.experts = {model.experts} have a gate. Write:\n"
+            f"  [model]\n  gated = true"
         )
-    elif model.kept and not model.remat:
-        yield (
-            "model.kept lists values that rematerialisation keeps, but model.remat = false. "
-            "Write:\n  [model]\n  remat = true"
-        )
+    yield from _residuals(model)
+    yield from _kernel(model)
     yield from _tokens(settings)
+
+
+def _residuals(model: ModelSettings) -> Iterator[str]:
+    """Check the names of residuals that remat keeps or offloads."""
+    for key in ("kept", "offloaded"):
+        names = getattr(model, key)
+        unknown = [name for name in names if name not in KEEPABLE]
+        if unknown:
+            yield (
+                f"model.{key} names {', '.join(map(repr, unknown))}, and a layer has: "
+                f"{', '.join(KEEPABLE)}. Write, for example:\n"
+                f"  [model]\n  {key} = {_list(tuple(x for x in names if x in KEEPABLE))}"
+            )
+        elif names and not model.remat:
+            yield (
+                f"model.{key} lists values that rematerialisation keeps, but model.remat = false. "
+                "Write:\n  [model]\n  remat = true"
+            )
+        elif names and model.remat_policy != "custom":
+            yield (
+                f"model.{key} lists values that rematerialisation keeps, but model.remat_policy = "
+                f'"{model.remat_policy}" lists others. Write:\n  [model]\n  {key} = []'
+            )
+    both = [name for name in model.kept if name in model.offloaded]
+    if both:
+        rest = tuple(name for name in model.kept if name not in both)
+        yield (
+            f"model.kept and model.offloaded both name {', '.join(map(repr, both))}. Write:\n"
+            f"  [model]\n  kept = {_list(rest)}"
+        )
+
+
+def _kernel(model: ModelSettings) -> Iterator[str]:
+    """Check that the blocks of the attention kernel divide the length."""
+    if model.kernel.attention == "none":
+        return
+    for key, block in vars(model.kernel).items():
+        if not isinstance(block, int) or not key.startswith("block_"):
+            continue
+        block = min(block, model.length)
+        if model.length % block:
+            near = math.gcd(model.length, block)
+            yield (
+                f"model.kernel.{key} = {block} does not divide model.length = {model.length}. "
+                f"Write:\n  [model.kernel]\n  {key} = {near}"
+            )
 
 
 def _tokens(settings: Settings) -> Iterator[str]:

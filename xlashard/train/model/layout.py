@@ -89,6 +89,11 @@ class Layout:
         spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
         return xlashard.with_sharding_constraint(x, xlashard.NamedSharding(self.mesh, spec))
 
+    @property
+    def platform(self) -> str:
+        """Return the platform of the devices, such as ``tpu``."""
+        return self.mesh.devices.flat[0].platform
+
     def ways(self, axis: str) -> int:
         """Return the number of shards of a logical axis."""
         return math.prod(self.mesh.shape[name] for name in getattr(self.rules, axis))
@@ -119,6 +124,9 @@ def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
 
 class Unplaced:
     """`Place` of a program without a mesh."""
+
+    platform = ""
+    """Unknown: the program may be lowered for any devices."""
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
         """Return the activation unchanged."""

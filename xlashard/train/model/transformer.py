@@ -1,6 +1,6 @@
 """Decoder-only transformer in plain JAX functions, over bytes or any other tokens.
 
-RMSNorm, rotary positions, grouped-query attention, and a SwiGLU feed-forward layer or experts.
+RMSNorm, rotary positions, grouped-query attention, and a feed-forward layer or experts.
 Parameters are a dict of arrays; `declare` describes each array, `forward` and `decode` use them.
 Letters in shapes: B batch, L length, W width, H query heads, K key and value heads, D features of
 one head, M hidden features of the feed-forward part, N layers, V tokens of the vocabulary.
@@ -16,12 +16,15 @@ from jax.ad_checkpoint import checkpoint_name
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.model.blockwise import blockwise_attention, cross_entropy
 from xlashard.train.model.experts import mix_experts
+from xlashard.train.model.kernels import kernel_attention
 from xlashard.train.model.layout import Axes, Declaration, Place, placed, unplaced
 
 _EPSILON = 1e-6
 _HIDDEN = -1e30
 _STREAM = ("batch", "length", None)
 _WHOLE = ("batch", None, None)
+_HEAD = ("embed", "vocab")
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 
 
 def declare(model: ModelSettings) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def declare(model: ModelSettings) -> dict[str, Any]:
 
     Returns:
         ``embedding`` [V, W], ``layers`` (dicts of arrays stacked over N), ``norm`` [W] and
-        ``head`` [W, V].
+        ``head`` [W, V], unless the embedding is tied to it.
     """
     width, size, inward = model.width, model.head_size, model.width**-0.5
     heads, kv_heads = model.heads, model.kv_heads
@@ -57,13 +60,16 @@ def declare(model: ModelSettings) -> dict[str, Any]:
         "up": stacked(into, (*named, "embed", "mlp"), inward),
         "down": stacked(out_of, (*named, "mlp", "embed"), quiet * model.mlp**-0.5),
     }
+    if not model.gated:
+        del mlp["gate"]
     if model.experts:
         mlp["router"] = stacked((width, model.experts), ("embed", None), inward)
+    head = {} if model.tied else {"head": Declaration((width, model.vocab), _HEAD, inward)}
     return {
         "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
         "layers": {"attention": attention, "mlp": mlp},
         "norm": Declaration((width,), (None,), None),
-        "head": Declaration((width, model.vocab), ("embed", "vocab"), inward),
+        **head,
     }
 
 
@@ -129,10 +135,12 @@ def measure(
     tokens = tokens.astype(jnp.int32)
     x, measured = _features(parameters, tokens[:, :-1], model, place)
     if model.vocab_parts > 1:
-        head = parameters["head"].astype(x.dtype)
+        head = _output_matrix(parameters, x.dtype, model)
         value = cross_entropy(x, head, tokens[:, 1:], model.vocab_parts, place)
     else:
-        scores = _scores(x, _head(parameters, x.dtype, model, place), place)
+        dtype = jnp.dtype(model.logits)
+        scores = _scores(x, _head(parameters, x.dtype, model, place), place, dtype)
+        scores = scores.astype(jnp.float32)
         # A sum over a mask, not a gather: the vocabulary may be sharded.
         is_next = tokens[:, 1:, None] == jnp.arange(model.vocab)
         chosen = jnp.sum(jnp.where(is_next, scores, 0.0), axis=-1)
@@ -179,9 +187,9 @@ def decode(
         q, k, v = _project(x, weights["attention"], angles, unplaced)
         keys = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=1)
         values = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=1)
-        x = x + _out(_attend(q, keys, values, seen), weights["attention"], unplaced)
-        added, _ = _feed_forward(x, weights["mlp"], model, unplaced)
-        return x + added, (keys, values)
+        stream = x + _out(_attend(q, keys, values, seen), weights["attention"], unplaced)
+        added, _ = _feed_forward(x if model.parallel else stream, weights["mlp"], model, unplaced)
+        return stream + added, (keys, values)
 
     x = _embed(parameters, token[:, None].astype(jnp.int32), dtype, unplaced)
     layers = _cast(parameters["layers"], dtype)
@@ -216,10 +224,13 @@ def _features(
 
     def layer(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
         weights = jax.tree.map(lambda w, named: _whole(w, named, model, place), weights, axes)
-        x = x + _attention(x, weights["attention"], angles, model, place)
-        x = checkpoint_name(place(x, _STREAM), "stream")
-        added, measured = _feed_forward(x, weights["mlp"], model, place)
-        return place(x + added, _STREAM), measured
+        x = checkpoint_name(x, "input")
+        stream = x + _attention(x, weights["attention"], angles, model, place)
+        stream = checkpoint_name(place(stream, _STREAM), "stream")
+        added, measured = _feed_forward(
+            x if model.parallel else stream, weights["mlp"], model, place
+        )
+        return place(stream + added, _STREAM), measured
 
     x = _embed(parameters, tokens, dtype, place)
     body = jax.checkpoint(layer, policy=_kept(model)) if model.remat else layer
@@ -230,7 +241,15 @@ def _features(
 def _kept(model: ModelSettings) -> Any:
     """Return the rematerialisation policy for residuals besides the input of each layer."""
     policies = jax.checkpoint_policies
-    return policies.save_only_these_names(*model.kept) if model.kept else None
+    kept, offloaded = model.residuals
+    if offloaded:
+        return policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(kept),
+            names_which_can_be_offloaded=list(offloaded),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    return policies.save_only_these_names(*kept) if kept else None
 
 
 def _cast(weights: dict[str, Any], dtype: Any) -> dict[str, Any]:
@@ -266,12 +285,20 @@ def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Pla
 
 
 def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Place) -> jax.Array:
-    return _whole(parameters["head"].astype(dtype), ("embed", "vocab"), model, place)
+    return _whole(_output_matrix(parameters, dtype, model), _HEAD, model, place)
 
 
-def _scores(x: jax.Array, head: jax.Array, place: Place) -> jax.Array:
+def _output_matrix(parameters: dict[str, Any], dtype: Any, model: ModelSettings) -> jax.Array:
+    """Return the matrix [W, V] from features to logits."""
+    if model.tied:
+        # The rows of the embedding have norm √W.
+        return (parameters["embedding"].T * model.width**-0.5).astype(dtype)
+    return parameters["head"].astype(dtype)
+
+
+def _scores(x: jax.Array, head: jax.Array, place: Place, dtype: Any = jnp.float32) -> jax.Array:
     x = placed(x, place, _WHOLE, _STREAM)
-    scores = jnp.einsum("blw,wv->blv", x, head, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("blw,wv->blv", x, head, preferred_element_type=dtype)
     return place(scores, ("batch", None, "vocab"))
 
 
@@ -291,7 +318,9 @@ def _attention(
 ) -> jax.Array:
     """Return the attention layer's addition to the residual stream [B, L, W]."""
     q, k, v = _project(x, weights, angles, place)
-    if model.attention_block and model.attention_block < x.shape[1]:
+    if model.kernel.attention != "none" and place.platform == "tpu":
+        mixed = kernel_attention(q, k, v, model.kernel, place)
+    elif model.attention_block and model.attention_block < x.shape[1]:
         mixed = blockwise_attention(q, k, v, model.attention_block)
     else:
         causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
@@ -324,7 +353,8 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax
 
 
 def _out(mixed: jax.Array, weights: dict[str, Any], place: Place) -> jax.Array:
-    return placed(jnp.einsum("blhd,hdw->blw", mixed, weights["out"]), place, _STREAM, _WHOLE)
+    out = jnp.einsum("blhd,hdw->blw", mixed, weights["out"])
+    return checkpoint_name(placed(out, place, _STREAM, _WHOLE), "out")
 
 
 def _feed_forward(
@@ -335,7 +365,13 @@ def _feed_forward(
     if model.experts:
         mixed, measured = mix_experts(x, weights, model, place)
         return placed(mixed, place, _STREAM, _WHOLE), measured
-    gate = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["gate"]), "gate")
-    up = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["up"]), "up")
-    hidden = place(jax.nn.silu(gate) * up, ("batch", None, "mlp"))
-    return placed(jnp.einsum("blm,mw->blw", hidden, weights["down"]), place, _STREAM, _WHOLE), {}
+    activation = _ACTIVATIONS[model.activation]
+    hidden = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["up"]), "up")
+    if model.gated:
+        gate = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["gate"]), "gate")
+        hidden = activation(gate) * hidden
+    else:
+        hidden = activation(hidden)
+    hidden = place(hidden, ("batch", None, "mlp"))
+    down = placed(jnp.einsum("blm,mw->blw", hidden, weights["down"]), place, _STREAM, _WHOLE)
+    return checkpoint_name(down, "down"), {}
