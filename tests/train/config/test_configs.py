@@ -1,12 +1,18 @@
 """The settings files for real runs, and the checked-in facts of their preflights."""
 
+import math
+
 import pytest
 
 from benchmarks import _preflights as preflights
+from benchmarks._published_runs import published_runs
+from xlashard.tpu.topology_names import parse_topology_name
 from xlashard.train.formulas import workload
+from xlashard.train.model.checks import check_settings
 
 REAL = preflights.topology_settings()
 FACTS = preflights.read_facts()
+RUNS = published_runs()
 ADVICE = "write them again: make preflights"
 
 
@@ -61,3 +67,20 @@ def test_compiling_again_gives_the_facts(name: str, request: pytest.FixtureReque
     # Other versions of the compiler place temporaries otherwise, and do the same work.
     assert again.total_bytes == pytest.approx(before.total_bytes, rel=0.2)
     assert again.product_flops == pytest.approx(before.product_flops, rel=0.01)
+
+
+def test_published_runs_are_settings_for_their_chips() -> None:
+    assert len(RUNS) >= 40
+    assert {run.chip for run in RUNS.values()} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    for name, run in RUNS.items():
+        check_settings(run.settings)
+        devices = run.settings.devices
+        place = parse_topology_name(devices.topology)
+        assert place.generation.name == run.chip, name
+        chips = math.prod(place.shape) * devices.slices
+        assert chips == int(name.split("_")[2]), name
+        # A chip of tpu7x is two devices, one of the others is one.
+        assert math.prod(run.settings.mesh.values()) == chips * (1 + (run.chip == "tpu7x")), name
+        assert run.seconds > 0
+        assert run.reliability in ("A", "B")
+        assert run.source
