@@ -9,7 +9,7 @@ import numpy as np
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.legacy.arrays.device_arrays import DeviceArray
 from xlashard.legacy.arrays.shards import Device, Index, Shape
-from xlashard.legacy.modules.entry import Entry, differs, moved, works, works_in
+from xlashard.legacy.modules.entry import EntryTable, differs, moved, works
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.sharding import Sharding
 
@@ -19,7 +19,7 @@ Shard = jax.Shard
 device_array_types: list[Any] = [DeviceArray]
 
 
-def _hashed_index(x: Index) -> int:
+def hashed_index(x: Index) -> int:
     """Return a hash of an index, by the bounds of its slices."""
     return hash(tuple((entry.start, entry.stop) for entry in x))
 
@@ -77,6 +77,7 @@ _GDA = "jax.experimental.global_device_array"
 _ARRAY = "jax.experimental.array"
 _DEVICE_ARRAY = "jax._src.device_array"
 _DEVICE_ARRAYS = "xlashard.legacy.arrays.device_arrays"
+_LEGACY = f"{_DEVICE_ARRAYS}:LegacyArray."
 _SHARDS = "xlashard.legacy.arrays.shards"
 _MAKE = "jax.make_array_from_callback(shape, NamedSharding(mesh, P(...)), data_callback)"
 _KEPT = "The mapping is immutable, because it is cached."
@@ -91,146 +92,117 @@ _ZSTD = (
     "Shards are compressed with zstd, which is faster than gzip; both are read, whatever the spec. "
     "A missing chunk is an error instead of zeros."
 )
+_METADATA = "get_tensorstore_spec(path, arr=x)['metadata']"
+_COMPRESSOR = "The compressor is zstd, not gzip; `dtype` is included, which today's function omits."
 _ERRORS = "An error of one process is raised in all processes immediately."
-_METADATA = (
-    "get_tensorstore_spec(path, arr=x)['metadata']",
-    "The compressor is zstd, not gzip; `dtype` is included, which today's function omits.",
-)
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(_DEVICE_ARRAY, "0.4.14", "works", __name__, "jax.Array"),
-    *works_in(
-        _DEVICE_ARRAY,
-        {
-            _DEVICE_ARRAYS: (
-                ("DeviceArray", "0.4.14", "jax.Array"),
-                ("_DeviceArray", "0.4.14", "jax.Array"),
-                ("make_device_array", "0.4.14", "jax.device_put(buffer, device)"),
-            )
-        },
-    ),
-    Entry(_ARRAY, "0.4.4", "works", __name__, "jax.Array"),
-    *works(
-        _ARRAY,
-        "0.4.4",
-        __name__,
-        Array=("jax.Array", "`isinstance` holds for every concrete `jax.Array`."),
-    ),
-    *moved(
-        _ARRAY,
-        "0.4.4",
-        "jax",
-        *("make_array_from_callback", "make_array_from_single_device_arrays"),
-    ),
-    Entry(_GDA, "0.4.7", "works", __name__, "jax.Array"),
-    *differs(
-        _GDA,
-        "0.4.7",
-        "xlashard.legacy.arrays.gda",
-        GlobalDeviceArray=(
+ENTRIES: EntryTable = {
+    _DEVICE_ARRAY: {
+        "": works("0.4.14", "jax.Array", __name__),
+        "DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS),
+        "_DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS),
+        "make_device_array": works("0.4.14", "jax.device_put(buffer, device)", _DEVICE_ARRAYS),
+    },
+    _ARRAY: {
+        "": works("0.4.4", "jax.Array", __name__),
+        "Array": works(
+            "0.4.4", "jax.Array", __name__, "`isinstance` holds for every concrete `jax.Array`."
+        ),
+        **moved(
+            "0.4.4", "jax", *("make_array_from_callback", "make_array_from_single_device_arrays")
+        ),
+    },
+    _GDA: {
+        "": works("0.4.7", "jax.Array", __name__),
+        "GlobalDeviceArray": differs(
+            "0.4.7",
             _MAKE,
+            "xlashard.legacy.arrays.gda",
             "It is also an Array: operations on it return Arrays. The constructor checks its "
             "arguments even with `_enable_checks=False`, and pickling includes the mesh.",
         ),
-    ),
-    *differs(
-        _GDA,
-        "0.4.7",
-        _SHARDS,
-        Shard=(
+        "Shard": differs(
+            "0.4.7",
             "x.addressable_shards",
+            _SHARDS,
             "Shards are equal if device, index and replica id are.",
         ),
-        get_shard_indices=("NamedSharding(mesh, P(...)).devices_indices_map(shape)", _KEPT),
-        get_shard_indices_replica_ids=(
-            "[(s.index, s.replica_id) for s in x.global_shards]",
-            _KEPT,
+        "get_shard_indices": differs(
+            "0.4.7", "NamedSharding(mesh, P(...)).devices_indices_map(shape)", _SHARDS, _KEPT
         ),
-        get_shard_shape=(
+        "get_shard_indices_replica_ids": differs(
+            "0.4.7", "[(s.index, s.replica_id) for s in x.global_shards]", _SHARDS, _KEPT
+        ),
+        "get_shard_shape": differs(
+            "0.4.7",
             "NamedSharding(mesh, P(...)).shard_shape(shape)",
+            _SHARDS,
             "A dimension that is not divisible is an error; its size was rounded down.",
         ),
-    ),
-    *works(
-        _GDA,
-        "0.4.7",
-        __name__,
-        _GdaFastPathArgs=_MAKE,
-        _hashed_index="hash(tuple((s.start, s.stop) for s in index))",
-        Device="jax.Device",
-        DeviceArray="jax.Array",
-        ArrayLike="jax.typing.ArrayLike",
-        Index="tuple[slice, ...]",
-        Shape="tuple[int, ...]",
-    ),
-    *works_in(
-        _GDA,
-        {
-            _SHARDS: (
-                ("MeshAxes", "0.4.7", "jax.sharding.PartitionSpec"),
-                ("_get_shard_indices_replica_ids_uncached", "0.4.7", "x.global_shards"),
-            )
-        },
-    ),
-    *differs("jax.numpy", "0.4.14", _DEVICE_ARRAYS, DeviceArray=("jax.Array", _IS_INSTANCE)),
-    # Today's arrays are instances of the classes of 2022, so they need their members.
-    *works_in(
-        "jax.Array",
-        {
-            f"{_DEVICE_ARRAYS}:LegacyArray": (
-                ("device_buffer", "0.4.22", "x.addressable_data(0)"),
-                ("device_buffers", "0.4.22", "[shard.data for shard in x.addressable_shards]"),
-                ("sharding_spec", "0.4.7", "x.sharding"),
-                ("indices", "0.4.7", "x.sharding.devices_indices_map(x.shape)"),
-                ("one_replica_buffer_indices", "0.4.7", "shard.replica_id == 0"),
-                ("to_py", "0.4.7", "np.asarray(x)"),
-            )
-        },
-    ),
-    Entry(
-        "jax.Device.__call__",
-        "0.4.27",
-        "works",
-        f"{_DEVICE_ARRAYS}:device_itself",
-        "x.device",
-        "`x.device()` was a method; `x.device` is the device today, and calling it returns it.",
-    ),
-    Entry(_OF_GDAS, "0.4.12", "works", _SERIALIZATION, _MODULE),
-    *works(
-        _OF_GDAS,
-        "0.4.12",
-        _SERIALIZATION,
-        get_tensorstore_spec=f"{_OF_ARRAYS}.get_tensorstore_spec",
-        _spec_has_metadata="'metadata' in spec",
-        TS_CONTEXT=f"{_OF_ARRAYS}.TS_CONTEXT",
-        _LimitInFlightBytes=f"{_OF_ARRAYS}._LimitInFlightBytes",
-        estimate_read_memory_footprint=f"{_FILES}.estimate_read_memory_footprint",
-        GlobalAsyncCheckpointManagerBase=f"{_OF_ARRAYS}.GlobalAsyncCheckpointManagerBase",
-    ),
-    *differs(
-        _OF_GDAS,
-        "0.4.12",
-        _SERIALIZATION,
-        _get_metadata=_METADATA,
-        async_serialize=(f"{_OF_ARRAYS}.async_serialize", _ZSTD),
-        async_deserialize=(f"{_OF_ARRAYS}.async_deserialize", _ZSTD),
-        run_serialization=(f"{_OF_ARRAYS}.run_serialization", _ZSTD),
-        run_deserialization=(f"{_OF_ARRAYS}.run_deserialization", _ZSTD),
-        AsyncManager=(f"{_OF_ARRAYS}.AsyncManager", _ERRORS),
-        GlobalAsyncCheckpointManager=(f"{_OF_ARRAYS}.GlobalAsyncCheckpointManager", _ERRORS),
-        BarrierTimeoutError=(
-            f"{_OF_ARRAYS}.BarrierTimeoutError",
-            "It is raised for every failure of another process.",
+        "_GdaFastPathArgs": works("0.4.7", _MAKE, f"{__name__}:_GdaFastPathArgs"),
+        "_hashed_index": works("0.4.7", "hash(tuple((s.start, s.stop) for s in index))", __name__),
+        "Device": works("0.4.7", "jax.Device", __name__),
+        "DeviceArray": works("0.4.7", "jax.Array", __name__),
+        "ArrayLike": works("0.4.7", "jax.typing.ArrayLike", __name__),
+        "Index": works("0.4.7", "tuple[slice, ...]", __name__),
+        "Shape": works("0.4.7", "tuple[int, ...]", __name__),
+        "MeshAxes": works("0.4.7", "jax.sharding.PartitionSpec", _SHARDS),
+        "_get_shard_indices_replica_ids_uncached": works("0.4.7", "x.global_shards", _SHARDS),
+    },
+    "jax.numpy": {"DeviceArray": differs("0.4.14", "jax.Array", _DEVICE_ARRAYS, _IS_INSTANCE)},
+    "jax.Array": {
+        "device_buffer": works("0.4.22", "x.addressable_data(0)", _LEGACY),
+        "device_buffers": works(
+            "0.4.22", "[shard.data for shard in x.addressable_shards]", _LEGACY
         ),
-    ),
-    Entry(
-        _OF_ARRAYS,
-        "0.4.12",
-        "differs",
-        _SERIALIZATION,
-        _MODULE,
-        "It takes the arguments of 2022 and today's, and returns GlobalDeviceArrays with "
-        "`jax_array` off.",
-    ),
-    *differs(_OF_ARRAYS, "0.7.0", _SERIALIZATION, _get_metadata=_METADATA),
-)
+        "sharding_spec": works("0.4.7", "x.sharding", _LEGACY),
+        "indices": works("0.4.7", "x.sharding.devices_indices_map(x.shape)", _LEGACY),
+        "one_replica_buffer_indices": works("0.4.7", "shard.replica_id == 0", _LEGACY),
+        "to_py": works("0.4.7", "np.asarray(x)", _LEGACY),
+    },
+    "jax.Device": {
+        "__call__": works(
+            "0.4.27",
+            "x.device",
+            f"{_DEVICE_ARRAYS}:device_itself",
+            "`x.device()` was a method; `x.device` is the device today, and calling it returns it.",
+        )
+    },
+    _OF_GDAS: {
+        "": works("0.4.12", _MODULE, _SERIALIZATION),
+        "_spec_has_metadata": works("0.4.12", "'metadata' in spec", _SERIALIZATION),
+        "estimate_read_memory_footprint": works(
+            "0.4.12", f"{_FILES}.estimate_read_memory_footprint", _SERIALIZATION
+        ),
+        **{
+            name: works("0.4.12", f"{_OF_ARRAYS}.{name}", _SERIALIZATION)
+            for name in (
+                *("get_tensorstore_spec", "TS_CONTEXT", "_LimitInFlightBytes"),
+                "GlobalAsyncCheckpointManagerBase",
+            )
+        },
+        **{
+            name: differs("0.4.12", f"{_OF_ARRAYS}.{name}", _SERIALIZATION, note)
+            for name, note in (
+                ("async_serialize", _ZSTD),
+                ("async_deserialize", _ZSTD),
+                ("run_serialization", _ZSTD),
+                ("run_deserialization", _ZSTD),
+                ("AsyncManager", _ERRORS),
+                ("GlobalAsyncCheckpointManager", _ERRORS),
+                ("BarrierTimeoutError", "It is raised for every failure of another process."),
+            )
+        },
+        "_get_metadata": differs("0.4.12", _METADATA, _SERIALIZATION, _COMPRESSOR),
+    },
+    _OF_ARRAYS: {
+        "": differs(
+            "0.4.12",
+            _MODULE,
+            _SERIALIZATION,
+            "It takes the arguments of 2022 and today's, and returns GlobalDeviceArrays with "
+            "`jax_array` off.",
+        ),
+        "_get_metadata": differs("0.7.0", _METADATA, _SERIALIZATION, _COMPRESSOR),
+    },
+}

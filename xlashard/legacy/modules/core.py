@@ -7,15 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import core, linear_util
-from xlashard.legacy.modules.entry import (
-    Entry,
-    RemovedApi,
-    differs,
-    moved,
-    refused,
-    works,
-    works_in,
-)
+from xlashard.legacy.modules.entry import EntryTable, RemovedApi, differs, moved, refused, works
 
 type Shape = Sequence[Any]
 UnitVar = RemovedApi("jax.core.UnitVar")
@@ -158,120 +150,112 @@ _NO_STACK = "JAX has one current trace instead of a stack of traces"
 _NO_INSTANCES = "it has no instances and cannot be constructed"
 
 
-_CORE = {
-    __name__: (
-        ("axis_frame", "0.7.0", "jax.lax.axis_size(axis_name)"),
-        ("Shape", "0.4.30", "tuple[int, ...]"),
-        ("raise_to_shaped", "0.6.0", "aval"),
-        ("NamedShape", "0.4.31", "tuple(shape)"),
-        ("as_named_shape", "0.4.31", "tuple(shape)"),
-        ("canonicalize_shape", "0.4.31", "tuple(shape)"),
-        ("gensym", "0.11.0", "jax.extend.core.Var"),
-    ),
-    f"{_API}:core": (
-        ("trace_state_clean", "0.7.0", "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()"),
-        ("join_effects", "0.6.0", "frozenset().union(*effects)"),
-        ("abstract_token", "0.11.0", "jax.extend.core.AbstractToken()"),
-    ),
-    f"{_API}:util": (
-        ("safe_map", "0.4.24", "[f(x, y) for x, y in zip(xs, ys, strict=True)]"),
-        ("safe_zip", "0.4.24", "zip(xs, ys, strict=True)"),
-    ),
-}
-
-ENTRIES: tuple[Entry, ...] = (
-    *moved("jax.core", "0.6.0", _NOW, "Literal", "Primitive", "Token", "jaxpr_as_fun"),
-    *moved("jax.core", "0.10.0", _NOW, "AbstractToken", "mapped_aval", "subjaxprs"),
-    *moved("jax.core", "0.10.0", _NOW, "unmapped_aval"),
-    *moved(
-        "jax.core",
-        "0.11.0",
-        _NOW,
-        *("DropVar", "Effect", "Effects", "InconclusiveDimensionOperation", "JaxprTypeError"),
-        *("check_jaxpr", "concrete_or_error", "find_top_trace", "jaxprs_in_params"),
-        *("new_jaxpr_eqn", "no_effects", "primal_dtype_to_tangent_dtype", "valid_jaxtype"),
-    ),
-    *moved("jax.core", "0.7.0", "jax.errors", "ConcretizationTypeError"),
-    *moved("jax.core", "0.7.0", "jax.extend.core.primitives", "call_p", "closed_call_p"),
-    *moved(
-        "jax.core",
-        "0.4.24",
-        "jax.errors",
-        *("TracerArrayConversionError", "TracerIntegerConversionError", "UnexpectedTracerError"),
-    ),
-    *works("jax.core", "0.10.0", get_aval="jax.typeof"),
-    *works_in("jax.core", _CORE),
-    *differs(
-        "jax.core",
-        "0.6.0",
-        _NOW,
-        Jaxpr=(
+ENTRIES: EntryTable = {
+    "jax.core": {
+        **moved("0.6.0", _NOW, "Literal", "Primitive", "Token", "jaxpr_as_fun"),
+        **moved("0.10.0", _NOW, "AbstractToken", "mapped_aval", "subjaxprs"),
+        "unmapped_aval": works("0.10.0", f"{_NOW}.unmapped_aval"),
+        **moved(
+            "0.11.0",
+            _NOW,
+            *("DropVar", "Effect", "Effects", "InconclusiveDimensionOperation", "JaxprTypeError"),
+            *("check_jaxpr", "concrete_or_error", "find_top_trace", "jaxprs_in_params"),
+            *("new_jaxpr_eqn", "no_effects", "primal_dtype_to_tangent_dtype", "valid_jaxtype"),
+        ),
+        "ConcretizationTypeError": works("0.7.0", "jax.errors.ConcretizationTypeError"),
+        **moved("0.7.0", "jax.extend.core.primitives", "call_p", "closed_call_p"),
+        **moved(
+            "0.4.24",
+            "jax.errors",
+            *(
+                "TracerArrayConversionError",
+                "TracerIntegerConversionError",
+                "UnexpectedTracerError",
+            ),
+        ),
+        "get_aval": works("0.10.0", "jax.typeof"),
+        "axis_frame": works("0.7.0", "jax.lax.axis_size(axis_name)", __name__),
+        "Shape": works("0.4.30", "tuple[int, ...]", __name__),
+        "raise_to_shaped": works("0.6.0", "aval", __name__),
+        "NamedShape": works("0.4.31", "tuple(shape)", __name__),
+        "as_named_shape": works("0.4.31", "tuple(shape)", __name__),
+        "canonicalize_shape": works("0.4.31", "tuple(shape)", __name__),
+        "gensym": works("0.11.0", "jax.extend.core.Var", __name__),
+        "trace_state_clean": works(
+            "0.7.0", "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()", f"{_API}:core."
+        ),
+        "join_effects": works("0.6.0", "frozenset().union(*effects)", f"{_API}:core."),
+        "abstract_token": works("0.11.0", "jax.extend.core.AbstractToken()", f"{_API}:core."),
+        "safe_map": works(
+            "0.4.24", "[f(x, y) for x, y in zip(xs, ys, strict=True)]", f"{_API}:util."
+        ),
+        "safe_zip": works("0.4.24", "zip(xs, ys, strict=True)", f"{_API}:util."),
+        "Jaxpr": differs(
+            "0.6.0",
             "jax.extend.core.Jaxpr",
+            _NOW,
             "a jaxpr contains its closed-over constants, so Jaxpr and ClosedJaxpr are one class",
         ),
-        ClosedJaxpr=(
+        "ClosedJaxpr": differs(
+            "0.6.0",
             "jax.extend.core.Jaxpr",
+            _NOW,
             "ClosedJaxpr and Jaxpr are one class; `closed.jaxpr` is the object itself",
         ),
-        JaxprEqn=(
+        "JaxprEqn": differs(
+            "0.6.0",
             "jax.extend.core.JaxprEqn",
+            _NOW,
             "it is not a tuple: change fields with `eqn.replace`, construct it with "
             "`new_jaxpr_eqn`",
         ),
-        Var=(
+        "Var": differs(
+            "0.6.0",
             "jax.extend.core.Var",
+            _NOW,
             "its constructor takes only an abstract value, and it has no `count` or `suffix`",
         ),
-    ),
-    *differs("jax.core", "0.4.4", __name__, UnitVar=("False", _NO_INSTANCES)),
-    *differs("jax.core", "0.4.36", __name__, ConcreteArray=("False", _NO_INSTANCES)),
-    *refused(
-        "jax.core",
-        "0.11.0",
-        "jax.extend.core.create_call_primitive",
-        "a call primitive is created together with all of its rules",
-        "CallPrimitive",
-    ),
-    *refused("jax.core", "0.6.0", "jax.shard_map", "JAX has no map primitives", "MapPrimitive"),
-    *refused(
-        "jax.core",
-        "0.8.2",
-        "jax.core.ShapedArray",
-        "every abstract array has a shape",
-        "UnshapedArray",
-    ),
-    *refused(
-        "jax.core",
-        "0.4.36",
-        _TRACE,
-        _NO_STACK,
-        *("MainTrace", "new_main", "new_base_main", "new_sublevel", "cur_sublevel"),
-        "thread_local_state",
-    ),
-    *refused("jax.core", "0.6.0", _TRACE, _NO_STACK, "full_lower"),
-    *refused(
-        "jax.core",
-        "0.4.36",
-        "jax.vmap(f, axis_name=name)",
-        "axis names are bound by the mapping function",
-        "extend_axis_env",
-    ),
-    Entry("jax.abstract_arrays", "0.4.20", "works", __name__, "jax.core"),
-    *moved("jax.abstract_arrays", "0.4.16", "jax.core", "ShapedArray"),
-    *works("jax.abstract_arrays", "0.4.16", __name__, raise_to_shaped="aval"),
-    *moved("jax.abstract_arrays", "0.4.20", _NOW, "array_types"),
-    Entry("jax.linear_util", "0.4.24", "works", __name__, "import jax.extend.linear_util"),
-    *moved(
-        "jax.linear_util",
-        "0.4.24",
-        "jax.extend.linear_util",
-        *("StoreException", "WrappedFun", "cache", "merge_linear_aux", "wrap_init"),
-    ),
-    *works(
-        "jax.linear_util",
-        "0.4.24",
-        f"{_API}:functions",
-        transformation="jax.extend.linear_util.transformation2",
-        transformation_with_aux="jax.extend.linear_util.transformation_with_aux2",
-    ),
-)
+        "UnitVar": differs("0.4.4", "False", __name__, _NO_INSTANCES),
+        "ConcreteArray": differs("0.4.36", "False", __name__, _NO_INSTANCES),
+        "CallPrimitive": refused(
+            "0.11.0",
+            "jax.extend.core.create_call_primitive",
+            "a call primitive is created together with all of its rules",
+        ),
+        "MapPrimitive": refused("0.6.0", "jax.shard_map", "JAX has no map primitives"),
+        "UnshapedArray": refused(
+            "0.8.2", "jax.core.ShapedArray", "every abstract array has a shape"
+        ),
+        **dict.fromkeys(
+            (
+                *("MainTrace", "new_main", "new_base_main", "new_sublevel", "cur_sublevel"),
+                "thread_local_state",
+            ),
+            refused("0.4.36", _TRACE, _NO_STACK),
+        ),
+        "full_lower": refused("0.6.0", _TRACE, _NO_STACK),
+        "extend_axis_env": refused(
+            "0.4.36", "jax.vmap(f, axis_name=name)", "axis names are bound by the mapping function"
+        ),
+    },
+    "jax.abstract_arrays": {
+        "": works("0.4.20", "jax.core", __name__),
+        "ShapedArray": works("0.4.16", "jax.core.ShapedArray"),
+        "raise_to_shaped": works("0.4.16", "aval", __name__),
+        "array_types": works("0.4.20", f"{_NOW}.array_types"),
+    },
+    "jax.linear_util": {
+        "": works("0.4.24", "import jax.extend.linear_util", __name__),
+        **moved(
+            "0.4.24",
+            "jax.extend.linear_util",
+            *("StoreException", "WrappedFun", "cache", "merge_linear_aux", "wrap_init"),
+        ),
+        "transformation": works(
+            "0.4.24", "jax.extend.linear_util.transformation2", f"{_API}:functions."
+        ),
+        "transformation_with_aux": works(
+            "0.4.24", "jax.extend.linear_util.transformation_with_aux2", f"{_API}:functions."
+        ),
+    },
+}

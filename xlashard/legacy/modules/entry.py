@@ -73,100 +73,74 @@ _STAYING = frozenset(
 )
 
 
-type _Today = str | tuple[str, str]
-"""Today's code, or today's code and the note."""
+@dataclass(frozen=True)
+class _Fate:
+    """Attributes of the `Entry` of a name, which the key in its table gives."""
+
+    gone: str
+    treatment: Treatment
+    today: str
+    home: str
+    note: str = ""
 
 
-def works(parent: str, gone: str, source: str = "", /, **today: _Today) -> Iterator[Entry]:
-    """Yield entries of one module that were removed together and work.
+type EntryTable = Mapping[str, Mapping[str, _Fate]]
+"""The fate of each name, by its module and its path below the module; empty for the module."""
+
+
+def works(gone: str, today: str, home: str = "", note: str = "") -> _Fate:
+    """Return the fate of a name that works.
 
     Args:
-        parent: The module.
-        gone: The release that removed them.
-        source: The module, or `module:attribute`, that has them under the same names; empty for
-            names whose today's code is the full name of the object.
-        **today: Today's code by name, or a tuple of today's code and the note.
-
-    Example:
-        >>> [entry.source for entry in works("jax.numpy", "0.4.16", alltrue="jax.numpy.all")]
-        ['jax.numpy:all']
+        gone: The release that removed it.
+        today: Today's code.
+        home: The module that defines it, under the same name without a leading underscore;
+            `module:object.` for an attribute of an object, and `module:object` for an object of
+            another name. If empty, today's code is the object's full name, or calls it.
+        note: What else users should know.
     """
-    return _entries(parent, gone, "works", source, today)
+    module, _, name = today.partition("(")[0].rpartition(".")
+    return _Fate(gone, "works", today, home or f"{module}:{name}", note)
 
 
-def differs(parent: str, gone: str, source: str, /, **today: _Today) -> Iterator[Entry]:
-    """Yield entries of one module that were removed together and work with differences.
-
-    Args:
-        parent: The module.
-        gone: The release that removed them.
-        source: The module that has them under the same names.
-        **today: Today's code and the difference, by name.
-    """
-    return _entries(parent, gone, "differs", source, today)
+def differs(gone: str, today: str, home: str, note: str) -> _Fate:
+    """Return the fate of a name that works with differences, which the note describes."""
+    return _Fate(gone, "differs", today, home, note)
 
 
-def _entries(
-    parent: str, gone: str, treatment: Treatment, source: str, today: Mapping[str, _Today]
-) -> Iterator[Entry]:
-    for name, value in today.items():
-        code, note = (value, "") if isinstance(value, str) else value
-        home, last = (source, name) if source else code.rsplit(".", 1)
-        yield _entry(parent, name, gone, treatment, home, last, code, note)
+def refused(gone: str, today: str, note: str) -> _Fate:
+    """Return the fate of a name whose use raises an error, for the reason in the note."""
+    return _Fate(gone, "refused", today, REMOVED, note)
 
 
-def _entry(
-    parent: str, name: str, gone: str, treatment: Treatment, home: str, attribute: str, *about: str
-) -> Entry:
-    separator = "." if ":" in home else ":"
-    return Entry(f"{parent}.{name}", gone, treatment, f"{home}{separator}{attribute}", *about)
-
-
-def works_in(parent: str, homes: Mapping[str, Sequence[tuple[str, ...]]]) -> Iterator[Entry]:
-    """Yield entries of one module that work, by the modules that define them.
+def moved(gone: str, to: str, *names: str) -> dict[str, _Fate]:
+    """Return the fate of names that another module has today, by name.
 
     Args:
-        parent: The module.
-        homes: For each module, or `module:attribute`, that defines objects: the name of each, the
-            release that removed it, today's code, and the object's name unless it is the same
-            without a leading underscore.
-
-    Example:
-        >>> rows = [("pi", "0.4.1", "math.pi"), ("_root", "0.4.1", "math.sqrt", "sqrt")]
-        >>> [entry.source for entry in works_in("jax.util", {"math": rows})]
-        ['math:pi', 'math:sqrt']
-    """
-    for home, rows in homes.items():
-        for name, gone, today, *source in rows:
-            attribute = source[0] if source else name.removeprefix("_")
-            yield _entry(parent, name, gone, "works", home, attribute, today)
-
-
-def moved(parent: str, gone: str, to: str, /, *names: str) -> Iterator[Entry]:
-    """Yield entries of names that another module has today.
-
-    Args:
-        parent: The module that had them.
         gone: The release that removed them.
         to: The module that has them.
         *names: The names.
     """
-    return works(parent, gone, **{name: f"{to}.{name}" for name in names})
+    return {name: works(gone, f"{to}.{name}") for name in names}
 
 
-def refused(parent: str, gone: str, today: str, note: str, /, *names: str) -> Iterator[Entry]:
-    """Yield entries of names of one module that are refused for the same reason.
+def entries_of(table: EntryTable) -> Iterator[Entry]:
+    """Yield the entries of a table.
 
-    Args:
-        parent: The module.
-        gone: The release that removed them.
-        today: Today's code.
-        note: The reason.
-        *names: The names.
+    Example:
+        >>> names = {"pi": works("0.4.1", "math.pi"), "_e": works("0.4.1", "math.e", "math")}
+        >>> [(entry.name, entry.source) for entry in entries_of({"jax.util": names})]
+        [('jax.util.pi', 'math:pi'), ('jax.util._e', 'math:e')]
     """
-    for name in names:
-        full = f"{parent}.{name}"
-        yield Entry(full, gone, "refused", f"{REMOVED}:{full}", today, note)
+    for module, names in table.items():
+        for path, fate in names.items():
+            full, source = f"{module}.{path}".rstrip("."), fate.home
+            if source == REMOVED:
+                source = f"{REMOVED}:{full}"
+            elif path and (source.endswith(".") or ":" not in source):
+                name = path.rpartition(".")[2].removeprefix("_")
+                source = f"{source}{name}" if source.endswith(".") else f"{source}:{name}"
+            yield Entry(full, fate.gone, fate.treatment, source, fate.today, fate.note)
 
 
 REMOVED = "removed"
@@ -204,8 +178,8 @@ IMPORTED = {
 """The imported modules of each module of 2022, by its name."""
 
 
-def imports(module: str, gone: str) -> Iterator[Entry]:
-    """Yield entries of the modules that a module of 2022 imported.
+def imports(module: str, gone: str) -> dict[str, _Fate]:
+    """Return the fate of the modules that a module of 2022 imported, by their short names.
 
     While the removed names are installed, they resolve to the installed shims.
 
@@ -213,10 +187,11 @@ def imports(module: str, gone: str) -> Iterator[Entry]:
         module: The full name of the module.
         gone: The release that removed it.
     """
-    for name in IMPORTED[module]:
-        home = _HOMES[name]
-        today = f"import {_TODAY.get(name, home)}"
-        yield Entry(f"{module}.{name}", gone, "works", f"{home}:", today)
+    homes = {name: _HOMES[name] for name in IMPORTED[module]}
+    return {
+        name: works(gone, f"import {_TODAY.get(name, home)}", f"{home}:")
+        for name, home in homes.items()
+    }
 
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -233,7 +208,8 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
     """
     names = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])]
     listed = {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
-    return {name: home.ENTRIES for name, home in listed.items() if hasattr(home, "ENTRIES")}
+    tables = {name: home.ENTRIES for name, home in listed.items() if hasattr(home, "ENTRIES")}
+    return {name: tuple(entries_of(table)) for name, table in tables.items()}
 
 
 @lru_cache(maxsize=1)

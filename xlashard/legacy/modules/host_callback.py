@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from xlashard.legacy.modules.entry import Entry, differs, raise_removed, refused, works
+from xlashard.legacy.modules.entry import EntryTable, differs, raise_removed, refused, works
 
 
 def call(
@@ -147,37 +147,34 @@ def barrier_wait(logging_name: str | None = None) -> None:
 
 _NAME = "jax.experimental.host_callback"
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(_NAME, "0.4.36", "differs", __name__, "jax.experimental.io_callback", "see its names"),
-    *differs(
-        _NAME,
-        "0.4.36",
-        __name__,
-        call=(
+ENTRIES: EntryTable = {
+    _NAME: {
+        "": differs("0.4.36", "jax.experimental.io_callback", __name__, "see its names"),
+        "call": differs(
+            "0.4.36",
             "jax.experimental.io_callback",
+            __name__,
             "`call_with_device` is refused; under vmap the function gets one element at a time",
         ),
-        id_tap=(
+        "id_tap": differs(
+            "0.4.36",
             "jax.debug.callback",
+            __name__,
             "the list of transformations is empty, and under vmap the function gets one element "
             "at a time",
         ),
-        id_print=("jax.debug.print", "under vmap each element is printed by itself"),
-    ),
-    *works(_NAME, "0.4.36", CallbackException="jax.errors.JaxRuntimeError"),
-    *works(_NAME, "0.4.36", __name__, barrier_wait="jax.effects_barrier()"),
-    *refused(
-        _NAME,
-        "0.4.36",
-        "jax.experimental.io_callback",
-        "callbacks do not receive the device of their program",
-        "call_with_device",
-    ),
-    *refused(
-        _NAME,
-        "0.4.36",
-        "jax.effects_barrier()",
-        "callbacks need no receiver thread",
-        "stop_outfeed_receiver",
-    ),
-)
+        "id_print": differs(
+            "0.4.36", "jax.debug.print", __name__, "under vmap each element is printed by itself"
+        ),
+        "CallbackException": works("0.4.36", "jax.errors.JaxRuntimeError"),
+        "barrier_wait": works("0.4.36", "jax.effects_barrier()", __name__),
+        "call_with_device": refused(
+            "0.4.36",
+            "jax.experimental.io_callback",
+            "callbacks do not receive the device of their program",
+        ),
+        "stop_outfeed_receiver": refused(
+            "0.4.36", "jax.effects_barrier()", "callbacks need no receiver thread"
+        ),
+    },
+}

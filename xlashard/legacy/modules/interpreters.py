@@ -10,7 +10,7 @@ from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, Unstacked
 from xlashard.legacy.modes.config_flags import as_jax_arrays
-from xlashard.legacy.modules.entry import Entry, differs, imports, refused, works_in
+from xlashard.legacy.modules.entry import EntryTable, differs, imports, moved, refused, works
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 
 type AvalDimSharding = Unstacked | Chunked | NoSharding
@@ -74,155 +74,134 @@ _OPTIONS = "jax.extend.backend.get_compile_options"
 _MAPPING = "xlashard.legacy.shardings.parsed_specs.get_array_mapping(spec)"
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 _RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
-_OF_JAXLIB = ("import jax.extend.xla", "it has the attributes of today's jaxlib")
 
-_OF_PXLA = {
-    _MESHES: (
-        ("Mesh", "0.4.11", "jax.sharding.Mesh"),
-        ("thread_resources", "0.8.2", "jax.sharding.get_mesh()"),
-        ("ResourceEnv", "0.4.7", "with jax.set_mesh(mesh): ..."),
-        ("EMPTY_ENV", "0.4.7", "jax.sharding.get_mesh()"),
-    ),
-    "xlashard": (
-        ("NamedSharding", "0.4.9", "jax.sharding.NamedSharding"),
-        ("ShardingSpec", "0.10.0", "xlashard.ShardingSpec"),
-        ("Chunked", "0.10.0", "xlashard.Chunked"),
-        ("NoSharding", "0.10.0", "xlashard.NoSharding"),
-        ("Unstacked", "0.10.0", "xlashard.Unstacked"),
-        ("ShardedAxis", "0.10.0", "xlashard.ShardedAxis"),
-        ("Replicated", "0.10.0", "xlashard.Replicated"),
-    ),
-    _MARKERS: (
-        ("AUTO", "0.4.16", "xlashard.AUTO", "AUTO_ON_MESH"),
-        ("_AUTOAxisResource", "0.4.4", "type(xlashard.AUTO)", "AutoAxisResource"),
-        ("_is_auto", "0.4.4", "x == xlashard.AUTO"),
-        ("_is_unspecified", "0.4.36", "x is xlashard.UNSPECIFIED"),
-    ),
-    _SHARDINGS: (
-        ("_UNSPECIFIED", "0.11.0", "xlashard.UNSPECIFIED"),
-        ("_UnspecifiedValue", "0.4.4", "type(xlashard.UNSPECIFIED)"),
-    ),
-    __name__: (("ArrayMappingOrAutoOrUnspecified", "0.4.16", "collections.OrderedDict"),),
-    _SPECS: (
-        ("mesh_sharding_specs", "0.4.24", _NAMED),
-        ("partitioned_sharding_spec", "0.4.1", _NAMED),
-        ("pmap_sharding_spec", "0.4.16", _NAMED),
-        ("spec_to_indices", "0.10.0", "sharding.devices_indices_map(shape)"),
-        ("tile_aval_nd", "0.4.16", "sharding.shard_shape(shape)"),
-        ("untile_aval_nd", "0.4.16", "jax.ShapeDtypeStruct(shape, dtype)"),
-        ("show_axes", "0.4.7", "', '.join(axes)"),
-        ("_hashable_index", "0.4.4", "index"),
-        ("InputsHandlerMode", "0.4.14", _PIECES),
-        ("_shard_arg", "0.4.14", _PIECES),
-        ("shard_args", "0.4.14", _PIECES),
-        ("device_put", "0.4.14", "[jax.device_put(x, device) for device in devices]", "buffers_on"),
-        ("_pmap_sharding_spec", "0.4.1", _NAMED, "pmap_sharding_spec_of_parts"),
-    ),
-    "collections": (("ArrayMapping", "0.11.0", "collections.OrderedDict", "OrderedDict"),),
-    _CLASSES: (("_create_mesh_pspec_sharding", "0.4.4", _NAMED, "on_mesh"),),
-    _API: (("xc", "0.8.2", _BACKEND, "xla_client"),),
-    "jax.core": (("ShapedArray", "0.4.16", "jax.core.ShapedArray"),),
-    _PARSED: (
-        ("_get_array_mapping", "0.4.4", _MAPPING, "array_mapping_of_resource"),
-        ("array_mapping_to_axis_resources", "0.11.0", f"{_PARSED}.get_single_pspec(parsed)"),
-    ),
-    _OPS: (
-        ("get_num_ways_dim_sharded", "0.4.11", _WAYS),
-        ("_get_num_ways_dim_sharded", "0.4.4", _WAYS),
-        ("is_op_sharding_replicated", "0.7.2", "sharding.is_fully_replicated"),
-        ("are_op_shardings_equal", "0.7.2", "sharding.is_equivalent_to(other, ndim)"),
-    ),
-    _ARRAYS: (
-        ("make_sharded_device_array", "0.4.14", "jax.make_array_from_single_device_arrays(...)"),
-    ),
-    "xlashard.legacy.modes.pjit_internals": (
-        ("_check_gda_or_array_xla_sharding_match", "0.4.7", _EQUIVALENT),
-    ),
-}
-_OF_XLA = {
-    _ARRAYS: (("make_device_array", "0.4.9", "buffer"),),
-    "jax": (("Device", "0.4.14", "jax.Device"),),
-    "jax.core": (("ShapedArray", "0.4.14", "jax.core.ShapedArray"),),
-    f"{_API}:core": (
-        ("abstractify", "0.8.2", "jax.typeof(x)", "shaped_abstractify"),
-        ("pytype_aval_mappings", "0.8.2", "jax.typeof(x)"),
-    ),
-    __name__: (("device_put", "0.4.14", "(jax.device_put(x, device),)"),),
-    _API: (("xc", "0.4.14", _BACKEND, "xla_client"),),
-}
-_OF_BRIDGE = {
-    "jax": (
-        ("default_backend", "0.5.0", "jax.default_backend()"),
-        ("device_count", "0.4.4", "jax.device_count()"),
-        ("devices", "0.4.4", "jax.devices()"),
-        ("local_device_count", "0.4.4", "jax.local_device_count()"),
-        ("local_devices", "0.4.4", "jax.local_devices()"),
-        ("process_count", "0.4.4", "jax.process_count()"),
-        ("process_index", "0.4.4", "jax.process_index()"),
-    ),
-    f"{_API}:xla_bridge": (("get_backend", "0.8.0", "jax.extend.backend.get_backend"),),
-    _API: (("get_compile_options", "0.8.0", _OPTIONS, "compile_options"),),
-}
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(_PXLA, "0.8.2", "works", __name__, "jax.sharding, xlashard"),
-    Entry("jax.pxla", "0.4.14", "works", __name__, "jax.sharding, xlashard"),
-    *(
-        Entry(name, "0.4.14", "differs", f"{_ARRAYS}:ShardedDeviceArray", "jax.Array", _ON_SEVERAL)
-        for home in (_PXLA, "jax.pxla")
-        for name in (f"{home}.ShardedDeviceArray", f"{home}._ShardedDeviceArray")
-    ),
-    *works_in(_PXLA, _OF_PXLA),
-    *refused(
-        _PXLA,
-        "0.4.14",
-        "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()",
-        "it was internal to JAX, and today's JAX does not use it",
-        *("ExecuteReplicated", "MeshExecutable", "OutputType"),
-        *("custom_resource_typing_rules", "global_result_handlers", "lower_mesh_computation"),
-        *("lower_sharding_computation", "parallel_callable", "resource_typecheck"),
-        *("shard_arg_handlers", "spmd_primitive_batchers", "xla_pmap_p"),
-    ),
-    *imports(_PXLA, "0.8.2"),
-    Entry(
-        _SHARDED_JIT,
-        "0.3.16",
-        "differs",
-        __name__,
-        "jax.jit",
-        "`PartitionSpec` works; the functions are refused.",
-    ),
-    *refused(_SHARDED_JIT, "0.3.16", _JIT, _ARGUMENTS, "sharded_jit"),
-    *refused(_SHARDED_JIT, "0.3.16", _CONSTRAINT, _ARGUMENTS, "with_sharding_constraint"),
-    Entry(_XLA, "0.4.7", "works", __name__, "jax.core, jax.interpreters.mlir"),
-    Entry("jax.xla", "0.4.14", "works", __name__, "jax.core, jax.interpreters.mlir"),
-    *(
-        Entry(name, gone, "differs", f"{_ARRAYS}:DeviceArray", "jax.Array", _ADDRESSABLE)
-        for name, gone in (
-            (f"{_XLA}.DeviceArray", "0.4.12"),
-            ("jax.xla.DeviceArray", "0.4.14"),
-            (f"{_XLA}._DeviceArray", "0.4.9"),
-        )
-    ),
-    *works_in(_XLA, _OF_XLA),
-    *works_in("jax.xla", {_API: _OF_XLA[_API]}),
-    *refused(
-        _XLA,
-        "0.4.14",
-        _MLIR,
-        _RULES,
-        *("backend_specific_translations", "register_translation", "translations"),
-    ),
-    *refused(
-        _XLA,
-        "0.4.14",
-        "jaxpr.eqns[0].primitive.name == 'jit'",
-        "jit and pjit are one primitive",
-        "xla_call_p",
-    ),
-    *imports(_XLA, "0.8.2"),
-    Entry(_BRIDGE, "0.9.0", "works", __name__, _BACKEND),
-    *works_in(_BRIDGE, _OF_BRIDGE),
-    Entry("jax._src.lib.xla_bridge", "0.4.6", "works", __name__, _BACKEND),
-    *differs("jax.lib", "0.9.0", _API, xla_client=_OF_JAXLIB, xla_extension=_OF_JAXLIB),
+_SHARDED = dict.fromkeys(
+    ("ShardedDeviceArray", "_ShardedDeviceArray"),
+    differs("0.4.14", "jax.Array", _ARRAYS, _ON_SEVERAL),
 )
+
+ENTRIES: EntryTable = {
+    _PXLA: {
+        **_SHARDED,
+        "": works("0.8.2", "jax.sharding, xlashard", __name__),
+        "Mesh": works("0.4.11", "jax.sharding.Mesh", _MESHES),
+        "thread_resources": works("0.8.2", "jax.sharding.get_mesh()", _MESHES),
+        "ResourceEnv": works("0.4.7", "with jax.set_mesh(mesh): ...", _MESHES),
+        "EMPTY_ENV": works("0.4.7", "jax.sharding.get_mesh()", _MESHES),
+        "NamedSharding": works("0.4.9", "jax.sharding.NamedSharding", "xlashard"),
+        **moved(
+            "0.10.0",
+            "xlashard",
+            *("ShardingSpec", "Chunked", "NoSharding", "Unstacked", "ShardedAxis", "Replicated"),
+        ),
+        "AUTO": works("0.4.16", "xlashard.AUTO", f"{_MARKERS}:AUTO_ON_MESH"),
+        "_AUTOAxisResource": works("0.4.4", "type(xlashard.AUTO)", f"{_MARKERS}:AutoAxisResource"),
+        "_is_auto": works("0.4.4", "x == xlashard.AUTO", _MARKERS),
+        "_is_unspecified": works("0.4.36", "x is xlashard.UNSPECIFIED", _MARKERS),
+        "_UNSPECIFIED": works("0.11.0", "xlashard.UNSPECIFIED", _SHARDINGS),
+        "_UnspecifiedValue": works("0.4.4", "type(xlashard.UNSPECIFIED)", _SHARDINGS),
+        "ArrayMappingOrAutoOrUnspecified": works("0.4.16", "collections.OrderedDict", __name__),
+        "mesh_sharding_specs": works("0.4.24", _NAMED, _SPECS),
+        "partitioned_sharding_spec": works("0.4.1", _NAMED, _SPECS),
+        "pmap_sharding_spec": works("0.4.16", _NAMED, _SPECS),
+        "spec_to_indices": works("0.10.0", "sharding.devices_indices_map(shape)", _SPECS),
+        "tile_aval_nd": works("0.4.16", "sharding.shard_shape(shape)", _SPECS),
+        "untile_aval_nd": works("0.4.16", "jax.ShapeDtypeStruct(shape, dtype)", _SPECS),
+        "show_axes": works("0.4.7", "', '.join(axes)", _SPECS),
+        "_hashable_index": works("0.4.4", "index", _SPECS),
+        "InputsHandlerMode": works("0.4.14", _PIECES, _SPECS),
+        "_shard_arg": works("0.4.14", _PIECES, _SPECS),
+        "shard_args": works("0.4.14", _PIECES, _SPECS),
+        "device_put": works(
+            "0.4.14", "[jax.device_put(x, device) for device in devices]", f"{_SPECS}:buffers_on"
+        ),
+        "_pmap_sharding_spec": works("0.4.1", _NAMED, f"{_SPECS}:pmap_sharding_spec_of_parts"),
+        "ArrayMapping": works("0.11.0", "collections.OrderedDict"),
+        "_create_mesh_pspec_sharding": works("0.4.4", _NAMED, f"{_CLASSES}:on_mesh"),
+        "xc": works("0.8.2", _BACKEND, f"{_API}:xla_client"),
+        "ShapedArray": works("0.4.16", "jax.core.ShapedArray"),
+        "_get_array_mapping": works("0.4.4", _MAPPING, f"{_PARSED}:array_mapping_of_resource"),
+        "array_mapping_to_axis_resources": works(
+            "0.11.0", f"{_PARSED}.get_single_pspec(parsed)", _PARSED
+        ),
+        "get_num_ways_dim_sharded": works("0.4.11", _WAYS, _OPS),
+        "_get_num_ways_dim_sharded": works("0.4.4", _WAYS, _OPS),
+        "is_op_sharding_replicated": works("0.7.2", "sharding.is_fully_replicated", _OPS),
+        "are_op_shardings_equal": works("0.7.2", "sharding.is_equivalent_to(other, ndim)", _OPS),
+        "make_sharded_device_array": works(
+            "0.4.14", "jax.make_array_from_single_device_arrays(...)", _ARRAYS
+        ),
+        "_check_gda_or_array_xla_sharding_match": works(
+            "0.4.7", _EQUIVALENT, "xlashard.legacy.modes.pjit_internals"
+        ),
+        **dict.fromkeys(
+            (
+                *("ExecuteReplicated", "MeshExecutable", "OutputType"),
+                *(
+                    "custom_resource_typing_rules",
+                    "global_result_handlers",
+                    "lower_mesh_computation",
+                ),
+                *("lower_sharding_computation", "parallel_callable", "resource_typecheck"),
+                *("shard_arg_handlers", "spmd_primitive_batchers", "xla_pmap_p"),
+            ),
+            refused(
+                "0.4.14",
+                "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()",
+                "it was internal to JAX, and today's JAX does not use it",
+            ),
+        ),
+        **imports(_PXLA, "0.8.2"),
+    },
+    "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard", __name__), **_SHARDED},
+    _SHARDED_JIT: {
+        "": differs(
+            "0.3.16", "jax.jit", __name__, "`PartitionSpec` works; the functions are refused."
+        ),
+        "sharded_jit": refused("0.3.16", _JIT, _ARGUMENTS),
+        "with_sharding_constraint": refused("0.3.16", _CONSTRAINT, _ARGUMENTS),
+    },
+    _XLA: {
+        "": works("0.4.7", "jax.core, jax.interpreters.mlir", __name__),
+        "DeviceArray": differs("0.4.12", "jax.Array", _ARRAYS, _ADDRESSABLE),
+        "_DeviceArray": differs("0.4.9", "jax.Array", _ARRAYS, _ADDRESSABLE),
+        "make_device_array": works("0.4.9", "buffer", _ARRAYS),
+        "Device": works("0.4.14", "jax.Device"),
+        "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
+        "abstractify": works("0.8.2", "jax.typeof(x)", f"{_API}:core.shaped_abstractify"),
+        "pytype_aval_mappings": works("0.8.2", "jax.typeof(x)", f"{_API}:core."),
+        "device_put": works("0.4.14", "(jax.device_put(x, device),)", __name__),
+        "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
+        **dict.fromkeys(
+            ("backend_specific_translations", "register_translation", "translations"),
+            refused("0.4.14", _MLIR, _RULES),
+        ),
+        "xla_call_p": refused(
+            "0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'", "jit and pjit are one primitive"
+        ),
+        **imports(_XLA, "0.8.2"),
+    },
+    "jax.xla": {
+        "": works("0.4.14", "jax.core, jax.interpreters.mlir", __name__),
+        "DeviceArray": differs("0.4.14", "jax.Array", _ARRAYS, _ADDRESSABLE),
+        "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
+    },
+    _BRIDGE: {
+        "": works("0.9.0", _BACKEND, __name__),
+        "default_backend": works("0.5.0", "jax.default_backend()"),
+        "device_count": works("0.4.4", "jax.device_count()"),
+        "devices": works("0.4.4", "jax.devices()"),
+        "local_device_count": works("0.4.4", "jax.local_device_count()"),
+        "local_devices": works("0.4.4", "jax.local_devices()"),
+        "process_count": works("0.4.4", "jax.process_count()"),
+        "process_index": works("0.4.4", "jax.process_index()"),
+        "get_backend": works("0.8.0", "jax.extend.backend.get_backend", f"{_API}:xla_bridge."),
+        "get_compile_options": works("0.8.0", _OPTIONS, f"{_API}:compile_options"),
+    },
+    "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND, __name__)},
+    "jax.lib": dict.fromkeys(
+        ("xla_client", "xla_extension"),
+        differs("0.9.0", "import jax.extend.xla", _API, "it has the attributes of today's jaxlib"),
+    ),
+}

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from xlashard.legacy.modules.entry import Entry, differs, imports, refused, works, works_in
+from xlashard.legacy.modules.entry import EntryTable, differs, imports, refused, works
 
 type AxisName = Hashable
 type ResourceAxisName = Hashable
@@ -45,62 +45,50 @@ _NO_XMAP = "xmap and its loops have no replacement with the same interface"
 _SHARD_MAP = "jax.shard_map(f, mesh=mesh, in_specs=P('x'), out_specs=P('x'))"
 _MAKE = "jax.make_array_from_process_local_data(sharding, local)"
 
-_WORKS = {
-    _MESHES: (
-        ("mesh", "0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ..."),
-        ("EMPTY_ENV", "0.4.31", "jax.sharding.get_mesh()"),
-    ),
-    _MODES: (("_PositionalSemantics", "0.4.7", _MAKE),),
-    __name__: (("FrozenDict", "0.4.31", "types.MappingProxyType"),),
-}
-_OF_MESH = {
-    _MESHES: (
-        ("_local_to_global", "0.4.31", f"{_MAKE}.shape"),
-        ("_global_to_local", "0.4.31", "x.sharding.shard_shape(x.shape)"),
-    )
-}
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(_HOME, "0.4.31", "works", __name__, "jax.sharding"),
-    *works(
-        _HOME,
-        "0.4.11",
-        _MESHES,
-        Mesh=(
+ENTRIES: EntryTable = {
+    _HOME: {
+        "": works("0.4.31", "jax.sharding", __name__),
+        "Mesh": works(
+            "0.4.11",
             "jax.sharding.Mesh",
+            _MESHES,
             "It makes today's meshes, and meshes of fake devices, hashable or not.",
         ),
-    ),
-    *works(
-        _HOME,
-        "0.4.31",
-        _MESHES,
-        thread_resources=(
+        "thread_resources": works(
+            "0.4.31",
             "jax.sharding.get_mesh()",
+            _MESHES,
             "It has the attributes `env`, which can be assigned, and `stack`.",
         ),
-    ),
-    *differs(
-        _HOME,
-        "0.4.31",
-        _MESHES,
-        Loop=("jax.lax.map(f, xs)", _NO_XMAP),
-        ResourceEnv=(
+        "Loop": differs("0.4.31", "jax.lax.map(f, xs)", _MESHES, _NO_XMAP),
+        "ResourceEnv": differs(
+            "0.4.31",
             "with jax.set_mesh(mesh): ...",
+            _MESHES,
             "Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
         ),
-    ),
-    Entry(
-        f"{_HOME}._positional_semantics",
-        "0.4.7",
-        "works",
-        f"{_MODES}:POSITIONAL",
-        _MAKE,
-        "Its `val` has an effect while `jax_array` is off.",
-    ),
-    *works_in(_HOME, _WORKS),
-    *works_in("jax._src.mesh.Mesh", _OF_MESH),
-    *refused(_HOME, "0.4.31", "jax.lax.map(f, xs)", _NO_XMAP, "SerialLoop", "serial_loop"),
-    *refused(_HOME, "0.4.31", _SHARD_MAP, _NO_XMAP, "make_xmap_callable", "xmap", "xmap_p"),
-    *imports(_HOME, "0.4.31"),
-)
+        "_positional_semantics": works(
+            "0.4.7",
+            _MAKE,
+            f"{_MODES}:POSITIONAL",
+            "Its `val` has an effect while `jax_array` is off.",
+        ),
+        "mesh": works(
+            "0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ...", _MESHES
+        ),
+        "EMPTY_ENV": works("0.4.31", "jax.sharding.get_mesh()", _MESHES),
+        "_PositionalSemantics": works("0.4.7", _MAKE, _MODES),
+        "FrozenDict": works("0.4.31", "types.MappingProxyType", __name__),
+        "SerialLoop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
+        "serial_loop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
+        **dict.fromkeys(
+            ("make_xmap_callable", "xmap", "xmap_p"), refused("0.4.31", _SHARD_MAP, _NO_XMAP)
+        ),
+        **imports(_HOME, "0.4.31"),
+    },
+    "jax._src.mesh.Mesh": {
+        "_local_to_global": works("0.4.31", f"{_MAKE}.shape", _MESHES),
+        "_global_to_local": works("0.4.31", "x.sharding.shard_shape(x.shape)", _MESHES),
+    },
+}

@@ -11,7 +11,7 @@ from xlashard.array.core.handles import as_class
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
-from xlashard.legacy.modules.entry import Entry, differs, works
+from xlashard.legacy.modules.entry import EntryTable, differs, works
 from xlashard.sharding import Mesh
 
 
@@ -143,43 +143,33 @@ _KINDS = (
 )
 _WHO = "Values keep their dtypes, and errors name the processes and the paths of what differs."
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
-        _THERE,
-        _GONE,
-        "differs",
-        __name__,
-        "from xlashard import multihost",
-        "Its other names are unchanged.",
-    ),
-    *works(
-        _THERE,
-        _GONE,
-        __name__,
-        process_allgather="multihost.process_allgather(x, tiled=True)",
-    ),
-    *differs(
-        _THERE,
-        _GONE,
-        "xlashard.multihost",
-        broadcast_one_to_all=("multihost.broadcast_one_to_all(x)", _WHO),
-        sync_global_devices=(
+ENTRIES: EntryTable = {
+    _THERE: {
+        "": differs(
+            _GONE, "from xlashard import multihost", __name__, "Its other names are unchanged."
+        ),
+        "process_allgather": works(_GONE, "multihost.process_allgather(x, tiled=True)", __name__),
+        "broadcast_one_to_all": differs(
+            _GONE, "multihost.broadcast_one_to_all(x)", "xlashard.multihost", _WHO
+        ),
+        "sync_global_devices": differs(
+            _GONE,
             "multihost.sync_global_devices(name)",
+            "xlashard.multihost",
             "Errors name the missing processes, or those with another name.",
         ),
-        assert_equal=("multihost.assert_equal(x)", _WHO),
-    ),
-    *differs(
-        _THERE,
-        _GONE,
-        __name__,
-        host_local_array_to_global_array=(
+        "assert_equal": differs(_GONE, "multihost.assert_equal(x)", "xlashard.multihost", _WHO),
+        "host_local_array_to_global_array": differs(
+            _GONE,
             "multihost.host_local_array_to_global_array(x, mesh, specs)",
+            __name__,
             f"{_KINDS}GlobalDeviceArrays.",
         ),
-        global_array_to_host_local_array=(
+        "global_array_to_host_local_array": differs(
+            _GONE,
             "multihost.global_array_to_host_local_array(x, mesh, specs)",
+            __name__,
             f"{_KINDS}host-local arrays.",
         ),
-    ),
-)
+    },
+}

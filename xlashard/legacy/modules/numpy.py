@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard.legacy.modules.entry import Entry, refused, works
+from xlashard.legacy.modules.entry import EntryTable, refused, works
 
 NINF = -jnp.inf
 NZERO = -0.0
@@ -83,48 +83,42 @@ def index_max(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
     return jnp.asarray(x).at[idx].max(y, **options)
 
 
-ENTRIES: tuple[Entry, ...] = (
-    *works("jax.numpy", "0.4.9", __name__, msort="jax.numpy.sort(a, axis=0)"),
-    *works(
-        "jax.numpy",
-        "0.4.16",
-        alltrue="jax.numpy.all",
-        cumproduct="jax.numpy.cumprod",
-        product="jax.numpy.prod",
-        sometrue="jax.numpy.any",
-    ),
-    *works("jax.numpy", "0.4.24", __name__, NINF="-jax.numpy.inf", NZERO="-0.0", PZERO="0.0"),
-    *works("jax.numpy", "0.4.24", __name__, in1d="jax.numpy.isin"),
-    *works(
-        "jax.numpy",
-        "0.4.24",
-        issubsctype="jax.numpy.issubdtype",
-        row_stack="jax.numpy.vstack",
-        trapz="jax.numpy.trapezoid",
-    ),
-    *works("jax.numpy", "0.4.32", __name__, isscalar="numpy.isscalar(x)"),
-    *works("jax.numpy", "0.5.0", round_="jax.numpy.round"),
-    *works("jax.numpy", "0.10.0", fix="jax.numpy.trunc"),
-    *works("jax.lax", "0.4.30", __name__, tie_in="y"),
-    *works("jax.lax", "0.9.0", zeros_like_array="jax.numpy.zeros_like"),
-    *refused(
-        "jax.lax",
-        "0.4.31",
-        "jax.numpy.einsum",
-        "subscripts with named axes were removed with xmap",
-        "xeinsum",
-    ),
-    *works("jax.nn", "0.4.30", normalize="jax.nn.standardize"),
-    *works(
-        "jax.ops",
-        "0.3.2",
-        __name__,
-        index="numpy.index_exp",
-        index_add="x.at[idx].add(y)",
-        index_max="x.at[idx].max(y)",
-        index_min="x.at[idx].min(y)",
-        index_mul="x.at[idx].multiply(y)",
-        index_update="x.at[idx].set(y)",
-    ),
-    *works("jax.scipy.linalg", "0.4.24", tril="jax.numpy.tril", triu="jax.numpy.triu"),
-)
+ENTRIES: EntryTable = {
+    "jax.numpy": {
+        "msort": works("0.4.9", "jax.numpy.sort(a, axis=0)", __name__),
+        "alltrue": works("0.4.16", "jax.numpy.all"),
+        "cumproduct": works("0.4.16", "jax.numpy.cumprod"),
+        "product": works("0.4.16", "jax.numpy.prod"),
+        "sometrue": works("0.4.16", "jax.numpy.any"),
+        "NINF": works("0.4.24", "-jax.numpy.inf", __name__),
+        "NZERO": works("0.4.24", "-0.0", __name__),
+        "PZERO": works("0.4.24", "0.0", __name__),
+        "in1d": works("0.4.24", "jax.numpy.isin", __name__),
+        "issubsctype": works("0.4.24", "jax.numpy.issubdtype"),
+        "row_stack": works("0.4.24", "jax.numpy.vstack"),
+        "trapz": works("0.4.24", "jax.numpy.trapezoid"),
+        "isscalar": works("0.4.32", "numpy.isscalar(x)", __name__),
+        "round_": works("0.5.0", "jax.numpy.round"),
+        "fix": works("0.10.0", "jax.numpy.trunc"),
+    },
+    "jax.lax": {
+        "tie_in": works("0.4.30", "y", __name__),
+        "zeros_like_array": works("0.9.0", "jax.numpy.zeros_like"),
+        "xeinsum": refused(
+            "0.4.31", "jax.numpy.einsum", "subscripts with named axes were removed with xmap"
+        ),
+    },
+    "jax.nn": {"normalize": works("0.4.30", "jax.nn.standardize")},
+    "jax.ops": {
+        "index": works("0.3.2", "numpy.index_exp", __name__),
+        "index_add": works("0.3.2", "x.at[idx].add(y)", __name__),
+        "index_max": works("0.3.2", "x.at[idx].max(y)", __name__),
+        "index_min": works("0.3.2", "x.at[idx].min(y)", __name__),
+        "index_mul": works("0.3.2", "x.at[idx].multiply(y)", __name__),
+        "index_update": works("0.3.2", "x.at[idx].set(y)", __name__),
+    },
+    "jax.scipy.linalg": {
+        "tril": works("0.4.24", "jax.numpy.tril"),
+        "triu": works("0.4.24", "jax.numpy.triu"),
+    },
+}

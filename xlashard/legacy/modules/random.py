@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import generators, key_types
-from xlashard.legacy.modules.entry import Entry, moved, works, works_in
+from xlashard.legacy.modules.entry import EntryTable, moved, works
 
 
 class _KeyType(type):
@@ -77,34 +77,31 @@ def unsafe_raw_array(keys: jax.Array) -> jax.Array:
 
 _API = "xlashard._jax.legacy_api"
 
-_WORKS = {
-    __name__: (
-        ("KeyArray", "0.4.24", "jax.Array"),
-        ("PRNGKeyArray", "0.4.24", "jax.Array"),
-        ("rbg_key", "0.4.24", "jax.random.key(seed, impl='rbg')"),
-        ("shuffle", "0.4.31", "jax.random.permutation(key, x, independent=True)"),
-        ("threefry2x32_key", "0.4.24", "jax.random.key(seed, impl='threefry2x32')"),
-        ("unsafe_rbg_key", "0.4.24", "jax.random.key(seed, impl='unsafe_rbg')"),
-    ),
-    f"{_API}:random": (("default_prng_impl", "0.4.24", "jax.random.key_impl(jax.random.key(0))"),),
-}
 
-ENTRIES: tuple[Entry, ...] = (
-    *works_in("jax.random", _WORKS),
-    *moved("jax.random", "0.4.24", "jax.extend.random", "threefry_2x32"),
-    *works(
-        "jax._src.random.prng.PRNGKeyArray",
-        "0.4.24",
-        __name__,
-        unsafe_raw_array="jax.random.key_data(keys)",
-    ),
-    Entry("jax.prng", "0.4.24", "works", __name__, "import jax.extend.random"),
-    *works("jax.prng", "0.4.24", __name__, PRNGKeyArray="jax.Array"),
-    *moved(
-        "jax.prng",
-        "0.4.24",
-        "jax.extend.random",
-        *("rbg_prng_impl", "seed_with_impl", "threefry_2x32", "threefry_prng_impl"),
-        "unsafe_rbg_prng_impl",
-    ),
-)
+ENTRIES: EntryTable = {
+    "jax.random": {
+        "KeyArray": works("0.4.24", "jax.Array", __name__),
+        "PRNGKeyArray": works("0.4.24", "jax.Array", __name__),
+        "rbg_key": works("0.4.24", "jax.random.key(seed, impl='rbg')", __name__),
+        "shuffle": works("0.4.31", "jax.random.permutation(key, x, independent=True)", __name__),
+        "threefry2x32_key": works("0.4.24", "jax.random.key(seed, impl='threefry2x32')", __name__),
+        "unsafe_rbg_key": works("0.4.24", "jax.random.key(seed, impl='unsafe_rbg')", __name__),
+        "default_prng_impl": works(
+            "0.4.24", "jax.random.key_impl(jax.random.key(0))", f"{_API}:random."
+        ),
+        "threefry_2x32": works("0.4.24", "jax.extend.random.threefry_2x32"),
+    },
+    "jax._src.random.prng.PRNGKeyArray": {
+        "unsafe_raw_array": works("0.4.24", "jax.random.key_data(keys)", __name__)
+    },
+    "jax.prng": {
+        "": works("0.4.24", "import jax.extend.random", __name__),
+        "PRNGKeyArray": works("0.4.24", "jax.Array", __name__),
+        **moved(
+            "0.4.24",
+            "jax.extend.random",
+            *("rbg_prng_impl", "seed_with_impl", "threefry_2x32", "threefry_prng_impl"),
+            "unsafe_rbg_prng_impl",
+        ),
+    },
+}

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
-from xlashard.legacy.modules.entry import Entry, differs, moved, refused, works, works_in
+from xlashard.legacy.modules.entry import EntryTable, differs, refused, works
 from xlashard.sharding import Mesh
 
 config = jax.config
@@ -177,114 +177,84 @@ def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> Pm
 _FLAGS = "xlashard.legacy.modes.config_flags"
 _CACHE = "jax.experimental.compilation_cache.compilation_cache"
 
-_WORKS = {
-    __name__: (("curry", "0.4.14", "functools.partial"),),
-    "jax.extend.backend": (("clear_backends", "0.4.36", "jax.extend.backend.clear_backends()"),),
-    _FLAGS: (("spmd_mode", "0.7.0", "jax.jit(f)(x)"),),
-}
-_FLAGS_OF_CONFIG = {
-    _FLAGS: (
-        ("jax_array", "0.4.7", "isinstance(x, jax.Array)"),
-        (
-            "jax_parallel_functions_output_gda",
-            "0.4.7",
-            "jax.jit(f, out_shardings=shardings)",
-            "parallel_functions_output_gda",
-        ),
-        ("jax_spmd_mode", "0.7.0", "jax.jit(f)(x)", "spmd_mode"),
-    )
-}
 
-ENTRIES: tuple[Entry, ...] = (
-    *moved("jax", "0.4.14", "jax.core", "ShapedArray"),
-    *works_in("jax", _WORKS),
-    *works(
-        "jax",
-        "0.10.0",
-        "xlashard",
-        device_put_replicated="jax.device_put(x, jax.NamedSharding(mesh, jax.P()))",
-        device_put_sharded="jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))",
-    ),
-    *refused(
-        "jax",
-        "0.4.34",
-        "jax.jit(f).lower(x).compiler_ir('hlo')",
-        "only `jit` lowers functions",
-        "xla_computation",
-    ),
-    *refused("jax", "0.3.25", "jax.vmap", "it was removed with xmap", "soft_pmap"),
-    *refused(
-        "jax",
-        "0.3.16",
-        "jax.numpy.where(valid, x, 0)",
-        "JAX has no transformation for padded arrays",
-        "mask",
-    ),
-    *works(
-        "jax.experimental",
-        "0.9.0",
-        __name__,
-        disable_x64="jax.enable_x64(False)",
-        enable_x64="jax.enable_x64(True)",
-    ),
-    *refused(
-        "jax.experimental",
-        "0.3.16",
-        "jax.lax.fori_loop",
-        "JAX's loops are functions of their state",
-        "loops",
-    ),
-    *(
-        Entry(f"jax.experimental.{name}", "0.3.16", "works", home, f"import {home}")
-        for name in ("optimizers", "stax")
-        for home in (f"jax.example_libraries.{name}",)
-    ),
-    *works(
-        "jax.ad_checkpoint", "0.10.0", "jax", checkpoint="jax.checkpoint", remat="jax.checkpoint"
-    ),
-    *works(
-        "jax._src.test_util",
-        "0.6.0",
-        __name__,
-        create_global_mesh="jax.make_mesh(shape, names)",
-    ),
-    *works("jax.dlpack", "0.7.0", __name__, to_dlpack="x.__dlpack__()"),
-    *differs(
-        "jax.Device",
-        "0.4.36",
-        __name__,
-        live_buffers=(
-            "jax.live_arrays()",
-            "arrays over several devices are excluded; jax.live_arrays() returns all",
+ENTRIES: EntryTable = {
+    "jax": {
+        "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
+        "curry": works("0.4.14", "functools.partial", __name__),
+        "clear_backends": works("0.4.36", "jax.extend.backend.clear_backends()"),
+        "spmd_mode": works("0.7.0", "jax.jit(f)(x)", _FLAGS),
+        "device_put_replicated": works(
+            "0.10.0", "jax.device_put(x, jax.NamedSharding(mesh, jax.P()))", "xlashard"
         ),
-    ),
-    *works(
-        "jax",
-        "0.8.0",
-        __name__,
-        pmap=(
+        "device_put_sharded": works(
+            "0.10.0", "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))", "xlashard"
+        ),
+        "xla_computation": refused(
+            "0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')", "only `jit` lowers functions"
+        ),
+        "soft_pmap": refused("0.3.25", "jax.vmap", "it was removed with xmap"),
+        "mask": refused(
+            "0.3.16", "jax.numpy.where(valid, x, 0)", "JAX has no transformation for padded arrays"
+        ),
+        "pmap": works(
+            "0.8.0",
             "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
+            __name__,
             "An index of a result is the shard of one device; an index of today's `jax.pmap` "
             "result is replicated.",
         ),
-    ),
-    *works(
-        _CACHE,
-        "0.4.26",
-        __name__,
-        initialize_cache="jax.config.update('jax_compilation_cache_dir', path)",
-        is_initialized="jax.config.jax_compilation_cache_dir is not None",
-    ),
-    Entry("jax.config", "0.4.25", "works", __name__, "jax.config"),
-    *works("jax.config", "0.4.25", __name__, config="jax.config"),
-    *works_in("jax.config", _FLAGS_OF_CONFIG),
-    Entry(
-        "jax.config.jax_pmap_no_rank_reduction",
-        "0.8.0",
-        "differs",
-        f"{_FLAGS}:pmap_no_rank_reduction",
-        "xlashard.unstacked_shards(x)",
-        "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
-        "while the removed names are installed, keep the mapped dimension of size 1",
-    ),
-)
+    },
+    "jax.experimental": {
+        "disable_x64": works("0.9.0", "jax.enable_x64(False)", __name__),
+        "enable_x64": works("0.9.0", "jax.enable_x64(True)", __name__),
+        "loops": refused("0.3.16", "jax.lax.fori_loop", "JAX's loops are functions of their state"),
+    },
+    **{
+        f"jax.experimental.{name}": {"": works("0.3.16", f"import {home}", home)}
+        for name in ("optimizers", "stax")
+        for home in (f"jax.example_libraries.{name}",)
+    },
+    "jax.ad_checkpoint": {
+        "checkpoint": works("0.10.0", "jax.checkpoint"),
+        "remat": works("0.10.0", "jax.checkpoint", "jax"),
+    },
+    "jax._src.test_util": {
+        "create_global_mesh": works("0.6.0", "jax.make_mesh(shape, names)", __name__)
+    },
+    "jax.dlpack": {"to_dlpack": works("0.7.0", "x.__dlpack__()", __name__)},
+    "jax.Device": {
+        "live_buffers": differs(
+            "0.4.36",
+            "jax.live_arrays()",
+            __name__,
+            "arrays over several devices are excluded; jax.live_arrays() returns all",
+        )
+    },
+    _CACHE: {
+        "initialize_cache": works(
+            "0.4.26", "jax.config.update('jax_compilation_cache_dir', path)", __name__
+        ),
+        "is_initialized": works(
+            "0.4.26", "jax.config.jax_compilation_cache_dir is not None", __name__
+        ),
+    },
+    "jax.config": {
+        "": works("0.4.25", "jax.config", __name__),
+        "config": works("0.4.25", "jax.config", __name__),
+        "jax_array": works("0.4.7", "isinstance(x, jax.Array)", _FLAGS),
+        "jax_parallel_functions_output_gda": works(
+            "0.4.7",
+            "jax.jit(f, out_shardings=shardings)",
+            f"{_FLAGS}:parallel_functions_output_gda",
+        ),
+        "jax_spmd_mode": works("0.7.0", "jax.jit(f)(x)", f"{_FLAGS}:spmd_mode"),
+        "jax_pmap_no_rank_reduction": differs(
+            "0.8.0",
+            "xlashard.unstacked_shards(x)",
+            f"{_FLAGS}:pmap_no_rank_reduction",
+            "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
+            "while the removed names are installed, keep the mapped dimension of size 1",
+        ),
+    },
+}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from xlashard._jax.legacy_api import util
-from xlashard.legacy.modules.entry import Entry, differs, moved, works, works_in
+from xlashard.legacy.modules.entry import EntryTable, differs, works
 
 prod = math.prod
 
@@ -131,62 +131,46 @@ def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None
     KEY_PATHS[ty] = handler
 
 
-_OF_TREES = {
-    __name__: (
-        ("tree_multimap", "0.3.16", "jax.tree.map"),
-        ("build_tree", "0.7.0", "jax.tree.unflatten"),
-        ("AttributeKeyPathEntry", "0.4.26", "jax.tree_util.GetAttrKey"),
-        ("GetitemKeyPathEntry", "0.4.26", "jax.tree_util.DictKey"),
-    )
-}
+_UTIL = "xlashard._jax.legacy_api:util."
 
-ENTRIES: tuple[Entry, ...] = (
-    *works(
-        "jax",
-        "0.6.0",
-        "jax.tree_util",
-        tree_flatten="jax.tree.flatten",
-        tree_leaves="jax.tree.leaves",
-        tree_map="jax.tree.map",
-        tree_structure="jax.tree.structure",
-        tree_transpose="jax.tree.transpose",
-        tree_unflatten="jax.tree.unflatten",
-    ),
-    *moved("jax", "0.6.0", "jax.tree_util", "treedef_is_leaf"),
-    *works("jax", "0.3.16", __name__, tree_multimap="jax.tree.map"),
-    *works_in("jax.tree_util", _OF_TREES),
-    *differs(
-        "jax.tree_util",
-        "0.4.26",
-        __name__,
-        register_keypaths=(
+ENTRIES: EntryTable = {
+    "jax": {
+        "tree_flatten": works("0.6.0", "jax.tree.flatten", "jax.tree_util"),
+        "tree_leaves": works("0.6.0", "jax.tree.leaves", "jax.tree_util"),
+        "tree_map": works("0.6.0", "jax.tree.map", "jax.tree_util"),
+        "tree_structure": works("0.6.0", "jax.tree.structure", "jax.tree_util"),
+        "tree_transpose": works("0.6.0", "jax.tree.transpose", "jax.tree_util"),
+        "tree_unflatten": works("0.6.0", "jax.tree.unflatten", "jax.tree_util"),
+        "treedef_is_leaf": works("0.6.0", "jax.tree_util.treedef_is_leaf"),
+        "tree_multimap": works("0.3.16", "jax.tree.map", __name__),
+    },
+    "jax.tree_util": {
+        "tree_multimap": works("0.3.16", "jax.tree.map", __name__),
+        "build_tree": works("0.7.0", "jax.tree.unflatten", __name__),
+        "AttributeKeyPathEntry": works("0.4.26", "jax.tree_util.GetAttrKey", __name__),
+        "GetitemKeyPathEntry": works("0.4.26", "jax.tree_util.DictKey", __name__),
+        "register_keypaths": differs(
+            "0.4.26",
             "jax.tree_util.register_pytree_with_keys",
+            __name__,
             "JAX's messages use the keys only if they are registered with today's function.",
         ),
-    ),
-    Entry("jax.util", "0.8.0", "works", __name__, "import functools"),
-    *works(
-        "jax.util",
-        "0.7.0",
-        __name__,
-        as_hashable_function="functools.partial",
-        split_dict="[mapping[name] for name in names]",
-        split_merge="[x for x in xs if predicate(x)]",
-    ),
-    *works(
-        "jax.util",
-        "0.7.0",
-        "xlashard._jax.legacy_api:util",
-        HashableFunction="functools.partial",
-        cache="functools.lru_cache",
-        safe_map="[f(x, y) for x, y in zip(xs, ys, strict=True)]",
-        safe_zip="zip(xs, ys, strict=True)",
-        split_list="xs[:n], xs[n:]",
-        subvals="[new.get(n, x) for n, x in enumerate(xs)]",
-        toposort="graphlib.TopologicalSorter",
-        unzip2="tuple(zip(*pairs, strict=True))",
-        wrap_name="f'{transform}({name})'",
-        wraps="functools.wraps",
-    ),
-    *works("jax._src.util", "0.4.14", prod="math.prod"),
-)
+    },
+    "jax.util": {
+        "": works("0.8.0", "import functools", __name__),
+        "as_hashable_function": works("0.7.0", "functools.partial", __name__),
+        "split_dict": works("0.7.0", "[mapping[name] for name in names]", __name__),
+        "split_merge": works("0.7.0", "[x for x in xs if predicate(x)]", __name__),
+        "HashableFunction": works("0.7.0", "functools.partial", _UTIL),
+        "cache": works("0.7.0", "functools.lru_cache", _UTIL),
+        "safe_map": works("0.7.0", "[f(x, y) for x, y in zip(xs, ys, strict=True)]", _UTIL),
+        "safe_zip": works("0.7.0", "zip(xs, ys, strict=True)", _UTIL),
+        "split_list": works("0.7.0", "xs[:n], xs[n:]", _UTIL),
+        "subvals": works("0.7.0", "[new.get(n, x) for n, x in enumerate(xs)]", _UTIL),
+        "toposort": works("0.7.0", "graphlib.TopologicalSorter", _UTIL),
+        "unzip2": works("0.7.0", "tuple(zip(*pairs, strict=True))", _UTIL),
+        "wrap_name": works("0.7.0", "f'{transform}({name})'", _UTIL),
+        "wraps": works("0.7.0", "functools.wraps", _UTIL),
+    },
+    "jax._src.util": {"prod": works("0.4.14", "math.prod")},
+}
