@@ -2,10 +2,10 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.module import Computation, HloModule, Instruction, callees_first
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ def find_call_sites(module: HloModule) -> dict[str, CallSite]:
     if module.entry not in module.computations:
         return {}
     sites = {module.entry: CallSite()}
-    calls = {name: list(_calls(module, c)) for name, c in module.computations.items()}
-    for name in _callers_first(module.entry, calls):
+    for name, computation in reversed(callees_first(module.entry, module.computations).items()):
+        if name not in sites:
+            continue
         site = sites[name]
-        for callee, call in calls[name]:
+        for callee, call in _calls(module, computation):
             added = _joined(call, site, site.times * call.times)
             before = sites.get(callee)
             sites[callee] = (
@@ -76,22 +77,6 @@ def _joined(one: CallSite, other: CallSite, times: int) -> CallSite:
         conditional=one.conditional or other.conditional,
         asynchronous=one.asynchronous or other.asynchronous,
     )
-
-
-def _callers_first(entry: str, calls: dict[str, list[tuple[str, CallSite]]]) -> list[str]:
-    """Return the computations that the entry leads to, each before all that it calls."""
-    order: list[str] = []
-    seen: set[str] = set()
-    waiting = [(entry, False)]
-    while waiting:
-        name, has_callees = waiting.pop()
-        if has_callees:
-            order.append(name)
-        elif name not in seen:
-            seen.add(name)
-            waiting.append((name, True))
-            waiting += [(callee, False) for callee, _ in calls[name]]
-    return order[::-1]
 
 
 def _calls(module: HloModule, computation: Computation) -> Iterator[tuple[str, CallSite]]:
@@ -244,30 +229,34 @@ def nearest_user(computation: Computation, instruction: Instruction) -> Instruct
         computation: Where the value is made.
         instruction: What makes it.
     """
-    reached = {instruction.name}
-    waiting = deque(reached)
-    while waiting:
-        for user in computation.users.get(waiting.popleft(), ()):
-            if user.name in reached:
-                continue
-            if user.frames:
-                return user
-            reached.add(user.name)
-            waiting.append(user.name)
-    return None
+    users = computation.users
+    return _nearest(instruction, lambda i: users.get(i.name, ()), lambda i: bool(i.frames))
 
 
 def named_maker(computation: Computation, instruction: Instruction) -> Instruction | None:
     """Return the nearest operand, direct or over other operands, that has a name of JAX."""
-    reached = {instruction.name}
-    waiting = deque([instruction])
+    named = computation.instructions
+
+    def operands(user: Instruction) -> Iterator[Instruction]:
+        return (named[name] for name in user.operands if name in named)
+
+    return _nearest(instruction, operands, lambda i: bool(i.op_name))
+
+
+def _nearest(
+    start: Instruction,
+    neighbours: Callable[[Instruction], Iterable[Instruction]],
+    fits: Callable[[Instruction], bool],
+) -> Instruction | None:
+    """Return the first instruction that fits in a breadth-first search."""
+    reached = {start.name}
+    waiting = deque([start])
     while waiting:
-        for name in waiting.popleft().operands:
-            maker = computation.instructions.get(name)
-            if maker is None or name in reached:
+        for instruction in neighbours(waiting.popleft()):
+            if instruction.name in reached:
                 continue
-            if maker.op_name:
-                return maker
-            reached.add(name)
-            waiting.append(maker)
+            if fits(instruction):
+                return instruction
+            reached.add(instruction.name)
+            waiting.append(instruction)
     return None

@@ -5,9 +5,10 @@ https://github.com/openxla/xla. Attributes of instructions are decoded at their 
 """
 
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, partial
 
 from xlashard._jax.runtime.shardings import op_sharding_text
+from xlashard._jax.wire import Message
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import Allocation, BufferValue
 from xlashard.hlo.module import (
@@ -27,8 +28,6 @@ from xlashard.hlo.proto_values import (
     shape_of,
     window_dimension,
 )
-from xlashard.hlo.wire import Message
-from xlashard.lazily import dataclass
 
 
 def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
@@ -134,7 +133,7 @@ class _ModuleReader:
             operands=tuple([self._name(n) for n in message.numbers(36)]),
             calls=tuple([self._computation_names.get(n, f"#{n}") for n in called]),
             is_root=is_root,
-            read=_Later(self, message, source, opcode),
+            read=partial(self._attributes, message, source, opcode),
         )
 
     def _name(self, number: int) -> str:
@@ -165,7 +164,7 @@ class _ModuleReader:
                 found[computation.number(5)] = others[0]
         return found
 
-    def attributes(self, own: Message, message: Message, opcode: str) -> Attributes:
+    def _attributes(self, own: Message, message: Message, opcode: str) -> Attributes:
         """Return the attributes of an instruction.
 
         Args:
@@ -309,19 +308,6 @@ class _ModuleReader:
             )
             for found in assignment.messages(3)
         )
-
-
-@dataclass(frozen=True)
-class _Later:
-    """Attributes of an instruction, to be decoded at their first use."""
-
-    reader: _ModuleReader
-    own: Message
-    source: Message
-    opcode: str
-
-    def __call__(self) -> Attributes:
-        return self.reader.attributes(self.own, self.source, self.opcode)
 
 
 def _item[T](table: list[T], number: int) -> T | None:

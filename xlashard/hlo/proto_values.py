@@ -6,11 +6,11 @@ The numbers of the fields are those of xla/xla_data.proto in https://github.com/
 import math
 from functools import lru_cache
 
+from xlashard._jax.wire import Message
 from xlashard.errors import GroupTextError
 from xlashard.geometry.groups import ReplicaGroups, mesh_groups
 from xlashard.hlo.module import WindowDimension
 from xlashard.hlo.shapes import Shape, dtype_of_number
-from xlashard.hlo.wire import Message
 
 
 @lru_cache(maxsize=4096)

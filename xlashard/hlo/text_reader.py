@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
@@ -54,7 +53,7 @@ class _TextReader:
         self._lines = lines
         self._tables: dict[str, dict[int, str]] = {}
         self._unread: Counter[str] = Counter()
-        self.devices = self._number("num_partitions") * self._number("replica_count")
+        self._devices = self._number("num_partitions") * self._number("replica_count")
 
     def module(self) -> HloModule:
         computations: dict[str, Computation] = {}
@@ -120,10 +119,10 @@ class _TextReader:
             operands=names,
             calls=_calls(opcode[1], rest),
             is_root=bool(match[1]),
-            read=_Later(self, opcode[1], shape, operands, rest),
+            read=partial(self._attributes, opcode[1], shape, operands, rest),
         )
 
-    def frames(self, metadata: dict[str, str]) -> tuple[Frame, ...]:
+    def _frames(self, metadata: dict[str, str]) -> tuple[Frame, ...]:
         """Return the source lines that metadata specify."""
         if number := metadata.get("stack_frame_id"):
             return self._stack(int(number))
@@ -146,36 +145,25 @@ class _TextReader:
         function = self._tables.get("FunctionNames", {}).get(_row_number(row, "function_name_id"))
         return Frame(_unquoted(name), _row_number(row, "line"), _unquoted(function or ""))
 
-
-@dataclass(frozen=True)
-class _Later:
-    """Attributes of an instruction, to be parsed at their first use."""
-
-    reader: _TextReader
-    opcode: str
-    shape: Shape
-    operands: str
-    rest: str
-
-    def __call__(self) -> Attributes:
-        opcode, found = self.opcode, _attributes(self.rest)
+    def _attributes(self, opcode: str, shape: Shape, operands: str, rest: str) -> Attributes:
+        found = _attributes(rest)
         metadata = _attributes(found.get("metadata", "{}")[1:-1], _BLANK)
         frontend = _attributes(found.get("frontend_attributes", "{}")[1:-1])
-        is_integer = opcode == "constant" and not self.shape.dims and self.shape.dtype[0] in "su"
-        integer = re.fullmatch(r"-?\d+", self.operands) if is_integer else None
-        number = opcode == "parameter" and self.operands.isdecimal()
+        is_integer = opcode == "constant" and not shape.dims and shape.dtype[0] in "su"
+        integer = re.fullmatch(r"-?\d+", operands) if is_integer else None
+        number = opcode == "parameter" and operands.isdecimal()
         channel = found.get("channel_id")
         precision = tuple(re.findall(r"\w+", found.get("operand_precision", "")))
         return Attributes(
             op_name=_unquoted(metadata.get("op_name", "")),
-            frames=self.reader.frames(metadata),
-            parameter_number=int(self.operands) if number else 0,
+            frames=self._frames(metadata),
+            parameter_number=int(operands) if number else 0,
             tuple_index=int(found["index"]) if "index" in found else None,
-            integer=int(self.operands) if integer else None,
+            integer=int(operands) if integer else None,
             direction=found.get("direction", ""),
             call_target=_unquoted(found.get("custom_call_target", "")),
             channel=int(channel) if channel else None,
-            groups=self._groups(found),
+            groups=self._groups(opcode, found),
             pairs=read_pairs(found["source_target_pairs"])
             if "source_target_pairs" in found
             else None,
@@ -191,14 +179,14 @@ class _Later:
             control_predecessors=tuple(_NAME.findall(found.get("control-predecessors", ""))),
         )
 
-    def _groups(self, found: dict[str, str]) -> ReplicaGroups | None:
+    def _groups(self, opcode: str, found: dict[str, str]) -> ReplicaGroups | None:
         text = found.get("replica_groups")
         if text is None:
-            has_groups = self.opcode.startswith(WITH_GROUPS) and not self.opcode.endswith("-done")
-            return ReplicaGroups.everyone(self.reader.devices) if has_groups else None
+            has_groups = opcode.startswith(WITH_GROUPS) and not opcode.endswith("-done")
+            return ReplicaGroups.everyone(self._devices) if has_groups else None
         if "device_ids" in found:
             text = f"{text}, device_ids={found['device_ids']}"
-        return read_groups(text, self.reader.devices)
+        return read_groups(text, self._devices)
 
 
 _COMMA, _BLANK = re.compile(r"[\s,]*,[\s,]*"), re.compile(r"[\s,]+")
@@ -271,21 +259,11 @@ def _write_out_elements(computation: Computation, name: str) -> None:
         source = computation.instructions.get(whole)
         shapes = source.shape.elements if source is not None else ()
         if element not in computation.instructions and index < len(shapes):
-            attributes = Attributes(tuple_index=index)
+            read = partial(Attributes, tuple_index=index)
             computation.instructions[element] = Instruction(
-                element,
-                "get-tuple-element",
-                shapes[index],
-                (whole,),
-                (),
-                False,
-                partial(_same, attributes),
+                element, "get-tuple-element", shapes[index], (whole,), (), False, read
             )
         whole = element
-
-
-def _same(attributes: Attributes) -> Attributes:
-    return attributes
 
 
 _BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')

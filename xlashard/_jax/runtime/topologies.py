@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import cloud_tpu_init, tpu_info, xla_bridge
@@ -17,7 +17,12 @@ from jax._src.lib import _jax
 
 from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.errors import CompileOnlyError, TopologyError
-from xlashard.lazily import dataclass
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from xlashard._jax import wire
+else:
+    wire = deferred("xlashard._jax.wire")
 
 # libtpu reads these variables when it is loaded: query no metadata server, allow several
 # processes (no chip is used), write no logs.
@@ -105,7 +110,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 # Path of the wraps in libtpu's description of a topology: fields of nested messages.
 _WRAPS = (9, 2, 1, 7)
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def libtpu_in_use() -> str | None:
@@ -123,52 +127,12 @@ def torus_wraps(device: Device) -> tuple[bool, ...]:
     Empty if the topology was created without this property: then its shape decides.
     """
     try:
-        message = _jax.get_topology_for_devices([device]).serialize()
+        message = wire.Message(_jax.get_topology_for_devices([device]).serialize())
         for field in _WRAPS:
-            message = _bytes_of(message, field)
-        stated = {number for number, value in _fields(message) if value == 1}
+            message = message.message(field)
+        return tuple(message.number(n) == 1 for n in (1, 2, 3)) if message.fields else ()
     except (RuntimeError, NotImplementedError, ValueError):  # not every PJRT plugin supports it
         return ()
-    return tuple(number in stated for number in (1, 2, 3)) if message else ()
-
-
-def _bytes_of(message: bytes, field: int) -> bytes:
-    values = [value for number, value in _fields(message) if number == field]
-    if len(values) != 1 or not isinstance(values[0], bytes):
-        raise ValueError(f"no field {field}")  # no-catalogue: caught: the topology lacks the field
-    return values[0]
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield numbers and values of the fields of a protocol buffer."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield tag >> 3, value
-            continue
-        if kind not in (_FIXED64, _BYTES, _FIXED32):
-            # no-catalogue: caught: the topology lacks the field
-            raise ValueError(f"a field of kind {kind}")
-        size = {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
-        if kind == _BYTES:
-            size, at = _varint(message, at)
-        yield tag >> 3, message[at : at + size]
-        at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(message):
-        byte = message[at]
-        value |= (byte & 127) << shift
-        shift, at = shift + 7, at + 1
-        if byte < 128:
-            return value, at
-    # no-catalogue: caught: the topology lacks the field
-    raise ValueError("a number that is cut off")
 
 
 _FLAT = ("v2", "v3", "v5e", "v6e")

@@ -5,20 +5,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core
 from jax._src.mesh import AbstractMesh, Mesh
 from jax._src.named_sharding import NamedSharding
 from jax._src.sharding_impls import GSPMDSharding
 
 from xlashard._jax.runtime.shardings import UNSPECIFIED, Device, JaxSharding
-from xlashard._jax.trace.jaxprs import array_literals, hoist
+from xlashard._jax.trace.jaxprs import MeshMap, array_literals, hoist
 from xlashard._jax.trace.tracing import Jaxpr
 
 # Memories of this kind exist on all platforms; other kinds are the default one of a platform.
 _KEPT_MEMORY = "pinned_host"
 
 
-class DeviceMap:
+class DeviceMap(MeshMap):
     """Replacement of the devices of programs.
 
     Args:
@@ -26,9 +25,9 @@ class DeviceMap:
     """
 
     def __init__(self, devices: Mapping[Device, Device]) -> None:
+        super().__init__(self._replaced)
         self._devices = dict(devices)
         self._meshes: dict[Any, Any] = {}
-        self._jaxprs: dict[int, tuple[Jaxpr, Jaxpr]] = {}
 
     def mesh(self, mesh: Any) -> Any:
         """Return a mesh on the new devices; a mesh of other devices unchanged."""
@@ -62,36 +61,8 @@ class DeviceMap:
             return GSPMDSharding(devices, sharding._hlo_sharding)
         return sharding
 
-    def value(self, value: Any) -> Any:
-        """Return a parameter of a program or an equation with the new devices."""
-        match value:
-            case JaxSharding():
-                return self.sharding(value)
-            case Mesh() | AbstractMesh():
-                return self.mesh(value)
-            case core.Jaxpr():
-                return self.jaxpr(value)
-            case jax.ShapeDtypeStruct():
-                return value.update(sharding=self.sharding(value.sharding))
-            case tuple() if hasattr(value, "_fields"):
-                return type(value)(*map(self.value, value))
-            case tuple() | list():
-                return type(value)(map(self.value, value))
-            case dict():
-                return {name: self.value(item) for name, item in value.items()}
-        return value
-
-    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
-        """Return a jaxpr with the new devices in the parameters of its equations."""
-        known = self._jaxprs.get(id(jaxpr))
-        if known is None:
-            equations = [
-                eqn.replace(params={name: self.value(v) for name, v in eqn.params.items()})
-                for eqn in jaxpr.eqns
-            ]
-            # The old jaxpr is kept, so that its id stays its own.
-            known = self._jaxprs[id(jaxpr)] = jaxpr, jaxpr.replace(eqns=equations)
-        return known[1]
+    def _replaced(self, value: Any, *, in_trace: bool) -> Any:
+        return self.sharding(value) if isinstance(value, JaxSharding) else self.mesh(value)
 
 
 def spread_arrays(jaxpr: Jaxpr) -> list[jax.Array]:

@@ -5,9 +5,9 @@ its new value as an additional result, which takes over the argument's buffers.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, compress
-from operator import not_
 from typing import Any
 
 import jax
@@ -94,7 +94,7 @@ def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     if not any(chosen):
         return jaxpr, []
     moved, values = (list(compress(side, chosen)) for side in (jaxpr.constvars, jaxpr.consts))
-    others = list(map(not_, chosen))
+    others = list(map(operator.not_, chosen))
     left, kept = (list(compress(side, others)) for side in (jaxpr.constvars, jaxpr.consts))
     invars = [*moved, *jaxpr.invars]
     debug = jaxpr.debug_info
@@ -299,35 +299,58 @@ def map_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any]) -> Jaxpr:
 
     Args:
         jaxpr: The jaxpr.
+        mapping: See `MeshMap`.
+    """
+    return MeshMap(mapping).jaxpr(jaxpr)
+
+
+class MeshMap:
+    """Replacement of meshes and shardings in jaxprs and in values of their parameters.
+
+    A value in which nothing is replaced is returned itself.
+
+    Args:
         mapping: Returns another mesh or sharding for one; takes it, and as `in_trace` whether types
             inside the equation depend on the sizes of its axes.
     """
-    return _with_meshes(jaxpr, mapping, {})
 
+    def __init__(self, mapping: Callable[..., Any]) -> None:
+        self._mapping = mapping
+        self._jaxprs: dict[int, tuple[Jaxpr, Jaxpr]] = {}
 
-def _with_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any], known: dict[int, Jaxpr]) -> Jaxpr:
-    if id(jaxpr) not in known:
-        eqns = [_eqn_with_meshes(eqn, mapping, known) for eqn in jaxpr.eqns]
-        same = all(after is before for after, before in zip(eqns, jaxpr.eqns, strict=True))
-        known[id(jaxpr)] = jaxpr if same else jaxpr.replace(eqns=eqns)
-    return known[id(jaxpr)]
+    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+        """Return a jaxpr with the replacements in its equations."""
+        known = self._jaxprs.get(id(jaxpr))
+        if known is None:
+            eqns = list(map(self._equation, jaxpr.eqns))
+            new = jaxpr if _all_same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+            known = self._jaxprs[id(jaxpr)] = jaxpr, new
+        return known[1]
 
+    def _equation(self, eqn: Any) -> Any:
+        params = self.value(eqn.params, in_trace=eqn.primitive.name == "shard_map")
+        return eqn if params is eqn.params else eqn.replace(params=params)
 
-def _eqn_with_meshes(eqn: Any, mapping: Callable[..., Any], known: dict[int, Jaxpr]) -> Any:
-    in_trace = eqn.primitive.name == "shard_map"
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, core.Jaxpr):
-            return _with_meshes(value, mapping, known)
-        if isinstance(value, (JaxSharding, Mesh, AbstractMesh)):
-            return mapping(value, in_trace=in_trace)
-        if type(value) in (tuple, list):
-            items = [mapped(item) for item in value]
-            same = all(after is before for after, before in zip(items, value, strict=True))
-            return value if same else type(value)(items)
+    def value(self, value: Any, *, in_trace: bool = False) -> Any:
+        """Return a parameter with the replacements."""
+        match value:
+            case JaxSharding() | Mesh() | AbstractMesh():
+                return self._mapping(value, in_trace=in_trace)
+            case core.Jaxpr():
+                return self.jaxpr(value)
+            case jax.ShapeDtypeStruct():
+                return value.update(sharding=self.value(value.sharding, in_trace=in_trace))
+            case dict():
+                items = [self.value(item, in_trace=in_trace) for item in value.values()]
+                new = dict(zip(value, items, strict=True))
+                return value if _all_same(items, value.values()) else new
+            case tuple() | list():
+                items = [self.value(item, in_trace=in_trace) for item in value]
+                if _all_same(items, value):
+                    return value
+                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return value
 
-    params = {name: mapped(value) for name, value in eqn.params.items()}
-    if all(params[name] is value for name, value in eqn.params.items()):
-        return eqn
-    return eqn.replace(params=params)
+
+def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    return all(map(operator.is_, new, old))
