@@ -155,11 +155,8 @@ def make_array_from_callback(
         there, layout = parse_sharding(sharding, "sharding")
         target = resolve_sharding(parse_shape(shape), there)
         check_reduced_sharding(there, "make_array_from_callback")
-        holders: dict[int, list[int]] = {}
-        for number, tile in enumerate(target.tiles):
-            holders.setdefault(tile, []).append(number)
         dtype = None if dtype is None else canonical_dtype(dtype)
-        return array_of_pieces(target, list(holders.values()), data_callback, dtype, layout)
+        return array_of_pieces(target, target.holders, data_callback, dtype, layout)
 
 
 def array_of_pieces(

@@ -76,9 +76,6 @@ def make_array_from_process_local_data(
                 if isinstance(entry, jax.Device):
                     entry = SingleDeviceSharding(entry)
                 there = parse_sharding(entry, "sharding")
-                if guards is None:
-                    out.append(_from_local(*there, leaf, shape))
-                    continue
                 with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
                     out.append(_from_local(*there, leaf, shape))
             except XlashardError as error:

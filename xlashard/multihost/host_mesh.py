@@ -271,8 +271,6 @@ def _put(x: Any, target: ResolvedSharding) -> Handle:
         # Each process has the whole value and transfers its own part.
         return put_value(read_value(array), target, weak_type=array.weak_type)
     value, weak_type = host_value(x, lambda: "it")
-    if guards is None:
-        return put_value(value, target, weak_type=weak_type)
     with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(x).__name__}"):
         return put_value(value, target, weak_type=weak_type)
 

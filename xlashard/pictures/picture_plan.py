@@ -12,8 +12,10 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from xlashard.geometry import Runs, head_and_tail
-from xlashard.pictures.subject import LISTED, PictureSubject, Places, tile_number
+from xlashard.pictures.subject import LISTED, PictureSubject, Places
 
 COLOURS = (
     "#77aadd",
@@ -219,7 +221,7 @@ def plan_picture(subject: PictureSubject, most: int, most_columns: int | None = 
         if number is None:
             panels.append(None)
             continue
-        at = _digits(number, [counts[dim] for dim in panel_dims])
+        at = tuple(map(int, np.unravel_index(number, [counts[dim] for dim in panel_dims])))
         cells = tuple(tuple(cell(number, at, r, c) for c in columns) for r in rows)
         panels.append(Panel(at, cells))
     return Picture(
@@ -246,14 +248,6 @@ def _down_and_across(cut: Sequence[int], ndim: int) -> tuple[int | None, int | N
     return (None, cut[0]) if cut[0] == ndim - 1 else (cut[0], None)
 
 
-def _digits(number: int, sizes: Sequence[int]) -> Places:
-    digits = []
-    for size in reversed(sizes):
-        number, digit = divmod(number, size)
-        digits.append(digit)
-    return tuple(reversed(digits))
-
-
 def _cell(subject: PictureSubject, places: Places, share: int, mixed: int) -> Cell:
     """Return a tile.
 
@@ -270,7 +264,7 @@ def _cell(subject: PictureSubject, places: Places, share: int, mixed: int) -> Ce
     if not ids.count or (not placement.is_even and any(cut.start == cut.stop for cut in index)):
         colour = BLANK
     elif math.prod(placement.counts) <= len(COLOURS):
-        colour = COLOURS[tile_number(places, placement.counts)]
+        colour = COLOURS[np.ravel_multi_index(places, placement.counts)]
     else:
         colour = COLOURS[mixed % len(COLOURS)]
     return Cell(index, ids, hosts, by_host, colour)

@@ -37,14 +37,6 @@ type Places = tuple[int, ...]
 """The coordinates of a tile, one per dimension."""
 
 
-def tile_number(places: Places, counts: Sequence[int]) -> int:
-    """Return the number of a tile, row-major."""
-    number = 0
-    for place, count in zip(places, counts, strict=True):
-        number = number * count + place
-    return number
-
-
 @dataclass(frozen=True)
 class Tiles:
     """Equal tiles; where a dimension doesn't divide, the last ones are smaller or empty."""
@@ -84,7 +76,7 @@ class Tiles:
 
     def holders(self, places: Places, most: int) -> Runs:
         """Return the positions of the devices that hold a tile, as a limited number of runs."""
-        return replica_runs(self.tiling.whole, tile_number(places, self.counts), most)
+        return replica_runs(self.tiling.whole, int(np.ravel_multi_index(places, self.counts)), most)
 
 
 @dataclass(frozen=True, eq=False)

@@ -189,9 +189,7 @@ def _joined_slices(handle: Handle, index: Any) -> Handle | None:
         offsets = [n * extent for n, extent in zip(tile, extents, strict=True)]
         starts = [max(b[0] - o, 0) for b, o in zip(part.bounds, offsets, strict=True)]
         stops = [min(b[1] - o, e) for b, o, e in zip(part.bounds, offsets, extents, strict=True)]
-        number = 0
-        for position, count in zip(tile, tiling.counts, strict=True):
-            number = number * count + position
+        number = int(np.ravel_multi_index(tile, tiling.counts))
         sizes = tuple(b - a for a, b in zip(starts, stops, strict=True))
         cut = _cut(shards[tiling.replicas(number)[0]], tuple(map(np.int64, starts)), sizes)
         return jax.device_put(cut, first)

@@ -1,7 +1,6 @@
 """Protocols of Python and NumPy: conversions, text, pickling and DLPack."""
 
 import operator
-from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -270,12 +269,11 @@ def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
 def _unpickle(kind: type[ArrayBase], value: np.ndarray, weak_type: bool) -> ArrayBase:
     """Return an uncommitted array on the default device."""
     array = kind()
-    guards = active_guards()
     what = f"a pickled Array {type_text(value)}"
     device = default_device()
     jax_sharding = SingleDeviceSharding(device).jax_sharding()
     aval = make_aval(value.shape, value.dtype, jax_sharding, weak_type)
-    with nullcontext() if guards is None else guarded(guards, Transfer.HOST_TO_DEVICE, what):
+    with guarded(active_guards(), Transfer.HOST_TO_DEVICE, what):
         array._handle = put(aval, jax_sharding, [value], [device], committed=False)
     return array
 

@@ -160,6 +160,14 @@ class ResolvedSharding:
         """Number of the tile on each device of this process."""
         return self.tiling.tile_ids(self.positions).tolist()
 
+    @property
+    def holders(self) -> list[list[int]]:
+        """Numbers of this process's devices that hold one tile, for each of its tiles."""
+        numbers: dict[int, list[int]] = {}
+        for number, tile in enumerate(self.tiles):
+            numbers.setdefault(tile, []).append(number)
+        return list(numbers.values())
+
     def aval(self, dtype: Any, weak_type: bool = False) -> Any:
         """Return the abstract value of an array of a dtype under the sharding."""
         return make_aval(self.shape, dtype, self.jax_sharding, weak_type)

@@ -94,12 +94,9 @@ def from_batched_callback_pieces(
 def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Array:
     """Return the Array of shards that a callback places on the devices of each distinct index."""
     target = target_of(where)
-    holders: dict[int, list[int]] = {}
-    for number, tile in enumerate(target.tiles):
-        holders.setdefault(tile, []).append(number)
     requests = [
         (target.indices[numbers[0]], tuple(target.devices[n] for n in numbers))
-        for numbers in holders.values()
+        for numbers in target.holders
     ]
     singles = read_buffers(list(data_callback(requests)), _MADE)
     return _array(assemble_arrays(singles, target, None, _MADE))

@@ -174,11 +174,8 @@ async def _read(
             else request.dtype
         )
         target = _target(shape, request)
-        holders: dict[int, list[int]] = {}
-        for number, tile in enumerate(target.tiles):
-            holders.setdefault(tile, []).append(number)
         parts = await gather_or_cancel(
-            _read_piece(store, target, numbers, dtype, limiter) for numbers in holders.values()
+            _read_piece(store, target, numbers, dtype, limiter) for numbers in target.holders
         )
     except XlashardError:
         raise
