@@ -9,7 +9,7 @@ from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
 from xlashard.train import formulas
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.transformer import declare
+from xlashard.train.model.parameters import declare
 
 REAL = topology_settings()
 FACTS = read_facts()

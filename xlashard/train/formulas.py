@@ -66,7 +66,8 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
     """Return the parameters of the model.
 
     A layer has W (H + 2 K) D + H D W elements in its attention, 3 W M in its feed-forward layer
-    (2 W M without a gate; with experts E times that, and W E in the router) and 2 W in its norms;
+    (2 W M without a gate; with experts E times that, and W E in the router) and 2 W in its norms
+    (W in parallel layers);
     outside of the layers the model has two tables of V W, or one if they are tied, and a norm of W.
     """
     width, size, layers = model.width, model.head_size, model.layers
@@ -78,13 +79,17 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
         ("attention.key", (width, *kv_heads), ("embed", "kv_heads", None)),
         ("attention.value", (width, *kv_heads), ("embed", "kv_heads", None)),
         ("attention.out", (*heads, width), ("heads", None, "embed")),
-        ("mlp.norm", (width,), (None,)),
+        *([("mlp.norm", (width,), (None,))] * (not model.parallel)),
         *([("mlp.gate", (*many, width, model.mlp), (*named, "embed", "mlp"))] * model.gated),
         ("mlp.up", (*many, width, model.mlp), (*named, "embed", "mlp")),
         ("mlp.down", (*many, model.mlp, width), (*named, "mlp", "embed")),
     ]
     if model.experts:
         inner.append(("mlp.router", (width, model.experts), ("embed", None)))
+    if model.experts and model.shared_mlp:
+        for name in ("shared_gate", "shared_up"):
+            inner.append((f"mlp.{name}", (width, model.shared_mlp), ("embed", "mlp")))
+        inner.append(("mlp.shared_down", (model.shared_mlp, width), ("mlp", "embed")))
     return (
         Matrix("embedding", 1, (model.vocab, width), ("vocab", "embed")),
         *(Matrix(name, layers, sides, axes) for name, sides, axes in inner),
@@ -159,7 +164,7 @@ def model_flops(settings: Settings) -> float:
     """
     model = settings.model
     sequences = settings.training.batch
-    norms = (2 * model.layers + 1) * model.width
+    norms = ((2 - model.parallel) * model.layers + 1) * model.width
     looked_up = 0 if model.tied else model.vocab * model.width
     weights = active_parameters(model) - looked_up - norms
     pairs = sequences * model.length * (model.length + 1) / 2
@@ -335,8 +340,11 @@ def _products(settings: Settings) -> dict[str, float]:
     heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
     layers = model.layers
     rows = tokens
+    shared = 2 * layers * tokens * width * model.shared_mlp if model.experts else 0
     if model.experts:
         rows = sequences * model.experts * places(model, model.length)
+    if model.experts and model.dropless:
+        rows = tokens * model.active_experts
     scores = 2 * layers * heads * sequences * _pairs(model)
     return {
         "query": 2 * layers * tokens * width * heads,
@@ -346,6 +354,9 @@ def _products(settings: Settings) -> dict[str, float]:
         "gate": 2 * layers * rows * width * model.mlp * model.gated,
         "up": 2 * layers * rows * width * model.mlp,
         "down": 2 * layers * rows * width * model.mlp,
+        "shared_gate": shared,
+        "shared_up": shared,
+        "shared_down": shared,
         "router": 2 * layers * tokens * width * model.experts,
         "head": 2 * tokens * width * model.vocab,
         "scores": scores,
@@ -360,6 +371,7 @@ def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
         return head
     kept = {name for names in model.residuals for name in names}
     names = {"query", "key", "value", "gate", "up"} - kept
+    names |= {f"shared_{name}" for name in ("gate", "up") if name in names}
     names |= {"router"} | ({"out"} - {"out" if kept & {"stream", "out"} else ""})
     if "attention" not in kept:
         names |= {"scores", "mixing"}

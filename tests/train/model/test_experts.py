@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.train.examples import settings
-from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.experts import mix_experts, places
-from xlashard.train.model.layout import unplaced
+from xlashard import Mesh
+from xlashard.train.config.settings import ModelSettings, Rules
+from xlashard.train.model.experts import mix_dropless, mix_experts, places
+from xlashard.train.model.layout import Layout, unplaced
 
 TOKENS = 16
 mix = jax.jit(mix_experts, static_argnums=(2, 3))
@@ -92,3 +93,31 @@ def test_equally_busy_experts_have_a_balance_of_one() -> None:
     _, measured = mix(x, arrays, shape, unplaced)
     np.testing.assert_allclose(measured["balance"], 1, rtol=1e-5)
     assert measured["dropped"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [False, True], ids=["alone", "mesh"])
+def test_without_capacity_it_is_the_mixture_of_all_experts(spread: bool) -> None:
+    shape = model("model.active_experts=2", "model.dropless=true")
+    x, arrays = tokens(shape), weights(shape)
+    x = jnp.concatenate([x, -x[:1]])
+    rules = Rules(batch=("fsdp",), embed=("fsdp",), mlp=("tensor",))
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("fsdp", "tensor"))
+    place = Layout(mesh, rules) if spread else unplaced
+
+    def ours(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:
+        mixed, measured = mix_dropless(x, arrays, shape, place)
+        return jnp.sum(jnp.sin(mixed)), (mixed, measured)
+
+    def dense(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:
+        mixed = densely(x, arrays, 2)
+        return jnp.sum(jnp.sin(mixed)), mixed
+
+    expected, exact = jax.jit(jax.grad(dense, (0, 1), has_aux=True))(x, arrays)
+    actual, (mixed, measured) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(x, arrays)
+    np.testing.assert_allclose(mixed, exact, rtol=1e-4, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), actual, expected
+    )
+    assert measured["dropped"] == 0
+    assert measured["balance"] >= 1 - 1e-6

@@ -13,8 +13,8 @@ from xlashard.train.model.layout import (
     path_name,
     unplaced,
 )
+from xlashard.train.model.parameters import declare
 from xlashard.train.model.programs import make_recipe, state_shardings
-from xlashard.train.model.transformer import declare
 
 P = xlashard.PartitionSpec
 

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import jax
@@ -9,9 +10,10 @@ from tests.train.examples import settings
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.formulas import parameters as count_parameters
 from xlashard.train.model.layout import initial_parameters
+from xlashard.train.model.parameters import declare
+from xlashard.train.model.products import product
 from xlashard.train.model.programs import choose, generate, readable
 from xlashard.train.model.transformer import (
-    declare,
     decode,
     empty_cache,
     rotary_angles,
@@ -66,7 +68,7 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
             for i in range(len(tokens)):
                 scores = np.exp(k[: i + 1] @ q[i] / np.sqrt(size))
                 added[i] += scores @ v[: i + 1] / scores.sum() @ attention["out"][head]
-        y = norm(x if model.parallel else x + added, mlp["norm"])
+        y = y if model.parallel else norm(x + added, mlp["norm"])
         hidden = y @ mlp["up"]
         if model.gated:
             gate = y @ mlp["gate"]
@@ -93,6 +95,34 @@ def test_forward_is_the_transformer_written_out(changes: dict) -> None:
     scores = forward(parameters, jnp.asarray(tokens)[None], model)[0]
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
     assert count_parameters(model) == sum(x.size for x in jax.tree.leaves(parameters))
+
+
+SPECS = {
+    "blw,wm->blm": ((2, 8, 32), (32, 16)),
+    "blhd,hdw->blw": ((2, 8, 4, 8), (4, 8, 16)),
+    "becw,ewm->becm": ((2, 3, 8, 32), (3, 32, 16)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "error"), [("int8", 0.015), ("fp8", 0.08)])
+@pytest.mark.parametrize("spec", SPECS)
+def test_products_in_eight_bits_are_near_the_exact_ones(spec: str, kind, error: float) -> None:
+    keys = jax.random.split(jax.random.key(3), 2)
+    factors = [jax.random.normal(key, s) for key, s in zip(keys, SPECS[spec], strict=True)]
+
+    def weighed(x: jax.Array, weight: jax.Array, quantized) -> tuple[jax.Array, jax.Array]:
+        value = product(spec, x, weight, replace(MODEL, quantized=quantized))
+        return jnp.sum(value * jnp.cos(jnp.arange(value.size)).reshape(value.shape)), value
+
+    step = jax.jit(jax.grad(weighed, (0, 1), has_aux=True), static_argnums=2)
+    ours, exact = (jax.tree.leaves(step(*factors, x)) for x in (kind, "none"))
+    for actual, expected in zip(ours, exact, strict=True):
+        assert actual.dtype == expected.dtype
+        assert np.linalg.norm(actual - expected) < error * np.linalg.norm(expected)
+    # Both factors of the product and of each gradient.
+    program = str(step.trace(*factors, kind).jaxpr)
+    assert len(re.findall(r"(i8|f8_e\w+)\[[0-9,]*\] = convert", program)) == 6
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class ShardingSettings:
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Attention kernel on TPU, and positions per block of its passes."""
+    """Kernels on TPU, with positions per block of the passes of attention."""
 
     attention: Literal["none", "splash", "flash"] = setting(
         "none", "Pallas kernel of attention on TPU; other devices compute it without the kernel"
@@ -100,6 +100,12 @@ class KernelSettings:
     block_q_dq: int = setting(512, "queries per block, gradient of queries", _POSITIVE)
     block_kv_dq: int = setting(512, "keys per block, gradient of queries", _POSITIVE)
     fused_backward: bool = setting(False, "splash: all gradients in one kernel")
+    experts: Literal["none", "gmm"] = setting(
+        "none", "Pallas kernel of ragged products on TPU; others use `jax.lax.ragged_dot`"
+    )
+    tile_rows: int = setting(512, "tokens per tile of a ragged product", _POSITIVE)
+    tile_inner: int = setting(1024, "summed features per tile of a ragged product", _POSITIVE)
+    tile_columns: int = setting(1024, "resulting features per tile of a ragged product", _POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,9 @@ class ModelSettings:
     parameters: Literal["float32", "bfloat16"] = setting(
         "float32", "type of the parameters; bfloat16 loses updates below 1/256"
     )
+    quantized: Literal["none", "int8", "fp8"] = setting(
+        "none", "type of the products with weights of the layers; none: that of `compute`"
+    )
     remat: bool = setting(False, "recompute each layer in the backward pass to save memory")
     kept: tuple[str, ...] = setting(
         (), f"residuals that remat keeps besides the input of a layer: {', '.join(KEEPABLE)}"
@@ -145,7 +154,7 @@ class ModelSettings:
         "save_out_proj",
         "qkv_proj_offloaded",
     ] = setting("custom", "residuals by the name of a policy; custom: `kept` and `offloaded`")
-    kernel: KernelSettings = section(KernelSettings, "attention kernel on TPU")
+    kernel: KernelSettings = section(KernelSettings, "kernels on TPU")
     attention_block: int = setting(
         0,
         "positions per block of attention; 0: one block with length² scores",
@@ -159,6 +168,10 @@ class ModelSettings:
     )
     experts: int = setting(0, "experts of each feed-forward layer; 0: dense", _NOT_NEGATIVE)
     active_experts: int = setting(2, "experts per token", _POSITIVE)
+    shared_mlp: int = setting(
+        0, "hidden features of a layer beside the experts for all tokens; 0: none", _NOT_NEGATIVE
+    )
+    dropless: bool = setting(False, "ragged products of the experts, without a capacity")
     capacity: float = setting(
         1.25,
         "capacity factor: slots of an expert per equal share of the tokens",

@@ -10,7 +10,7 @@ import jax
 from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.layout import Declaration, check_mesh, path_name
-from xlashard.train.model.transformer import declare
+from xlashard.train.model.parameters import declare
 
 _KEYS = {
     "embed": "model.width",
@@ -92,6 +92,12 @@ def _pieces(settings: Settings) -> Iterator[str]:
         yield (
             f"model.gated = false, but model.experts = {model.experts} have a gate. Write:\n"
             f"  [model]\n  gated = true"
+        )
+    if model.dropless and settings.sharding.rules.experts:
+        yield (
+            f"model.dropless = true, but sharding.rules.experts = "
+            f"{_list(settings.sharding.rules.experts)} spreads the experts; without a capacity a "
+            f"device has all of them. Write:\n{_rule('experts', ())}"
         )
     yield from _residuals(model)
     yield from _kernel(model)

@@ -1,5 +1,7 @@
 """Mixture-of-experts feed-forward layer with top-k routing.
 
+`mix_experts` gives each expert a fixed number of slots, `mix_dropless` as many rows as its tokens.
+
 A router assigns each token to its k best experts, with normalised weights, as Mixtral does (Jiang
 et al. 2024, arXiv:2401.04088). The capacity of an expert is `capacity` times its equal share of a
 sequence's tokens; tokens beyond it skip the expert on the residual stream. All shapes are static.
@@ -9,6 +11,7 @@ Letters in shapes: B batch, S tokens of a sequence, W width, M hidden features, 
 per token, C slots of an expert.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -17,7 +20,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.layout import Place, placed
+from xlashard.train.model.layout import Place, Unplaced, placed
+from xlashard.train.model.products import product
 
 _INSIDE = ("batch", "experts", None, None)
 _OUTSIDE = ("batch", None, None, None)
@@ -54,14 +58,14 @@ def mix_experts(
     inside = place(_dispatch(x, sources, slots).reshape(batch, count, room, width), _OUTSIDE)
     # The gradient is summed on the expert's devices before it is sent back.
     inside = place(placed(inside, place, _INSIDE, _OUTSIDE), _INSIDE)
-    gate = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["gate"]), "gate")
-    up = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["up"]), "up")
+    gate = checkpoint_name(product("becw,ewm->becm", inside, weights["gate"], model), "gate")
+    up = checkpoint_name(product("becw,ewm->becm", inside, weights["up"], model), "up")
     # Applied before the last product, so that their gradient does not need its result.
     flat, slots_of_choices = shares.reshape(batch, -1, 1), slots.reshape(batch, -1)
     share = _permute(flat, sources, slots_of_choices).reshape(batch, count, room, 1)
     hidden = jax.nn.silu(gate) * up * placed(share, place, _INSIDE, _OUTSIDE).astype(x.dtype)
     hidden = place(hidden, ("batch", "experts", None, "mlp"))
-    done = place(jnp.einsum("becm,emw->becw", hidden, weights["down"]), _INSIDE)
+    done = place(product("becm,emw->becw", hidden, weights["down"], model), _INSIDE)
     done = placed(done, place, _OUTSIDE, _INSIDE).reshape(batch, count * room, width)
     mixed = _collect(done, sources, slots)
     busy = jax.nn.one_hot(chosen, count, dtype=jnp.float32).mean((0, 1, 2))
@@ -69,6 +73,97 @@ def mix_experts(
         "balance": count * jnp.sum(busy * probabilities.mean((0, 1))),
         "dropped": jnp.mean((slots == count * room).astype(jnp.float32)),
     }
+
+
+def mix_dropless(
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the output of the experts, which take all tokens of a device sorted by expert.
+
+    No expert has a capacity: the products are ragged, with as many rows for each expert as it has
+    tokens. Each device gathers all experts; the rules may shard their width and hidden features.
+
+    Args:
+        x: Features [B, S, W].
+        weights: As of `mix_experts`, sharded as they are stored.
+        model: Number of experts, in all and per token; the kernel of the products.
+        place: Constrains activations on a mesh.
+
+    Returns:
+        The mixture [B, S, W], and the metrics of `mix_experts`; ``dropped`` is 0.
+    """
+    if isinstance(place, Unplaced):
+        return _mix_sorted(x, weights, model, place)
+    stream = place.spec(("batch", None, None))
+    specs = {name: place.spec(axes) for name, axes in _AXES.items()}
+    axes = tuple(place.mesh.axis_names)
+
+    def local(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        for name, named in _AXES.items():
+            if place.rules.embed and "embed" in named:
+                side, over = named.index("embed"), place.rules.embed
+                whole = jax.lax.all_gather(weights[name], over, axis=side, tiled=True)
+                weights = {**weights, name: whole}
+        mixed, measured = _mix_sorted(x, weights, model, place)
+        if place.rules.mlp:
+            mixed = jax.lax.psum(mixed, place.rules.mlp)
+        return mixed, jax.lax.pmean(measured, axes)
+
+    return jax.shard_map(
+        local,
+        mesh=place.mesh,
+        in_specs=(stream, specs),
+        out_specs=(stream, jax.sharding.PartitionSpec()),
+        check_vma=False,  # Pallas declares no varying axes.
+    )(x, {name: weights[name] for name in _AXES})
+
+
+_AXES = {
+    "router": (None, None),
+    "gate": (None, "embed", "mlp"),
+    "up": (None, "embed", "mlp"),
+    "down": (None, "mlp", "embed"),
+}
+
+
+def _mix_sorted(
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the output of the experts for the tokens of one device, and metrics."""
+    batch, tokens, width = x.shape
+    shares, chosen, probabilities = _route(x, weights["router"], model.active_experts)
+    # Choices of one token are neighbours: [B, S, k] → [B · S · k].
+    flat = chosen.transpose(0, 2, 1).reshape(-1)
+    order = jnp.argsort(flat)
+    back = jnp.argsort(order)
+    sizes = jnp.sum(jax.nn.one_hot(flat, model.experts, dtype=jnp.int32), axis=0)
+    rows = _sorted_rows(x.reshape(-1, width), order, back)
+    times = functools.partial(_ragged, sizes=sizes, model=model, place=place)
+    gate = checkpoint_name(times(rows, weights["gate"]), "gate")
+    up = checkpoint_name(times(rows, weights["up"]), "up")
+    done = times(jax.nn.silu(gate) * up, weights["down"])
+    # The order back to the tokens is the inverse of the order to the experts.
+    done = _sorted_rows(done, back, order).reshape(batch, tokens, -1, width)
+    mixed = jnp.einsum("bskw,bks->bsw", done, shares.astype(done.dtype))
+    busy = sizes / flat.size
+    return mixed, {
+        "balance": model.experts * jnp.sum(busy * probabilities.mean((0, 1))),
+        "dropped": jnp.zeros((), jnp.float32),
+    }
+
+
+def _ragged(
+    rows: jax.Array, weight: jax.Array, sizes: jax.Array, model: ModelSettings, place: Place
+) -> jax.Array:
+    """Return the products of consecutive groups of rows with the weight of each group."""
+    if model.kernel.experts == "none" or place.platform != "tpu":
+        return jax.lax.ragged_dot(rows, weight, sizes)
+    from jax.experimental.pallas.ops.tpu.megablox import gmm
+
+    tiles = (model.kernel.tile_rows, model.kernel.tile_inner, model.kernel.tile_columns)
+    limits = (rows.shape[0], *weight.shape[1:])
+    sides = tuple(map(min, tiles, limits))
+    return gmm(rows, weight, sizes, preferred_element_type=rows.dtype, tiling=sides)
 
 
 def _route(x: jax.Array, router: jax.Array, active: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -145,6 +240,24 @@ _dispatch.defvjp(
 _collect.defvjp(
     lambda x, sources, slots: (_to_tokens(x, slots), (sources, slots)),
     lambda kept, gradient: (_from_tokens(gradient, *kept), None, None),
+)
+
+
+@jax.custom_vjp
+def _sorted_rows(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
+    """Gather rows of x, each as often as `order` is longer than x; `back` inverts `order`."""
+    del back
+    return x[order // (len(order) // len(x))]
+
+
+def _unsorted(kept: tuple[int, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None, None]:
+    count, back = kept
+    rows = gradient[back].reshape(count, -1, gradient.shape[-1])
+    return rows.astype(jnp.float32).sum(1).astype(gradient.dtype), None, None
+
+
+_sorted_rows.defvjp(
+    lambda x, order, back: (_sorted_rows(x, order, back), (len(x), back)), _unsorted
 )
 _permute.defvjp(
     lambda x, numbers, back: (_rows(x, numbers), back),

@@ -23,7 +23,8 @@ from xlashard.train.data import token_type
 from xlashard.train.formulas import workload
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, Place, initial_parameters, unplaced
-from xlashard.train.model.transformer import declare, decode, empty_cache, loss, measure
+from xlashard.train.model.parameters import declare
+from xlashard.train.model.transformer import decode, empty_cache, loss, measure
 
 type State = dict[str, Any]
 """``parameters``, ``optimizer`` (AdamW's moments) and ``step`` (steps done, int32)."""

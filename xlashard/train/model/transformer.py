@@ -1,7 +1,7 @@
 """Decoder-only transformer in plain JAX functions, over bytes or any other tokens.
 
 RMSNorm, rotary positions, grouped-query attention, and a feed-forward layer or experts.
-Parameters are a dict of arrays; `declare` describes each array, `forward` and `decode` use them.
+Parameters are a dict of arrays in the structure of `declare`.
 Letters in shapes: B batch, L length, W width, H query heads, K key and value heads, D features of
 one head, M hidden features of the feed-forward part, N layers, V tokens of the vocabulary.
 """
@@ -15,62 +15,17 @@ from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.model.blockwise import blockwise_attention, cross_entropy
-from xlashard.train.model.experts import mix_experts
+from xlashard.train.model.experts import mix_dropless, mix_experts
 from xlashard.train.model.kernels import kernel_attention
-from xlashard.train.model.layout import Axes, Declaration, Place, placed, unplaced
+from xlashard.train.model.layout import Axes, Place, placed, unplaced
+from xlashard.train.model.parameters import HEAD, declare
+from xlashard.train.model.products import product
 
 _EPSILON = 1e-6
 _HIDDEN = -1e30
 _STREAM = ("batch", "length", None)
 _WHOLE = ("batch", None, None)
-_HEAD = ("embed", "vocab")
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-
-
-def declare(model: ModelSettings) -> dict[str, Any]:
-    """Return the tree of `Declaration` in the structure of the parameters.
-
-    Args:
-        model: The shape of the model.
-
-    Returns:
-        ``embedding`` [V, W], ``layers`` (dicts of arrays stacked over N), ``norm`` [W] and
-        ``head`` [W, V], unless the embedding is tied to it.
-    """
-    width, size, inward = model.width, model.head_size, model.width**-0.5
-    heads, kv_heads = model.heads, model.kv_heads
-    many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
-    # Compensates the growth of the residual stream with the depth.
-    quiet = (2 * model.layers) ** -0.5
-
-    def stacked(shape: tuple[int, ...], axes: Axes, spread: float | None) -> Declaration:
-        return Declaration((model.layers, *shape), ("layers", *axes), spread)
-
-    attention = {
-        "norm": stacked((width,), (None,), None),
-        "query": stacked((width, heads, size), ("embed", "heads", None), inward),
-        "key": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
-        "value": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
-        "out": stacked((heads, size, width), ("heads", None, "embed"), quiet * inward),
-    }
-    into, out_of = (*many, width, model.mlp), (*many, model.mlp, width)
-    mlp = {
-        "norm": stacked((width,), (None,), None),
-        "gate": stacked(into, (*named, "embed", "mlp"), inward),
-        "up": stacked(into, (*named, "embed", "mlp"), inward),
-        "down": stacked(out_of, (*named, "mlp", "embed"), quiet * model.mlp**-0.5),
-    }
-    if not model.gated:
-        del mlp["gate"]
-    if model.experts:
-        mlp["router"] = stacked((width, model.experts), ("embed", None), inward)
-    head = {} if model.tied else {"head": Declaration((width, model.vocab), _HEAD, inward)}
-    return {
-        "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
-        "layers": {"attention": attention, "mlp": mlp},
-        "norm": Declaration((width,), (None,), None),
-        **head,
-    }
 
 
 def forward(
@@ -184,11 +139,12 @@ def decode(
 
     def layer(x: jax.Array, slices: tuple[dict[str, Any], jax.Array, jax.Array]):
         weights, keys, values = slices
-        q, k, v = _project(x, weights["attention"], angles, unplaced)
+        q, k, v = _project(x, weights["attention"], angles, model, unplaced)
         keys = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=1)
         values = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=1)
-        stream = x + _out(_attend(q, keys, values, seen), weights["attention"], unplaced)
-        added, _ = _feed_forward(x if model.parallel else stream, weights["mlp"], model, unplaced)
+        mixed = _attend(q, keys, values, seen)
+        stream = x + _out(mixed, weights["attention"], model, unplaced)
+        added, _ = _feed_forward(x if model.parallel else stream, weights, model, unplaced)
         return stream + added, (keys, values)
 
     x = _embed(parameters, token[:, None].astype(jnp.int32), dtype, unplaced)
@@ -227,9 +183,7 @@ def _features(
         x = checkpoint_name(x, "input")
         stream = x + _attention(x, weights["attention"], angles, model, place)
         stream = checkpoint_name(place(stream, _STREAM), "stream")
-        added, measured = _feed_forward(
-            x if model.parallel else stream, weights["mlp"], model, place
-        )
+        added, measured = _feed_forward(x if model.parallel else stream, weights, model, place)
         return place(stream + added, _STREAM), measured
 
     x = _embed(parameters, tokens, dtype, place)
@@ -263,7 +217,7 @@ def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) ->
     never holds the gathered weights of two layers. Without remat the residuals would include the
     gathered weights of all layers; there the partitioner chooses the point of the gather.
     """
-    if "embed" not in axes:
+    if "embed" not in axes or (model.dropless and "experts" in axes):
         return weight
     # First of all dimensions but the experts': TPUs reduce-scatter the major dimension only.
     side, first = axes.index("embed"), int("experts" in axes)
@@ -285,7 +239,7 @@ def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Pla
 
 
 def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Place) -> jax.Array:
-    return _whole(_output_matrix(parameters, dtype, model), _HEAD, model, place)
+    return _whole(_output_matrix(parameters, dtype, model), HEAD, model, place)
 
 
 def _output_matrix(parameters: dict[str, Any], dtype: Any, model: ModelSettings) -> jax.Array:
@@ -317,7 +271,7 @@ def _attention(
     place: Place,
 ) -> jax.Array:
     """Return the attention layer's addition to the residual stream [B, L, W]."""
-    q, k, v = _project(x, weights, angles, place)
+    q, k, v = _project(x, weights, angles, model, place)
     if model.kernel.attention != "none" and place.platform == "tpu":
         mixed = kernel_attention(q, k, v, model.kernel, place)
     elif model.attention_block and model.attention_block < x.shape[1]:
@@ -325,17 +279,21 @@ def _attention(
     else:
         causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
         mixed = checkpoint_name(_attend(q, k, v, causal), "attention")
-    return _out(mixed, weights, place)
+    return _out(mixed, weights, model, place)
 
 
 def _project(
-    x: jax.Array, weights: dict[str, Any], angles: tuple[jax.Array, jax.Array], place: Place
+    x: jax.Array,
+    weights: dict[str, Any],
+    angles: tuple[jax.Array, jax.Array],
+    model: ModelSettings,
+    place: Place,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return rotated queries [B, L, H, D], rotated keys and values [B, L, K, D]."""
     x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
-    q = jnp.einsum("blw,whd->blhd", x, weights["query"])
-    k = jnp.einsum("blw,wkd->blkd", x, weights["key"])
-    v = jnp.einsum("blw,wkd->blkd", x, weights["value"])
+    q = product("blw,whd->blhd", x, weights["query"], model)
+    k = product("blw,wkd->blkd", x, weights["key"], model)
+    v = product("blw,wkd->blkd", x, weights["value"], model)
     q = place(q, ("batch", None, "heads", None))
     q, k = checkpoint_name(rotate(q, angles), "query"), checkpoint_name(rotate(k, angles), "key")
     return q, k, checkpoint_name(v, "value")
@@ -352,8 +310,10 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax
     return jnp.einsum("bhlm,bmhd->blhd", shares, v)
 
 
-def _out(mixed: jax.Array, weights: dict[str, Any], place: Place) -> jax.Array:
-    out = jnp.einsum("blhd,hdw->blw", mixed, weights["out"])
+def _out(
+    mixed: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+) -> jax.Array:
+    out = product("blhd,hdw->blw", mixed, weights["out"], model)
     return checkpoint_name(placed(out, place, _STREAM, _WHOLE), "out")
 
 
@@ -361,17 +321,30 @@ def _feed_forward(
     x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the feed-forward layer's addition to the stream [B, L, W], and expert metrics."""
-    x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
-    if model.experts:
-        mixed, measured = mix_experts(x, weights, model, place)
-        return placed(mixed, place, _STREAM, _WHOLE), measured
+    # Parallel layers share the norm of attention.
+    norm = weights["attention" if model.parallel else "mlp"]["norm"]
+    x, weights = placed(_norm(x, norm), place, _WHOLE, _STREAM), weights["mlp"]
+    if not model.experts:
+        return _dense(x, weights, model, place), {}
+    mix = mix_dropless if model.dropless else mix_experts
+    mixed, measured = mix(x, weights, model, place)
+    mixed = placed(mixed, place, _STREAM, _WHOLE)
+    if model.shared_mlp:
+        mixed += _dense(
+            x, {x: weights[f"shared_{x}"] for x in ("gate", "up", "down")}, model, place
+        )
+    return mixed, measured
+
+
+def _dense(x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place) -> jax.Array:
+    """Return the output of a feed-forward layer that every token passes [B, L, W]."""
     activation = _ACTIVATIONS[model.activation]
-    hidden = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["up"]), "up")
+    hidden = checkpoint_name(product("blw,wm->blm", x, weights["up"], model), "up")
     if model.gated:
-        gate = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["gate"]), "gate")
+        gate = checkpoint_name(product("blw,wm->blm", x, weights["gate"], model), "gate")
         hidden = activation(gate) * hidden
     else:
         hidden = activation(hidden)
     hidden = place(hidden, ("batch", None, "mlp"))
-    down = placed(jnp.einsum("blm,mw->blw", hidden, weights["down"]), place, _STREAM, _WHOLE)
-    return checkpoint_name(down, "down"), {}
+    down = product("blm,mw->blw", hidden, weights["down"], model)
+    return checkpoint_name(placed(down, place, _STREAM, _WHOLE), "down")
