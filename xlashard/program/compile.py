@@ -3,7 +3,8 @@
 import re
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -41,10 +42,12 @@ from xlashard.sharding import GSPMDSharding, NamedSharding, PartitionSpec, XLACo
 from xlashard.wording import in_bytes
 
 if TYPE_CHECKING:
+    from xlashard._jax.runtime import phases
     from xlashard.program import shared_binary
     from xlashard.program.consistency import fingerprint as fingerprints
     from xlashard.program.consistency.fingerprint import ClosedOver, ProgramFingerprint
 else:
+    phases = deferred("xlashard._jax.runtime.phases")
     fingerprints = deferred("xlashard.program.consistency.fingerprint")
     shared_binary = deferred("xlashard.program.shared_binary")
 
@@ -262,15 +265,8 @@ def compile_program(
         fingerprint = fingerprints.ProgramFingerprint(
             plan, body.module, request, body.callbacks, closed
         )
-    try:
+    with _compiler_errors(plan, request):
         loaded, source = _loaded(lowered, request, fingerprint if share else None)
-    except ProcessesError:
-        raise
-    except RuntimeError as error:
-        if compiler.ran_out_of_memory(error):
-            text = _oom_text(plan, compiler.error_text(error))
-            raise ProgramTooLargeError(text) from None
-        raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     args, results = resolve_shardings(loaded, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,
@@ -283,6 +279,37 @@ def compile_program(
         request=request,
     )
     return Program(loaded, parts, source, fingerprint)
+
+
+def run_hlo_passes(lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = ()) -> None:
+    """Partition and schedule an annotated module for TPUs and assign its buffers, without its code.
+
+    Args:
+        lowered: The annotated module.
+        options: Options of the compiler, past those of the plan, with the folder of its dumps.
+
+    Raises:
+        CompileError: XLA rejects the module or an option.
+        ProgramTooLargeError: It needs more memory than a device has.
+        TopologyError: The installed libtpu can't compile without generating code.
+    """
+    request = _request(lowered, options)
+    with _compiler_errors(lowered.plan, request):
+        phases.run_hlo_passes(lowered.body.module, request)
+
+
+@contextmanager
+def _compiler_errors(plan: ProgramPlan, request: compiler.CompileRequest) -> Iterator[None]:
+    """Raise the compiler's errors as this package's."""
+    try:
+        yield
+    except ProcessesError:
+        raise
+    except RuntimeError as error:
+        if compiler.ran_out_of_memory(error):
+            text = _oom_text(plan, compiler.error_text(error))
+            raise ProgramTooLargeError(text) from None
+        raise CompileError(_refusal_text(plan.name, error, request.options)) from error
 
 
 def _loaded(

@@ -82,7 +82,7 @@ def compile_module(module: modules.Module, request: CompileRequest) -> Executabl
     """
     devices = request.devices
     client = client_of(devices[0])
-    options = _compile_options(module, request)
+    options = compile_options(module, request)
     callbacks = list(request.host_callbacks)
     return compiler.compile_or_get_cached(
         client, module, _device_grid(devices)[0], options, callbacks, device_list(devices), None
@@ -129,7 +129,7 @@ def compile_uncached(module: modules.Module, request: CompileRequest) -> Executa
         client_of(devices[0]),
         module,
         device_list(devices),
-        _compile_options(module, request),
+        compile_options(module, request),
         list(request.host_callbacks),
     )
 
@@ -144,7 +144,7 @@ def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
     """
     devices = request.devices
     digest = hashlib.sha256(modules.to_bytecode(modules.without_locations(module)))
-    digest.update(_compile_options(module, request).SerializeAsString())
+    digest.update(compile_options(module, request).SerializeAsString())
     digest.update(repr([(d.platform, d.id) for d in devices]).encode())
     return digest.digest()
 
@@ -200,24 +200,29 @@ def _device_grid(devices: Sequence[Device]) -> np.ndarray:
     return np.array([list(devices)], dtype=object)
 
 
-def _compile_options(module: modules.Module, request: CompileRequest) -> Any:
+def compile_options(module: modules.Module, request: CompileRequest) -> Any:
+    """Return the options of a compilation as XLA takes them.
+
+    Raises:
+        RuntimeError: For an unknown option of the compiler.
+    """
     devices = request.devices
     client = client_of(devices[0])
-    compile_options = assigned(
+    options = assigned(
         devices,
         client,
         env_options_overrides=dict(request.options),
         detailed_logging=compiler.use_detailed_logging(module),
     )
-    build = compile_options.executable_build_options
+    build = options.executable_build_options
     build.use_shardy_partitioner = request.shardy
     # A program without results has the empty tuple as its result.
     build.allow_spmd_sharding_propagation_to_output = list(request.free_results) or [False]
     build.allow_spmd_sharding_propagation_to_parameters = list(request.free_args)
-    compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
+    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
         len(request.free_args), client.platform
     )
-    return compile_options
+    return options
 
 
 def reported_shardings(executable: Executable, of: str, count: int) -> list[str] | None:

@@ -10,6 +10,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import jax
 from jax._src import cloud_tpu_init, tpu_info, xla_bridge
@@ -68,7 +69,28 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         reason = str(error).partition("\n")[0]
         # no-catalogue: names are checked before
         raise TopologyError(f"libtpu has no topology {name}: {reason}") from error
-    return list(topology._make_compile_only_devices())
+    devices = list(topology._make_compile_only_devices())
+    _REQUESTS[devices[0].client] = (name, dict(options))
+    return devices
+
+
+_REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
+"""Name and options of topologies, by the client of their devices."""
+
+
+def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
+    """Return the serialized topology of one slice, and the number of slices.
+
+    Args:
+        devices: Compile-only devices of a topology.
+    """
+    name, options = _REQUESTS.get(devices[0].client, ("", {}))
+    slices = options.get("num_slices", 1)
+    if slices > 1:
+        # libtpu can't serialize several slices.
+        one = {option: value for option, value in options.items() if option != "num_slices"}
+        devices = compile_only_devices(name, one)
+    return _jax.get_topology_for_devices(list(devices)).serialize(), slices
 
 
 def probe_for_tpus_quietly() -> None:

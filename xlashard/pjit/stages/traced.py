@@ -22,7 +22,7 @@ from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
-from xlashard.program.compile import LoweredProgram
+from xlashard.program.compile import LoweredProgram, run_hlo_passes
 from xlashard.sharding import XLACompatibleSharding, to_jax
 
 
@@ -208,12 +208,7 @@ class Lowered(Stage, jax.stages.Lowered):
             devices = None if device_assignment is None else tuple(device_assignment)
             request = self._assigned(devices)
             module = function.lower(call, request)
-        own = compiler.platform_of(request.placement.devices[0])
-        if self._platform != own:
-            raise ArgumentError(
-                f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "
-                "leave lowering_platforms out to compile it here"
-            )
+        self._check_platform(request)
         function.report_donation(self._program)
         if share_binary is not None:
             request = replace(request, share_binary=share_binary)
@@ -224,6 +219,20 @@ class Lowered(Stage, jax.stages.Lowered):
             compiled = function.compile(call, request)
         function.report_donation(self._program, compiled)
         return Compiled(self._info, compiled, call.traced.jaxpr)
+
+    def _run_hlo_passes(self, compiler_options: Mapping[str, Any]) -> None:
+        """Compile the module for a TPU topology up to its code; see `run_hlo_passes`."""
+        self._check_platform(self._request)
+        self._traced._function.report_donation(self._program)
+        run_hlo_passes(self._program, compiler_option_items(compiler_options))
+
+    def _check_platform(self, request: LoweringRequest) -> None:
+        own = compiler.platform_of(request.placement.devices[0])
+        if self._platform != own:
+            raise ArgumentError(
+                f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "
+                "leave lowering_platforms out to compile it here"
+            )
 
     def _assigned(self, devices: tuple[Device, ...] | None) -> LoweringRequest:
         """Return the request over the devices of a call of `compile`."""

@@ -1,0 +1,156 @@
+"""The first phase of TPU's compiler alone: from StableHLO to scheduled HLO with its buffers.
+
+Extensions of PJRT's C API run a compiler phase by phase, and describe several slices to it. jaxlib
+has no binding for them, so their functions are called here. Each takes one structure of numbers and
+pointers of eight bytes, which begins with its size; `pjrt_c_api.h` and
+`pjrt_c_api_{phase_compile,multi_slice}_extension.h` of XLA specify them. Within a major version of
+the API, fields and functions are only added, at the end.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
+from typing import Any
+
+from jax._src import cloud_tpu_init
+
+from xlashard._jax import modules, wire
+from xlashard._jax.runtime.compiler import CompileRequest, compile_options
+from xlashard._jax.runtime.topologies import serialized_slice
+from xlashard.errors import TopologyError
+
+_PHASE = b"phase1_hlo_opts"
+"""Partitioning, fusion, layouts, scheduling, rematerialization and buffer assignment."""
+_MAJOR_VERSION = 0
+_FUNCTIONS, _PHASE_COMPILE, _MEGASCALE, _MULTI_SLICE = -1, 9, 18, 22
+"""The API's own functions, and the numbers of extensions."""
+_OUT_OF_MEMORY = 8
+"""`PJRT_Error_Code_RESOURCE_EXHAUSTED`."""
+
+type _Address = int
+
+
+class PhaseError(RuntimeError):
+    """Error of the compiler, as jaxlib raises it for a whole compilation.
+
+    Attributes:
+        error_code_string: `RESOURCE_EXHAUSTED` for a program that exceeds a memory, else empty.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.error_code_string = "RESOURCE_EXHAUSTED" if code == _OUT_OF_MEMORY else ""
+
+
+def run_hlo_passes(module: modules.Module, request: CompileRequest) -> None:
+    """Partition, optimize and schedule a module for TPUs and assign its buffers, without its code.
+
+    The options of the request name the folder of the compiler's dumps, which are the result: those
+    of a whole compilation up to `after_optimizations`.
+
+    Args:
+        module: The module.
+        request: Devices of a TPU topology, and options.
+
+    Raises:
+        RuntimeError: With the compiler's message, if it refuses the module or an option.
+        TopologyError: If the installed libtpu can't run this phase alone.
+    """
+    description, slices = serialized_slice(request.devices)
+    options = compile_options(module, request).SerializeAsString()
+    fields = ((1, modules.to_bytecode(module)), (2, b"stablehlo_bytecode"), (4, _PHASE))
+    program = b"".join(wire.field(number, value) for number, value in fields)
+    with ExitStack() as stack:
+        topology = stack.enter_context(_topology(description))
+        if slices > 1:
+            options += wire.field(6, stack.enter_context(_multi_slice_config(topology, slices)))
+        *_, compiler = _checked(_PHASE_COMPILE, 0, 0, 0)
+        stack.callback(_call, _PHASE_COMPILE, 1, 0, compiler)
+        texts, sizes = (c_char_p * 2)(program, _PHASE), (c_size_t * 2)(len(program), len(_PHASE))
+        text, size = ctypes.addressof(texts), ctypes.addressof(sizes)
+        run = (compiler, text, size, 1, text + 8, size + 8, 1, _address(options), len(options))
+        *_, outputs, output_sizes, count = _checked(_PHASE_COMPILE, 2, 0, *run, topology, 0, 0, 0)
+        _call(_PHASE_COMPILE, 4, 0, outputs, output_sizes, count)
+
+
+@contextmanager
+def _topology(description: bytes) -> Iterator[_Address]:
+    """Yield the topology of its serialized description."""
+    *_, topology = _checked(_FUNCTIONS, 114, 0, _address(description), len(description), 0)
+    try:
+        yield topology
+    finally:
+        _call(_FUNCTIONS, 83, 0, topology)
+
+
+@contextmanager
+def _multi_slice_config(topology: _Address, slices: int) -> Iterator[bytes]:
+    """Yield the serialized configuration of slices of a topology."""
+    *_, config = _checked(_MEGASCALE, 3, topology, slices, 0)
+    *_, data, size, serialized, release = _checked(_MULTI_SLICE, 4, config, 0, 0, 0, 0)
+    try:
+        yield ctypes.string_at(data, size)
+    finally:
+        _Function(release)(serialized)
+        _call(_MULTI_SLICE, 0, config)
+
+
+def _checked(extension: int, position: int, *fields: int) -> tuple[int, ...]:
+    """Call a function that returns an error or none; return its fields.
+
+    Args:
+        extension: Extension of the function.
+        position: Position of the function in the extension.
+        *fields: Fields of its structure after the size; 0 for results.
+    """
+    error, results = _call(extension, position, *fields)
+    if not error:
+        return results
+    *_, text, size = _call(_FUNCTIONS, 1, 0, error, 0, 0)[1]
+    *_, code = _call(_FUNCTIONS, 2, 0, error, 0)[1]
+    message = ctypes.string_at(text, size).decode(errors="replace")
+    _call(_FUNCTIONS, 0, 0, error)
+    raise PhaseError(message, code)  # no-catalogue: an error of libtpu
+
+
+def _call(extension: int, position: int, *fields: int) -> tuple[int, tuple[int, ...]]:
+    """Call a function; return its result, which has a meaning only for some, and its fields."""
+    words = (c_size_t * (1 + len(fields)))(8 * (1 + len(fields)), *fields)
+    return _functions(extension)[position](words) or 0, tuple(words[1:])
+
+
+_Function: Any = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+
+
+@cache
+def _functions(extension: int) -> list[Callable[[Any], int | None]]:
+    """Return the functions of an extension of libtpu, or of its API.
+
+    Raises:
+        TopologyError: If it has another version, or not the extension.
+    """
+    library = ctypes.CDLL(cloud_tpu_init.get_tpu_library_path())
+    library.GetPjrtApi.restype = c_void_p
+    # PJRT_Api: size, first extension; size, extensions and numbers of its version; functions.
+    at, before = library.GetPjrtApi(), 40
+    major, minor = (c_int * 2).from_address(at + 32)
+    if extension != _FUNCTIONS:
+        # PJRT_Extension_Base: size, number, next extension; functions.
+        at, before = c_size_t.from_address(at + 8).value, 24
+        while at and c_int.from_address(at + 8).value != extension:
+            at = c_size_t.from_address(at + 16).value
+    if major != _MAJOR_VERSION or not at:
+        raise TopologyError(  # no-catalogue: needs another libtpu
+            f"an estimate requires a libtpu that compiles in phases, and this one, with PJRT's C "
+            f"API {major}.{minor}, does not: leave estimate=True out"
+        )
+    count = (c_size_t.from_address(at).value - before) // 8
+    addresses = (c_size_t * count).from_address(at + before)
+    return [_Function(address) for address in addresses]
+
+
+def _address(data: bytes) -> _Address:
+    """Return the address of bytes that the caller keeps alive."""
+    return ctypes.cast(c_char_p(data), c_void_p).value or 0
