@@ -71,6 +71,16 @@ def test_a_budget_names_the_lines_that_broke_it(run: Run) -> None:
     assert "all-gather along data" in lines[0] and "programs.py:12" in lines[0]
 
 
+def test_an_estimate(run: Run) -> None:
+    words = ("-t", "v5e-8", "--mesh", "data=8", PRODUCT, "--estimate")
+    code, out, err = run(*words, "--budget", "all_gather_bytes=100kB")
+    assert code == 1 and "estimate  compiled without code" in out
+    assert err.startswith("estimate: all_gather_bytes=100kB is not met: the all-gather traffic")
+    _, out, _ = run(*words, "--json", "-")
+    report = PreflightReport.from_json(out)
+    assert report.is_estimate and report.memory.code_bytes == 0
+
+
 def test_a_program_that_does_not_fit(run: Run) -> None:
     program = "tests.commands.programs:too_large"
     code, out, err = run("-t", "v5e-4", "--mesh", "data=4", program)

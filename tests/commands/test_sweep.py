@@ -52,6 +52,13 @@ def test_meshes_are_tried_and_kept(run, tmp_path):
     assert [PreflightReport.from_json(f.read_text()).title for f in kept] == [PRODUCT] * 2
     code, out, _ = run(*words, "--all")
     assert code == 0 and "2 results from an earlier run" in out
+    code, out, _ = run(*words, "--estimate", "--json", "-")
+    estimate = SweepReport.from_json(out)
+    assert code == 0 and estimate.is_estimate and not report.is_estimate
+    assert estimate.reused_results == 0
+    assert estimate.report(estimate.best).is_estimate
+    code, out, _ = run(*words, "--estimate")
+    assert "estimate  compiled without code" in out and "2 results from an earlier run" in out
 
 
 WRONG = {

@@ -178,6 +178,8 @@ def check_budget(report: PreflightReport, limits: Sequence[Limit], *, named: boo
     if not report.fits:
         found.insert(0, "it does not fit")
     prefix = f"{report.title} on {report.topology.name}: " if named else ""
+    if report.is_estimate:
+        prefix += "estimate: "
     for text in found:
         print(f"{prefix}{text}", file=sys.stderr)
     return not found

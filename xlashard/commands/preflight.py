@@ -149,6 +149,7 @@ def preflight_target(
                 workload=program.workload,
                 price=arguments.price,
                 compiler_options=read_options(arguments.option) or None,
+                estimate=arguments.estimate,
                 title=target,
                 **program.kwargs,
             )

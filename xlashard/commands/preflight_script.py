@@ -54,7 +54,8 @@ def script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport]
         )
     script = parse_script(arguments.script)
     change_interpreter(script, arguments.command_line, arguments.script)
-    devices = ScriptDevices(places[0], read_options(arguments.option), status_line)
+    options = read_options(arguments.option)
+    devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
     devices.begin()
     print(
         f"xlashard: {script.program.target} runs on {

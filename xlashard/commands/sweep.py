@@ -115,6 +115,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
         axes=_axes(arguments.mesh, own_axes),
         runner=_RUNNER,
         options=tuple(read_options(arguments.option).items()),
+        estimate=arguments.estimate,
         sources=sources,
     )
 

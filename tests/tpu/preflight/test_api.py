@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 import xlashard
 from tests.facts import naming
@@ -153,10 +154,66 @@ def test_stages_and_static_arguments() -> None:
         assert preflight(stage, topology="v5e-4").memory == called.memory
 
 
+def without_code(report: PreflightReport) -> PreflightReport:
+    """Return what an estimate has of a whole preflight."""
+    memory, time = report.memory, report.time
+    total = memory.total_bytes - (memory.code_bytes if report.fits else 0)
+    code = 0 if report.fits else memory.code_bytes
+    return replace(
+        report,
+        memory=replace(memory, total_bytes=total, code_bytes=code),
+        time=replace(time, compiler_seconds=None),
+        throughput=None,
+        price=None,
+        compile_seconds=0.0,
+        is_estimate=True,
+    )
+
+
+def test_an_estimate_is_the_preflight_without_its_code(report: PreflightReport) -> None:
+    estimate = preflight(
+        PLACED, X, W, topology=POD, mesh=AXES, workload=WORKLOAD, title="layers", estimate=True
+    )
+    assert estimate.is_estimate and not report.is_estimate and report.memory.code_bytes > 0
+    assert estimate.time.compiler_seconds is None and estimate.throughput is not None
+    assert without_code(estimate) == without_code(report)
+    assert "estimate" in repr(estimate) and "estimate" in str(estimate)
+    assert PreflightReport.from_json(estimate.to_json()) == estimate
+
+
+@pytest.mark.slow
+def test_estimates_of_other_chips_of_several_slices_and_of_kernels() -> None:
+    def attend(q: Any) -> Any:
+        return flash_attention(q, q, q, causal=True).sum()
+
+    def routed(x: Any, w: Any, sizes: Any) -> Any:
+        products = jax.lax.ragged_dot(x, w, sizes)
+        return products.sum(), jax.lax.top_k(x, 4), jax.lax.erf_inv(x.astype(jnp.float32))
+
+    heads = jax.ShapeDtypeStruct((8, 8, 1024, 128), jnp.bfloat16)
+    experts = jax.ShapeDtypeStruct((8, 1024, 512), jnp.bfloat16)
+    sizes = jax.ShapeDtypeStruct((8,), jnp.int32)
+    spread = xlashard.pjit(routed, in_shardings=(P("data"), P(), P()))
+    summed = xlashard.pjit(lambda x: x @ x.T, in_shardings=P("data"), out_shardings=P("data"))
+    for program, args, topology, slices, devices in (
+        (attend, (heads,), "v5e-1", 1, 1),
+        (spread, (X, experts, sizes), "v6e-8", 1, 8),
+        (summed, (X,), "tpu7x-8", 1, 8),
+        (summed, (X,), "v4-16", 1, 8),
+        (summed, (X,), "v5e-16", 2, 32),
+    ):
+        where = {"topology": topology, "slices": slices, "mesh": {"data": devices}}
+        estimate, whole = (preflight(program, *args, **where, estimate=e) for e in (True, False))
+        assert estimate.is_estimate and without_code(estimate) == without_code(whole)
+
+
 def test_a_program_that_is_too_large_gives_the_same_report() -> None:
     x = jax.ShapeDtypeStruct((1 << 20, 1 << 16), jnp.bfloat16)
     large = xlashard.pjit(lambda x: jnp.sin(x).T + 1, in_shardings=P("data"), out_shardings=P())
-    found = preflight(large, x, topology="v5e-4", mesh={"data": 4}, replicated_above=2**30)
+    where = {"topology": "v5e-4", "mesh": {"data": 4}, "replicated_above": 2**30}
+    found = preflight(large, x, **where)
+    estimate = preflight(large, x, **where, estimate=True)
+    assert estimate.is_estimate and without_code(estimate) == without_code(found)
     assert found.outcome == "out of memory"
     assert not found.fits and not found.memory.fits
     assert found.memory.arguments[0].device_bytes == 2**35
@@ -173,14 +230,16 @@ def test_compiler_options_are_used_and_reported() -> None:
         lambda x: x + 1, x, topology="v5e-4", mesh={"data": 4}, compiler_options=options
     )
     assert found.versions.flags[-1] == ("compiler_options", "xla_tpu_scoped_vmem_limit_kib=16384")
-    with pytest.raises(CompileError, match="xla_no_such_flag"):
-        preflight(
-            lambda x: x + 1,
-            x,
-            topology="v5e-4",
-            mesh={"data": 4},
-            compiler_options={"xla_no_such_flag": True},
-        )
+    for estimate in (False, True):
+        with pytest.raises(CompileError, match="xla_no_such_flag"):
+            preflight(
+                lambda x: x + 1,
+                x,
+                topology="v5e-4",
+                mesh={"data": 4},
+                compiler_options={"xla_no_such_flag": True},
+                estimate=estimate,
+            )
 
 
 @pytest.mark.slow

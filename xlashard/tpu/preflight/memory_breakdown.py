@@ -336,7 +336,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     total = planned + code
     return MemoryBreakdown(
         available_bytes=available,
-        total_bytes=total if compilation.compiled is None else min(total, available),
+        total_bytes=total if compilation.too_large else min(total, available),
         argument_bytes=argument_bytes,
         result_bytes=result_bytes,
         alias_bytes=_bytes(a for a in parameters if a.holds_result),
@@ -355,7 +355,7 @@ def _bytes(allocations: Iterable[Allocation]) -> int:
 
 
 def _code_bytes(compilation: Compilation, left: int) -> int:
-    """Return the code size; for a program rejected for its code, the least possible size."""
+    """Return the code size, 0 if unknown; for a program rejected for its code, the least size."""
     if compilation.compiled is not None:
         return compilation.compiled.memory_analysis().generated_code_size_in_bytes
-    return left + 1 if left >= 0 else 0
+    return left + 1 if compilation.too_large and left >= 0 else 0

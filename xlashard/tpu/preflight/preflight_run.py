@@ -43,6 +43,7 @@ def preflight(
     price: float | str | None = None,
     replicated_above: int = REPLICATED_ABOVE,
     compiler_options: Mapping[str, Any] | None = None,
+    estimate: bool = False,
     title: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
@@ -66,6 +67,9 @@ def preflight(
         price: Cost per chip-hour: `4.2`, `"4.20 USD"`.
         replicated_above: Minimum bytes of the fully replicated values that the report lists.
         compiler_options: Compiler options, as for `Lowered.compile`.
+        estimate: Whether to stop the compiler before it generates code, which takes 95 % of the
+            compile time. Module, schedule, buffers and collectives are the same. Memory then lacks
+            the code, and time the compiler's own estimate.
         title: Title of the report, such as the source of the program.
         **kwargs: Keyword arguments of the call.
 
@@ -73,7 +77,8 @@ def preflight(
         The report. `print(report)` displays it, `report.to_json()` serializes it.
 
     Raises:
-        TopologyError: If the topology is unknown, the mesh doesn't match it, or libtpu is missing.
+        TopologyError: If the topology is unknown, the mesh doesn't match it, libtpu is missing, or
+            for an estimate can't stop before code generation.
         ArgumentError: If `fun` or `price` is invalid.
         CompileError: If compilation fails for a reason other than memory.
         ResourceError: As raised by a call; other errors of a call propagate too.
@@ -95,7 +100,7 @@ def preflight(
         warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
         on, lowered = lower_for(fun, args, kwargs, place, mesh)
-        compilation = compile_for_report(lowered, compiler_options)
+        compilation = compile_for_report(lowered, compiler_options, estimate=estimate)
         return build_report(
             compilation,
             place,

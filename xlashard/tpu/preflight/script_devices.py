@@ -33,11 +33,13 @@ class ScriptDevices:
     Attributes:
         topology: The topology.
         options: Compiler options.
+        estimate: Whether to stop the compiler before code generation.
         status: Returns a context manager that shows the work in progress.
     """
 
     topology: Topology
     options: Mapping[str, Any]
+    estimate: bool
     status: Callable[[str], AbstractContextManager[Any]]
     _compiled: dict[RecordedProgram, tuple[Mesh, Compilation]] = field(default_factory=dict)
 
@@ -105,7 +107,10 @@ class ScriptDevices:
                 moved, mesh = recorded.moved(self._to_topology), recorded.mesh
                 on = None if mesh is None else self._to_topology.mesh(mesh)
                 mesh, lowered = lower_for(moved, (), {}, self.topology, on)
-                self._compiled[recorded] = mesh, compile_for_report(lowered, self.options)
+                self._compiled[recorded] = (
+                    mesh,
+                    compile_for_report(lowered, self.options, estimate=self.estimate),
+                )
         return self._compiled[recorded]
 
     def report(self, recorded: RecordedProgram, price: Any = None) -> PreflightReport:

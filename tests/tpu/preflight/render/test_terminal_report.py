@@ -11,7 +11,9 @@ from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMAL
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.report_text import mesh_text
+from xlashard.tpu.preflight.render.terminal_report import SummaryText
 from xlashard.tpu.preflight.report.build import describe_mesh
+from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.wording import plain_text
 
@@ -100,6 +102,23 @@ def test_a_step_that_does_not_fit_reports_the_excess() -> None:
     assert "bound by HBM" in text and "by the compiler\n" not in text
     assert "1 loop of unknown trip count counts as one iteration" in text
     assert "donated, but not reused: no result has its type" in text
+
+
+def test_an_estimate_is_named_in_every_form() -> None:
+    estimate = replace(FITTING, is_estimate=True)
+    assert "  estimate  compiled without code" in shown(estimate, 160)
+    assert "estimated in 38.4 s by libtpu" in shown(estimate, 160)
+    assert "(estimate)" in plain_text(SummaryText([FITTING, estimate]))
+    assert "<PreflightReport of train_step on v5p:4x4x2 (32 chips): estimate" in repr(estimate)
+    changes = compare(FITTING, estimate)
+    assert changes.new.endswith("(estimate)")
+    assert [(c.name, c.old, c.new) for c in changes.facts] == [
+        ("compilation", "whole", "without code")
+    ]
+    for text in (estimate.to_html(), estimate._repr_html_()):
+        assert text.count('<span class="badge estimate"') == 1
+    assert 'class="badge estimate"' not in FITTING.to_html()
+    assert page([FITTING, estimate]).count('<span class="badge estimate"') == 2
 
 
 def test_what_the_times_leave_out_is_named() -> None:

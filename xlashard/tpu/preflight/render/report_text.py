@@ -25,6 +25,9 @@ BOUNDS: Mapping[str, str] = {
 }
 """Resources that bound the time."""
 
+ESTIMATE = "compiled without code: memory lacks it, and time the compiler's own estimate"
+"""Note on a report whose compilation was stopped before code generation."""
+
 NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
 """Networks of collectives."""
 

@@ -32,6 +32,7 @@ from xlashard.pjit.report.tables import (
 )
 from xlashard.tpu.preflight.render.report_text import (
     BOUNDS,
+    ESTIMATE,
     NETWORKS,
     ORIGINS,
     axes_text,
@@ -82,6 +83,8 @@ def _head(report: PreflightFields) -> RenderableType:
 
 
 def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
+    if report.is_estimate:
+        yield "estimate", ESTIMATE
     fits = report.outcome == "fits"
     verdict = Text(memory_summary(report), "green" if fits else "red")
     yield "fits" if fits else "too large", verdict
@@ -291,7 +294,8 @@ def _results(report: PreflightFields, page: Page) -> RenderableType | None:
 
 def _versions(report: PreflightFields) -> RenderableType:
     v = report.versions
-    text = f"compiled in {in_seconds(report.compile_seconds)} by libtpu {v.libtpu}, "
+    verb = "estimated" if report.is_estimate else "compiled"
+    text = f"{verb} in {in_seconds(report.compile_seconds)} by libtpu {v.libtpu}, "
     text += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
     flags = "".join(f"\n{where}: {flag}" for where, flag in v.flags)
     return Text(f"\n{text}{flags}", "dim")
@@ -310,7 +314,7 @@ class SummaryText:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         reports = self._reports
         columns = {
-            "program": [r.title or r.name for r in reports],
+            "program": [_title(r) for r in reports],
             "topology": [topology_text(r.topology) for r in reports],
             "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
             "fits": [_fits(r) for r in reports],
@@ -326,6 +330,10 @@ class SummaryText:
         shown = {name: column for name, column in columns.items() if any(map(str, column))}
         rows = list(zip(*shown.values(), strict=True))
         yield section(f"{len(reports)} reports", "", table(list(shown), rows))
+
+
+def _title(report: PreflightFields) -> str:
+    return f"{report.title or report.name}{' (estimate)' if report.is_estimate else ''}"
 
 
 def _fits(report: PreflightFields) -> Text:

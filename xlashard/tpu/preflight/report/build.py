@@ -173,7 +173,7 @@ def build_report(
     return PreflightReport(
         name=lowered.fun_name,
         title=title,
-        outcome="fits" if compilation.compiled is not None else "out of memory",
+        outcome="out of memory" if compilation.too_large else "fits",
         topology=chips,
         mesh=describe_mesh(topology, mesh),
         partitioner=lowered._program.plan.partitioner.value,
@@ -192,6 +192,7 @@ def build_report(
         versions=_versions(compilation, topology),
         uneven=describe_uneven(compilation.program),
         repeated=describe_repeated(compilation.program, [compilation.module]),
+        is_estimate=compilation.is_estimate,
     )
 
 

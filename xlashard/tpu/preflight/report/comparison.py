@@ -50,11 +50,13 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
 
 
 def _title(report: PreflightReport) -> str:
-    return f"{report.title or report.name} on {topology_text(report.topology)}"
+    kind = " (estimate)" if report.is_estimate else ""
+    return f"{report.title or report.name} on {topology_text(report.topology)}{kind}"
 
 
 _FACTS: Facts[PreflightReport] = {
     "outcome": lambda r: r.outcome,
+    "compilation": lambda r: "without code" if r.is_estimate else "whole",
     "bound by": lambda r: BOUNDS[r.time.bound],
     "function": lambda r: r.name,
     "topology": lambda r: topology_text(r.topology),

@@ -148,7 +148,7 @@ class MemoryBreakdown:
         temporary_bytes: Heap of temporaries, including gaps; `memory_analysis()` of a compiled TPU
             program counts the gaps twice.
         constant_bytes: Constants.
-        code_bytes: Generated code; 0 if compilation failed before code generation, and the least
+        code_bytes: Generated code; 0 if compilation ended before code generation, and the least
             possible size if the code did not fit.
         arguments: Buffers of the arguments, largest first.
         results: Buffers of the results, largest first.
@@ -321,3 +321,4 @@ class PreflightFields:
     versions: VersionsReport
     uneven: tuple[UnevenReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
+    is_estimate: bool = False

@@ -46,6 +46,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         versions: Versions and flags that the report depends on.
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
         repeated: Products that every device computes whole, most FLOP first.
+        is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
+            code, and time the compiler's own estimate; all else is that of a whole compilation.
 
     Example:
         >>> import jax
@@ -69,7 +71,8 @@ class PreflightReport(SerializableReport, PreflightFields):
 
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
-        found = f"{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
+        kind = "estimate, " if self.is_estimate else ""
+        found = f"{kind}{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
         chips = topology_text(self.topology)
         return f"<PreflightReport of {self.name} on {chips}: {found}; print it>"
 

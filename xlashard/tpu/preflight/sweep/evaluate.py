@@ -43,6 +43,7 @@ class SweepRequest:
         slices: Number of slices.
         mesh: Mesh axis names and sizes.
         options: Compiler options.
+        estimate: Whether to stop the compiler before code generation.
         workload: Workload of a training step, if specified.
         folder: Folder for the report.
         key: Cache key.
@@ -54,6 +55,7 @@ class SweepRequest:
     slices: int
     mesh: tuple[tuple[str, int], ...]
     options: Mapping[str, Any]
+    estimate: bool
     workload: Mapping[str, Any] | None
     folder: str = ""
     key: str = ""
@@ -119,6 +121,7 @@ def _compiled(
             mesh=mesh,
             workload=workload,
             compiler_options=dict(request.options) or None,
+            estimate=request.estimate,
             title=request.title,
             **program.kwargs,
         )

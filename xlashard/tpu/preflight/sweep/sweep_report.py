@@ -15,7 +15,12 @@ from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
-from xlashard.tpu.preflight.render.report_text import BOUNDS, NETWORKS, price_with_currency
+from xlashard.tpu.preflight.render.report_text import (
+    BOUNDS,
+    ESTIMATE,
+    NETWORKS,
+    price_with_currency,
+)
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, PriceReport, describe_price
 from xlashard.tpu.preflight.sweep.sweep_results import (
@@ -40,6 +45,7 @@ def _head(report: "SweepReport") -> RenderableType:
     text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
     topologies = list(dict.fromkeys(r.where for r in report.results))
     best = report.best
+    kind = [("estimate", ESTIMATE)] if report.is_estimate else []
     facts: list[tuple[str, str | Text]] = [
         ("meshes", f"{len(report.results)}: {', '.join(text).replace('fits', 'fit')}")
     ]
@@ -49,7 +55,7 @@ def _head(report: "SweepReport") -> RenderableType:
     if report.reused_results:
         facts.append(("known", f"{counted(report.reused_results, 'result')} from an earlier run"))
     facts.append(("reports", report.folder))
-    return head(report.title, topologies, facts)
+    return head(report.title, topologies, [*kind, *facts])
 
 
 def _ranking(report: "SweepReport", fitting: Sequence[SweepResult], page: Page) -> RenderableType:
@@ -184,6 +190,7 @@ class SweepReport(SerializableReport):
         reused_results: Number of results cached by an earlier sweep in this folder.
         prices: Prices of chips, as specified by the caller.
         skipped_topologies: Topologies without a mesh of these axes.
+        is_estimate: Whether the compiler was stopped before code generation.
 
     Example:
         >>> from xlashard import preflight_sweep
@@ -200,6 +207,7 @@ class SweepReport(SerializableReport):
     reused_results: int = field(default=0, compare=False)
     prices: tuple[ChipPrice, ...] = ()
     skipped_topologies: tuple[SkippedTopology, ...] = ()
+    is_estimate: bool = False
 
     @property
     def best(self) -> SweepResult | None:
@@ -265,4 +273,5 @@ class SweepReport(SerializableReport):
 
     def __repr__(self) -> str:
         fit = f"{len(self.fitting)} of {len(self.results)} fit"
-        return f"<SweepReport of {self.title}: {fit}; print it>"
+        kind = "estimate, " if self.is_estimate else ""
+        return f"<SweepReport of {self.title}: {kind}{fit}; print it>"

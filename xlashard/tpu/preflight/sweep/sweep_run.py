@@ -198,6 +198,7 @@ class Sweep:
         axes: Valid sizes of each mesh axis.
         runner: `module:function` that evaluates one mesh in a worker process.
         options: Compiler options.
+        estimate: Whether to stop the compiler before code generation.
         workload: Workload of a training step.
         sources: Other files that results depend on.
     """
@@ -208,6 +209,7 @@ class Sweep:
     axes: Mapping[str, AxisRange]
     runner: str = _RUNNER
     options: tuple[tuple[str, Any], ...] = ()
+    estimate: bool = False
     workload: Workload | None = None
     sources: tuple[Path, ...] = ()
 
@@ -225,6 +227,7 @@ def preflight_sweep(
     workload: Workload | None = None,
     price: Prices | None = None,
     compiler_options: Mapping[str, Any] | None = None,
+    estimate: bool = False,
     progress: bool = True,
 ) -> SweepReport:
     """Compile every mesh of some topologies and rank them by estimated step time.
@@ -246,6 +249,7 @@ def preflight_sweep(
         workload: Workload of a training step, for tokens per second and MFU.
         price: Cost per chip-hour, by generation where prices differ.
         compiler_options: Compiler options.
+        estimate: Whether to stop the compiler before code generation, as `preflight` does.
         progress: Whether to show a progress bar if standard error is a terminal.
 
     Returns:
@@ -269,6 +273,7 @@ def preflight_sweep(
         topologies=find_topologies(topologies, slices),
         axes=read_axes(mesh),
         options=tuple((compiler_options or {}).items()),
+        estimate=estimate,
         workload=workload,
         sources=tuple(source_files(name.partition(":")[0])),
     )
@@ -355,7 +360,8 @@ def run_sweep(
             found[job.key] = result
             progress.update(result)
     results = ranked(found.values())
-    return SweepReport(sweep.title, str(folder), results, len(known), prices, without)
+    kind = sweep.estimate
+    return SweepReport(sweep.title, str(folder), results, len(known), prices, without, kind)
 
 
 def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
@@ -369,6 +375,7 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
             slices=place.slices,
             mesh=tuple(sizes.items()),
             options=dict(sweep.options),
+            estimate=sweep.estimate,
             workload=None if sweep.workload is None else asdict(sweep.workload),
         )
         found[cache_key(request.to_json(), sweep.sources)] = request

@@ -27,6 +27,7 @@ from xlashard.tpu.preflight.render.html.torus_drawing import (
     torus_rings,
 )
 from xlashard.tpu.preflight.render.report_text import (
+    ESTIMATE,
     NETWORKS,
     ORIGINS,
     axes_text,
@@ -129,6 +130,7 @@ def environment() -> Environment:
     made = report_environment(__package__ or "")
     made.globals.update(
         BOUNDS=BOUNDS,
+        ESTIMATE=ESTIMATE,
         ORIGINS=ORIGINS,
         SHORT=SHORT,
         read_roofline=read_roofline,
