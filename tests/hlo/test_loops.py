@@ -3,7 +3,8 @@
 import pytest
 
 from tests.hlo.test_text import hlo
-from xlashard.hlo import read_collectives
+from xlashard.hlo import read, read_collectives
+from xlashard.hlo.call_graph import constant_of
 
 LOOP = """\
 HloModule m, num_partitions=4
@@ -96,3 +97,60 @@ def test_a_computation_that_two_callers_share_runs_as_often_as_both_say():
     )
     times = {c.kind: c.times for c in read_collectives(text)}
     assert times == {"all-gather": 5, "reduce-scatter": 6}
+
+
+CARRIED = """HloModule m
+
+%body (s: (s32[], s32[2], s32[2])) -> (s32[], s32[2], s32[2]) {
+  %s = (s32[], s32[2], s32[2]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %kept = s32[2] get-tuple-element(%s), index=1
+  %changed = s32[2] get-tuple-element(%s), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %sum = s32[2] add(%changed, %kept)
+  ROOT %t = (s32[], s32[2], s32[2]) tuple(%next, %kept, %sum)
+}
+
+%condition (s.1: (s32[], s32[2], s32[2])) -> pred[] {
+  %s.1 = (s32[], s32[2], s32[2]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %changed.1 = s32[2] get-tuple-element(%s.1), index=2
+  %kept.1 = s32[2] get-tuple-element(%s.1), index=1
+  %limit = s32[] constant(5)
+  ROOT %less = pred[] compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main () -> (s32[2], s32[2]) {
+  %zero = s32[] constant(0)
+  %values = s32[2] constant({3, -4})
+  %copy = s32[2] copy(%values)
+  %start = (s32[], s32[2], s32[2]) tuple(%zero, %copy, %values)
+  %loop = (s32[], s32[2], s32[2]) while(%start), condition=%condition, body=%body
+  %kept.2 = s32[2] get-tuple-element(%loop), index=1
+  %changed.2 = s32[2] get-tuple-element(%loop), index=2
+  ROOT %r = (s32[2], s32[2]) tuple(%kept.2, %changed.2)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("computation", "name", "constant"),
+    [
+        ("main", "copy", "values"),
+        ("main", "kept.2", "values"),
+        ("main", "changed.2", None),
+        ("body", "kept", "values"),
+        ("body", "changed", None),
+        ("body", "i", None),
+        ("body", "s", None),
+        ("condition", "kept.1", "values"),
+        ("condition", "changed.1", None),
+    ],
+)
+def test_a_constant_is_found_through_state_that_a_loop_does_not_change(computation, name, constant):
+    module = read(CARRIED)
+    found = constant_of(module, module.computations[computation], name)
+    assert (None if found is None else found.name) == constant
+    if found is not None:
+        assert found.attributes.integers == (3, -4)

@@ -222,6 +222,59 @@ def _constant(computation: Computation, name: str) -> int | None:
     return instruction.attributes.integer
 
 
+_COPIED = (*_PASSED_ON, "copy-start", "copy-done", "opt-barrier")
+
+
+def constant_of(module: HloModule, computation: Computation, name: str) -> Instruction | None:
+    """Return the constant that a value is a copy of, also through state that loops pass on.
+
+    Args:
+        module: The module.
+        computation: The computation that holds the value.
+        name: Name of the value.
+    """
+    sites: dict[str, CallSite] | None = None
+    element: int | None = None
+    seen: set[tuple[str, str]] = set()
+    while (computation.name, name) not in seen:
+        seen.add((computation.name, name))
+        instruction = computation.instructions.get(name)
+        if instruction is None:
+            return None
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "constant":
+            return instruction if element is None else None
+        if opcode == "parameter":
+            sites = find_call_sites(module) if sites is None else sites
+            site = sites.get(computation.name, CallSite())
+            if site.caller is None or not _keeps(module, site.caller, element):
+                return None
+            name = site.operand_for(computation, instruction)
+            computation = module.computations[site.site]
+        elif opcode == "get-tuple-element" and element is None and operands:
+            element, name = instruction.attributes.tuple_index, operands[0]
+        elif opcode == "tuple" and element is not None and element < len(operands):
+            element, name = None, operands[element]
+        elif (opcode in _COPIED and operands) or (
+            opcode == "while" and operands and _keeps(module, instruction, element)
+        ):
+            name = operands[0]
+        else:
+            return None
+    return None
+
+
+def _keeps(module: HloModule, caller: Instruction, element: int | None) -> bool:
+    """Return whether a called computation sees the same element of its operand in each run."""
+    if caller.opcode != "while":
+        return caller.opcode in ("call", "conditional")
+    body = module.computations.get(caller.calls[0])
+    if body is None or body.root is None or body.root.opcode != "tuple" or element is None:
+        return False
+    names = body.root.operands
+    return element < len(names) and _state_index(body, names[element]) == element
+
+
 def nearest_user(computation: Computation, instruction: Instruction) -> Instruction | None:
     """Return the nearest instruction that uses a value, over others if need be, and that has lines.
 

@@ -80,7 +80,8 @@ class Attributes:
         frames: Source lines that the operation comes from, the innermost first.
         parameter_number: Argument number of a `parameter`.
         tuple_index: Index of a `get-tuple-element`.
-        integer: Value of a `constant` that is one integer.
+        integers: Values of a `constant` of integers, row by row; empty for more than 2²⁰ elements,
+            and where the text leaves them out.
         direction: Comparison of a `compare`: `LT`.
         call_target: Target of a `custom-call`.
         channel: Channel of a collective, send or recv.
@@ -102,7 +103,7 @@ class Attributes:
     frames: tuple[Frame, ...] = ()
     parameter_number: int = 0
     tuple_index: int | None = None
-    integer: int | None = None
+    integers: tuple[int, ...] = ()
     direction: str = ""
     call_target: str = ""
     channel: int | None = None
@@ -118,6 +119,11 @@ class Attributes:
     frontend: Mapping[str, str] = field(default_factory=dict)
     sharding: str = ""
     control_predecessors: tuple[str, ...] = ()
+
+    @property
+    def integer(self) -> int | None:
+        """Value of a `constant` that is one integer."""
+        return self.integers[0] if len(self.integers) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from xlashard.hlo.module import (
 )
 from xlashard.hlo.proto_values import (
     dim_labels_of,
-    integer_of,
+    integers_of,
     mesh_groups_of,
     precision_of,
     shape_of,
@@ -179,7 +179,7 @@ class _ModuleReader:
             frames=self._frames_of(metadata),
             parameter_number=message.number(9),
             tuple_index=message.number(13) if opcode == "get-tuple-element" else None,
-            integer=integer_of(message) if opcode == "constant" else None,
+            integers=integers_of(message) if opcode == "constant" else (),
             direction=message.text(63),
             call_target=message.text(28),
             channel=message.number(26) or None,

@@ -6,6 +6,8 @@ The numbers of the fields are those of xla/xla_data.proto in https://github.com/
 import math
 from functools import lru_cache
 
+import numpy as np
+
 from xlashard._jax.wire import Message
 from xlashard.errors import GroupTextError
 from xlashard.geometry.groups import ReplicaGroups, mesh_groups
@@ -33,19 +35,22 @@ def shape_of(data: bytes) -> Shape:
     )
 
 
-def integer_of(constant: Message) -> int | None:
-    """Return the value of a constant that is one integer; None for others."""
+MOST_INTEGERS = 1 << 20
+"""Elements up to which the values of a constant are read."""
+
+
+def integers_of(constant: Message) -> tuple[int, ...]:
+    """Return the values of a constant of integers, row by row; nothing for others."""
     # LiteralProto: u8s = 3, s32s = 4, s64s = 5, u32s = 6, u64s = 7, s8s = 15, u16s = 16, s16s = 17;
     # those of less than 32 bits are bytes.
     shape, literal = shape_of(constant.data(3)), constant.message(8)
-    if shape.dims or shape.dtype[0] not in "su":
-        return None
+    if shape.dtype[0] not in "su" or shape.size > MOST_INTEGERS:
+        return ()
     small = {"u8": 3, "s8": 15, "u16": 16, "s16": 17}.get(shape.dtype)
     if small is not None:
-        data = literal.data(small)
-        return int.from_bytes(data, "little", signed=shape.dtype[0] == "s") if data else None
-    numbers = literal.numbers({"s32": 4, "s64": 5, "u32": 6, "u64": 7}.get(shape.dtype, 0))
-    return numbers[0] if numbers else None
+        width = {"u8": "u1", "s8": "i1", "u16": "<u2", "s16": "<i2"}[shape.dtype]
+        return tuple(np.frombuffer(literal.data(small), width).tolist())
+    return literal.numbers({"s32": 4, "s64": 5, "u32": 6, "u64": 7}.get(shape.dtype, 0))
 
 
 def mesh_groups_of(groups: Message) -> ReplicaGroups:

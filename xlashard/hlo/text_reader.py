@@ -149,8 +149,7 @@ class _TextReader:
         found = _attributes(rest)
         metadata = _attributes(found.get("metadata", "{}")[1:-1], _BLANK)
         frontend = _attributes(found.get("frontend_attributes", "{}")[1:-1])
-        is_integer = opcode == "constant" and not shape.dims and shape.dtype[0] in "su"
-        integer = re.fullmatch(r"-?\d+", operands) if is_integer else None
+        integers = _integers(operands, shape) if opcode == "constant" else ()
         number = opcode == "parameter" and operands.isdecimal()
         channel = found.get("channel_id")
         precision = tuple(re.findall(r"\w+", found.get("operand_precision", "")))
@@ -159,7 +158,7 @@ class _TextReader:
             frames=self._frames(metadata),
             parameter_number=int(operands) if number else 0,
             tuple_index=int(found["index"]) if "index" in found else None,
-            integer=int(operands) if integer else None,
+            integers=integers,
             direction=found.get("direction", ""),
             call_target=_unquoted(found.get("custom_call_target", "")),
             channel=int(channel) if channel else None,
@@ -187,6 +186,13 @@ class _TextReader:
         if "device_ids" in found:
             text = f"{text}, device_ids={found['device_ids']}"
         return read_groups(text, self._devices)
+
+
+def _integers(operands: str, shape: Shape) -> tuple[int, ...]:
+    """Return the values of a constant of integers; nothing if the text leaves them out."""
+    found = re.findall(r"-?\d+", operands)
+    known = shape.dtype[0] in "su" and len(found) == shape.size
+    return tuple(map(int, found)) if known and (shape.dims or found[0] == operands) else ()
 
 
 _COMMA, _BLANK = re.compile(r"[\s,]*,[\s,]*"), re.compile(r"[\s,]+")

@@ -88,8 +88,8 @@ def operand_arrays(computation: Computation, instruction: Instruction) -> list[S
     return [array for i in named if i is not None for array in i.shape.arrays]
 
 
-_ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
-_ESTIMATED = re.compile(r'"(flops|transcendentals|bytes_accessed)":"?([\d.eE+]+)')
+_ESTIMATE = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
+_ESTIMATED = re.compile(r'"(flops|transcendentals|bytes_accessed)":\s*"?([\d.eE+]+)')
 
 
 def kernel_estimate(call: Instruction) -> dict[str, float]:
