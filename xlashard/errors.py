@@ -161,6 +161,20 @@ class ShardingError(XlashardError, ValueError):
     """An invalid sharding, or an invalid use of one."""
 
 
+class ShardingTypeError(ShardingError, TypeError):
+    """An operation of a traced function that the explicit mesh axes of its operands don't allow.
+
+    Attributes:
+        operation: Name of JAX's primitive, such as `dot_general`; empty for an invalid spec.
+        paths: Paths of the arguments that the operands are computed from.
+        source: File and line of the operation: `train.py:41`.
+    """
+
+    operation: str = ""
+    paths: tuple[str, ...] = ()
+    source: str = ""
+
+
 class PlacementError(XlashardError, ValueError):
     """Buffers, shapes, dtypes or devices that do not match in an array constructor."""
 

@@ -136,6 +136,7 @@ TOPICS = (
     "places",
     "donation",
     "constraint",
+    "explicit",
     "stages",
     "saving",
     "steps",

@@ -1,5 +1,6 @@
 """Meshes whose axes are explicit: shardings are part of types, and pjit and constraints agree."""
 
+import functools
 import inspect
 
 import jax
@@ -12,7 +13,7 @@ import xlashard as xs
 from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
-from xlashard.errors import ResourceError
+from xlashard.errors import ResourceError, ShardingTypeError
 
 X = f32(8, 4)
 
@@ -138,3 +139,65 @@ def test_reshard_and_shard_map_return_our_arrays(explicit):
     assert inspect.signature(xs.shard_map) == inspect.signature(jax.shard_map)
     with pytest.raises(TypeError):
         xs.shard_map(3, **options)
+
+
+TYPES = {
+    "a value computed from two arguments": (
+        lambda w, x: jnp.sin(x) @ jnp.tanh(w["k"] * x[0, 0]),
+        ("float32[8,4@x] computed from x", "float32[4@x,8] computed from w['k'] and x"),
+        "jnp.matmul(x, y, out_sharding=P(None, None))",
+    ),
+    "a local variable": (
+        lambda w, x: (lambda h: jax.sharding.reshard(x, P("x")) + h)(jnp.sin(x)),
+        ("h (float32[8,4@x], computed from x)", "dimensions 0 and 1"),
+        "jax.sharding.reshard(h, P('x', None))",
+    ),
+    "a closed-over array": (
+        lambda w, x: x + CLOSED["rows"],
+        ("x (float32[8,4@x])", "dimensions 0 and 1"),
+        "P(None, 'x')",
+    ),
+    "inside a function of JAX": (
+        lambda w, x: jnp.linalg.inv(w["k"][:, :4]),
+        ("lu", "computed from w['k']"),
+        "jax.sharding.reshard(w['k'], P()) before the call",
+    ),
+    "the batch of a product": (
+        lambda w, x: jnp.einsum("ab,ab->b", x, jax.sharding.reshard(x, P("x"))),
+        ("batch dimension", "over 'x' in x"),
+        "P(None, 'x')",
+    ),
+}
+CLOSED = {}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_type_errors_name_operands_and_fix(explicit, case):
+    f, facts, fix = TYPES[case]
+    w = {"k": put(f32(4, 8), explicit, "x")}
+    x = put(X, explicit, None, "x")
+    CLOSED["rows"] = put(X, explicit, "x")
+    with jax.set_mesh(explicit):
+        for traced in (pjit(f).trace, functools.partial(xs.explain, jax.jit(f))):
+            with pytest.raises(ShardingTypeError, match=naming(*facts, fix)) as caught:
+                traced(w, x)
+            assert caught.value.source.startswith(__file__)
+            assert set(caught.value.paths) <= {"w['k']", "x"}
+            assert isinstance(caught.value, ValueError | TypeError)
+
+
+def test_errors_of_nested_functions_are_explained_once(explicit):
+    inner = pjit(lambda a, b: a * b)
+    with jax.set_mesh(explicit), pytest.raises(ShardingTypeError) as caught:
+        pjit(lambda x, y: inner(x, y) + 1)(put(X, explicit, "x"), put(X, explicit, None, "x"))
+    assert caught.value.operation == "mul" and caught.value.paths == ("a", "b")
+    with pytest.raises(TypeError, match="carry") as caught:
+        pjit(lambda x: jax.lax.scan(lambda c, _: (c[None], None), x, length=2))(X)
+    assert not isinstance(caught.value, ShardingTypeError)
+    with pytest.raises(ValueError, match="not found in mesh") as caught:
+        pjit(lambda x: jnp.zeros(4, device=jax.NamedSharding(auto_mesh(), P("z"))))(X)
+    assert not isinstance(caught.value, ShardingTypeError)
+
+
+def auto_mesh():
+    return jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))

@@ -3,19 +3,20 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from xlashard._jax.runtime import global_state
 from xlashard._jax.runtime.global_state import cached_by_jaxpr
 from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import attempt
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import used_parts
 from xlashard._jax.trace.primitives import CallPrimitive
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ResourceError, TracingError
-from xlashard.lazily import dataclass
+from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.pjit.lower import LoweringRequest
@@ -27,6 +28,11 @@ from xlashard.pjit.shardings.resources import FromGda, Resource, ResourceTree, e
 from xlashard.pjit.shardings.unreduced import check_axes
 from xlashard.pjit.signature import Parameters
 from xlashard.sharding import Mesh, Sharding, from_jax, to_jax
+
+if TYPE_CHECKING:
+    from xlashard.pjit.shardings import explicit_errors
+else:
+    explicit_errors = deferred("xlashard.pjit.shardings.explicit_errors")
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +230,7 @@ def _traced(
     tracer: tracing.FunctionTracer, name: str, call: Any, values: Sequence[Any]
 ) -> tracing.TracedFunction:
     try:
-        return tracer(*call)
+        return with_explained_axes(tracer, *call)
     except AssertionError:
         # JAX 0.11 asserts that no mesh of an unreduced value has automatic axes.
         for value in values:
@@ -238,6 +244,22 @@ def _traced(
             f"{name} would have to be traced, which jax.no_tracing forbids: call it once with such "
             "arguments before"
         ) from None
+
+
+def with_explained_axes[R](trace: Callable[..., R], *args: Any) -> R:
+    """Call a function that traces, and return its result.
+
+    Raises:
+        ShardingTypeError: For an error of JAX about explicit mesh axes, with its traceback.
+    """
+    result, error = attempt(trace, *args)
+    if error is None:
+        return result
+    try:
+        # no-catalogue: its traceback ends in JAX; the topic "explicit" has its messages
+        raise explicit_errors.explained(error)
+    finally:
+        del error  # its traceback holds this frame
 
 
 def _shardings(

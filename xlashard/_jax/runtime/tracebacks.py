@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax._src import traceback_util
@@ -61,6 +62,18 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return called
+
+
+@traceback_util.api_boundary
+def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+    """Return the result of a function, or the exception that it raised.
+
+    Below a boundary of its API JAX leaves its own frames in tracebacks: they hold the operands.
+    """
+    try:
+        return fun(*args), None
+    except Exception as error:
+        return None, error
 
 
 # Packages whose code runs between a user's call and the traced function.

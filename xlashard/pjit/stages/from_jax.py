@@ -21,7 +21,7 @@ from xlashard.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
 from xlashard.pjit.stages.traced import Traced
-from xlashard.pjit.trace import Call
+from xlashard.pjit.trace import Call, with_explained_axes
 from xlashard.program.plan import option_items
 from xlashard.sharding import Mesh, Sharding, from_jax
 
@@ -61,7 +61,7 @@ def traced_call(
         fun = jax.jit(_hashable(fun))
     if jitted.is_jitted(fun):
         return _of_jitted(fun, args, kwargs)
-    program = _captured(fun, args, kwargs)
+    program = with_explained_axes(_captured, fun, args, kwargs)
     if program is None:
         raise ArgumentError(
             f"{function_name(fun)} ({type(fun).__name__}) has a method trace or lower that does "
@@ -206,7 +206,7 @@ def _of_jitted(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     user, argnums, argnames = jitted.function_of(fun)
     leaves = argument_leaves(fun, args, kwargs)
     check_values(list(leaves.values()), list(leaves))
-    program = jitted.trace_jitted(fun, args, kwargs)
+    program = with_explained_axes(jitted.trace_jitted, fun, args, kwargs)
     return _converted(program, user, Selected(argnums, argnames))
 
 
