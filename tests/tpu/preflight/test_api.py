@@ -1,5 +1,7 @@
 """`xlashard.preflight`, from a function to a report."""
 
+import contextlib
+import itertools
 import re
 import warnings
 from dataclasses import replace
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.sharding import AxisType
 
 import xlashard
 from tests.facts import naming
@@ -20,6 +23,7 @@ from xlashard.errors import ArgumentError, CompileError, ReplicationWarning, Top
 from xlashard.hlo import hlo_program
 from xlashard.pjit.shardings import uneven
 from xlashard.tpu.preflight import Workload
+from xlashard.tpu.preflight.preflight_run import lower_for
 
 POD = "v5e-16"
 AXES = {"data": 8, "model": 2}
@@ -357,6 +361,66 @@ def test_meshes_inside_a_jitted_function_map_too() -> None:
         ("closed over [0]", "P('data')"),
         ("i", "P('data')"),
     ]
+
+
+ABSTRACT = jax.sharding.AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+CONSTRAINTS = {
+    "a spec": lambda h: jax.lax.with_sharding_constraint(h, P("data", "model")),
+    "an abstract mesh": lambda h: jax.lax.with_sharding_constraint(
+        h, jax.NamedSharding(ABSTRACT, P("data", "model"))
+    ),
+    "the abstract mesh in force": lambda h: jax.lax.with_sharding_constraint(
+        h, jax.NamedSharding(jax.sharding.get_abstract_mesh(), P("data", "model"))
+    ),
+    "ours": lambda h: xlashard.with_sharding_constraint(
+        h, NamedSharding(ABSTRACT, P("data", "model"))
+    ),
+}
+CONTEXTS = {
+    "use_abstract_mesh": lambda: jax.sharding.use_abstract_mesh(ABSTRACT),
+    "set_mesh": lambda: jax.set_mesh(LOCAL),
+    "none": contextlib.nullcontext,
+}
+
+
+def training_step(constrain: Any) -> Any:
+    def loss(params: Any, x: Any) -> Any:
+        def body(h: Any, w: Any) -> tuple[Any, None]:
+            return constrain(jnp.tanh(h @ w)), None
+
+        return (jax.lax.scan(jax.checkpoint(body), x, params["w"])[0] ** 2).mean()
+
+    def step(params: Any, x: Any) -> Any:
+        gradients = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - g, params, gradients)
+
+    return step
+
+
+def test_constraints_on_abstract_meshes_in_a_scan() -> None:
+    params = {"w": jax.ShapeDtypeStruct((3, 256, 256), jnp.float32)}
+    x = jax.ShapeDtypeStruct((128, 256), jnp.float32)
+    topology, texts = tpu.topology("v5e-8"), {}
+    for (form, constrain), (name, context) in itertools.product(
+        CONSTRAINTS.items(), CONTEXTS.items()
+    ):
+        # Without a mesh in force a spec, and the mesh in force, are no constraint.
+        if name == "none" and form in ("a spec", "the abstract mesh in force"):
+            continue
+        for wrap in (jax.jit, xlashard.pjit):
+            with context():
+                step = wrap(training_step(constrain))
+                mesh, lowered = lower_for(step, (params, x), {}, topology, None)
+            assert dict(mesh.shape) == {"data": 4, "model": 2}
+            texts[form, name, wrap] = lowered.as_text()
+    assert len(texts) == 20
+    constraint = r'sdy.sharding_constraint .* <@mesh, \[{"data"}, {"model"}\]>'
+    assert {bool(re.search(constraint, text)) for text in texts.values()} == {True}
+    step = jax.jit(training_step(CONSTRAINTS["a spec"]))
+    with jax.sharding.use_abstract_mesh(ABSTRACT):
+        report = preflight(step, params, x, topology="v5e-8")
+    assert "constraint" in {t.origin for t in report.traffic}
+    assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4), ("model", 2)]
 
 
 def test_explicit_axes_stay_explicit() -> None:

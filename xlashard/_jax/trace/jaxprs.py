@@ -280,18 +280,21 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     return pure.replace(debug_info=debug), positions
 
 
-def meshes_in(jaxpr: Jaxpr) -> list[Mesh]:
-    """Return the meshes of devices that equations of a jaxpr name, in constraints and shard_map."""
-    meshes: dict[Mesh, None] = {}
+def meshes_in(jaxpr: Jaxpr) -> list[Mesh | AbstractMesh]:
+    """Return the meshes that equations of a jaxpr name, in constraints and shard_map.
+
+    Abstract ones are left out of a jaxpr that names devices.
+    """
+    meshes: dict[Mesh | AbstractMesh, None] = {}
 
     def collect(value: Any, *, in_trace: bool) -> Any:
         mesh = getattr(value, "mesh", value)
-        if isinstance(mesh, Mesh) and not mesh.empty:
+        if isinstance(mesh, (Mesh, AbstractMesh)) and not mesh.empty:
             meshes[mesh] = None
         return value
 
     map_meshes(jaxpr, collect)
-    return list(meshes)
+    return [mesh for mesh in meshes if isinstance(mesh, Mesh)] or list(meshes)
 
 
 def map_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any]) -> Jaxpr:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from xlashard._jax.runtime.shardings import JaxSharding
 from xlashard._jax.trace import jitted
@@ -42,7 +43,9 @@ def resolve_mesh(topology: Topology, mesh: MeshLike | None, meshes: Mapping[str,
     if isinstance(mesh, Mapping):
         return topology.mesh({str(name): int(size) for name, size in mesh.items()})
     on = topology.mesh({str(name): int(size) for name, size in mesh.shape.items()})
-    return Mesh(on.devices, on.axis_names, axis_types=mesh.axis_types)
+    # Inside shard_map a mesh has manual axes.
+    types = [AxisType.Auto if kind == AxisType.Manual else kind for kind in mesh.axis_types]
+    return Mesh(on.devices, on.axis_names, axis_types=tuple(types))
 
 
 def _only_mesh(topology: Topology, meshes: Mapping[str, MeshLike]) -> MeshLike:
@@ -106,12 +109,12 @@ def meshes_of_function(fun: Any) -> dict[str, MeshLike]:
     for sharding in requested:
         if isinstance(sharding, jax.sharding.NamedSharding):
             return {"the shardings of the function": sharding.mesh}
-    mesh = mesh_in_force()
-    return {} if mesh is None else {"the mesh in force": mesh}
+    mesh = mesh_in_force() or jax.sharding.get_abstract_mesh()
+    return {} if mesh.empty else {"the mesh in force": mesh}
 
 
 def meshes_of_call(call: Call) -> dict[str, MeshLike]:
-    """Return the meshes of devices that a traced call names, at its boundary and inside."""
+    """Return the meshes that a traced call names, at its boundary and inside."""
     shardings = (*call.in_shardings, *call.out_shardings)
     named = [s.mesh for s in shardings if isinstance(s, jax.sharding.NamedSharding)]
     meshes = [*named, *meshes_in(call.traced.jaxpr)]

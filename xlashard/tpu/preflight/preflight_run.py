@@ -10,7 +10,13 @@ import jax
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.device_map import DeviceMap
-from xlashard.errors import ArgumentError, DonationWarning, XlashardError, counted
+from xlashard.errors import (
+    ArgumentError,
+    DonationWarning,
+    ShardingTypeError,
+    XlashardError,
+    counted,
+)
 from xlashard.pjit import Lowered, RecordedProgram, Traced
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import argument_leaves, call_of_stage, traced_call, unwrapped
@@ -60,8 +66,8 @@ def preflight(
             mesh, such as one of local devices, maps to the topology by axis names.
         topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`.
         mesh: Mesh axis sizes, such as `{"data": 8, "model": 4}`, or a mesh, in effect while the
-            function is traced. Default: the mesh of the arguments, of the function's shardings, or
-            in force.
+            function is traced. Default: the mesh of the arguments, of the function's shardings, in
+            force, or of constraints inside; abstract meshes too.
         slices: Number of slices of the topology.
         workload: Tokens and model FLOP of a training step, for tokens per second and MFU.
         price: Cost per chip-hour: `4.2`, `"4.20 USD"`.
@@ -155,9 +161,9 @@ def _traced_on(
     try:
         with jax.set_mesh(on):
             return traced_call(fun, *jax.tree.map(argument_placer(on), (args, kwargs)))
-    except XlashardError:
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, XlashardError) and not isinstance(error, ShardingTypeError):
+            raise
         with suppress(Exception):
             return traced_call(fun, args, kwargs)
         raise
