@@ -39,7 +39,7 @@ XLASHARD = Layers(
     common=frozenset(
         {
             *("errors", "types", "config", "wording", "documents", "lazily", "background"),
-            *("program_runner", "_version"),
+            *("program_runner", "_version", "budgets"),
         }
     ),
     door="_jax",

@@ -15,7 +15,8 @@ from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
 from xlashard.cli import main
 from xlashard.commands import preflight as commands
-from xlashard.commands.common import check_writable, topologies_for
+from xlashard.commands.common import topologies_for
+from xlashard.commands.result_files import check_writable
 from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]
@@ -237,6 +238,17 @@ BAD_INPUT = {
     "one who takes more": ((*AT, OURS + "takes_more"), "requires layers: the parameters"),
     "a price that is no number": ((*AT, PRODUCT, "--price", "cheap"), "price='cheap' is invalid"),
     "a budget that is none": ((*AT, PRODUCT, "--budget", "hmb=1%"), "did you mean hbm?"),
+    "a program after an option": (
+        ("-t", "v5e-4", "--option", "xla_a=1", PRODUCT),
+        f"which program? Write a settings file, such as configs/tiny.toml, or package.module:"
+        f"function; write {PRODUCT} before --option",
+    ),
+    "options of a script": ((*AT, PRODUCT, "--programs", "x"), "--programs is for the programs of"),
+    "options of a sweep": ((*AT, PRODUCT, "--again"), "write --mesh auto"),
+    "a price of unknown chips": (
+        ("-t", "v5e-4", "--mesh", "data=auto", "--price", "v5x=3", PRODUCT),
+        "price of 'v5x': expected a generation of chips",
+    ),
     "an option without a value": ((*AT, PRODUCT, "--option", "xla_a"), "--option xla_a=true"),
     "an option that there isn't": ((*AT, PRODUCT, "--option", "xla_no=1"), "xla_no"),
     "settings of no file": (

@@ -127,6 +127,13 @@ def test_a_program_that_does_not_fit_fails(folder: Path, capsys) -> None:
         (["--mesh", "data=8"], ["--mesh is invalid", "script"]),
         (["configs/tiny.toml"], ["configs/tiny.toml is invalid"]),
         (["--topology", "v5e-8,v5e-16"], ["2 topologies", "--topology v5e:2x4"]),
+        (["--programs", "/(/"], ["/(/", "regular expression"]),
+        (["--programs", ""], ["--programs is empty"]),
+        (["--html", "."], [". can't be written: it is a folder"]),
+        (["--budget", "hmb=1"], ["did you mean hbm?"]),
+        (["--price", "cheap"], ["'cheap'"]),
+        (["--folder", "x"], ["--folder", "--mesh auto"]),
+        (["--option", "xla_no=1"], ["--option xla_no=1", "'xla_no'"]),
     ],
 )
 def test_wrong_words_with_a_script_are_named(
@@ -135,6 +142,7 @@ def test_wrong_words_with_a_script_are_named(
     assert preflight(*words, "--", "train.py") == 2
     error = capsys.readouterr().err
     assert all(fact in error for fact in facts), error
+    assert "runs on 8 emulated" not in error
 
 
 def test_a_script_on_one_device_is_refused(folder: Path, capsys) -> None:

@@ -4,12 +4,10 @@ import inspect
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -112,57 +110,6 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
-
-
-def write(path: str, text: str) -> None:
-    """Write a file, or to standard output for `-`.
-
-    Raises:
-        ArgumentError: If it can't be written.
-    """
-    if path == "-":
-        print(text)
-        return
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
-
-
-def check_writable(path: str | None) -> None:
-    """Refuse a file that can't be written, before the work whose result it is to hold.
-
-    Args:
-        path: The file; None, or `-` for standard output, is accepted.
-
-    Raises:
-        ArgumentError: If the path is a folder, or can't be written.
-    """
-    if not path or path == "-":
-        return
-    file = Path(path)
-    if file.is_dir():
-        raise ArgumentError(f"{path} can't be written: it is a folder, expected a file")
-    try:
-        if file.is_file():
-            file.open("ab").close()
-        elif not file.exists():  # a pipe is not opened: its reader would see an end
-            folder = next(each for each in file.absolute().parents if each.exists())
-            tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
-
-
-def reason_of(error: Exception) -> str:
-    """Return the reason why a file can't be read or written.
-
-    Args:
-        error: The exception.
-    """
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def check_budget(report: PreflightReport, limits: Sequence[Limit], *, named: bool) -> bool:

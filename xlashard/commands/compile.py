@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlashard.commands.common import (
-    check_writable,
     command_line_message,
     find_program,
     quiet_start,
@@ -16,6 +15,7 @@ from xlashard.commands.common import (
     status_line,
     topologies_for,
 )
+from xlashard.commands.result_files import check_writable
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
 from xlashard.tpu.preflight.preflight_run import lower_for

@@ -5,15 +5,22 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xlashard
+from xlashard.budgets import PROGRAM_UNITS, parse_limits
+from xlashard.commands.result_files import (
+    RESULTS,
+    check_outputs,
+    make_absolute,
+    output_to_stderr,
+    prints_results,
+    write,
+)
 from xlashard.commands.script_run import (
     StopRule,
-    check_outputs,
+    check_script_options,
     matches,
-    output_to_stderr,
     run_script,
     select,
 )
@@ -40,11 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         _check(arguments)
-        # Relative to the folder of the command, which the script may leave.
-        for name in ("json", "html", "markdown", "compare"):
-            path = getattr(arguments, name)
-            if path not in (None, "-"):
-                setattr(arguments, name, str(Path(path).absolute()))
+        make_absolute(arguments, *RESULTS, "compare")
         return _run_script(arguments) if arguments.script else _run_target(arguments)
     except XlashardError as error:
         print_error(error)
@@ -53,17 +56,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Check the words as far as that is possible without JAX, before a script runs."""
-    for word in arguments.budget:
-        if "=" not in word:
-            raise ArgumentError(
-                f"--budget {word} has no value: write KEY=VALUE, such as memory=80GiB; the program "
-                "goes before --budget, or after --"
-            )
+    parse_limits(arguments.budget, PROGRAM_UNITS)
     target = arguments.target or ""
-    if bool(target) == bool(arguments.script):
+    if not (target or arguments.script):
         raise ArgumentError("which program? Write package.module:function, or -- python train.py")
+    if target and arguments.script:
+        raise ArgumentError(f"{target} and the script after -- are two programs: write one")
     if target.endswith(".py"):
         raise ArgumentError(f"{target} is a script: write xlashard explain -- python {target}")
+    if target.endswith(".toml"):
+        raise ArgumentError(
+            f"{target} is a settings file: write xlashard preflight --topology v5p-128 {target}"
+        )
+    if target and ":" not in target and not target.endswith(".json"):
+        raise ArgumentError(
+            f"{target!r} is not a program: write package.module:function, the REPORT.json of an "
+            "earlier explain, or -- python SCRIPT.py"
+        )
+    if arguments.mesh and (arguments.script or target.endswith(".json")):
+        what = "a stored report has its mesh" if target else "a script makes its own mesh"
+        raise ArgumentError(f"--mesh {arguments.mesh} is for package.module:function: {what}")
+    check_script_options(arguments)
     check_outputs(arguments)
     if arguments.compare:
         _stored(arguments.compare)
@@ -72,12 +85,11 @@ def _check(arguments: argparse.Namespace) -> None:
 def _run_script(arguments: argparse.Namespace) -> int:
     script = parse_script(arguments.script)
     change_interpreter(script, arguments.command_line, arguments.script)
-    matches("", arguments.programs)
-    with output_to_stderr("-" in (arguments.json, arguments.markdown)):
+    with output_to_stderr(prints_results(arguments)):
         rule = StopRule(*(arguments.stop_after or ()))
         result = run_script(script.program, rule, _counter(arguments.programs))
     if not result.programs:
-        print_error(f"{result.title} {result.outcome} without compiling a program {result.why}")
+        print_error(f"{result.title} {result.described} and compiled no program")
         return 1
     selected = select(result, arguments.programs, arguments.min_bytes)
     module = importlib.import_module("xlashard.pjit.report.script_report")
@@ -127,8 +139,8 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
         Whether every program meets its budget, and none became worse.
 
     Raises:
-        ArgumentError: If the budget or the report to compare with is invalid, or a file can't be
-            written. The report is shown before.
+        ArgumentError: If the report to compare with is invalid, or a file can't be written. The
+            report is shown before.
     """
     scripts = importlib.import_module("xlashard.pjit.report.script_report")
     named = scripts.named_programs(report)
@@ -140,7 +152,7 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
     finally:
         # A script may have run for an hour.
         _write(arguments, report, changes)
-        if "-" not in (arguments.json, arguments.markdown):
+        if not prints_results(arguments):
             console = importlib.import_module("rich.console").Console()
             console.print(shown.renderable(all=arguments.all, print_all="--all"))
     worse = [] if changes is None else [f"worse: {line}" for line in changes.regressions]
@@ -152,7 +164,7 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
     """Return a text for each limit that a program exceeds."""
     limits = importlib.import_module("xlashard.pjit.report.changes.limits")
-    parsed = limits.parse_limits(budget, limits.PROGRAM_KEYS)
+    parsed = parse_limits(budget, PROGRAM_UNITS)
     return [
         f"{name}: {breach}"
         for name, report in named.items()
@@ -162,17 +174,16 @@ def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> li
 
 def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
     """Write the requested files."""
-    common = importlib.import_module("xlashard.commands.common")
     scripts = importlib.import_module("xlashard.pjit.report.script_report")
     if arguments.json:
-        common.write(arguments.json, report.to_json())
+        write(arguments.json, report.to_json())
     if arguments.markdown and changes is not None:
-        common.write(arguments.markdown, changes.to_markdown())
+        write(arguments.markdown, changes.to_markdown())
     named = dict(scripts.named_programs(report))
     if arguments.html and named:
         page = importlib.import_module("xlashard.pjit.report.html.report_page")
         made = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
-        common.write(arguments.html, page.program_page(tuple(named.values()), made, tuple(named)))
+        write(arguments.html, page.program_page(tuple(named.values()), made, tuple(named)))
 
 
 def _stored(path: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from xlashard.commands.common import check_writable
+from xlashard.commands.result_files import check_writable
 from xlashard.commands.script_words import change_interpreter, parse_script
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.runner.run_command import RunCommand, parse_flag, run_old_program

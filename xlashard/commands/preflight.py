@@ -2,8 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,21 +14,37 @@ from xlashard.commands import sweep
 from xlashard.commands.common import (
     ALL,
     check_budget,
-    check_writable,
     command_line_message,
     find_program,
     quiet_start,
     read_mesh,
     read_options,
-    reason_of,
     status_line,
     topologies_for,
+)
+from xlashard.commands.result_files import (
+    RESULTS,
+    check_outputs,
+    check_writable,
+    make_absolute,
+    output_to_stderr,
+    prints_results,
+    reason_of,
     write,
 )
-from xlashard.commands.preflight_script import script_reports
-from xlashard.commands.script_run import check_outputs
+from xlashard.commands.script_run import (
+    ScriptRun,
+    StopRule,
+    check_script_options,
+    matches,
+    run_script,
+    select,
+)
+from xlashard.commands.script_words import change_interpreter, parse_script
 from xlashard.documents import read_text
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
+from xlashard.pjit import RecordedProgram
+from xlashard.program_runner import ProgramStopped
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.render.html import page
@@ -34,8 +53,12 @@ from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
 from xlashard.tpu.preflight.report.pricing import parse_price
+from xlashard.tpu.preflight.script_devices import ScriptDevices
 from xlashard.tpu.preflight.target_loading import check_target, user_code_errors
 from xlashard.wording import print_error
+
+_CALLS = 20
+"""Calls of a program after which a script is stopped, if the command line has no limit."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     quiet_start()
     try:
+        check_script_options(arguments)
         is_sweep = not arguments.script and sweep.is_sweep(arguments)
         return sweep.run(arguments) if is_sweep else _run(arguments)
     except XlashardError as error:
@@ -60,17 +84,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_outputs(arguments)
+    sweep.check_no_sweep(arguments)
+    check_outputs(arguments, takes_folder=True)
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
         parse_price(arguments.price)
     failed = 0
     if arguments.script:
-        reports, failed = script_reports(arguments)
+        make_absolute(arguments, *RESULTS)
+        reports, failed = _script_reports(arguments)
+        # The script may have run for an hour: its reports are shown whatever follows.
+        _show(arguments, reports)
         _check_results(arguments, len(reports))
     else:
         reports = _reports(arguments)
-    _show(arguments, reports)
+        _show(arguments, reports)
     _write_files(arguments, reports)
     judged = reports[1:] if arguments.compare else reports
     kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
@@ -80,9 +108,11 @@ def _run(arguments: argparse.Namespace) -> int:
 def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     """Return the reports to show: read from files, or made per topology and program."""
     if not arguments.targets:
+        taken = [word for word in (*arguments.option, *arguments.set) if "=" not in word]
+        advice = f"; write {taken[0]} before --option and --set" if taken else ""
         raise ArgumentError(
             "which program? Write a settings file, such as configs/tiny.toml, or "
-            "package.module:function"
+            f"package.module:function{advice}"
         )
     programs = [target for target in arguments.targets if not target.endswith(".json")]
     for target in programs:
@@ -117,14 +147,23 @@ def _check_results(arguments: argparse.Namespace, count: int) -> None:
             "B.json, or one program and two topologies, or one topology and two programs"
         )
     file = arguments.json
-    if file and count > 1 and not arguments.compare:
+    if _is_folder(arguments, count):
         if file == "-" or Path(file).suffix:
             raise ArgumentError(
                 f"--json {file} is one file, and here are {count} reports: name a folder"
             )
         file = str(Path(file) / "report.json")
     check_writable(file)
-    check_writable(arguments.html)
+
+
+def _is_folder(arguments: argparse.Namespace, count: int) -> bool:
+    """Return True if `--json` names a folder for a number of reports.
+
+    A script compiles one program or several: a folder that exists takes its reports either way.
+    """
+    if not arguments.json or arguments.compare:
+        return False
+    return count > 1 or bool(arguments.script and Path(arguments.json).is_dir())
 
 
 def preflight_target(
@@ -177,10 +216,10 @@ def read_report(path: str) -> PreflightReport:
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
     """Print the reports, unless JSON goes to standard output."""
-    if "-" in (arguments.json, arguments.markdown):
+    if prints_results(arguments):
         return
     console = Console()
-    if arguments.compare:
+    if arguments.compare and len(reports) == 2:
         console.print(compare(*reports).renderable(all=arguments.all, print_all=ALL))
         return
     for number, report in enumerate(reports):
@@ -197,10 +236,10 @@ def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightRepor
     if arguments.json:
         if arguments.compare:
             write(arguments.json, compare(*reports).to_json())
-        elif len(reports) == 1:
-            write(arguments.json, reports[0].to_json())
-        else:
+        elif _is_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
+        else:
+            write(arguments.json, reports[0].to_json())
     if arguments.markdown:
         write(arguments.markdown, compare(*reports).to_markdown())
     if arguments.html:
@@ -208,8 +247,117 @@ def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightRepor
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
+    seen: Counter[str] = Counter()
     for report in reports:
         slices = f"{report.topology.slices}x" if report.topology.slices > 1 else ""
         name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")
         chips = report.topology.name.replace(":", "-")
-        write(str(Path(folder) / f"{name}.{slices}{chips}.json"), report.to_json())
+        name = f"{name}.{slices}{chips}"
+        seen[name] += 1  # A function of a script is compiled again for other arguments.
+        number = f".{seen[name]}" if seen[name] > 1 else ""
+        write(str(Path(folder) / f"{name}{number}.json"), report.to_json())
+
+
+def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport], int]:
+    """Run a script, and return the reports of its programs.
+
+    Args:
+        arguments: The words, parsed; `script` has those after `--`.
+
+    Returns:
+        The reports, and the number of programs and scripts that failed.
+
+    Raises:
+        XlashardError: If the words are wrong, or the script has no program for the topology.
+    """
+    for word, value in (("--mesh", arguments.mesh), ("--set", arguments.set)):
+        if value or arguments.targets:
+            what = arguments.targets[0] if arguments.targets else word
+            raise ArgumentError(
+                f"{what} is invalid together with a script after --: the script makes its own mesh "
+                "and settings"
+            )
+    places = topologies_for("", arguments.topology, arguments.slices, ())
+    if len(places) > 1:
+        raise ArgumentError(
+            f"--topology {arguments.topology} names {len(places)} topologies, but a script runs "
+            f"for one: write --topology {places[0].name}"
+        )
+    script = parse_script(arguments.script)
+    change_interpreter(script, arguments.command_line, arguments.script)
+    options = read_options(arguments.option)
+    devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
+    devices.begin()
+    if devices.options:
+        try:
+            devices.check_options()
+        except CompileError as error:
+            raise ArgumentError(f"--option {' '.join(arguments.option)}: {error}") from None
+    print(
+        f"xlashard: {script.program.target} runs on {
+            counted(places[0].num_devices, 'emulated CPU device')
+        }; its programs on them are compiled for {places[0]} and not run: their results "
+        "are zeros. Let it write no checkpoint over a real one.",
+        file=sys.stderr,
+    )
+    rule = StopRule(*(arguments.stop_after or (_CALLS, None)))
+    try:
+        with output_to_stderr(prints_results(arguments)):
+            result = run_script(
+                script.program,
+                rule,
+                counts=_counter(arguments, devices.is_compiled),
+                on_call=_stopping(devices.results),
+            )
+    finally:
+        devices.end()
+    return _reports_of_script(arguments, result, devices)
+
+
+def _counter(
+    arguments: argparse.Namespace, is_compiled: Callable[[RecordedProgram], bool]
+) -> Callable[[RecordedProgram], bool]:
+    patterns = arguments.programs
+    return lambda p: is_compiled(p) and (not patterns or matches(p.name, patterns))
+
+
+def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a function that stops the script where a program can't be compiled."""
+
+    def stopping(recorded: RecordedProgram, *call: Any) -> list[Any]:
+        try:
+            return results(recorded, *call)
+        except KeyboardInterrupt as error:
+            raise ProgramStopped("Ctrl-C") from error
+        except XlashardError as error:
+            raise ProgramStopped(f"{recorded.name} can't be compiled: {error}") from error
+
+    return stopping
+
+
+def _reports_of_script(
+    arguments: argparse.Namespace, result: ScriptRun, devices: ScriptDevices
+) -> tuple[list[PreflightReport], int]:
+    place = devices.topology
+    selected = [p for p in select(result, arguments.programs, arguments.min_bytes)]
+    spread = [p for p in selected if devices.is_compiled(p)]
+    if not spread:
+        names = ", ".join(sorted({p.name for p in selected}))
+        raise ArgumentError(
+            f"{result.title} has no program for {place}: {names} ran on one device. Make the mesh "
+            "of jax.devices(), and put the arguments on it"
+        )
+    price = None if arguments.price is None else parse_price(arguments.price)
+    reports, failed = [], int(result.outcome == "failed")
+    for program in spread:
+        try:
+            reports.append(devices.report(program, price))
+        except XlashardError as error:
+            print_error(f"{program.name} ({program.source}): {error}")
+            failed += 1
+    if result.outcome != "finished":
+        print(f"xlashard: {result.title} {result.outcome}: {result.why}", file=sys.stderr)
+    left = len(result.programs) - len(spread)
+    if left:
+        print(f"xlashard: {counted(left, 'other program')} ran on the CPU", file=sys.stderr)
+    return reports, failed

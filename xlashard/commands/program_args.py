@@ -228,7 +228,11 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
 def _add_results(parser: argparse.ArgumentParser, json: str, budget: str) -> None:
     """Add the arguments for the reports, with the help of ``--json`` and ``--budget``."""
     parser.add_argument("--json", metavar="FILE", help=json)
-    parser.add_argument("--html", metavar="FILE", help="write a page that shows all reports")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page that shows all reports; - for standard output",
+    )
     parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
     add_pairs(parser, "--budget", "KEY=VALUE", budget)
     parser.add_argument(

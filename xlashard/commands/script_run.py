@@ -1,15 +1,15 @@
 """Run the Python script of a command line with the programs that it compiles recorded.
 
-JAX is imported by the script, not before: the script may set variables that JAX reads when it is
-imported. Reports are made in the same process, because a traced program can't leave it.
+JAX is imported by the script, not before: the script may set variables that JAX reads then. Reports
+are made in the same process, because a traced program can't leave it.
 """
 
 import _thread
 import argparse
 import contextlib
+import difflib
 import importlib
 import importlib.util
-import os
 import re
 import signal
 import sys
@@ -84,14 +84,12 @@ class ScriptRun:
         outcome: How it ended.
         why: The stop rule that applied, or the exit code.
         programs: The recorded programs, by their first use.
-        seconds: Duration.
     """
 
     title: str
     outcome: Literal["finished", "stopped", "failed"] = "finished"
     why: str = ""
     programs: "list[RecordedProgram]" = field(default_factory=list)
-    seconds: float = 0.0
 
     @property
     def described(self) -> str:
@@ -147,7 +145,6 @@ def run_script(
             recorder.end()
             # A script that fails leaves it silent.
             sys.excepthook = hook
-    result.seconds = time.monotonic() - began
     return result
 
 
@@ -299,6 +296,27 @@ class _Finder:
         return spec
 
 
+def check_script_options(arguments: argparse.Namespace) -> None:
+    """Check the options that select the programs of a script.
+
+    Raises:
+        ArgumentError: If one is invalid, or no script follows `--`.
+    """
+    values = {
+        "--programs": arguments.programs,
+        "--stop-after": arguments.stop_after,
+        "--min-bytes": arguments.min_bytes is not None,
+    }
+    words = [word for word, value in values.items() if value]
+    if words and not arguments.script:
+        raise ArgumentError(
+            f"{words[0]} is for the programs of a script: leave it out, or write -- python train.py"
+        )
+    if "" in arguments.programs:
+        raise ArgumentError("--programs is empty: write a name, or a glob such as 'train_*'")
+    matches("", arguments.programs)
+
+
 def select(
     result: ScriptRun, patterns: Sequence[str], least: int | None
 ) -> "list[RecordedProgram]":
@@ -318,52 +336,35 @@ def select(
         if patterns and not matches(program.name, patterns):
             return False
         if least is not None:
-            return program.argument_bytes + program.result_bytes >= least
+            return _nbytes(program) >= least
         return bool(patterns) or not program.is_operation
 
     selected = [program for program in result.programs if is_selected(program)]
     if not selected:
-        names = sorted({p.name for p in result.programs if not p.is_operation})
-        among = ", ".join(names) or counted(len(result.programs), "operation")
-        wanted = f" of {in_bytes(least)}" if least else ""
-        wanted += f" named {' or '.join(patterns)}" if patterns else ""
-        raise ArgumentError(
-            f"{result.title} {result.described} and compiled no program{wanted or ' under jit'}, "
-            f"but {among}: write --min-bytes 0 for all of them"
-        )
+        raise ArgumentError(_nothing_selected(result, patterns, least))
     return selected
 
 
-def check_outputs(arguments: argparse.Namespace) -> None:
-    """Check the options that name files of results, before any work.
+def _nothing_selected(result: ScriptRun, patterns: Sequence[str], least: int | None) -> str:
+    """Return the error about a script none of whose programs is selected."""
+    wanted = f" named {' or '.join(patterns)}" if patterns else ""
+    names = sorted({p.name for p in result.programs if not p.is_operation})
+    if least is not None:
+        largest = max(result.programs, key=_nbytes)
+        wanted += f" of {in_bytes(least)}"
+        known = f"the largest, {largest.name}, has {in_bytes(_nbytes(largest))}"
+    elif names:
+        known = f"its programs are {', '.join(names)}"
+        for close in difflib.get_close_matches(patterns[0], names, n=1):
+            known += f"; did you mean {close}?"
+    else:
+        wanted, operations = " under jit", counted(len(result.programs), "operation")
+        known = f"write --min-bytes 0 for its {operations} outside of jit"
+    return f"{result.title} {result.described} and compiled no program{wanted}: {known}"
 
-    Raises:
-        ArgumentError: If they exclude each other.
-    """
-    if arguments.markdown and not arguments.compare:
-        raise ArgumentError(
-            f"--markdown {arguments.markdown} writes what --compare shows: write --compare, too"
-        )
-    if arguments.markdown == "-" == arguments.json:
-        raise ArgumentError("--json and --markdown are both -: write --json FILE")
 
-
-@contextlib.contextmanager
-def output_to_stderr(needed: bool) -> Iterator[None]:
-    """Send what is written to standard output to standard error, if needed for reports."""
-    if not needed:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+def _nbytes(program: "RecordedProgram") -> int:
+    return program.argument_bytes + program.result_bytes
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,15 +11,13 @@ from rich.console import Console
 from xlashard.commands.common import (
     ALL,
     check_budget,
-    check_writable,
     find_program,
     read_options,
     settings_of,
     status_line,
     topologies_for,
-    write,
 )
-from xlashard.commands.script_run import check_outputs
+from xlashard.commands.result_files import check_outputs, check_writable, prints_results, write
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.tpu import Topology
@@ -52,6 +50,20 @@ def is_sweep(arguments: argparse.Namespace) -> bool:
     return any(size == "auto" or ".." in size for size in sizes)
 
 
+def check_no_sweep(arguments: argparse.Namespace) -> None:
+    """Refuse options of sweeps where none is specified.
+
+    Raises:
+        ArgumentError: If there is one.
+    """
+    for name in ("folder", "workers", "timeout", "again"):
+        if getattr(arguments, name):
+            raise ArgumentError(
+                f"--{name} is for meshes that are tried: leave it out, or write --mesh auto, or "
+                "sizes such as --mesh data=auto,model=..8"
+            )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run a sweep.
 
@@ -69,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     prices = read_prices(_prices(arguments.price))
     sweep = _sweep(arguments)
     folder = Path(arguments.folder or _usual_folder(sweep.title))
-    for file in (str(folder / "sweep.json"), arguments.json, arguments.html):
-        check_writable(file)
+    check_writable(str(folder / "sweep.json"))
     try:
         with status_line(f"trying meshes for {sweep.title}", spinner=False), SweepProgress() as bar:
             report = run_sweep(
@@ -146,7 +157,7 @@ def _usual_folder(title: str) -> str:
 
 
 def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
-    if "-" in (arguments.json, arguments.markdown):
+    if prints_results(arguments):
         return
     console = Console()
     console.print(report.renderable(all=arguments.all, print_all=ALL))

@@ -9,8 +9,9 @@ import xlashard
 from tests.browser import started
 from tests.pjit.helpers import make_mesh
 from xlashard import NamedSharding, P
+from xlashard.budgets import PROGRAM_UNITS, parse_limits
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.changes.limits import PROGRAM_KEYS, find_breaches, parse_limits
+from xlashard.pjit.report.changes.limits import PROGRAM_KEYS, find_breaches
 from xlashard.pjit.report.changes.report_changes import compare_programs
 from xlashard.pjit.report.html.report_page import program_page
 
@@ -71,7 +72,7 @@ def test_markdown_for_a_pull_request(quiet, talking):
     ],
 )
 def test_budgets(talking, word, broken):
-    breaches = find_breaches(talking, parse_limits([word], PROGRAM_KEYS), PROGRAM_KEYS)
+    breaches = find_breaches(talking, parse_limits([word], PROGRAM_UNITS), PROGRAM_KEYS)
     assert bool(breaches) == broken
     if broken:
         assert word in str(breaches[0]) and breaches[0].value > breaches[0].limit.value
@@ -80,7 +81,11 @@ def test_budgets(talking, word, broken):
 @pytest.mark.parametrize("word", ["hbm=90%", "memory", "memory=90%", "all_reduce_bytes=3s"])
 def test_invalid_budgets(word):
     with pytest.raises(ArgumentError):
-        parse_limits([word], PROGRAM_KEYS)
+        parse_limits([word], PROGRAM_UNITS)
+
+
+def test_budgets_are_parsed_without_the_reports():
+    assert {name: key.units for name, key in PROGRAM_KEYS.items()} == PROGRAM_UNITS
 
 
 @pytest.mark.slow

@@ -5,6 +5,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import numpy as np
+
 from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
 from xlashard._jax.trace.device_map import DeviceMap
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
@@ -12,7 +15,7 @@ from xlashard.array.core.handles import wrap_result
 from xlashard.errors import TopologyError
 from xlashard.pjit import RecordedProgram
 from xlashard.pjit.trace import PjitProgram
-from xlashard.sharding import Mesh, to_jax
+from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.preflight_run import lower_for
 from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, build_report
@@ -59,6 +62,21 @@ class ScriptDevices:
         self._to_emulated = DeviceMap(dict(zip(devices, emulated, strict=True)))
         self._zeros = Zeros()
         self.end = stand_in(dict(zip(emulated, devices, strict=True)), "tpu")
+
+    def check_options(self) -> None:
+        """Compile a small program with the compiler options, before the script runs.
+
+        Raises:
+            CompileError: If an option is unknown or invalid.
+        """
+        everywhere = NamedSharding(self.topology.mesh({"devices": -1}), PartitionSpec())
+        x = jax.ShapeDtypeStruct((), np.float32, sharding=everywhere)
+
+        def small(x: Any) -> Any:
+            return x
+
+        with unobserved():
+            lower_for(small, (x,), {}, self.topology, None)[1].compile(self.options)
 
     def is_compiled(self, program: RecordedProgram) -> bool:
         """Return True for a program that is compiled for the topology instead of run."""

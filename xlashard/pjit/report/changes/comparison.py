@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.budgets import Unit
 from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import (
     WIDE,
@@ -24,9 +25,6 @@ from xlashard.wording import (
     in_seconds,
     printable,
 )
-
-type Unit = Literal["bytes", "seconds", "flop", "part", "number"]
-"""Unit of an amount."""
 
 FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
     "bytes": in_bytes,

@@ -1,15 +1,12 @@
 """Limits on the figures of a report: `memory=80GiB`, `all_gather_bytes=2GB`."""
 
-import difflib
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard.errors import ArgumentError
+from xlashard.budgets import Limit, Unit
 from xlashard.hlo.collectives import KINDS
-from xlashard.pjit.report.changes.comparison import FORMATTERS, Unit
+from xlashard.pjit.report.changes.comparison import FORMATTERS
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.tables import line_text, operation_text
@@ -17,19 +14,6 @@ from xlashard.wording import in_bytes
 
 _SHOWN = 5
 """Maximum number of contributions listed for an exceeded limit."""
-
-_UNITS: dict[Unit, dict[str, float]] = {
-    "bytes": {
-        "b": 1,
-        **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
-        **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
-    },
-    "seconds": {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60},
-    "part": {"%": 0.01},
-    "flop": {"flop": 1, **{f"{p}flop": 1000**i for i, p in enumerate("kmgtp", 1)}},
-    "number": {},
-}
-_EXAMPLES = {"bytes": "2GB", "seconds": "250ms", "part": "90%", "flop": "3PFLOP", "number": "100"}
 
 
 @dataclass(frozen=True)
@@ -53,26 +37,9 @@ class BudgetKey[R]:
     whole: Callable[[R], float] | None = None
 
     @property
-    def quantities(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[Unit, ...]:
         """Return the units of its limits."""
         return (self.quantity,) if self.whole is None else ("part", self.quantity)
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Limit of one figure.
-
-    Attributes:
-        key: Key: `all_gather_bytes`.
-        quantity: Unit of the value.
-        value: The limit.
-        text: Text as entered: `all_gather_bytes=2GB`.
-    """
-
-    key: str
-    quantity: Unit
-    value: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -100,68 +67,6 @@ class Breach:
         side = "less than" if key.at_least else "more than"
         head = f"{self.limit.text} is not met: {key.description} is {value}, {side} {limit}"
         return "\n".join([head, *(f"  {line}" for line in self.lines)])
-
-
-def parse_limits(words: Iterable[str], keys: Mapping[str, BudgetKey[Any]]) -> tuple[Limit, ...]:
-    """Parse limits.
-
-    Args:
-        words: Each `KEY=VALUE`: `memory=80GiB`, `all_gather_bytes=2GB`, `time=250ms`. GB are 10⁹
-            bytes, GiB 2³⁰.
-        keys: The figures that can be limited.
-
-    Raises:
-        ArgumentError: If a key or value is invalid.
-    """
-    return tuple(_limit(word, keys) for word in words)
-
-
-def _limit(word: str, keys: Mapping[str, BudgetKey[Any]]) -> Limit:
-    name, equals, text = word.partition("=")
-    name = name.strip().replace("-", "_")
-    if not equals:
-        raise ArgumentError(
-            f"budget {word!r} has no value: write KEY=VALUE, such as {next(iter(keys))}=90% or "
-            "all_gather_bytes=2GB"
-        )
-    key = keys.get(name)
-    if key is None:
-        near = difflib.get_close_matches(name, keys, n=2, cutoff=0.5)
-        meant = (
-            f"; did you mean {' or '.join(near)}?" if near else f": the keys are {', '.join(keys)}"
-        )
-        raise ArgumentError(f"budget {word!r} has an unknown key{meant}")
-    for quantity in key.quantities:
-        value = _value(text, quantity, plain=key.whole is None)
-        if value is not None:
-            return Limit(name, quantity, value, word)
-    examples = " or ".join(f"{name}={_EXAMPLES[quantity]}" for quantity in key.quantities)
-    raise ArgumentError(f"budget {word!r} has the invalid value {text!r}: write {examples}")
-
-
-def _value(text: str, quantity: Unit, *, plain: bool) -> float | None:
-    """Return a number with its unit, or None if the text is invalid for the quantity.
-
-    Args:
-        text: The text.
-        quantity: Expected unit.
-        plain: Whether a number without a unit is accepted for bytes, FLOP and numbers.
-    """
-    found = re.fullmatch(
-        r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*",
-        text.lower().replace("\N{GREEK SMALL LETTER MU}", "µ"),
-    )
-    if found is None:
-        return None
-    units = _UNITS[quantity]
-    unit = found[2]
-    is_clear = plain and quantity in ("bytes", "flop", "number")
-    factor = units.get(unit) if unit else 1.0 if is_clear else None
-    try:
-        value = float(found[1])
-    except ValueError:
-        return None
-    return None if factor is None or not math.isfinite(value) else value * factor
 
 
 def find_breaches[R](

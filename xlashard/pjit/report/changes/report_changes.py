@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from xlashard.budgets import Unit
 from xlashard.pjit.report.changes.comparison import (
     REUSED,
     AmountChange,
     Comparison,
     FactChange,
-    Unit,
     UsageChange,
 )
 from xlashard.pjit.report.model import (

@@ -17,9 +17,10 @@ from typing import Any
 from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
+from xlashard.budgets import Unit
 from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
-from xlashard.pjit.report.changes.comparison import FORMATTERS, Comparison, Unit
+from xlashard.pjit.report.changes.comparison import FORMATTERS, Comparison
 from xlashard.pjit.report.model import CollectiveReport, ReplicationReport, SourceLine
 from xlashard.pjit.report.sections import remedy_text, uneven_reason
 from xlashard.pjit.report.serde import SerializableReport

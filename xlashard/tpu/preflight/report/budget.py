@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable, Iterable
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.budgets import Limit, parse_limits
 from xlashard.hlo.collectives import KINDS
 from xlashard.pjit.report.changes.limits import (
     Breach,
     BudgetKey,
-    Limit,
     collective_lines,
     find_breaches,
-    parse_limits,
 )
 from xlashard.pjit.report.tables import line_text, operation_text
 from xlashard.tpu.preflight.report.preflight_model import TrafficReport
@@ -139,7 +138,7 @@ def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
         [('hbm', 0.9), ('time', 0.25)]
     """
     with short_tracebacks:
-        return parse_limits(map(_current, words), KEYS)
+        return parse_limits(map(_current, words), {name: key.units for name, key in KEYS.items()})
 
 
 def _current(word: str) -> str:

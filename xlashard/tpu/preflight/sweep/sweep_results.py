@@ -11,6 +11,7 @@ from typing import Literal
 
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.serde import ReportFormat
+from xlashard.tpu.generations import BY_NAME
 from xlashard.tpu.preflight.report.preflight_model import Bound
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
@@ -153,6 +154,13 @@ class ChipPrice:
     generation: str
     chip_hour: float
     currency: str = ""
+
+    def __post_init__(self) -> None:
+        if self.generation and self.generation not in BY_NAME:
+            raise ArgumentError(
+                f"price of {self.generation!r}: expected a generation of chips, one of "
+                f"{', '.join(BY_NAME)}"
+            )
 
 
 _RESULT_FORMAT = ReportFormat("result of a sweep", FORMAT, "the same sweep")

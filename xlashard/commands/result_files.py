@@ -1,0 +1,121 @@
+"""Files of results: options checked before the work, without JAX, and writing."""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from xlashard.errors import ArgumentError
+
+RESULTS = ("json", "html", "markdown")
+"""Options that name a file of results, or - for standard output."""
+
+
+def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) -> None:
+    """Check the options that name files of results.
+
+    Args:
+        arguments: The words, parsed.
+        takes_folder: True if `--json` may name a folder for several reports.
+
+    Raises:
+        ArgumentError: If they exclude each other, or one can't be written.
+    """
+    if arguments.markdown and not arguments.compare:
+        raise ArgumentError(
+            f"--markdown {arguments.markdown} writes what --compare shows: write --compare, too"
+        )
+    printed = [name for name in RESULTS if getattr(arguments, name) == "-"]
+    if len(printed) > 1:
+        both = " and ".join(f"--{name}" for name in printed)
+        raise ArgumentError(f"{both} are both -: write --{printed[0]} FILE")
+    for name in RESULTS:
+        path = getattr(arguments, name)
+        if takes_folder and name == "json" and path and Path(path).is_dir():
+            path = str(Path(path) / "report.json")
+        check_writable(path)
+
+
+def make_absolute(arguments: argparse.Namespace, *names: str) -> None:
+    """Make the paths of options relative to the current folder, which a script may leave."""
+    for name in names:
+        path = getattr(arguments, name)
+        if path not in (None, "-"):
+            setattr(arguments, name, str(Path(path).absolute()))
+
+
+def prints_results(arguments: argparse.Namespace) -> bool:
+    """Return True if a file of results goes to standard output, in place of the tables."""
+    return "-" in [getattr(arguments, name) for name in RESULTS]
+
+
+@contextlib.contextmanager
+def output_to_stderr(needed: bool) -> Iterator[None]:
+    """Send what is written to standard output to standard error, if needed for reports."""
+    if not needed:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def write(path: str, text: str) -> None:
+    """Write a file, or to standard output for `-`.
+
+    Raises:
+        ArgumentError: If it can't be written.
+    """
+    if path == "-":
+        print(text)
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse a file that can't be written, before the work whose result it is to hold.
+
+    Args:
+        path: The file; None, or `-` for standard output, is accepted.
+
+    Raises:
+        ArgumentError: If the path is a folder, or can't be written.
+    """
+    if not path or path == "-":
+        return
+    file = Path(path)
+    if file.is_dir():
+        raise ArgumentError(f"{path} can't be written: it is a folder, expected a file")
+    try:
+        if file.is_file():
+            file.open("ab").close()
+        elif not file.exists():  # a pipe is not opened: its reader would see an end
+            folder = next(each for each in file.absolute().parents if each.exists())
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason why a file can't be read or written.
+
+    Args:
+        error: The exception.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
