@@ -40,6 +40,7 @@ class Generation:
             device per chip.
         dcn_bandwidth: Bytes per second per host to other slices; 0 if the generation has no
             multislice.
+        host_bandwidth: Bytes per second per chip in one direction to or from the host's memory.
         sources: Source of each figure.
     """
 
@@ -63,6 +64,7 @@ class Generation:
     ici_bandwidth: float
     core_bandwidth: float
     dcn_bandwidth: float
+    host_bandwidth: float
     sources: tuple[tuple[str, str], ...]
 
     @property
@@ -119,6 +121,7 @@ def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
     figures = {
         **dict.fromkeys(("cores_per_chip", "pod_chips", "pod_shape", "counts_cores"), page),
         **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
+        "host_bandwidth": f"{_BOOK}: PCIe of a chip",
         **dict.fromkeys(("ici_links", "ici_bandwidth", "core_bandwidth", "dcn_bandwidth"), page),
         **dict.fromkeys(("dimensions", "single_host_shapes", "ring_size"), page),
         "device_kind": _SHOWN,
@@ -157,6 +160,7 @@ GENERATIONS: tuple[Generation, ...] = (
         ici_bandwidth=62 * GB,
         core_bandwidth=350 * GB,
         dcn_bandwidth=0,
+        host_bandwidth=16 * GB,
         sources=_sources(
             f"{_DOCS}/v2",
             ici_bandwidth=f"{_PAPER_V2_V3}: 496 Gbit/s",
@@ -164,6 +168,7 @@ GENERATIONS: tuple[Generation, ...] = (
             core_bandwidth="no public figure; at most what one core's half of the HBM gives",
             ring_size=_WHOLE_POD,
             dcn_bandwidth=_NO_SLICES,
+            host_bandwidth="no public figure; taken as that of v4",
         ),
     ),
     Generation(
@@ -187,6 +192,7 @@ GENERATIONS: tuple[Generation, ...] = (
         ici_bandwidth=82 * GB,
         core_bandwidth=450 * GB,
         dcn_bandwidth=0,
+        host_bandwidth=16 * GB,
         sources=_sources(
             f"{_DOCS}/v3",
             ici_bandwidth=f"{_PAPER_V2_V3}: 656 Gbit/s",
@@ -194,6 +200,7 @@ GENERATIONS: tuple[Generation, ...] = (
             core_bandwidth="no public figure; at most what one core's half of the HBM gives",
             ring_size=_WHOLE_POD,
             dcn_bandwidth=_NO_SLICES,
+            host_bandwidth="no public figure; taken as that of v4",
         ),
     ),
     Generation(
@@ -217,6 +224,7 @@ GENERATIONS: tuple[Generation, ...] = (
         ici_bandwidth=50 * GB,
         core_bandwidth=0,
         dcn_bandwidth=25 * GB,
+        host_bandwidth=16 * GB,
         sources=_sources(
             f"{_DOCS}/v4",
             hbm_bandwidth=f"{_DOCS}/v4 (1200 GB/s) and, to the digit, {_PAPER_V4}",
@@ -247,6 +255,7 @@ GENERATIONS: tuple[Generation, ...] = (
         ici_bandwidth=50 * GB,
         core_bandwidth=0,
         dcn_bandwidth=12.5 * GB,
+        host_bandwidth=16 * GB,
         sources=_sources(
             f"{_DOCS}/v5e",
             ici_bandwidth=f"{_DOCS}/v5e: 1,600 Gbit/s for a chip, by its 4 links",
@@ -271,11 +280,12 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=96 * GIB,
         available_bytes=96 * GIB - 279 * MIB,
         hbm_bandwidth=2_765 * GB,
-        peak_flops=(("bfloat16", 459 * TERA), ("int8", 918 * TERA)),
+        peak_flops=(("bfloat16", 459 * TERA), ("int8", 918 * TERA), ("float8", 459 * TERA)),
         ici_links=6,
         ici_bandwidth=100 * GB,
         core_bandwidth=0,
         dcn_bandwidth=25 * GB,
+        host_bandwidth=16 * GB,
         sources=_sources(
             f"{_DOCS}/v5p",
             hbm_bytes=f"{_DOCS}/v5p prints 95 GB; libtpu lets a program use 95.73 GiB of it",
@@ -302,11 +312,12 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=32 * GIB,
         available_bytes=32 * GIB - 776 * MIB,
         hbm_bandwidth=1_638 * GB,
-        peak_flops=(("bfloat16", 918 * TERA), ("int8", 1_836 * TERA)),
+        peak_flops=(("bfloat16", 918 * TERA), ("int8", 1_836 * TERA), ("float8", 918 * TERA)),
         ici_links=4,
         ici_bandwidth=100 * GB,
         core_bandwidth=0,
         dcn_bandwidth=50 * GB,
+        host_bandwidth=32 * GB,
         sources=_sources(
             f"{_DOCS}/v6e",
             ici_bandwidth=f"{_DOCS}/v6e: 800 GB/s for a chip in both directions, by its 4 links",
@@ -336,6 +347,7 @@ GENERATIONS: tuple[Generation, ...] = (
         ici_bandwidth=100 * GB,
         core_bandwidth=600 * GB,
         dcn_bandwidth=50 * GB,
+        host_bandwidth=32 * GB,
         sources=_sources(
             _SEVENTH,
             ici_bandwidth=f"{_SEVENTH}: 1,200 GB/s for a chip in both directions, by its 6 links",
@@ -343,6 +355,7 @@ GENERATIONS: tuple[Generation, ...] = (
             pod_shape=f"{_SEVENTH}: 9,216 chips; the shape nearest a cube that has as many",
             ring_size=f"as v5p's: {_CUBES}",
             dcn_bandwidth=f"{_SEVENTH}: 100 Gbit/s for a chip, times 4 chips",
+            host_bandwidth="no public figure; taken as that of v6e",
         ),
     ),
 )

@@ -51,7 +51,10 @@ TIME = TimeEstimate(
     dcn_seconds=0.0,
     roofline_seconds=FLOPS / 459e12,
     bound="compute",
-    compiler_seconds=FLOPS / 459e12 * 1.21,
+    seconds=FLOPS / 459e12 * 1.21,
+    below=-0.12,
+    above=0.15,
+    shares=(("matrix", FLOPS / 459e12 * 1.1), ("hbm", FLOPS / 459e12 * 0.11)),
 )
 V5P = TopologyReport(
     name="v5p:4x4x2",
@@ -176,7 +179,9 @@ _LOGITS = replace(
     TEMPORARIES[0], type="f32[64,8192,64128]", device_bytes=64 * 8192 * 64128 * 4, count=1
 )
 _TOO_MUCH = TEMPORARY_BYTES - TEMPORARIES[0].device_bytes + _LOGITS.device_bytes
-_SLOW = replace(TIME, hbm_seconds=TIME.compute_seconds * 1.4, bound="hbm", compiler_seconds=None)
+_SLOW = replace(
+    TIME, hbm_seconds=TIME.compute_seconds * 1.4, bound="hbm", seconds=TIME.compute_seconds * 1.4
+)
 OUT_OF_MEMORY = replace(
     FITTING,
     outcome="out of memory",
@@ -209,7 +214,7 @@ _TWO_TIME = replace(
     TIME,
     traffic=along_axes(_TWO_TRAFFIC),
     compute_seconds=TIME.compute_seconds / 16,
-    compiler_seconds=TIME.compute_seconds / 15,
+    seconds=_ACROSS.seconds * 1.1,
     ici_seconds=sum(t.seconds for t in _TWO_TRAFFIC[1:]),
     dcn_seconds=_ACROSS.seconds,
     hbm_seconds=TIME.hbm_seconds / 16,
@@ -305,7 +310,7 @@ SMALL = PreflightReport(
         dcn_seconds=0.0,
         roofline_seconds=18e6 / 819e9,
         bound="hbm",
-        compiler_seconds=3.1e-5,
+        seconds=3.1e-5,
     ),
     traffic=(),
     inputs=(_X, _W),

@@ -8,8 +8,8 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from xlashard import Mesh
 from xlashard.train.config.settings import KernelSettings, Rules
+from xlashard.train.model.attention_kernels import kernel_attention
 from xlashard.train.model.blockwise import blockwise_attention
-from xlashard.train.model.kernels import kernel_attention
 from xlashard.train.model.layout import Layout
 
 BATCH, LENGTH, SIZE = 2, 24, 8

@@ -23,7 +23,7 @@ _TRANSCENDENTAL_NAMES = """
     acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-2
     exponential-minus-one log log-2 log-plus-one logistic power rsqrt sine sinh sqrt tan tanh
 """
-_TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
+TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
 
 REDUCERS = frozenset(("reduce", "reduce-window", "scatter", "select-and-scatter", "map", "sort"))
 """Operations with a called computation per element, which they are counted with."""
@@ -71,7 +71,7 @@ def instruction_flops(
         operands = operand_arrays(computation, instruction)
         floating = bool(operands) and _is_floating(operands[-1].dtype)
         return InstructionFlops(elementwise=float(_size(instruction)) if floating else 0.0)
-    if opcode in _TRANSCENDENTAL:
+    if opcode in TRANSCENDENTAL:
         return InstructionFlops(transcendental=float(_size(instruction)))
     if opcode in REDUCERS:
         return _reduction(module, computation, instruction)

@@ -37,6 +37,7 @@ from xlashard.hlo.collectives import Collective, CollectiveKind
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.sharding import Mesh
+from xlashard.tpu.cost.rates import rates_of
 from xlashard.tpu.links import ici_speed
 from xlashard.tpu.mesh_layout import AxisSegment, part
 from xlashard.tpu.topologies import Topology
@@ -159,6 +160,8 @@ class NetworkCost:
         dimensions: Dimensions whose links are busy.
         dcn_bytes: Bytes that a device sends to other slices.
         dcn_seconds: Time of the transfers between slices.
+        expected_seconds: Time within and between slices, in sequence, at the rates that links
+            reach, with the latency of the hops.
     """
 
     sent_bytes: float = 0.0
@@ -166,11 +169,7 @@ class NetworkCost:
     dimensions: tuple[str, ...] = ()
     dcn_bytes: float = 0.0
     dcn_seconds: float = 0.0
-
-    @property
-    def total_seconds(self) -> float:
-        """Time within and between slices, in sequence."""
-        return self.seconds + self.dcn_seconds
+    expected_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -202,6 +201,7 @@ class NetworkModel:
         """
         self._topology = topology
         self._mesh = mesh
+        self._rates = rates_of(topology.generation)
         self._group_links: dict[ReplicaGroups, _GroupLinks] = {}
         self._loads: dict[SourceTargetPairs, _LinkLoad] = {}
 
@@ -230,14 +230,32 @@ class NetworkModel:
             sent = twice * payload * (members - 1) / members
             between = twice * payload * (slices - 1) / slices / members
         sent = sent if lines.parts else 0.0
-        return self._wire(sent, sent / lines.speed, lines.parts, between)
+        return self._wire(sent, sent / lines.speed, lines.parts, between, twice)
 
     def _wire(
-        self, sent: float, seconds: float, parts: Sequence[AxisSegment], dcn: float
+        self, sent: float, seconds: float, parts: Sequence[AxisSegment], dcn: float, rounds: int = 1
     ) -> NetworkCost:
-        return NetworkCost(
-            sent, seconds, tuple(p.dimension for p in parts), dcn, self._dcn_seconds(dcn)
-        )
+        on_torus = [p for p in parts if p.dimension not in _NOT_LINKS]
+        hops = sum(p.size // 2 if p.ring else p.size - 1 for p in on_torus)
+        names = tuple(p.dimension for p in parts)
+        share = self._rates.torus_share if len(on_torus) > 1 else self._rates.link_share
+        return self._cost(sent, seconds, names, dcn, seconds / share, rounds * hops)
+
+    def _cost(
+        self,
+        sent: float,
+        seconds: float,
+        dimensions: tuple[str, ...],
+        dcn: float,
+        expected: float,
+        hops: int,
+    ) -> NetworkCost:
+        rates = self._rates
+        dcn_seconds = self._dcn_seconds(dcn)
+        expected += dcn_seconds / rates.dcn_share + hops * rates.hop_seconds
+        if dimensions or dcn:
+            expected += rates.collective_seconds
+        return NetworkCost(sent, seconds, dimensions, dcn, dcn_seconds, expected)
 
     def _dcn_seconds(self, nbytes: float) -> float:
         bandwidth = self._topology.generation.device_dcn_bandwidth
@@ -287,12 +305,14 @@ class NetworkModel:
             for name, count in load.busiest
         ]
         dcn = payload * load.between_slices
-        return NetworkCost(
+        longest = max(times, default=0.0)
+        return self._cost(
             payload * load.within_slices,
-            max(times, default=0.0),
+            longest,
             tuple(name for name, _ in load.busiest),
             dcn,
-            self._dcn_seconds(dcn),
+            longest / self._rates.link_share,
+            load.hops,
         )
 
 
@@ -304,16 +324,18 @@ class _LinkLoad:
         busiest: Transfers over the busiest link of each dimension.
         within_slices: Transfers within slices, per participating device.
         between_slices: Transfers between slices, per participating device.
+        hops: Links of the longest route.
     """
 
     busiest: tuple[tuple[str, int], ...]
     within_slices: float
     between_slices: float
+    hops: int
 
 
 def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _LinkLoad:
     links: Counter[tuple[int, tuple[int, ...], int]] = Counter()
-    within = between = 0
+    within = between = hops = 0
     for source, target in pairs.pairs:
         if source == target or max(source, target) >= len(places):
             continue
@@ -322,13 +344,13 @@ def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _
             between += 1
             continue
         within += 1
-        _route(here, there, topology, links)
+        hops = max(hops, _route(here, there, topology, links))
     named = max(len({device for pair in pairs.pairs for device in pair}), 1)
     busiest: Counter[str] = Counter()
     for (number, _, _), count in links.items():
         name = topology.dimensions[number].name
         busiest[name] = max(busiest[name], count)
-    return _LinkLoad(tuple(busiest.items()), within / named, between / named)
+    return _LinkLoad(tuple(busiest.items()), within / named, between / named, hops)
 
 
 def _route(
@@ -336,14 +358,20 @@ def _route(
     there: list[int],
     topology: Topology,
     links: Counter[tuple[int, tuple[int, ...], int]],
-) -> None:
-    """Count a transfer on each link of its route; devices of a chip share its links."""
+) -> int:
+    """Count a transfer on each link of its route, and return the number of links.
+
+    Devices of a chip share its links.
+    """
     core = len(here) - 1
+    hops = 0
     for number, dimension in enumerate(topology.dimensions):
         distance = there[number] - here[number]
         if dimension.wraps and 2 * abs(distance) > dimension.size:
             distance -= dimension.size if distance > 0 else -dimension.size
         step = 1 if distance > 0 else -1
+        hops += abs(distance)
         for _ in range(abs(distance)):
             links[number, tuple(here if number == core else here[:core]), step] += 1
             here[number] = (here[number] + step) % dimension.size
+    return hops

@@ -14,9 +14,9 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import ModelSettings
+from xlashard.train.model.attention_kernels import kernel_attention
 from xlashard.train.model.blockwise import blockwise_attention, cross_entropy
 from xlashard.train.model.experts import mix_dropless, mix_experts
-from xlashard.train.model.kernels import kernel_attention
 from xlashard.train.model.layout import Axes, Place, placed, unplaced
 from xlashard.train.model.parameters import HEAD, declare
 from xlashard.train.model.products import product

@@ -49,7 +49,7 @@ def test_a_step_that_fits() -> None:
     where = "configs/8b_v5p.toml · v5p:4x4x2 (32 chips) · data=2 × fsdp=4 × tensor=4 · shardy"
     assert text.startswith(f"train_step  {where}")
     assert "fits    19.3 GiB of 95.7 GiB of HBM on each device, 76.4 GiB (80%) to spare" in text
-    assert "bound by arithmetic" in text and "by the compiler" in text
+    assert "(-12 % to +15 %), bound by arithmetic; at least" in text and "by the roofline" in text
     assert "tokens/s at 71.9% model FLOP utilisation (8.03 billion parameters" in text
     assert "0.089 USD a step, 134.40 USD an hour" in text
     assert "data along z, fsdp around x, tensor around y" in text

@@ -45,7 +45,7 @@ def test_json_of_another_version_is_read_where_it_can_be() -> None:
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
-        ({"format": 3}, ("format 3", "format 2")),
+        ({"format": 4}, ("format 4", "format 3")),
         ({"topology": []}, ("topology", "[]", "object")),
         ({"mesh": {}}, ("mesh", "{}", "list")),
         ({"mesh": [{"name": "x", "size": True}]}, ("mesh[0].along", "missing")),

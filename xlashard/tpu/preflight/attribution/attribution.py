@@ -281,7 +281,7 @@ def _report(
     return TrafficReport(
         collective=with_totals(described, [collective for collective, _ in costs]),
         network="dcn" if dcn_bytes > ici_bytes else "ici",
-        seconds=sum(c.times * cost.total_seconds for c, cost in costs),
+        seconds=sum(c.times * (cost.seconds + cost.dcn_seconds) for c, cost in costs),
         origin=why.origin,
         requested=why.requested,
         suggestion=why.suggestion,

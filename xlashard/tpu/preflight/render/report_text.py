@@ -22,10 +22,23 @@ BOUNDS: Mapping[str, str] = {
     "hbm": "HBM",
     "ici": "links within a slice",
     "dcn": "network between slices",
+    "host": "transfers to and from the host",
 }
 """Resources that bound the time."""
 
-ESTIMATE = "compiled without code: memory lacks it, and time the compiler's own estimate"
+SHARES: Mapping[str, str] = {
+    "matrix": "matrix units",
+    "vector": "vector unit",
+    "hbm": "HBM",
+    "kernel": "kernels",
+    "launch": "launches",
+    "ici": "waiting for ICI",
+    "dcn": "waiting for DCN",
+    "host": "waiting for the host",
+}
+"""Parts of the time of a schedule."""
+
+ESTIMATE = "compiled without code, which the memory lacks"
 """Note on a report whose compilation was stopped before code generation."""
 
 NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
@@ -75,12 +88,23 @@ def memory_summary(report: PreflightFields) -> str:
 
 
 def time_summary(time: TimeEstimate) -> str:
-    """Return the time, the resource that bounds it, and both estimates."""
-    text = f"{in_seconds(time.seconds)}, bound by {BOUNDS[time.bound]}: "
-    text += f"{in_seconds(time.roofline_seconds)} by the roofline"
-    if time.compiler_seconds is not None:
-        text += f", {in_seconds(time.compiler_seconds)} by the compiler"
-    return text
+    """Return the time with its error, the resource that bounds it, and the roofline."""
+    least = f"at least {in_seconds(time.roofline_seconds)} by the roofline"
+    if time.is_lower_bound:
+        names = ", ".join(name for name, _ in time.unknown_kernels)
+        text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
+        return f"{text}; give it: kernel_costs={{{time.unknown_kernels[0][0]!r}: seconds}}"
+    return f"{time_with_error(time)}, bound by {BOUNDS[time.bound]}; {least}"
+
+
+def time_with_error(time: TimeEstimate) -> str:
+    """Return the time with its error: `7.4 s (-8 % to +10 %)`."""
+    return f"{in_seconds(time.seconds)} ({error_text(time)})"
+
+
+def error_text(time: TimeEstimate) -> str:
+    """Return the error of the time: `-8 % to +10 %`."""
+    return f"{time.below * 100:+.0f} % to {time.above * 100:+.0f} %"
 
 
 def throughput_text(throughput: ThroughputReport) -> str:

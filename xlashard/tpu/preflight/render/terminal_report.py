@@ -35,6 +35,7 @@ from xlashard.tpu.preflight.render.report_text import (
     ESTIMATE,
     NETWORKS,
     ORIGINS,
+    SHARES,
     axes_text,
     memory_summary,
     mesh_text,
@@ -188,11 +189,12 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
             for t in time.traffic
             if t.network == bound
         ]
-    if time.compiler_seconds is not None:
-        share = _bar(time.compiler_seconds / longest, page)
-        rows.append((in_seconds(time.compiler_seconds), share, "the compiler's estimate", "", ""))
-    note = "of one execution on each device, as a lower bound"
-    rest = " ".join(uncounted_work(time))
+    parts = " + ".join(
+        f"{in_seconds(s)} {SHARES[name]}" for name, s in time.shares if s >= 0.01 * time.seconds
+    )
+    rows.append((in_seconds(time.seconds), _bar(time.seconds / longest, page), "schedule", "", ""))
+    note = "of one execution on each device; each resource alone, and the schedule"
+    rest = " ".join([f"The schedule: {parts}."] * bool(parts) + list(uncounted_work(time)))
     return section("Time", note, table((">takes", "", "for", ">amount", ""), rows), rest)
 
 

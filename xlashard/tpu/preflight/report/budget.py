@@ -66,7 +66,7 @@ def _waits(report: PreflightReport) -> list[str]:
         (t.hbm_seconds, "of HBM"),
         (t.ici_seconds, "of links within a slice"),
         (t.dcn_seconds, "of the network between slices"),
-        (t.compiler_seconds or 0.0, "by the compiler's estimate"),
+        (t.seconds, "by the schedule"),
     ]
     return [f"{in_seconds(s)} {what}" for s, what in sorted(found, reverse=True) if s]
 

@@ -19,7 +19,7 @@ from xlashard.pjit.report.model import (
 from xlashard.pjit.report.serde import ReportFormat
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
 
-type Bound = Literal["compute", "hbm", "ici", "dcn"]
+type Bound = Literal["compute", "hbm", "ici", "dcn", "host"]
 """Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
 
 type Origin = Literal[
@@ -200,7 +200,7 @@ class AxisTraffic:
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Lower bound on the time of one execution, and the resource that bounds it.
+    """Time of one execution, its error, lower bounds by resource, and the resource that bounds it.
 
     Attributes:
         flops: Floating-point operations, including rematerialisation.
@@ -212,8 +212,14 @@ class TimeEstimate:
         ici_seconds: Traffic within slices; axes that share links in sequence.
         dcn_seconds: Traffic between slices.
         roofline_seconds: Longest of these four.
-        bound: Resource with the longest time.
-        compiler_seconds: The compiler's estimate, with loops counted by trip count; None if absent.
+        bound: Resource that the cores use or wait for most of the time.
+        seconds: Time of the compiler's schedule at the rates that measurements show.
+        below: Error below `seconds`, as a negative share of it.
+        above: Error above `seconds`, as a share of it.
+        shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
+            `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
+        unknown_kernels: Kernels of unknown cost, by name, with their number of runs. With any of
+            them `seconds` is a lower bound.
         unknown_loops: Number of loops with an unknown trip count, counted as one iteration.
         elementwise_flops: Part of `flops` outside matrix products.
         transcendentals: Part of `flops` in transcendental functions such as exp and tanh, one per
@@ -234,7 +240,11 @@ class TimeEstimate:
     dcn_seconds: float
     roofline_seconds: float
     bound: Bound
-    compiler_seconds: float | None
+    seconds: float
+    below: float = 0.0
+    above: float = 0.0
+    shares: tuple[tuple[str, float], ...] = ()
+    unknown_kernels: tuple[tuple[str, int], ...] = ()
     unknown_loops: int = 0
     elementwise_flops: float = 0.0
     transcendentals: float = 0.0
@@ -242,9 +252,9 @@ class TimeEstimate:
     not_understood: tuple[tuple[str, int], ...] = ()
 
     @property
-    def seconds(self) -> float:
-        """The longer of the roofline and the compiler's estimate."""
-        return max(self.roofline_seconds, self.compiler_seconds or 0.0)
+    def is_lower_bound(self) -> bool:
+        """True if the time lacks that of kernels of unknown cost."""
+        return bool(self.unknown_kernels)
 
 
 @dataclass(frozen=True)
@@ -289,7 +299,7 @@ class VersionsReport:
     flags: tuple[tuple[str, str], ...]
 
 
-FORMAT = 2
+FORMAT = 3
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
 
 REPORT_FORMAT = ReportFormat("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")

@@ -47,7 +47,7 @@ class PreflightReport(SerializableReport, PreflightFields):
         uneven: Dimensions that constraints shard and that do not divide, most padding first.
         repeated: Products that every device computes whole, most FLOP first.
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
-            code, and time the compiler's own estimate; all else is that of a whole compilation.
+            code; all else is that of a whole compilation.
 
     Example:
         >>> import jax

@@ -20,7 +20,8 @@ IDLE = replace(
     compute_seconds=0.0,
     hbm_seconds=0.0,
     roofline_seconds=0.0,
-    compiler_seconds=None,
+    seconds=0.0,
+    shares=(),
 )
 ELEMENTWISE = replace(
     SMALL.time, flops_by_dtype=(), compute_seconds=0.0, elementwise_flops=SMALL.time.flops

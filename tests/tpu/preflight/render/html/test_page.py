@@ -39,8 +39,7 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     expected = {"compute": time.compute_seconds, "hbm": time.hbm_seconds, "ici": time.ici_seconds}
     if any(t.network == "dcn" for t in time.traffic):
         expected["dcn"] = time.dcn_seconds
-    if time.compiler_seconds is not None:
-        expected["compiler"] = time.compiler_seconds
+    expected["schedule"] = time.seconds
     expected |= {f"{t.network} {t.along}": t.seconds for t in time.traffic}
     assert bars == expected
     assert tab.run("document.querySelector('.time .bound').dataset.bar") == time.bound

@@ -124,13 +124,11 @@ class RooflinePlot:
     def __init__(self, roofline: Roofline, time: TimeEstimate) -> None:
         self.roofline = roofline
         self.bound = time.bound
-        self.compiler = None
-        if time.compiler_seconds:
-            self.compiler = roofline.flops / time.compiler_seconds
+        self.predicted = roofline.flops / time.seconds
         self._turns = [roofline.roof / slope.bandwidth for slope in roofline.slopes]
         across = [1.0, *self._turns, *map(roofline.intensity, roofline.slopes)]
         self._across = _decades(min(across) / 2, max(across) * 4)
-        heights = [roofline.reached, roofline.roof, *([self.compiler] if self.compiler else [])]
+        heights = [roofline.reached, roofline.roof, self.predicted]
         self._up = _decades(min(heights) / 8, max(heights) * 1.6, least=3)
 
     def x(self, intensity: float) -> float:
@@ -260,7 +258,7 @@ class TimeBar(NamedTuple):
 
 
 def time_bars(time: TimeEstimate) -> list[TimeBar]:
-    """Return the bars of all resources, and of the compiler's estimate."""
+    """Return the bars of all resources, and of the schedule."""
     moved = f"{in_bytes(time.hbm_bytes)} read and written"
     bars = [
         TimeBar("compute", "compute", time.compute_seconds, _work(time), "compute"),
@@ -283,9 +281,11 @@ def time_bars(time: TimeEstimate) -> list[TimeBar]:
             )
             for part in parts
         ]
-    if time.compiler_seconds is not None:
-        words = "the compiler's schedule, by the cycles that it notes, loops counted"
-        bars.append(TimeBar("compiler", "compiler", time.compiler_seconds, words, "compiler"))
+    if waiting := dict(time.shares).get("host"):
+        words = "waiting for copies to and from the host's memory"
+        bars.append(TimeBar("host", "host", waiting, words, "host"))
+    words = "the compiler's schedule, at the rates that measurements show"
+    bars.append(TimeBar("schedule", "schedule", time.seconds, words, "schedule"))
     return bars
 
 

@@ -31,6 +31,7 @@ from xlashard.tpu.preflight.render.report_text import (
     NETWORKS,
     ORIGINS,
     axes_text,
+    error_text,
     in_thousands,
     is_visible_ring,
     many,
@@ -53,10 +54,11 @@ BOUNDS = {
     "hbm": "the chip's memory (HBM)",
     "ici": "the links between chips (ICI)",
     "dcn": "the network between slices (DCN)",
+    "host": "the host's memory",
 }
 """Descriptions of the resources that bound the time."""
 
-SHORT = {"compute": "compute", "hbm": "HBM", **NETWORKS}
+SHORT = {"compute": "compute", "hbm": "HBM", "host": "host", **NETWORKS}
 """Short names of the resources."""
 
 
@@ -141,6 +143,7 @@ def environment() -> Environment:
         uncounted=uncounted_work,
     )
     made.filters.update(
+        error=error_text,
         filter_choices=_filter_choices,
         gradient=gradient,
         is_visible_ring=is_visible_ring,

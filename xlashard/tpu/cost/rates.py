@@ -1,0 +1,177 @@
+"""Rates that the units of a chip reach in practice, each with its source.
+
+`generations` holds what a chip could do; these are the shares of it that published measurements
+show. Every constant comes from a chip's page or from a published micro-benchmark, none from a
+training run. The sources, by their short names:
+
+- recipes: microbenchmarks of https://github.com/AI-Hypercomputer/tpu-recipes;
+- tokamax: device times of operations on v5p, v6e and TPU7x, tokamax/data/autotuning of
+  https://github.com/openxla/tokamax;
+- Pallas: docs/pallas/tpu/matmul.ipynb of https://github.com/jax-ml/jax;
+- marin: https://github.com/marin-community/marin/issues/6736;
+- book: How to Scale Your Model, https://jax-ml.github.io/scaling-book.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xlashard.tpu.generations import Generation
+
+MATRIX_UNITS = {
+    # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm
+    "v2": (1, 128),
+    "v3": (2, 128),
+    "v4": (4, 128),
+    "v5e": (4, 128),
+    "v5p": (4, 128),
+    # No public figure agrees with the peak. libtpu 0.0.50 estimates large products at 434,000 and
+    # 422,000 FLOP per cycle, which four units of 256 x 256 can do and two can't.
+    "v6e": (4, 256),
+    "tpu7x": (4, 256),
+}
+"""Number of matrix units of a TensorCore, and their rows and columns."""
+
+_MATRIX_SHARES = {
+    # Pallas: 8192 x 8192 x 8192 in bfloat16 by XLA, 181.8 of 197 TFLOP/s.
+    "v5e": 0.925,
+    # recipes: the same product, 827.5 of 918 TFLOP/s.
+    "v6e": 0.90,
+    # recipes: 32768 x 32768 x 32768, 956 of 1153.5 TFLOP/s of a TensorCore.
+    "tpu7x": 0.83,
+}
+_OTHER_MATRIX_SHARE = 0.91
+"""Mean of v5e and v6e, for generations without a published product of this size."""
+
+VECTOR_LANES = 8 * 128
+"""Elements of a vector register, which an operation of the vector unit takes at once."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one device.
+
+    Attributes:
+        matrix_size: Rows and columns of a matrix unit, to which products are padded.
+        matrix_flops: FLOP per second of large matrix products, by operand dtype.
+        hbm_bytes: Bytes per second of copies in HBM.
+        relayout: Share of `hbm_bytes` at which arrays change their layout.
+        vector_ops: Elements per second of elementwise operations.
+        transcendentals: Elements per second of functions such as exp.
+        operation_seconds: Time between the operations of a program.
+        hbm_seconds: Latency of an operation that waits for HBM.
+        link_share: Share of a link's bandwidth that collectives along one dimension reach.
+        torus_share: The same along several dimensions at once.
+        hop_seconds: Latency of a hop between neighbours.
+        collective_seconds: Time to launch a collective.
+        dcn_share: Share of the bandwidth between slices that collectives reach.
+        host_bytes: Bytes per second to or from the memory of the host.
+        kernel_vector_ops: Elements per second of elementwise operations in kernels.
+        kernel_transcendentals: Elements per second of functions such as exp in kernels.
+        kernel_step_seconds: Time between the steps of a kernel's grid.
+    """
+
+    matrix_size: int
+    matrix_flops: tuple[tuple[str, float], ...]
+    hbm_bytes: float
+    relayout: float
+    vector_ops: float
+    transcendentals: float
+    operation_seconds: float
+    hbm_seconds: float
+    link_share: float
+    torus_share: float
+    hop_seconds: float
+    collective_seconds: float
+    dcn_share: float
+    host_bytes: float
+    kernel_vector_ops: float
+    kernel_transcendentals: float
+    kernel_step_seconds: float
+
+    def product_seconds(self, flops: float, dtype: str) -> float:
+        """Return the time of matrix products.
+
+        Args:
+            flops: FLOP with the padding to whole matrix units.
+            dtype: Operand dtype; `bfloat16 x6` takes six passes.
+        """
+        rates = dict(self.matrix_flops)
+        name, _, passes = dtype.partition(" x")
+        return flops * int(passes or 1) / rates[multiplied_as(name, rates)]
+
+
+def multiplied_as(dtype: str, rates: dict[str, float]) -> str:
+    """Return the dtype as which a chip with these rates multiplies a dtype."""
+    family = dtype.partition("_")[0]
+    others = {"uint8": "int8", "int4": "int8", "uint4": "int8"}
+    names = (dtype, family, others.get(family, "bfloat16"), "bfloat16")
+    return next(name for name in names if name in rates)
+
+
+def core_clock(generation: Generation) -> float | None:
+    """Return the cycles per second at which a generation reaches its peak, or None if unknown.
+
+    The clock is the bfloat16 peak divided by the FLOP per cycle of the matrix units: 0.70 GHz for
+    v2, 0.94 for v3, 1.05 for v4, 1.5 for v5e, 1.75 for v5p and v6e, 2.2 for tpu7x. The compiler
+    counts cycles of a megacore for both cores together.
+    """
+    units = MATRIX_UNITS.get(generation.name)
+    peak = dict(generation.peak_flops).get("bfloat16")
+    if units is None or peak is None:
+        return None
+    count, size = units
+    return peak / generation.cores_per_chip / (2 * count * size * size)
+
+
+def rates_of(generation: Generation) -> Rates:
+    """Return the rates that a device of a generation reaches.
+
+    Args:
+        generation: Generation of the chips.
+    """
+    share = _MATRIX_SHARES.get(generation.name, _OTHER_MATRIX_SHARE)
+    cores = generation.cores_per_chip // generation.devices_per_chip
+    vectors = (core_clock(generation) or 0.0) * cores * VECTOR_LANES
+    return Rates(
+        matrix_size=MATRIX_UNITS[generation.name][1],
+        matrix_flops=tuple((name, share * f) for name, f in generation.device_peak_flops),
+        # recipes, TPU7x: copies of 128 MiB to 8 GiB, 0.861 to 0.870 of 3690 GB/s.
+        hbm_bytes=0.87 * generation.device_hbm_bandwidth,
+        # tokamax, TPU7x: copies between layouts in the gradient of attention.
+        relayout=0.6,
+        # tokamax, TPU7x: normalization and softmax keep two of the four slots for vector
+        # operations busy, and a transcendental function takes two cycles.
+        vector_ops=2 * vectors,
+        transcendentals=vectors / 2,
+        # recipes, TPU7x: a product of 128 x 128 x 128 takes 1.6 microseconds, a copy of 2 MiB 1.7
+        # more than its bytes.
+        operation_seconds=0.3e-6,
+        hbm_seconds=1.0e-6,
+        # marin: permutations between neighbours, fitted over their size, 86 and 87 of 100 GB/s on
+        # v5p and v6e after 4.6 and 5.4 microseconds, of which one is the hop (book); recipes,
+        # TPU7x: gathers of 256 MiB within a 2x2 plane, 0.89.
+        link_share=0.88,
+        hop_seconds=1.0e-6,
+        collective_seconds=4.0e-6,
+        # recipes, v6e: an all-reduce of 606 MB over both dimensions of 16x16 at 236 of 400 GB/s.
+        torus_share=0.6,
+        # recipes, v6e: no figure with a stated number of slices is published; as ICI.
+        dcn_share=0.88,
+        host_bytes=generation.host_bandwidth,
+        kernel_vector_ops=4 * vectors,
+        kernel_transcendentals=vectors,
+        kernel_step_seconds=0.35e-6,
+    )
+
+
+def error_bar(shares: Mapping[str, float]) -> tuple[float, float]:
+    """Return the error of a predicted time below and above it, as shares of the time.
+
+    The bar holds nine in ten of the published training runs (`benchmarks/truth.py`).
+
+    Args:
+        shares: Seconds of a step by the resource that the cores use or wait for.
+    """
+    whole = sum(shares.values()) or 1.0
+    waiting = sum(shares.get(name, 0.0) for name in ("ici", "dcn", "host")) / whole
+    return -0.15 - 0.2 * waiting, 0.15 + 0.2 * waiting
