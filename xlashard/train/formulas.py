@@ -4,20 +4,21 @@ They use neither JAX nor the compiler, so that tests can compare preflights with
 product of [m, k] and [k, n] takes 2 m k n FLOP; norms, rotations, softmax and the optimiser are
 omitted, well below 1 % together for models of more than some thousand features.
 
-Letters: B sequences of a step, L tokens of each, T = B L, W width, H query heads, K key and value
-heads, D features of a head, M hidden features, E experts, k of them for each token, V tokens of the
-vocabulary, N layers.
+Letters: B sequences of L tokens, T = B L, W width, H query heads, K key and value heads, D features
+of a head, M hidden features, E experts, k for each token, V tokens of the vocabulary, N layers.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
 from xlashard.train.model.experts import places
 
 _BYTES = {"float32": 4, "bfloat16": 2}
+_QUERY = ("embed", "heads", None)
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,17 @@ class Flops:
 def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
     """Return the parameters of the model.
 
-    A layer has W (H + 2 K) D + H D W elements in its attention, 3 W M in its feed-forward layer
-    (2 W M without a gate; with experts E times that, and W E in the router) and 2 W in its norms
-    (W in parallel layers);
-    outside of the layers the model has two tables of V W, or one if they are tied, and a norm of W.
+    A layer has W (2 H + 2 K) D elements in its attention (with a latent of rank c, queries of rank
+    q and R rotary features W (q + c + R) + H (q (D + R) + 2 c D + D W)), 3 W M in its feed-forward
+    layer (2 W M without a gate; with experts E times that, and W E in the router), and its norms;
+    outside of the layers the model has one or two tables of V W, and a norm.
     """
-    width, size, layers = model.width, model.head_size, model.layers
-    heads, kv_heads = (model.heads, size), (model.kv_heads, size)
+    width, layers = model.width, model.layers
     many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
     inner = [
         ("attention.norm", (width,), (None,)),
-        ("attention.query", (width, *heads), ("embed", "heads", None)),
-        ("attention.key", (width, *kv_heads), ("embed", "kv_heads", None)),
-        ("attention.value", (width, *kv_heads), ("embed", "kv_heads", None)),
-        ("attention.out", (*heads, width), ("heads", None, "embed")),
+        *((f"attention.{name}", sides, axes) for name, sides, axes in _projections(model)),
+        ("attention.out", (model.heads, model.head_size, width), ("heads", None, "embed")),
         *([("mlp.norm", (width,), (None,))] * (not model.parallel)),
         *([("mlp.gate", (*many, width, model.mlp), (*named, "embed", "mlp"))] * model.gated),
         ("mlp.up", (*many, width, model.mlp), (*named, "embed", "mlp")),
@@ -96,6 +94,26 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
         Matrix("norm", 1, (width,), (None,)),
         *([Matrix("head", 1, (width, model.vocab), ("embed", "vocab"))] * (not model.tied)),
     )
+
+
+def _projections(model: ModelSettings) -> list[Any]:
+    """Return name, shape and axes of the arrays that make queries, keys and values."""
+    width, size, heads = model.width, model.head_size, model.heads
+    if not model.latent:
+        kv_heads, shared = (width, model.kv_heads, size), ("embed", "kv_heads", None)
+        query = ("query", (width, heads, size), _QUERY)
+        return [query, ("key", kv_heads, shared), ("value", kv_heads, shared)]
+    rank, turned = model.query_rank or width, model.rope_size
+    arrays: list[Any] = [
+        ("query", (rank, heads, size + turned), _QUERY),
+        ("latent", (width, model.latent + turned), ("embed", None)),
+        ("latent_norm", (model.latent,), (None,)),
+        ("key", (model.latent, heads, size), _QUERY),
+        ("value", (model.latent, heads, size), _QUERY),
+    ]
+    if model.query_rank:
+        arrays += [("query_down", (width, rank), ("embed", None)), ("query_norm", (rank,), (None,))]
+    return arrays
 
 
 def parameters(model: ModelSettings) -> int:
@@ -132,25 +150,25 @@ def parameter_bytes(settings: Settings) -> int:
 def state_bytes(settings: Settings) -> int:
     """Return the bytes of parameters and of Adam's two moments on one device."""
     own = _BYTES[settings.model.parameters]
-    each = own + 2 * _BYTES[settings.optimizer.moments]
+    optimizer = settings.optimizer
+    each = own + _BYTES[optimizer.moments] + _BYTES[optimizer.first_moment]
     return parameter_bytes(settings) // own * each
 
 
 def step_flops(settings: Settings) -> Flops:
     """Return the FLOP of the matrix products that the program executes, over all devices.
 
-    The backward pass has two products per product of the forward pass. Blockwise attention
-    processes the pairs of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b,
-    with five products each in the backward pass, which recomputes the scores (Dao 2023,
-    arXiv:2307.08691, section 3.1); without blocks attention computes all L² scores and masks the
-    upper half. Experts process all their slots, including empty ones.
+    The backward pass has two products per product of the forward pass. Blockwise attention visits
+    the pairs of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b, with five
+    products each in the backward pass, which recomputes the scores (Dao 2023, arXiv:2307.08691,
+    section 3.1); else all L² scores are computed. Experts process empty slots, too.
     """
     model = settings.model
     parts = _products(settings)
     products = sum(value for name, value in parts.items() if name not in ("scores", "mixing"))
     attention = parts["scores"] + parts["mixing"]
-    blocks = _in_blocks(model)
-    backward = 2 * products + (2.5 if blocks else 2) * attention
+    # The gradient of one-hot rows is not computed.
+    backward = 2 * products - parts["lookup"] + (2.5 if _in_blocks(model) else 2) * attention
     return Flops(products + attention, backward, _recomputed(parts, model))
 
 
@@ -158,17 +176,22 @@ def model_flops(settings: Settings) -> float:
     """Return the model FLOP of one step, the numerator of the utilisation (MFU).
 
     6 per token and weight that multiplies it (2 forward, 4 backward; the embedding lookup is not a
-    product), and 12 H D per layer and pair of visible positions, L (L + 1) / 2 per sequence.
+    product), and 12 H D per layer and pair of visible positions, L (L + 1) / 2 per sequence, or
+    w (2 L - w + 1) / 2 in layers with a window of w positions.
     Recomputation, empty slots of experts and masked scores are not counted. Chowdhery et al. 2022
     (PaLM, arXiv:2204.02311, appendix B) count all L² pairs, so their formula gives higher figures.
     """
     model = settings.model
     sequences = settings.training.batch
-    norms = ((2 - model.parallel) * model.layers + 1) * model.width
+    norms = sum(x.elements for x in matrices(model) if len(x.sides) == 1)
     looked_up = 0 if model.tied else model.vocab * model.width
     weights = active_parameters(model) - looked_up - norms
-    pairs = sequences * model.length * (model.length + 1) / 2
-    attention = 12 * model.layers * model.heads * model.head_size * pairs
+    wide = model.layers // model.window_cycle
+    window = min(model.window or model.length, model.length)
+    pairs = wide * model.length * (model.length + 1) / 2
+    pairs += (model.layers - wide) * window * (2 * model.length - window + 1) / 2
+    size = model.head_size + model.rope_size * bool(model.latent) / 2
+    attention = 12 * model.heads * size * sequences * pairs
     return 6 * weights * sequences * model.length + attention
 
 
@@ -293,22 +316,17 @@ def _activation_traffic(settings: Settings) -> _Sent:
     else:
         yield rules.mlp, 2 * mlp * layers * stream * one * 2
     yield rules.vocab, 2 * vocab * (stream * (one + 4) + tokens * 4 * (2 * model.vocab_parts + 1))
-    # Looked-up features are sent to the devices of their tokens, and gradients back; the tokens
-    # (int32) are gathered for the lookup.
+    # Looked-up features and their gradients; the tokens (int32) are gathered for the lookup.
     yield rules.embed, 2 * embed * stream * one
     yield rules.embed, embed * 4 * tokens * ways(settings, ("embed",))
 
 
 def _spread_bytes(settings: Settings) -> float:
     """Return the bytes of the gathered matrices on one device, in the type of the arithmetic."""
-    one = _BYTES[settings.model.compute]
-    total = 0.0
-    for matrix in matrices(settings.model):
-        if "embed" not in matrix.axes or matrix.name == "embedding":
-            continue
-        others = [axis for axis in matrix.axes if axis != "embed"]
-        total += matrix.elements / ways(settings, others) * one
-    return total
+    spread = [x for x in matrices(settings.model) if "embed" in x.axes and x.name != "embedding"]
+    others = [[axis for axis in x.axes if axis != "embed"] for x in spread]
+    whole = (x.elements / ways(settings, o) for x, o in zip(spread, others, strict=True))
+    return sum(whole) * _BYTES[settings.model.compute]
 
 
 def workload(settings: Settings) -> Workload:
@@ -337,20 +355,20 @@ def _products(settings: Settings) -> dict[str, float]:
     """Return the FLOP of each product of the forward pass, over all layers."""
     model, sequences = settings.model, settings.training.batch
     tokens, width = sequences * model.length, model.width
-    heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
-    layers = model.layers
+    layers, heads = model.layers, model.heads * model.head_size
+    sizes = {x.name.removeprefix("attention."): x.elements for x in matrices(model)}
+    turned = model.heads * model.rope_size if model.latent else 0
     rows = tokens
     shared = 2 * layers * tokens * width * model.shared_mlp if model.experts else 0
     if model.experts:
         rows = sequences * model.experts * places(model, model.length)
     if model.experts and model.dropless:
         rows = tokens * model.active_experts
-    scores = 2 * layers * heads * sequences * _pairs(model)
+    pairs = 2 * layers * sequences * _pairs(model)
     return {
-        "query": 2 * layers * tokens * width * heads,
-        "key": 2 * layers * tokens * width * kv_heads,
-        "value": 2 * layers * tokens * width * kv_heads,
-        "out": 2 * layers * tokens * heads * width,
+        **{name: 2 * tokens * sizes[name] for name in ("query", "key", "value", "out")},
+        "latent": 2 * tokens * sizes.get("latent", 0),
+        "query_down": 2 * tokens * sizes.get("query_down", 0),
         "gate": 2 * layers * rows * width * model.mlp * model.gated,
         "up": 2 * layers * rows * width * model.mlp,
         "down": 2 * layers * rows * width * model.mlp,
@@ -358,9 +376,10 @@ def _products(settings: Settings) -> dict[str, float]:
         "shared_up": shared,
         "shared_down": shared,
         "router": 2 * layers * tokens * width * model.experts,
+        "lookup": 2 * tokens * width * model.vocab * model.one_hot,
         "head": 2 * tokens * width * model.vocab,
-        "scores": scores,
-        "mixing": scores,
+        "scores": (heads + turned) * pairs,
+        "mixing": heads * pairs,
     }
 
 
@@ -371,7 +390,8 @@ def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
         return head
     kept = {name for names in model.residuals for name in names}
     names = {"query", "key", "value", "gate", "up"} - kept
-    names |= {f"shared_{name}" for name in ("gate", "up") if name in names}
+    # The products before a norm are made again even if its results are kept.
+    names |= {"latent", "query_down"} | {f"shared_{x}" for x in ("gate", "up") if x in names}
     names |= {"router"} | ({"out"} - {"out" if kept & {"stream", "out"} else ""})
     if "attention" not in kept:
         names |= {"scores", "mixing"}

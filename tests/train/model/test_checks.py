@@ -87,6 +87,41 @@ def test_the_examples_fit(name: str) -> None:
         ),
         (["model.kept=['query']"], ["model.remat = false", "remat = true"]),
         (
+            ["model.remat=true", "model.kept=['up']", "model.offloaded=['up', 'out']"],
+            ["model.kept and model.offloaded both name 'up'", "kept = []"],
+        ),
+        (
+            ["model.remat=true", "model.offloaded=['up']", "model.remat_policy=minimal"],
+            ['model.remat_policy = "minimal"', "offloaded = []"],
+        ),
+        (["model.head_dim=7"], ["model.head_dim = 7 must be even", "head_dim = 8"]),
+        (["model.window=4"], ["model.window_cycle = 1", "window_cycle = 2"]),
+        (
+            ["model.window=4", "model.window_cycle=3", "model.attention_block=8"],
+            ["model.layers = 2 does not divide", "layers = 3", "attention_block = 0"],
+        ),
+        (
+            ["model.kernel.attention=flash", "model.window=4", "model.window_cycle=2"],
+            ["the flash kernel has no windows", 'attention = "splash"'],
+        ),
+        (
+            ["model.kernel.attention=splash", "model.kernel.block_q=12"],
+            ["model.kernel.block_q = 12 does not divide model.length = 32", "block_q = 4"],
+        ),
+        (
+            ["model.latent=8", "model.rope_size=5"],
+            ["a key for each of 8 query heads", "kv_heads = 8", "rope_size = 6"],
+        ),
+        (
+            ["model.latent=8", "model.kv_heads=8", "model.attention_block=8"],
+            ["keys longer than values", "attention_block = 0"],
+        ),
+        (["model.experts=4", "model.gated=false"], ["have a gate", "gated = true"]),
+        (
+            ["model.experts=4", "model.dropless=true", "sharding.rules.experts=data"],
+            ["sharding.rules.experts", "a device has all of them", "experts = []"],
+        ),
+        (
             ["model.experts=2", "model.active_experts=3"],
             ["model.active_experts = 3 of model.experts = 2", "active_experts = 2"],
         ),

@@ -115,5 +115,19 @@ def test_the_gradient_is_clipped() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_moments_are_stored_in_their_types(moments: str) -> None:
+    declarations = {"x": recipe().declarations["norm"]}
+    changes = OptimizerSettings(moments=moments, mean="bfloat16", weight_decay=0.0, clip=1e9)
+    optimizer = make_optimizer(changes, lambda step: 1.0, declarations)
+    parameters = {"x": jnp.zeros(2)}
+    state = optimizer.init(parameters)
+    updates, state = optimizer.update({"x": jnp.asarray([1.0, -2.0])}, state, parameters)
+    np.testing.assert_allclose(updates["x"], [-1.0, 1.0], rtol=1e-2)
+    means = state[1][0]
+    assert (means.mu["x"].dtype, means.nu["x"].dtype) == (jnp.bfloat16, jnp.dtype(moments))
+
+
+@pytest.mark.slow
 def test_global_norm() -> None:
     assert global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray([[4.0]])}) == 5.0

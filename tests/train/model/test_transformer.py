@@ -9,6 +9,7 @@ import pytest
 from tests.train.examples import settings
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.formulas import parameters as count_parameters
+from xlashard.train.model.attention import rotary_angles, rotate
 from xlashard.train.model.layout import initial_parameters
 from xlashard.train.model.parameters import declare
 from xlashard.train.model.products import product
@@ -16,8 +17,6 @@ from xlashard.train.model.programs import choose, generate, readable
 from xlashard.train.model.transformer import (
     decode,
     empty_cache,
-    rotary_angles,
-    rotate,
 )
 from xlashard.train.model.transformer import forward as eager_forward
 from xlashard.train.model.transformer import loss as eager_loss
@@ -48,10 +47,11 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight
 
     def turn(vector: np.ndarray, position: int) -> np.ndarray:
-        pairs = vector[: size // 2] + 1j * vector[size // 2 :]
-        speeds = model.rope_base ** (-np.arange(size // 2) * 2 / size)
-        turned = pairs * np.exp(1j * position * speeds)
-        return np.concatenate([turned.real, turned.imag])
+        count = model.rope_size if model.latent else size
+        fixed, first, second = np.split(vector, [-count, -count // 2])
+        speeds = model.rope_base ** (-np.arange(count // 2) * 2 / count)
+        turned = (first + 1j * second) * np.exp(1j * position * speeds)
+        return np.concatenate([fixed, turned.real, turned.imag])
 
     x = p["embedding"][tokens]
     for number in range(model.layers):
@@ -60,14 +60,24 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
         y = norm(x, attention["norm"])
         added = np.zeros_like(x)
         for head in range(model.heads):
-            q = y @ attention["query"][:, head]
-            k = y @ attention["key"][:, head // group]
-            v = y @ attention["value"][:, head // group]
+            if model.latent:
+                low = norm(y @ attention["query_down"], attention["query_norm"])
+                latent, shared = np.split(y @ attention["latent"], [model.latent], axis=-1)
+                latent = norm(latent, attention["latent_norm"])
+                q = low @ attention["query"][:, head]
+                k = np.concatenate([latent @ attention["key"][:, head], shared], axis=-1)
+                v = latent @ attention["value"][:, head]
+            else:
+                q = y @ attention["query"][:, head]
+                k = y @ attention["key"][:, head // group]
+                v = y @ attention["value"][:, head // group]
             q = np.stack([turn(row, i) for i, row in enumerate(q)])
             k = np.stack([turn(row, i) for i, row in enumerate(k)])
+            is_wide = number % model.window_cycle == model.window_cycle - 1
             for i in range(len(tokens)):
-                scores = np.exp(k[: i + 1] @ q[i] / np.sqrt(size))
-                added[i] += scores @ v[: i + 1] / scores.sum() @ attention["out"][head]
+                seen = slice(0 if is_wide else max(i + 1 - model.window, 0), i + 1)
+                scores = np.exp(k[seen] @ q[i] / np.sqrt(len(q[i])))
+                added[i] += scores @ v[seen] / scores.sum() @ attention["out"][head]
         y = y if model.parallel else norm(x + added, mlp["norm"])
         hidden = y @ mlp["up"]
         if model.gated:
@@ -82,6 +92,8 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
 
 OTHERS = {
     "plain feed-forward layer": {"gated": False, "activation": "relu"},
+    "windows, one-hot": {"layers": 4, "window": 5, "window_cycle": 2, "one_hot": True},
+    "latent": {"kv_heads": 8, "latent": 12, "query_rank": 20, "rope_size": 6},
     "parallel, wide heads, tied": {"parallel": True, "head_dim": 10, "tied": True},
 }
 
@@ -159,9 +171,16 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_heads", [1, 2, 8])
-def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
-    model = settings(f"model.kv_heads={kv_heads}").model
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.kv_heads=1"],
+        ["model.kv_heads=8", "model.latent=12", "model.rope_size=6"],
+        ["model.window=4", "model.window_cycle=2"],
+    ],
+)
+def test_decoding_byte_by_byte_gives_the_same_scores(words: list[str]) -> None:
+    model = settings(*words).model
     parameters = drawn(model)
     cache = empty_cache(len(TOKENS), TOKENS.shape[1], model)
     step = jax.jit(decode, static_argnums=4)

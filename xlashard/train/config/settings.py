@@ -117,15 +117,25 @@ class ModelSettings:
     heads: int = setting(4, "query heads", _POSITIVE)
     head_dim: int = setting(0, "features of a head; 0: width / heads", _NOT_NEGATIVE)
     kv_heads: int = setting(2, "key and value heads, each shared by heads / kv_heads", _POSITIVE)
+    latent: int = setting(0, "rank of keys and values in latent attention; 0: none", _NOT_NEGATIVE)
+    query_rank: int = setting(0, "rank of queries in latent attention; 0: full", _NOT_NEGATIVE)
+    rope_size: int = setting(
+        64, "features of queries and keys with rotary positions in latent attention", _POSITIVE
+    )
     mlp: int = setting(384, "hidden features of the feed-forward layer", _POSITIVE)
     activation: Literal["silu", "gelu", "relu"] = setting(
         "silu", "function between the products of the feed-forward layer"
     )
     gated: bool = setting(True, "gate in the feed-forward layer: three matrices, else two")
     parallel: bool = setting(False, "attention and feed-forward layer of the same input")
+    one_hot: bool = setting(False, "look tokens up by a product of one-hot rows")
     tied: bool = setting(False, "the embedding is the output head too")
     vocab: int = setting(256, "size of the vocabulary; 256 for bytes", Bounds(at_least=2))
     length: int = setting(128, "tokens of context", Bounds(at_least=2))
+    window: int = setting(0, "last positions that a position sees; 0: all before it", _NOT_NEGATIVE)
+    window_cycle: int = setting(
+        1, "layers of a cycle, whose last one sees all positions before it", _POSITIVE
+    )
     rope_base: float = setting(10000.0, "longest rotary wavelength / 2π", Bounds(above=1))
     compute: Literal["float32", "bfloat16"] = setting(
         "float32", "type of the layers' arithmetic; not of parameters and loss"
@@ -203,6 +213,14 @@ class OptimizerSettings:
     weight_decay: float = setting(0.1, "decoupled decay of the matrices", _NOT_NEGATIVE)
     clip: float = setting(1.0, "largest global norm of the gradient", Bounds(above=0))
     moments: Literal["float32", "bfloat16"] = setting("float32", "type of both moments")
+    mean: Literal["moments", "float32", "bfloat16"] = setting(
+        "moments", "type of the first moment; moments: that of both"
+    )
+
+    @property
+    def first_moment(self) -> str:
+        """Return the type of the first moment."""
+        return self.moments if self.mean == "moments" else self.mean
 
 
 @dataclass(frozen=True)

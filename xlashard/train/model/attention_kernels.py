@@ -21,6 +21,7 @@ def kernel_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    window: int,
     kernel: KernelSettings,
     place: Place,
 ) -> jax.Array:
@@ -30,6 +31,7 @@ def kernel_attention(
         q: Queries [B, L, H, D].
         k: Keys [B, L, K, D].
         v: Values [B, L, K, D].
+        window: Number of last positions that a query sees; 0: all before it. Splash only.
         kernel: Name of the kernel, and its blocks; a block longer than L is cut to L.
         place: Mesh and rules; each device attends with its own sequences and heads.
 
@@ -41,7 +43,7 @@ def kernel_attention(
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v))
-        return attend(q, k, v, kernel).transpose(0, 2, 1, 3)
+        return attend(q, k, v, window, kernel).transpose(0, 2, 1, 3)
 
     if isinstance(place, Unplaced):
         return local(q, k, v)
@@ -59,7 +61,9 @@ def kernel_attention(
     )(q, k, v)
 
 
-def _splash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) -> jax.Array:
+def _splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, window: int, kernel: KernelSettings
+) -> jax.Array:
     # A third of a second, which runs without a kernel save.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -76,8 +80,11 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) ->
         block_kv_dq=own_pass and min(kernel.block_kv_dq, length),
         use_fused_bwd_kernel=kernel.fused_backward,
     )
+    mask = splash.CausalMask((length, length))
+    if window:
+        mask = splash.LocalMask((length, length), (window - 1, 0), 0)
     run: Any = splash.make_splash_mha(
-        splash.MultiHeadMask([splash.CausalMask((length, length))] * q.shape[1]),
+        splash.MultiHeadMask([mask] * q.shape[1]),
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=1,
@@ -86,7 +93,10 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) ->
     return jax.vmap(run)(q, k, v)
 
 
-def _flash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) -> jax.Array:
+def _flash(
+    q: jax.Array, k: jax.Array, v: jax.Array, window: int, kernel: KernelSettings
+) -> jax.Array:
+    del window
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     group, length = q.shape[1] // k.shape[1], q.shape[2]

@@ -100,6 +100,8 @@ def _pieces(settings: Settings) -> Iterator[str]:
             f"device has all of them. Write:\n{_rule('experts', ())}"
         )
     yield from _residuals(model)
+    yield from _latent(model)
+    yield from _windows(model)
     yield from _kernel(model)
     yield from _tokens(settings)
 
@@ -131,6 +133,51 @@ def _residuals(model: ModelSettings) -> Iterator[str]:
         yield (
             f"model.kept and model.offloaded both name {', '.join(map(repr, both))}. Write:\n"
             f"  [model]\n  kept = {_list(rest)}"
+        )
+
+
+def _latent(model: ModelSettings) -> Iterator[str]:
+    """Check that latent attention has a key for each query head, and even rotary features."""
+    if not model.latent:
+        return
+    if model.kv_heads != model.heads:
+        yield (
+            f"model.kv_heads = {model.kv_heads}, but latent attention (model.latent = "
+            f"{model.latent}) has a key for each of {model.heads} query heads. Write:\n"
+            f"  [model]\n  kv_heads = {model.heads}"
+        )
+    if model.rope_size % 2:
+        yield (
+            f"model.rope_size = {model.rope_size} must be even, for rotary positions turn pairs. "
+            f"Write:\n  [model]\n  rope_size = {model.rope_size + 1}"
+        )
+    if model.attention_block or model.kernel.attention == "flash":
+        yield (
+            f"model.latent = {model.latent} makes keys longer than values, which only plain "
+            f"attention and the splash kernel take. Write:\n"
+            f'  [model]\n  attention_block = 0\n  [model.kernel]\n  attention = "splash"'
+        )
+
+
+def _windows(model: ModelSettings) -> Iterator[str]:
+    """Check that cycles of layers divide the layers, and that attention has windows."""
+    if model.layers % model.window_cycle:
+        yield _misfit("model.layers", model.layers, "model.window_cycle", model.window_cycle)
+    if model.window and model.window_cycle == 1:
+        yield (
+            f"model.window = {model.window} has no effect: model.window_cycle = 1 makes every "
+            f"layer the last one of a cycle, which sees all positions. Write:\n"
+            f"  [model]\n  window_cycle = 2"
+        )
+    if model.window and model.attention_block:
+        yield (
+            f"model.window = {model.window}, but attention in blocks (model.attention_block = "
+            f"{model.attention_block}) has no windows. Write:\n  [model]\n  attention_block = 0"
+        )
+    if model.window and model.kernel.attention == "flash":
+        yield (
+            f"model.window = {model.window}, but the flash kernel has no windows. Write:\n"
+            f'  [model.kernel]\n  attention = "splash"'
         )
 
 

@@ -141,7 +141,7 @@ def _mix_sorted(
     times = functools.partial(_ragged, sizes=sizes, model=model, place=place)
     gate = checkpoint_name(times(rows, weights["gate"]), "gate")
     up = checkpoint_name(times(rows, weights["up"]), "up")
-    done = times(jax.nn.silu(gate) * up, weights["down"])
+    done = checkpoint_name(times(jax.nn.silu(gate) * up, weights["down"]), "down")
     # The order back to the tokens is the inverse of the order to the experts.
     done = _sorted_rows(done, back, order).reshape(batch, tokens, -1, width)
     mixed = jnp.einsum("bskw,bks->bsw", done, shares.astype(done.dtype))

@@ -11,6 +11,9 @@ from xlashard.train.model.layout import Axes, Declaration
 
 HEAD = ("embed", "vocab")
 
+type _Array = tuple[tuple[int, ...], Axes, float | None]
+"""Shape, axes and spread of an array of one layer."""
+
 
 def declare(model: ModelSettings) -> dict[str, Any]:
     """Return the tree of `Declaration` in the structure of the parameters.
@@ -22,47 +25,75 @@ def declare(model: ModelSettings) -> dict[str, Any]:
         ``embedding`` [V, W], ``layers`` (dicts of arrays stacked over N), ``norm`` [W] and
         ``head`` [W, V], unless the embedding is tied to it.
     """
-    width, size, inward = model.width, model.head_size, model.width**-0.5
-    heads, kv_heads = model.heads, model.kv_heads
-    many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
-    # Compensates the growth of the residual stream with the depth.
-    quiet = (2 * model.layers) ** -0.5
+    width = model.width
 
-    def stacked(shape: tuple[int, ...], axes: Axes, spread: float | None) -> Declaration:
-        return Declaration((model.layers, *shape), ("layers", *axes), spread)
+    def stacked(arrays: dict[str, _Array]) -> dict[str, Declaration]:
+        return {
+            name: Declaration((model.layers, *shape), ("layers", *axes), spread)
+            for name, (shape, axes, spread) in arrays.items()
+        }
 
-    attention = {
-        "norm": stacked((width,), (None,), None),
-        "query": stacked((width, heads, size), ("embed", "heads", None), inward),
-        "key": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
-        "value": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
-        "out": stacked((heads, size, width), ("heads", None, "embed"), quiet * inward),
-    }
-    into, out_of = (*many, width, model.mlp), (*many, model.mlp, width)
-    mlp = {
-        "norm": stacked((width,), (None,), None),
-        "gate": stacked(into, (*named, "embed", "mlp"), inward),
-        "up": stacked(into, (*named, "embed", "mlp"), inward),
-        "down": stacked(out_of, (*named, "mlp", "embed"), quiet * model.mlp**-0.5),
-    }
-    if not model.gated:
-        del mlp["gate"]
-    if model.parallel:
-        del mlp["norm"]
-    if model.experts:
-        mlp["router"] = stacked((width, model.experts), ("embed", None), inward)
-    if model.experts and model.shared_mlp:
-        for name, (axes, spread) in {
-            "gate": (("embed", "mlp"), inward),
-            "up": (("embed", "mlp"), inward),
-            "down": (("mlp", "embed"), quiet * model.shared_mlp**-0.5),
-        }.items():
-            sides = {"embed": width, "mlp": model.shared_mlp}
-            mlp[f"shared_{name}"] = stacked(tuple(sides[x] for x in axes), axes, spread)
-    head = {} if model.tied else {"head": Declaration((width, model.vocab), HEAD, inward)}
+    head = {} if model.tied else {"head": Declaration((width, model.vocab), HEAD, width**-0.5)}
     return {
         "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
-        "layers": {"attention": attention, "mlp": mlp},
+        "layers": {"attention": stacked(_attention(model)), "mlp": stacked(_feed_forward(model))},
         "norm": Declaration((width,), (None,), None),
         **head,
     }
+
+
+def _attention(model: ModelSettings) -> dict[str, _Array]:
+    width, heads, kv_heads, size = model.width, model.heads, model.kv_heads, model.head_size
+    inward = width**-0.5
+    arrays: dict[str, _Array] = {
+        "norm": ((width,), (None,), None),
+        "query": ((width, heads, size), ("embed", "heads", None), inward),
+        "key": ((width, kv_heads, size), ("embed", "kv_heads", None), inward),
+        "value": ((width, kv_heads, size), ("embed", "kv_heads", None), inward),
+        "out": ((heads, size, width), ("heads", None, "embed"), _quiet(model) * inward),
+    }
+    if model.latent:
+        rank, turned = model.query_rank or width, model.rope_size
+        outward = model.latent**-0.5
+        arrays |= {
+            "query": ((rank, heads, size + turned), ("embed", "heads", None), rank**-0.5),
+            "latent": ((width, model.latent + turned), ("embed", None), inward),
+            "latent_norm": ((model.latent,), (None,), None),
+            "key": ((model.latent, heads, size), ("embed", "heads", None), outward),
+            "value": ((model.latent, heads, size), ("embed", "heads", None), outward),
+        }
+    if model.latent and model.query_rank:
+        arrays |= {
+            "query_down": ((width, model.query_rank), ("embed", None), inward),
+            "query_norm": ((model.query_rank,), (None,), None),
+        }
+    return arrays
+
+
+def _feed_forward(model: ModelSettings) -> dict[str, _Array]:
+    width, inward = model.width, model.width**-0.5
+    many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
+
+    def layer(prefix: str, hidden: int, many: tuple[int, ...], named: Axes) -> dict[str, _Array]:
+        into = ((*many, width, hidden), (*named, "embed", "mlp"), inward)
+        spread = _quiet(model) * hidden**-0.5
+        down = ((*many, hidden, width), (*named, "mlp", "embed"), spread)
+        arrays = {"gate": into, "up": into, "down": down}
+        return {prefix + name: array for name, array in arrays.items()}
+
+    arrays: dict[str, _Array] = {"norm": ((width,), (None,), None)}
+    arrays |= layer("", model.mlp, many, named)
+    if not model.gated:
+        del arrays["gate"]
+    if model.parallel:
+        del arrays["norm"]
+    if model.experts:
+        arrays["router"] = ((width, model.experts), ("embed", None), inward)
+    if model.experts and model.shared_mlp:
+        arrays |= layer("shared_", model.shared_mlp, (), ())
+    return arrays
+
+
+def _quiet(model: ModelSettings) -> float:
+    """Return the factor that compensates the growth of the residual stream with the depth."""
+    return (2 * model.layers) ** -0.5

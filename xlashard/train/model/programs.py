@@ -154,34 +154,34 @@ def make_optimizer(
     return optax.chain(
         optax.clip_by_global_norm(optimizer.clip),
         optax.chain(
-            stored(means, jnp.dtype(optimizer.moments)),
+            stored(means, jnp.dtype(optimizer.moments), jnp.dtype(optimizer.first_moment)),
             optax.add_decayed_weights(optimizer.weight_decay, decayed),
             optax.scale_by_learning_rate(schedule),
         ),
     )
 
 
-def stored(means: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
-    """Compute Adam's moments in float32 and store them in another type.
+def stored(means: Any, dtype: Any, first: Any) -> optax.GradientTransformation:
+    """Compute Adam's moments in float32 and store them in other types.
 
     Args:
-        means: `optax.scale_by_adam`, or another transformation with arrays like the parameters.
-        dtype: Storage type.
+        means: `optax.scale_by_adam`.
+        dtype: Storage type of the second moment.
+        first: Storage type of the first moment.
     """
 
     def cast(tree: Any, dtype: Any) -> Any:
-        floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
-        return jax.tree.map(lambda x: x.astype(dtype) if floating(x) else x, tree)
+        return jax.tree.map(lambda x: x.astype(dtype), tree)
 
-    def init(params: Any) -> Any:
-        return cast(means.init(params), dtype)
+    def narrow(state: Any) -> Any:
+        return state._replace(mu=cast(state.mu, first), nu=cast(state.nu, dtype))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        wide = cast(state, jnp.float32)
+        wide = state._replace(mu=cast(state.mu, jnp.float32), nu=cast(state.nu, jnp.float32))
         updates, new = means.update(cast(updates, jnp.float32), wide, params)
-        return updates, cast(new, dtype)
+        return updates, narrow(new)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(lambda params: narrow(means.init(params)), update)
 
 
 def state_shardings(recipe: Recipe, layout: Layout) -> State:

@@ -10,21 +10,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.attention_kernels import kernel_attention
-from xlashard.train.model.blockwise import blockwise_attention, cross_entropy
+from xlashard.train.model.attention import (
+    STREAM,
+    WHOLE,
+    attend,
+    attention_layer,
+    norm,
+    project,
+    project_out,
+    rotary_angles,
+)
+from xlashard.train.model.blockwise import cross_entropy
 from xlashard.train.model.experts import mix_dropless, mix_experts
 from xlashard.train.model.layout import Axes, Place, placed, unplaced
 from xlashard.train.model.parameters import HEAD, declare
 from xlashard.train.model.products import product
 
-_EPSILON = 1e-6
-_HIDDEN = -1e30
-_STREAM = ("batch", "length", None)
-_WHOLE = ("batch", None, None)
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
 
 
@@ -106,8 +110,13 @@ def measure(
 
 def empty_cache(batch: int, length: int, model: ModelSettings) -> dict[str, jax.Array]:
     """Return an empty cache: keys and values [N, B, length, K, D]."""
-    shape = (model.layers, batch, length, model.kv_heads, model.head_size)
-    return {name: jnp.zeros(shape, jnp.dtype(model.compute)) for name in ("key", "value")}
+    sizes = {
+        "key": model.head_size + model.rope_size * bool(model.latent),
+        "value": model.head_size,
+    }
+    shape = (model.layers, batch, length, model.kv_heads)
+    dtype = jnp.dtype(model.compute)
+    return {name: jnp.zeros((*shape, size), dtype) for name, size in sizes.items()}
 
 
 def decode(
@@ -136,38 +145,25 @@ def decode(
     room = cache["key"].shape[2]
     slot = position % room
     seen = (jnp.arange(room) <= position)[None, :]
+    near = seen & ((position - jnp.arange(room)) % room < (model.window or room))
+    wide = jnp.arange(model.layers) % model.window_cycle == model.window_cycle - 1
 
-    def layer(x: jax.Array, slices: tuple[dict[str, Any], jax.Array, jax.Array]):
-        weights, keys, values = slices
-        q, k, v = _project(x, weights["attention"], angles, model, unplaced)
+    def layer(x: jax.Array, slices: tuple[dict[str, Any], jax.Array, jax.Array, jax.Array]):
+        weights, keys, values, is_wide = slices
+        q, k, v = project(x, weights["attention"], angles, model, unplaced)
         keys = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=1)
         values = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=1)
-        mixed = _attend(q, keys, values, seen)
-        stream = x + _out(mixed, weights["attention"], model, unplaced)
+        mixed = attend(q, keys, values, jnp.where(is_wide, seen, near))
+        stream = x + project_out(mixed, weights["attention"], model, unplaced)
         added, _ = _feed_forward(x if model.parallel else stream, weights, model, unplaced)
         return stream + added, (keys, values)
 
-    x = _embed(parameters, token[:, None].astype(jnp.int32), dtype, unplaced)
+    x = _embed(parameters, token[:, None].astype(jnp.int32), model, unplaced)
     layers = _cast(parameters["layers"], dtype)
-    x, (keys, values) = jax.lax.scan(layer, x, (layers, cache["key"], cache["value"]))
-    x = _norm(x, parameters["norm"].astype(dtype))
+    x, (keys, values) = jax.lax.scan(layer, x, (layers, cache["key"], cache["value"], wide))
+    x = norm(x, parameters["norm"].astype(dtype))
     scores = _scores(x, _head(parameters, dtype, model, unplaced), unplaced)
     return scores[:, 0], {"key": keys, "value": values}
-
-
-def rotary_angles(positions: jax.Array, model: ModelSettings) -> tuple[jax.Array, jax.Array]:
-    """Return the cosines and sines [L, 1, D / 2] of the rotary embedding."""
-    half = model.head_size // 2
-    speeds = model.rope_base ** -(np.arange(half, dtype=np.float32) / half)
-    angles = (positions.astype(jnp.float32)[:, None] * speeds)[:, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotate the pairs (first half, second half) of each head [B, L, H, D] by `rotary_angles`."""
-    cos, sin = (part.astype(x.dtype) for part in angles)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def _features(
@@ -178,18 +174,35 @@ def _features(
     angles = rotary_angles(jnp.arange(tokens.shape[1]), model)
     axes = jax.tree.map(lambda x: x.axes[1:], declare(model)["layers"])
 
-    def layer(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def layer(
+        x: jax.Array, weights: dict[str, Any], window: int
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         weights = jax.tree.map(lambda w, named: _whole(w, named, model, place), weights, axes)
         x = checkpoint_name(x, "input")
-        stream = x + _attention(x, weights["attention"], angles, model, place)
-        stream = checkpoint_name(place(stream, _STREAM), "stream")
+        stream = x + attention_layer(x, weights["attention"], angles, window, model, place)
+        stream = checkpoint_name(place(stream, STREAM), "stream")
         added, measured = _feed_forward(x if model.parallel else stream, weights, model, place)
-        return place(stream + added, _STREAM), measured
+        return place(stream + added, STREAM), measured
 
-    x = _embed(parameters, tokens, dtype, place)
-    body = jax.checkpoint(layer, policy=_kept(model)) if model.remat else layer
-    x, measured = jax.lax.scan(body, x, _cast(parameters["layers"], dtype))
-    return _norm(x, parameters["norm"].astype(dtype)), jax.tree.map(jnp.mean, measured)
+    if model.remat:
+        layer = jax.checkpoint(layer, policy=_kept(model), static_argnums=2)
+
+    def cycle(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Run the layers with a window, and the one that sees all positions."""
+        measured = []
+        for i in range(model.window_cycle):
+            own = jax.tree.map(lambda w, i=i: w[i], weights)
+            window = model.window if i < model.window_cycle - 1 else 0
+            x, values = layer(x, own, window)
+            measured.append(values)
+        return x, jax.tree.map(lambda *values: sum(values) / len(values), *measured)
+
+    x = _embed(parameters, tokens, model, place)
+    cycles = model.layers // model.window_cycle
+    weights = _cast(parameters["layers"], dtype)
+    weights = jax.tree.map(lambda w: w.reshape(cycles, -1, *w.shape[1:]), weights)
+    x, measured = jax.lax.scan(cycle, x, weights)
+    return norm(x, parameters["norm"].astype(dtype)), jax.tree.map(jnp.mean, measured)
 
 
 def _kept(model: ModelSettings) -> Any:
@@ -229,13 +242,20 @@ def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) ->
     return jnp.moveaxis(turned, first, side)
 
 
-def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Place) -> jax.Array:
+def _embed(
+    parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Place
+) -> jax.Array:
+    dtype = jnp.dtype(model.compute)
+    table = parameters["embedding"].astype(dtype)
+    if model.one_hot:
+        table = _whole(table, ("vocab", "embed"), model, place)
+        rows = place(jax.nn.one_hot(tokens, model.vocab, dtype=dtype), ("batch", "length", "vocab"))
+        return place(jnp.einsum("blv,vw->blw", rows, table), STREAM)
     # Each device looks up all tokens in its slice of the width and sends the features to the
     # devices of the tokens: an all-to-all of features, never a gather of the table.
     spread = ("batch", "length", "embed")
-    table = parameters["embedding"].astype(dtype)
     x = place(jnp.take(table, place(tokens, spread), axis=0, mode="clip"), spread)
-    return placed(x, place, _STREAM, spread)
+    return placed(x, place, STREAM, spread)
 
 
 def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Place) -> jax.Array:
@@ -251,70 +271,9 @@ def _output_matrix(parameters: dict[str, Any], dtype: Any, model: ModelSettings)
 
 
 def _scores(x: jax.Array, head: jax.Array, place: Place, dtype: Any = jnp.float32) -> jax.Array:
-    x = placed(x, place, _WHOLE, _STREAM)
+    x = placed(x, place, WHOLE, STREAM)
     scores = jnp.einsum("blw,wv->blv", x, head, preferred_element_type=dtype)
     return place(scores, ("batch", None, "vocab"))
-
-
-def _norm(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Divide by the root mean square over the features, in float32."""
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _EPSILON)
-    return (wide * scale).astype(x.dtype) * weight
-
-
-def _attention(
-    x: jax.Array,
-    weights: dict[str, Any],
-    angles: tuple[jax.Array, jax.Array],
-    model: ModelSettings,
-    place: Place,
-) -> jax.Array:
-    """Return the attention layer's addition to the residual stream [B, L, W]."""
-    q, k, v = _project(x, weights, angles, model, place)
-    if model.kernel.attention != "none" and place.platform == "tpu":
-        mixed = kernel_attention(q, k, v, model.kernel, place)
-    elif model.attention_block and model.attention_block < x.shape[1]:
-        mixed = blockwise_attention(q, k, v, model.attention_block)
-    else:
-        causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
-        mixed = checkpoint_name(_attend(q, k, v, causal), "attention")
-    return _out(mixed, weights, model, place)
-
-
-def _project(
-    x: jax.Array,
-    weights: dict[str, Any],
-    angles: tuple[jax.Array, jax.Array],
-    model: ModelSettings,
-    place: Place,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return rotated queries [B, L, H, D], rotated keys and values [B, L, K, D]."""
-    x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
-    q = product("blw,whd->blhd", x, weights["query"], model)
-    k = product("blw,wkd->blkd", x, weights["key"], model)
-    v = product("blw,wkd->blkd", x, weights["value"], model)
-    q = place(q, ("batch", None, "heads", None))
-    q, k = checkpoint_name(rotate(q, angles), "query"), checkpoint_name(rotate(k, angles), "key")
-    return q, k, checkpoint_name(v, "value")
-
-
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """Return attention [B, L, H, D] under the mask `visible` [L, all]."""
-    group = q.shape[2] // k.shape[2]
-    # Repeated, the keys and values of a group are on the devices of its queries.
-    k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
-    scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, _HIDDEN)
-    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bhlm,bmhd->blhd", shares, v)
-
-
-def _out(
-    mixed: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
-) -> jax.Array:
-    out = product("blhd,hdw->blw", mixed, weights["out"], model)
-    return checkpoint_name(placed(out, place, _STREAM, _WHOLE), "out")
 
 
 def _feed_forward(
@@ -322,13 +281,13 @@ def _feed_forward(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the feed-forward layer's addition to the stream [B, L, W], and expert metrics."""
     # Parallel layers share the norm of attention.
-    norm = weights["attention" if model.parallel else "mlp"]["norm"]
-    x, weights = placed(_norm(x, norm), place, _WHOLE, _STREAM), weights["mlp"]
+    scale = weights["attention" if model.parallel else "mlp"]["norm"]
+    x, weights = placed(norm(x, scale), place, WHOLE, STREAM), weights["mlp"]
     if not model.experts:
         return _dense(x, weights, model, place), {}
     mix = mix_dropless if model.dropless else mix_experts
     mixed, measured = mix(x, weights, model, place)
-    mixed = placed(mixed, place, _STREAM, _WHOLE)
+    mixed = placed(mixed, place, STREAM, WHOLE)
     if model.shared_mlp:
         mixed += _dense(
             x, {x: weights[f"shared_{x}"] for x in ("gate", "up", "down")}, model, place
@@ -347,4 +306,4 @@ def _dense(x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: P
         hidden = activation(hidden)
     hidden = place(hidden, ("batch", None, "mlp"))
     down = product("blm,mw->blw", hidden, weights["down"], model)
-    return checkpoint_name(placed(down, place, _STREAM, _WHOLE), "down")
+    return checkpoint_name(placed(down, place, STREAM, WHOLE), "down")
