@@ -42,8 +42,8 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimate",
         action="store_true",
-        help="stop the compiler before it generates code: 3 to 6 s instead of minutes. Memory is "
-        "without the code, time without the compiler's own estimate; all else is the same",
+        help="stop the compiler before it generates code: seconds instead of minutes. The report "
+        "is the same, but its memory is without the code",
     )
     _add_results(
         parser,

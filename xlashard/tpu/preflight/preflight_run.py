@@ -74,8 +74,7 @@ def preflight(
         replicated_above: Minimum bytes of the fully replicated values that the report lists.
         compiler_options: Compiler options, as for `Lowered.compile`.
         estimate: Whether to stop the compiler before it generates code, which takes 95 % of the
-            compile time. Module, schedule, buffers and collectives are the same. Memory then lacks
-            the code, and time the compiler's own estimate.
+            compile time. Memory then lacks the code; all else is the same.
         title: Title of the report, such as the source of the program.
         **kwargs: Keyword arguments of the call.
 
