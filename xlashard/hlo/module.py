@@ -92,6 +92,10 @@ class Attributes:
         dim_labels: Dimensions of a `convolution`: `b01f_01io->b01f`.
         window: Window of a convolution or reduction, by dimension.
         fft_length: Lengths of an `fft`.
+        slice_sizes: Size of the slices of a `gather`, by dimension of its operand.
+        window_dims: Dimensions of the updates of a `scatter` that are in a slice.
+        inserted_dims: Dimensions of the operand of a `scatter` in which a slice has size 1 and
+            the updates have none.
         precision: Requested precision of each operand of a product; empty for the default.
         backend_config: Configuration by the compiler, mostly JSON; its cycle estimates on TPU.
         frontend: Frontend attributes.
@@ -114,6 +118,9 @@ class Attributes:
     dim_labels: str = ""
     window: tuple[WindowDimension, ...] = ()
     fft_length: tuple[int, ...] = ()
+    slice_sizes: tuple[int, ...] = ()
+    window_dims: tuple[int, ...] = ()
+    inserted_dims: tuple[int, ...] = ()
     precision: tuple[str, ...] = ()
     backend_config: str = ""
     frontend: Mapping[str, str] = field(default_factory=dict)

@@ -197,6 +197,10 @@ class _ModuleReader:
             # Window: dimensions = 1.
             window=tuple(map(window_dimension, message.message(15).messages(1))),
             fft_length=message.numbers(32),
+            slice_sizes=message.numbers(34),
+            # ScatterDimensionNumbers: update_window_dims = 1, inserted_window_dims = 2.
+            window_dims=message.message(48).numbers(1),
+            inserted_dims=message.message(48).numbers(2),
             precision=precision_of(message.message(51)),
             backend_config=own.text(43),
             # FrontendAttributes: a map = 1.

@@ -75,8 +75,7 @@ class Shape:
     def nbytes(self) -> int:
         """Return the bytes of an array's elements, without the padding of its layout."""
         bits = self._dtype_bits
-        # Small integers take a byte each, unless their layout packs them.
-        return -(-self.size * (bits if bits >= 8 else self.element_bits or 8) // 8)
+        return -(-self.size * (bits if bits >= 8 else self.bits) // 8)
 
     @cached_property
     def padded_bytes(self) -> int:
@@ -86,8 +85,13 @@ class Shape:
             physical = tuple(physical[n] for n in reversed(self.minor_to_major))
         if self.tiles and min(self.tiles[0], default=0) > 0 and 0 not in physical:
             physical = _padded(physical, self.tiles[0])
-        bits = self.element_bits or max(self._dtype_bits, 8)
-        return -(-math.prod(physical) * bits // 8)
+        return -(-math.prod(physical) * self.bits // 8)
+
+    @property
+    def bits(self) -> int:
+        """Return the bits that an element takes in memory."""
+        # Small integers take a byte each, unless their layout packs them.
+        return self.element_bits or max(self._dtype_bits, 8)
 
     @property
     def hbm_bytes(self) -> int:

@@ -20,6 +20,7 @@ from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.cost.cost_analysis import analyze_cost
 from xlashard.tpu.cost.flops import _places, instruction_flops
+from xlashard.tpu.cost.kernel_work import KernelCost
 from xlashard.tpu.preflight.compilation import compile_for_report
 
 
@@ -143,23 +144,67 @@ def test_precision_and_integers_determine_the_dtype(mesh):
     assert work.matmul_flops == {"bfloat16": each, "bfloat16 x6": each, "int8": each}
 
 
-def test_a_kernel_counts_by_its_own_estimate_and_is_named_without_one(mesh):
+def test_a_kernel_counts_by_its_module_whatever_its_estimate(mesh):
     def kernel(x, w, out):
         out[...] = jnp.dot(x[...], w[...], preferred_element_type=jnp.float32).astype(out.dtype)
 
-    def call(estimate):
-        def function(x, w):
-            out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-            return pallas.pallas_call(kernel, out_shape=out, cost_estimate=estimate)(x, w)
+    def call(x, w):
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        estimate = pallas.CostEstimate(flops=100, transcendentals=7, bytes_accessed=4096)
+        first = pallas.pallas_call(kernel, out_shape=out, cost_estimate=estimate)(x, w)
+        return pallas.pallas_call(kernel, out_shape=out)(first, w)
 
-        return work_of(mesh, function, (512, 512), (512, 512))
+    work = work_of(mesh, call, (512, 512), (512, 512))
+    assert work.matmul_flops == {"bfloat16": 2 * 2 * 512**3}
+    # The conversions of the results.
+    assert (work.transcendental, work.elementwise) == (0, 2 * 512 * 512)
+    assert work.unknown_calls == {}
 
-    with_estimate = call(pallas.CostEstimate(flops=100, transcendentals=7, bytes_accessed=4096))
-    assert (with_estimate.matmul_flops, with_estimate.transcendental) == ({"bfloat16": 100}, 7)
-    assert with_estimate.unknown_calls == {}
-    untold = call(None)
-    assert untold.matmul_flops == {}
-    assert [name.rpartition("/")[2] for name in untold.unknown_calls] == ["pallas_call"]
+
+KERNEL_IN_LOOP = """HloModule m
+
+%body (s: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %s = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8] get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %k.3 = f32[8] custom-call(%x), custom_call_target="tpu_custom_call",
+    metadata={op_name="step/while/body/transpose(jvp(double))/pallas_call"}, backend_config=CONFIG
+  ROOT %t = (s32[], f32[8]) tuple(%next, %k.3)
+}
+
+%condition (s.1: (s32[], f32[8])) -> pred[] {
+  %s.1 = (s32[], f32[8]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %limit = s32[] constant(5)
+  ROOT %less = pred[] compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main (x.1: f32[8]) -> (s32[], f32[8]) {
+  %zero = s32[] constant(0)
+  %x.1 = f32[8] parameter(0)
+  %start = (s32[], f32[8]) tuple(%zero, %x.1)
+  ROOT %loop = (s32[], f32[8]) while(%start), condition=%condition, body=%body
+}
+""".replace(",\n    ", ", ")
+
+
+@pytest.mark.parametrize(
+    ("config", "costs", "flops", "unknown"),
+    [
+        ("", {}, {}, {"double": 5}),
+        ('"cost_estimate":{"flops":"12"}', {}, {"bfloat16": 60}, {}),
+        ("", {"double": KernelCost(flops=3.0, dtype="int8")}, {"int8": 15}, {}),
+        ("", {"k": KernelCost(seconds=1.0)}, {}, {}),
+    ],
+)
+def test_a_kernel_of_unknown_cost_is_named_and_counts_by_its_estimate_or_the_caller(
+    config, costs, flops, unknown
+):
+    text = KERNEL_IN_LOOP.replace("CONFIG", f'{{"custom_call_config":{{{config}}}}}')
+    work = analyze_cost(read(text), costs)
+    assert (work.matmul_flops, work.unknown_calls) == (flops, unknown)
 
 
 @pytest.mark.slow

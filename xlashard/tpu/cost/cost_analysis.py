@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.tpu.cost.flops import REDUCERS, instruction_flops, kernel_estimate
+from xlashard.tpu.cost.flops import REDUCERS, instruction_flops
 from xlashard.tpu.cost.hbm_traffic import hbm_bytes
+from xlashard.tpu.cost.kernel_work import KernelCost, is_kernel, kernel_name, kernel_work
 
 
 def repeated_calls(instruction: Instruction) -> tuple[str, ...]:
@@ -40,8 +41,8 @@ class CostAnalysis:
         elementwise: Other floating-point operations.
         transcendental: Elements of transcendental functions such as exp and tanh.
         hbm_bytes: Bytes read and written in HBM.
-        unknown_calls: Custom calls and operations of unknown cost, by op name, with their number of
-            runs.
+        unknown_calls: Custom calls and operations of unknown cost, by op name, and kernels by name,
+            with their number of runs.
         unknown_loops: Loops with an unknown trip count, counted as one iteration.
     """
 
@@ -83,17 +84,20 @@ class _CostSum:
         self.unknown_loops += other.unknown_loops
 
 
-def analyze_cost(module: HloModule) -> CostAnalysis:
+def analyze_cost(
+    module: HloModule, kernel_costs: Mapping[str, KernelCost] | None = None
+) -> CostAnalysis:
     """Return the arithmetic and memory traffic of one execution on one device.
 
     A conditional counts its most expensive branch.
 
     Args:
         module: Compiled module.
+        kernel_costs: Costs of kernels that the caller gives, by name.
     """
     if module.entry not in module.computations:
         return CostAnalysis()
-    total = _CostCounter(module).of(module.entry, fused=False)
+    total = _CostCounter(module, kernel_costs or {}).of(module.entry, fused=False)
     return CostAnalysis(
         dict(total.matmul_flops),
         total.elementwise,
@@ -107,8 +111,9 @@ def analyze_cost(module: HloModule) -> CostAnalysis:
 class _CostCounter:
     """Analyses each computation once, independent of its number of calls."""
 
-    def __init__(self, module: HloModule) -> None:
+    def __init__(self, module: HloModule, kernel_costs: Mapping[str, KernelCost]) -> None:
         self._module = module
+        self._kernel_costs = kernel_costs
         self._done: dict[tuple[str, bool], _CostSum] = {}
 
     def of(self, name: str, *, fused: bool) -> _CostSum:
@@ -126,7 +131,7 @@ class _CostCounter:
             total.elementwise += found.elementwise
             total.transcendental += found.transcendental
             if instruction.opcode == "custom-call":
-                self._add_custom_call(total, instruction)
+                self._add_custom_call(total, computation, instruction)
             elif instruction.opcode in _UNCOUNTED:
                 total.unknown_calls[instruction.op_name or instruction.opcode] += 1
             if not fused:
@@ -158,12 +163,19 @@ class _CostCounter:
         for name in called:
             total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
 
-    def _add_custom_call(self, total: _CostSum, call: Instruction) -> None:
+    def _add_custom_call(
+        self, total: _CostSum, computation: Computation, call: Instruction
+    ) -> None:
         target = call.attributes.call_target
-        numbers = kernel_estimate(call)
-        if numbers:
-            # Kernel estimates have no dtype; TPU kernels usually multiply bfloat16.
-            total.multiply("bfloat16", numbers.get("flops", 0.0))
-            total.transcendental += numbers.get("transcendentals", 0.0)
-        elif target not in _HARMLESS:
-            total.unknown_calls[call.op_name or target] += 1
+        if not is_kernel(call):
+            if target not in _HARMLESS:
+                total.unknown_calls[call.op_name or target] += 1
+            return
+        work = kernel_work(self._module, computation, call, self._kernel_costs)
+        if work is None:
+            total.unknown_calls[kernel_name(call)] += 1
+            return
+        for dtype, flops in work.matmul_flops.items():
+            total.multiply(dtype, flops)
+        total.elementwise += work.vector_ops
+        total.transcendental += work.transcendentals
