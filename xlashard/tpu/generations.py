@@ -4,6 +4,7 @@ Each figure names its source. Derived figures name their derivation. Tests compa
 chips per host and the available memory with libtpu.
 """
 
+import math
 from dataclasses import dataclass
 
 GB = 10**9
@@ -12,7 +13,7 @@ GIB = 2**30
 TERA = 10**12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """A generation of TPUs.
 
@@ -20,14 +21,12 @@ class Generation:
         name: Name in libtpu: `v5e`.
         title: Name in Cloud TPU: `TPU v5e`.
         device_kind: `device_kind` of its JAX devices.
-        dimensions: Dimensions of its torus of chips.
         cores_per_chip: TensorCores.
         devices_per_chip: JAX devices per chip. Two cores that form one device work as a megacore.
         host_bounds: Chips per host of a large slice, along x, y and z.
         single_host_shapes: Larger slices that still lie on a single host.
         counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
-        pod_chips: Maximum number of chips joined by ICI links.
-        pod_shape: Shape of a full pod, in chips.
+        pod_shape: Shape of a full pod, in chips: the most that ICI links join.
         ring_size: Dimension size at which links wrap around: in two dimensions exactly this size,
             in three dimensions every slice made of whole cubes of this size.
         hbm_bytes: HBM per chip.
@@ -47,13 +46,11 @@ class Generation:
     name: str
     title: str
     device_kind: str
-    dimensions: int
     cores_per_chip: int
     devices_per_chip: int
-    host_bounds: tuple[int, int, int]
-    single_host_shapes: tuple[tuple[int, ...], ...]
+    host_bounds: tuple[int, int, int] = (2, 2, 1)
+    single_host_shapes: tuple[tuple[int, ...], ...] = ()
     counts_cores: bool
-    pod_chips: int
     pod_shape: tuple[int, ...]
     ring_size: int
     hbm_bytes: int
@@ -62,10 +59,20 @@ class Generation:
     peak_flops: tuple[tuple[str, float], ...]
     ici_links: int
     ici_bandwidth: float
-    core_bandwidth: float
+    core_bandwidth: float = 0
     dcn_bandwidth: float
     host_bandwidth: float
     sources: tuple[tuple[str, str], ...]
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of its torus of chips."""
+        return len(self.pod_shape)
+
+    @property
+    def pod_chips(self) -> int:
+        """Maximum number of chips joined by ICI links."""
+        return math.prod(self.pod_shape)
 
     @property
     def chips_per_host(self) -> int:
@@ -119,11 +126,11 @@ _SEVENTH = f"{_DOCS}/tpu7x"
 def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
     """Return `page` as the source of every figure except `others`."""
     figures = {
-        **dict.fromkeys(("cores_per_chip", "pod_chips", "pod_shape", "counts_cores"), page),
+        **dict.fromkeys(("cores_per_chip", "pod_shape", "counts_cores"), page),
         **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
         "host_bandwidth": f"{_BOOK}: PCIe of a chip",
         **dict.fromkeys(("ici_links", "ici_bandwidth", "core_bandwidth", "dcn_bandwidth"), page),
-        **dict.fromkeys(("dimensions", "single_host_shapes", "ring_size"), page),
+        **dict.fromkeys(("single_host_shapes", "ring_size"), page),
         "device_kind": _SHOWN,
         "devices_per_chip": _SHOWN,
         "host_bounds": f"{page}; {_SHOWN}",
@@ -132,6 +139,7 @@ def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
     return tuple({**figures, **others}.items())
 
 
+_HALF = "no public figure; at most what one core's half of the HBM gives"
 _ONE_DEVICE = "one device: there is nothing between devices of a chip"
 _NO_SLICES = f"{_DOCS}/multislice-introduction: not for this generation"
 _WHOLE_POD = f"{_PAPER_V2_V3}: the ends are joined in the pod"
@@ -143,13 +151,9 @@ GENERATIONS: tuple[Generation, ...] = (
         name="v2",
         title="TPU v2",
         device_kind="TPU v2",
-        dimensions=2,
         cores_per_chip=2,
         devices_per_chip=2,
-        host_bounds=(2, 2, 1),
-        single_host_shapes=(),
         counts_cores=True,
-        pod_chips=256,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=16 * GIB,
@@ -165,7 +169,7 @@ GENERATIONS: tuple[Generation, ...] = (
             f"{_DOCS}/v2",
             ici_bandwidth=f"{_PAPER_V2_V3}: 496 Gbit/s",
             ici_links=_PAPER_V2_V3,
-            core_bandwidth="no public figure; at most what one core's half of the HBM gives",
+            core_bandwidth=_HALF,
             ring_size=_WHOLE_POD,
             dcn_bandwidth=_NO_SLICES,
             host_bandwidth="no public figure; taken as that of v4",
@@ -175,13 +179,9 @@ GENERATIONS: tuple[Generation, ...] = (
         name="v3",
         title="TPU v3",
         device_kind="TPU v3",
-        dimensions=2,
         cores_per_chip=2,
         devices_per_chip=2,
-        host_bounds=(2, 2, 1),
-        single_host_shapes=(),
         counts_cores=True,
-        pod_chips=1024,
         pod_shape=(32, 32),
         ring_size=32,
         hbm_bytes=32 * GIB,
@@ -197,7 +197,7 @@ GENERATIONS: tuple[Generation, ...] = (
             f"{_DOCS}/v3",
             ici_bandwidth=f"{_PAPER_V2_V3}: 656 Gbit/s",
             ici_links=_PAPER_V2_V3,
-            core_bandwidth="no public figure; at most what one core's half of the HBM gives",
+            core_bandwidth=_HALF,
             ring_size=_WHOLE_POD,
             dcn_bandwidth=_NO_SLICES,
             host_bandwidth="no public figure; taken as that of v4",
@@ -207,13 +207,9 @@ GENERATIONS: tuple[Generation, ...] = (
         name="v4",
         title="TPU v4",
         device_kind="TPU v4",
-        dimensions=3,
         cores_per_chip=2,
         devices_per_chip=1,
-        host_bounds=(2, 2, 1),
-        single_host_shapes=(),
         counts_cores=True,
-        pod_chips=4096,
         pod_shape=(16, 16, 16),
         ring_size=4,
         hbm_bytes=32 * GIB,
@@ -222,7 +218,6 @@ GENERATIONS: tuple[Generation, ...] = (
         peak_flops=(("bfloat16", 275 * TERA), ("int8", 275 * TERA)),
         ici_links=6,
         ici_bandwidth=50 * GB,
-        core_bandwidth=0,
         dcn_bandwidth=25 * GB,
         host_bandwidth=16 * GB,
         sources=_sources(
@@ -238,13 +233,10 @@ GENERATIONS: tuple[Generation, ...] = (
         name="v5e",
         title="TPU v5e",
         device_kind="TPU v5 lite",
-        dimensions=2,
         cores_per_chip=1,
         devices_per_chip=1,
-        host_bounds=(2, 2, 1),
         single_host_shapes=((2, 4),),
         counts_cores=False,
-        pod_chips=256,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=16 * GIB,
@@ -253,7 +245,6 @@ GENERATIONS: tuple[Generation, ...] = (
         peak_flops=(("bfloat16", 197 * TERA), ("int8", 393 * TERA)),
         ici_links=4,
         ici_bandwidth=50 * GB,
-        core_bandwidth=0,
         dcn_bandwidth=12.5 * GB,
         host_bandwidth=16 * GB,
         sources=_sources(
@@ -268,13 +259,9 @@ GENERATIONS: tuple[Generation, ...] = (
         name="v5p",
         title="TPU v5p",
         device_kind="TPU v5",
-        dimensions=3,
         cores_per_chip=2,
         devices_per_chip=1,
-        host_bounds=(2, 2, 1),
-        single_host_shapes=(),
         counts_cores=True,
-        pod_chips=8960,
         pod_shape=(16, 20, 28),
         ring_size=4,
         hbm_bytes=96 * GIB,
@@ -283,7 +270,6 @@ GENERATIONS: tuple[Generation, ...] = (
         peak_flops=(("bfloat16", 459 * TERA), ("int8", 918 * TERA), ("float8", 459 * TERA)),
         ici_links=6,
         ici_bandwidth=100 * GB,
-        core_bandwidth=0,
         dcn_bandwidth=25 * GB,
         host_bandwidth=16 * GB,
         sources=_sources(
@@ -300,13 +286,10 @@ GENERATIONS: tuple[Generation, ...] = (
         name="v6e",
         title="TPU v6e (Trillium)",
         device_kind="TPU v6 lite",
-        dimensions=2,
         cores_per_chip=1,
         devices_per_chip=1,
-        host_bounds=(2, 2, 1),
         single_host_shapes=((2, 4),),
         counts_cores=False,
-        pod_chips=256,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=32 * GIB,
@@ -315,7 +298,6 @@ GENERATIONS: tuple[Generation, ...] = (
         peak_flops=(("bfloat16", 918 * TERA), ("int8", 1_836 * TERA), ("float8", 918 * TERA)),
         ici_links=4,
         ici_bandwidth=100 * GB,
-        core_bandwidth=0,
         dcn_bandwidth=50 * GB,
         host_bandwidth=32 * GB,
         sources=_sources(
@@ -330,13 +312,9 @@ GENERATIONS: tuple[Generation, ...] = (
         name="tpu7x",
         title="TPU7x (Ironwood)",
         device_kind="TPU7x",
-        dimensions=3,
         cores_per_chip=2,
         devices_per_chip=2,
-        host_bounds=(2, 2, 1),
-        single_host_shapes=(),
         counts_cores=True,
-        pod_chips=9216,
         pod_shape=(16, 24, 24),
         ring_size=4,
         hbm_bytes=192 * GIB,
