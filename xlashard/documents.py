@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,19 @@ def _checked[T](document: T, bits: int) -> T:
         if not level:
             return document
     raise _too_deep()
+
+
+class JsonRecord:
+    """Base class of dataclasses that processes send each other as JSON."""
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(asdict(typing.cast(Any, self)))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> typing.Self:
+        """Parse the JSON of `to_json`."""
+        return decode(cls, json.loads(text))
 
 
 def decode(kind: Any, value: Any, path: str = "") -> Any:

@@ -147,8 +147,8 @@ def test_equal_stacks_are_shown_once() -> None:
 
 def test_process_dumps_round_trip() -> None:
     sent = ProcessDump(StepProgress(3, 1.5, "compiling"), own_stacks())
-    assert ProcessDump.from_bytes(sent.to_bytes()) == sent
-    assert ProcessDump.from_bytes(LOADING.to_bytes()) == LOADING
+    assert ProcessDump.from_json(sent.to_json()) == sent
+    assert ProcessDump.from_json(LOADING.to_json()) == LOADING
     assert answer(None).main is not None and answer(None).main.user_frame is None
 
 

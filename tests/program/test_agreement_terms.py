@@ -93,7 +93,7 @@ def test_values_that_become_arguments_are_part_of_the_digest():
 
 def test_a_story_travels_as_json():
     told = fingerprint(add_one, jnp.ones(4), donate_argnums=0).describe(None, ("init", "warm_up"))
-    assert ProgramDescription.from_bytes(told.to_bytes()) == told
+    assert ProgramDescription.from_json(told.to_json()) == told
     assert told.before == ("init", "warm_up")
     assert told.arguments[0].rest == "donated"
 

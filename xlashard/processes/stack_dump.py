@@ -12,7 +12,6 @@ import ast
 import builtins
 import contextlib
 import inspect
-import json
 import linecache
 import math
 import sys
@@ -20,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -29,7 +27,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import coordination
-from xlashard.documents import decode
+from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.wait_graph import is_package_file
@@ -235,7 +233,7 @@ class StepProgress:
 
 
 @dataclass(frozen=True)
-class ProcessDump:
+class ProcessDump(JsonRecord):
     """Answer of one process to a request.
 
     Attributes:
@@ -245,15 +243,6 @@ class ProcessDump:
 
     progress: StepProgress | None
     threads: tuple[ThreadStack, ...]
-
-    def to_bytes(self) -> bytes:
-        """Serialize for the key-value store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, value: bytes) -> "ProcessDump":
-        """Parse bytes written by `to_bytes`."""
-        return decode(cls, json.loads(value))
 
     @property
     def main(self) -> ThreadStack | None:
@@ -346,7 +335,7 @@ class StackServer:
             left = max(0.0, end - time.monotonic())
             value = store.read(f"stacks/{number}/answers/{process}", left)
             if value is not None:
-                answers[process] = ProcessDump.from_bytes(value)
+                answers[process] = ProcessDump.from_json(value)
         return DumpRequest(number, answers)
 
     def _serve(self) -> None:
@@ -363,7 +352,7 @@ class StackServer:
                 # Another request may have arrived before the key was dropped. After a long
                 # suspension only the last requests still matter.
                 latest = int(store.read("stacks/last") or called)
-                value = self.local_dump().to_bytes()
+                value = self.local_dump().to_json().encode()
                 for number in range(max(self._last, latest - 2) + 1, latest + 1):
                     store.write(f"stacks/{number}/answers/{me}", value)
                 with self._lock:

@@ -9,16 +9,14 @@ of a pod reach a barrier in the same thread, so a main thread that waits elsewhe
 arriving, and other threads are ignored.
 """
 
-import json
 import logging
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from xlashard._jax.runtime import coordination
-from xlashard.documents import decode
+from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.process_groups import format_processes
@@ -53,7 +51,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class ProcessStatus:
+class ProcessStatus(JsonRecord):
     """Status that a process publishes.
 
     Attributes:
@@ -65,15 +63,6 @@ class ProcessStatus:
     number: int = 0
     waits: tuple[Wait, ...] = ()
     ended: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Serialize for the key-value store."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, value: bytes) -> "ProcessStatus":
-        """Parse bytes written by `to_bytes`."""
-        return decode(cls, json.loads(value))
 
     @property
     def main_wait(self) -> Wait | None:
@@ -124,7 +113,7 @@ class StatusPublisher:
     def _write(self) -> None:
         self._number += 1
         note = ProcessStatus(self._number, tuple(self._waits.values()), self._ended)
-        store.write(_key(coordination.process_index()), note.to_bytes(), overwrite=True)
+        store.write(_key(coordination.process_index()), note.to_json().encode(), overwrite=True)
 
 
 own_status = StatusPublisher()
@@ -134,7 +123,7 @@ own_status = StatusPublisher()
 def read_status(process: int) -> ProcessStatus:
     """Return the status of a process; an empty one if it has published nothing."""
     value = store.read(_key(process))
-    return ProcessStatus() if value is None else ProcessStatus.from_bytes(value)
+    return ProcessStatus() if value is None else ProcessStatus.from_json(value)
 
 
 def _key(process: int) -> str:

@@ -8,9 +8,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from xlashard.errors import counted
 from xlashard.processes import format_processes
@@ -67,13 +68,13 @@ class Verdict:
         rules: Limits that applied.
     """
 
-    codes: tuple[int, ...]
-    failed: tuple[ProcessExit, ...]
-    timed_out: tuple[int, ...]
-    paused: tuple[int, ...]
-    ended: tuple[int, ...]
-    stopped_by: int | None
-    rules: EndingRules
+    codes: tuple[int, ...] = ()
+    failed: tuple[ProcessExit, ...] = ()
+    timed_out: tuple[int, ...] = ()
+    paused: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    stopped_by: int | None = None
+    rules: EndingRules = EndingRules()
 
     @property
     def told(self) -> int | None:
@@ -156,11 +157,7 @@ class Supervisor:
     on_output: Callable[[OutputChunk], None]
     stop_signal: Callable[[], int | None] = lambda: None
     _codes: dict[int, int] = field(default_factory=dict)
-    _failed: list[ProcessExit] = field(default_factory=list)
-    _stopped_by: int | None = None
-    _timed_out: tuple[int, ...] = ()
-    _paused: tuple[int, ...] = ()
-    _ended: tuple[int, ...] = ()
+    _verdict: Verdict = field(default_factory=Verdict)
     # Times at which the grace period ends, and at which processes are killed.
     _grace_end: float | None = None
     _kill_at: float | None = None
@@ -186,15 +183,10 @@ class Supervisor:
             self._note(event)
         total = len(self.launch.pids)
         codes = tuple(self._codes.get(number, -signal.SIGKILL) for number in range(total))
-        return Verdict(
-            codes,
-            tuple(self._failed),
-            self._timed_out,
-            self._paused,
-            self._ended,
-            self._stopped_by,
-            self.rules,
-        )
+        return replace(self._verdict, codes=codes, rules=self.rules)
+
+    def _find(self, **facts: Any) -> None:
+        self._verdict = replace(self._verdict, **facts)
 
     def _note(self, event: object) -> None:
         if isinstance(event, OutputChunk):
@@ -202,7 +194,7 @@ class Supervisor:
         if isinstance(event, ProcessExit):
             self._codes[event.process] = event.code
             if event.code and self._kill_at is None:
-                self._failed.append(event)
+                self._find(failed=(*self._verdict.failed, event))
                 if self._grace_end is None:
                     self._grace_end = time.monotonic() + self.rules.grace
 
@@ -210,20 +202,21 @@ class Supervisor:
         number = self.stop_signal()
         if number is None:
             return
-        again = self._stopped_by is not None
-        self._stopped_by = number
+        again = self._verdict.stopped_by is not None
+        self._find(stopped_by=number)
         self._kill_at = now if again else now + self.rules.stop_grace
         if not again:
             self.launch.signal(number)
 
     def _time_out(self, now: float) -> None:
-        self._timed_out = tuple(sorted(self.launch.running))
-        self._paused = tuple(n for n in self._timed_out if is_paused(self.launch.pids[n]))
+        late = tuple(sorted(self.launch.running))
+        paused = tuple(n for n in late if is_paused(self.launch.pids[n]))
+        self._find(timed_out=late, paused=paused)
         self._kill_at = now + AFTER_ABORT
-        show_stacks(self.launch, self._timed_out)
+        show_stacks(self.launch, late)
 
     def _end_others(self, now: float) -> None:
-        self._ended = tuple(sorted(self.launch.running))
+        self._find(ended=tuple(sorted(self.launch.running)))
         self._kill_at = now + _AFTER_TERM
         self.launch.signal(signal.SIGTERM)
 

@@ -170,7 +170,7 @@ class ConsistencyGroup:
         what = f"the first run of {name}"
         barrier = Barrier(self._processes, "programs", timeout, waiting, what)
         try:
-            came = RENDEZVOUS.exchange(barrier, proposal.to_text())
+            came = RENDEZVOUS.exchange(barrier, proposal.to_json())
         except BarrierTimeoutError as error:
             doing = f" ({error.doing})" if error.doing else ""
             raise ProcessesError(  # no-catalogue: needs several processes
@@ -180,7 +180,7 @@ class ConsistencyGroup:
                 f"{PROGRAMS_TIMEOUT}, in seconds",
                 processes=error.processes,
             ) from None
-        return {process: Proposal.from_text(text) for process, text in came.items()}
+        return {process: Proposal.from_json(text) for process, text in came.items()}
 
     def _agree(self, digests: frozenset[str]) -> None:
         with self._changed:
@@ -214,7 +214,7 @@ class ConsistencyGroup:
             # All processes have handled the error before this one.
             store.drop(f"{self._folder}/{self._differences - 1}/{me}")
             description = first.fingerprint.describe(first.naming, self._names[-_BEFORE:])
-            store.write(f"{folder}/{me}", description.to_bytes())
+            store.write(f"{folder}/{me}", description.to_json().encode())
         end = time.monotonic() + _DESCRIBING
         descriptions = [store.read(f"{folder}/{p}", max(end - time.monotonic(), 0.1)) for p in pair]
         if descriptions[0] is None or descriptions[1] is None:
@@ -227,7 +227,7 @@ class ConsistencyGroup:
             )
             self._fail(came, minority(digests), pair, difference)
             return
-        one, other = map(ProgramDescription.from_bytes, (descriptions[0], descriptions[1]))
+        one, other = map(ProgramDescription.from_json, (descriptions[0], descriptions[1]))
         difference = find_difference(one, other)
         self._fail(came, minority(digests), pair, difference, before=one.before)
 

@@ -3,14 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol
 
 from xlashard._jax import modules
 from xlashard._jax.runtime import compiler, coordination
 from xlashard._version import __version__
-from xlashard.documents import decode
+from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
 from xlashard.program.consistency.listing import source_lines
@@ -57,7 +56,7 @@ class ValueDescription:
 
 
 @dataclass(frozen=True)
-class ProgramDescription:
+class ProgramDescription(JsonRecord):
     """Description of a program for other processes.
 
     Attributes:
@@ -83,15 +82,6 @@ class ProgramDescription:
     before: tuple[str, ...]
     text: str
     code: dict[str, str]
-
-    def to_bytes(self) -> bytes:
-        """Return it as JSON."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "ProgramDescription":
-        """Parse the JSON of `to_bytes`."""
-        return decode(cls, json.loads(data))
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +230,7 @@ def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(JsonRecord):
     """Programs that a process is about to run for the first time.
 
     Attributes:
@@ -254,15 +244,6 @@ class Proposal:
     number: int
     is_threaded: bool
     environment: dict[str, str]
-
-    def to_text(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> "Proposal":
-        """Parse the JSON of `to_text`."""
-        return decode(cls, json.loads(text))
 
     @property
     def digests(self) -> frozenset[str]:
