@@ -1,5 +1,6 @@
 """Modules that no function of JAX made: how they are read, and what of theirs stays."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -103,10 +104,12 @@ REFUSED = {
 
 def planned(parsed, overrides=()):
     """The plan of a module on eight devices, with shardings for some arguments."""
-    overrides = dict(overrides)
+    args = [value.plan for value in parsed.args]
+    for i, sharding in dict(overrides).items():
+        args[i] = replace(args[i], sharding=sharding, annotated=False)
     return plan(
-        [v.plan(sharding=overrides.get(i)) for i, v in enumerate(parsed.args)],
-        [v.plan() for v in parsed.results],
+        args,
+        [value.plan for value in parsed.results],
         parsed.partitioner or Partitioner.SHARDY,
         aliased=parsed.aliased,
     )
@@ -156,14 +159,15 @@ def test_properties_of_a_module():
     parsed = parse_module(GSPMD)
     assert (parsed.name, parsed.num_partitions) == ("net", 8)
     assert parsed.partitioner is Partitioner.GSPMD
-    assert [v.annotated for v in parsed.args] == [True, True, False]
+    assert [v.plan.annotated for v in parsed.args] == [True, True, False]
     assert [v.donated for v in parsed.args] == [True, False, False]
-    assert (parsed.args[2].memory_kind, parsed.args[2].layout) == ("pinned_host", "{0,1}")
-    assert [v.annotated for v in parsed.results] == [True, False]
+    last = parsed.args[2].plan
+    assert (last.memory_kind, last.layout) == ("pinned_host", "{0,1}")
+    assert [v.plan.annotated for v in parsed.results] == [True, False]
     shardy = parse_module(SHARDY)
     assert shardy.partitioner is Partitioner.SHARDY
     assert shardy.aliased == (1,)
-    assert [v.name for v in shardy.results] == ["out.w", "results[1]"]
+    assert [v.plan.name for v in shardy.results] == ["out.w", "results[1]"]
 
 
 def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
@@ -210,7 +214,7 @@ def test_the_three_forms_of_a_module_are_one():
         for source in (text, text.encode(), bytecode, exported.mlir_module_serialized)
     ]
     assert len({modules.to_text(f.module) for f in found}) == 1
-    assert {(v.shape, v.dtype) for f in found for v in f.args} == {((8,), "float32")}
+    assert {(v.plan.shape, v.plan.dtype) for f in found for v in f.args} == {((8,), "float32")}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +239,7 @@ def test_the_three_forms_of_a_module_are_one():
 )
 def test_dtypes_of_elements(element, dtype):
     (value,) = parse_module(main(f"%a: tensor<4x{element}>")).args
-    assert value.dtype == dtype
+    assert value.plan.dtype == dtype
     assert value.aval.dtype == np.dtype(dtype)
 
 

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard._jax.trace.tracing import calling_line
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import ArrayBase, type_text
 from xlashard.array.core.handles import is_key_array, key_handle

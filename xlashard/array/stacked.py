@@ -19,7 +19,12 @@ from xlashard.array.core.handles import keys_over, resolve_key_data
 from xlashard.array.core.shard import Shard
 from xlashard.array.placement.copying import private_copy
 from xlashard.array.placement.put import put_on
-from xlashard.array.placement.target import ResolvedSharding, leaf_path, resolve_sharding
+from xlashard.array.placement.target import (
+    ResolvedSharding,
+    leaf_path,
+    leaf_paths,
+    resolve_sharding,
+)
 from xlashard.array.placement.transfer_guard import (
     Transfer,
     TransferGuards,
@@ -144,10 +149,7 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
 
 def _first_difference(first: Any, other: Any, number: int) -> str:
     """Return the first path at which the structures of two devices' values differ."""
-    here, there = (
-        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-        for tree in (first, other)
-    )
+    here, there = leaf_paths(first, ""), leaf_paths(other, "")
     for path in there:
         if path not in here:
             return f"shards[{number}]{path} has no counterpart in shards[0]"

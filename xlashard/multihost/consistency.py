@@ -9,9 +9,8 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import calling_line, short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer
-from xlashard._jax.trace.tracing import calling_line
 from xlashard.array.cross_process_check import ComparedCalls
 from xlashard.config import CheckName
 from xlashard.errors import (

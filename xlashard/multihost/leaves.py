@@ -13,7 +13,7 @@ from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import is_key_array, key_handle, keys_over
 from xlashard.array.placement.put import as_host_value
 from xlashard.array.placement.read import read_value, start_read
-from xlashard.array.placement.target import at_path
+from xlashard.array.placement.target import at_path, leaf_paths
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.lazily import dataclass
 from xlashard.wording import typed
@@ -73,8 +73,7 @@ def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[
 
 def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:
     """Return the leaves of a pytree with their paths as source text."""
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(name + jax.tree_util.keystr(path), x) for path, x in flat]
+    return list(zip(leaf_paths(tree, name), jax.tree_util.tree_leaves(tree), strict=True))
 
 
 def read_named(

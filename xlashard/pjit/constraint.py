@@ -26,6 +26,7 @@ from xlashard._jax.trace.primitives import (
 )
 from xlashard.array import device_put
 from xlashard.array.core.handles import wrap_result
+from xlashard.array.placement.target import leaf_paths
 from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit.arguments import check_alive, check_values
@@ -88,16 +89,11 @@ def with_sharding_constraint[T](x: T, shardings: Any, *, strict: bool | None = N
         (4,)
     """
     with short_tracebacks:
-        flat, treedef = jax.tree_util.tree_flatten_with_path(x)
-        paths = ["x" + jax.tree_util.keystr(path) for path, _ in flat]
-        leaves = [leaf for _, leaf in flat]
+        leaves, treedef = jax.tree_util.tree_flatten(x)
+        paths = leaf_paths(x, "x")
         check_values(leaves, paths, static=False)
         mesh = tracing.mesh_in_force()
-        resources = expand(
-            read_resources(shardings, "shardings"),
-            treedef,
-            lambda path: "x" + jax.tree_util.keystr(tuple(path)),
-        )
+        resources = expand(read_resources(shardings, "shardings"), treedef, "x")
         return treedef.unflatten(
             [_pin(*each, mesh, strict) for each in zip(leaves, resources, paths, strict=True)]
         )

@@ -301,7 +301,7 @@ def dispatched[F: DispatchTarget](
         methods: The methods besides `clear_cache` and `_cache_size`.
         remake: Makes the callable from `function`; a pickle calls it.
     """
-    call = dispatcher = _dispatcher(function)
+    call = dispatcher = dispatcher_of(function)
     tracer = function.tracer
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
         call = _checking(call, function)
@@ -322,13 +322,11 @@ def dispatched[F: DispatchTarget](
     return call
 
 
-def _dispatcher(function: DispatchTarget) -> Any:
+def dispatcher_of(function: DispatchTarget) -> Any:
     """Return jaxlib's dispatcher of a function."""
     static = function.tracer.static_argnums, function.tracer.static_argnames
-    call = dispatch.new_dispatcher(
-        function.name, function.fun, function.cache_miss, static, function.name
-    )
-    call.__dict__["__reduce_ex__"] = lambda protocol: (_dispatcher, (function,))
+    call = dispatch.new_dispatcher(function.name, function.fun, function.cache_miss, static)
+    call.__dict__["__reduce_ex__"] = lambda protocol: (dispatcher_of, (function,))
     return call
 
 

@@ -12,6 +12,7 @@ from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import tracing
 from xlashard.array.core.handles import wrap_result
+from xlashard.array.placement.target import leaf_paths
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
 from xlashard.pjit.shardings.device_assignment import REPLICATED
 from xlashard.pjit.shardings.resolve import to_sharding
@@ -86,14 +87,9 @@ def pad_to_mesh(
         2.5
     """
     with short_tracebacks:
-        flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
-        leaves = [leaf for _, leaf in flat]
-        paths = ["tree" + jax.tree_util.keystr(path) for path, _ in flat]
-        resources = expand(
-            read_resources(shardings, "shardings"),
-            treedef,
-            lambda path: "tree" + jax.tree_util.keystr(tuple(path)),
-        )
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
+        paths = leaf_paths(tree, "tree")
+        resources = expand(read_resources(shardings, "shardings"), treedef, "tree")
         fills = _fill_values(fill_value, treedef)
         chosen: Any = tracing.mesh_in_force() if mesh is None else mesh
         padded, masks = [], []
@@ -132,7 +128,7 @@ def unpad[T](tree: T, shapes: Any) -> T:
         {'x': array([0, 1, 2, 3, 4, 5])}
     """
     with short_tracebacks:
-        flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
         try:
             originals = treedef.flatten_up_to(shapes)
         except ValueError as error:
@@ -140,12 +136,7 @@ def unpad[T](tree: T, shapes: Any) -> T:
                 f"shapes of unpad is no tree like that of the padded arrays: {error}; pass the "
                 "tree that pad_to_mesh was given"
             ) from None
-        return treedef.unflatten(
-            [
-                _unpadded(leaf, original, jax.tree_util.keystr(path))
-                for (path, leaf), original in zip(flat, originals, strict=True)
-            ]
-        )
+        return treedef.unflatten(map(_unpadded, leaves, originals, leaf_paths(tree, "")))
 
 
 def _fill_values(fill_value: Any, treedef: Any) -> list[_Fill]:

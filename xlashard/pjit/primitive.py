@@ -90,7 +90,7 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     def evaluate(*args: Any) -> list[Any]:
         return as_function(body())(*args)
 
-    return dispatch.new_dispatcher(piece.name, evaluate, miss, ((), ()), piece.name), miss
+    return dispatch.new_dispatcher(piece.name, evaluate, miss), miss
 
 
 def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from xlashard.array.placement.target import leaf_paths
 from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.options import Selected
@@ -247,9 +248,9 @@ class Parameters:
     def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
         """Return the path of each dynamic leaf."""
         return [
-            name + jax.tree_util.keystr(path)
+            path
             for name, _, value in self._dynamic(args, kwargs)
-            for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
+            for path in leaf_paths(value, name)
         ]
 
     def statics(
@@ -313,10 +314,12 @@ class Parameters:
         entries = self._entries(tree, needed, args_tree)
         out: list[Resource] = []
         for position, entry, subtree in zip(positions, entries, positional, strict=False):
-            out += _expand_one(tree, entry, subtree, self.signature.name(position))
+            part = tree_of_resources(tree.what, entry)
+            out += expand(part, subtree, self.signature.name(position))
         for name, subtree in zip(keywords, kwargs_tree.children(), strict=True):
             if name in entry_of:
-                out += _expand_one(tree, entries[entry_of[name]], subtree, name)
+                part = tree_of_resources(tree.what, entries[entry_of[name]])
+                out += expand(part, subtree, name)
             else:
                 out += [Resource(UNSPECIFIED)] * subtree.num_leaves
         return out
@@ -350,11 +353,6 @@ class Parameters:
             f"{counted(len(named), 'argument')} ({names}): give one entry for each"
             + _tuple_hint(tree, needed, args_tree)
         )
-
-
-def _expand_one(tree: ResourceTree, entry: Any, subtree: Any, name: str) -> list[Resource]:
-    part = tree_of_resources(tree.what, entry)
-    return expand(part, subtree, lambda path: name + jax.tree_util.keystr(tuple(path)))
 
 
 def _tuple_hint(tree: ResourceTree, needed: int, args_tree: Any) -> str:

@@ -217,13 +217,7 @@ def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[
 
 def expand_out(tree: ResourceTree, out_tree: Any) -> list[Resource]:
     """Return the resource of each result, for their tree."""
-    if tree.treedef == out_tree:
-        return list(tree.leaves)
-
-    def path_of(path: Sequence[Any]) -> str:
-        return "result" + jax.tree_util.keystr(tuple(path))
-
-    return expand(tree, out_tree, path_of)
+    return expand(tree, out_tree, "result")
 
 
 def _traced(

@@ -38,7 +38,6 @@ from xlashard.program.executables import (
 )
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.sharding import GSPMDSharding, NamedSharding, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import in_bytes
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def _settled_plan(program: Program) -> ProgramPlan:
     """Return the plan with the compiler's choices."""
     parts = program.parts
     ins, outs = (
-        [layout_text(layout, aval.dtype) for layout, aval in zip(layouts, avals, strict=True)]
+        list(map(layout_text, layouts, [aval.dtype for aval in avals]))
         for layouts, avals in (
             (program.in_layouts, parts.in_avals),
             (program.out_layouts, parts.out_avals),
@@ -171,8 +170,6 @@ def _settled_plan(program: Program) -> ProgramPlan:
 def _settled(
     parts: ProgramParts, layouts: tuple[Sequence[str | None], Sequence[str | None]]
 ) -> ProgramPlan:
-    plan = parts.plan
-
     def settled(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
         return tuple(
             replace(value, sharding=sharding, annotated=False, layout=layout)
@@ -180,9 +177,9 @@ def _settled(
         )
 
     return replace(
-        plan,
-        args=settled(plan.args, parts.in_shardings, layouts[0]),
-        results=settled(plan.results, parts.out_shardings, layouts[1]),
+        parts.plan,
+        args=settled(parts.plan.args, parts.in_shardings, layouts[0]),
+        results=settled(parts.plan.results, parts.out_shardings, layouts[1]),
     )
 
 
@@ -220,18 +217,12 @@ def _with_whole_results(plan: ProgramPlan, module: Any, tokens: int) -> ProgramP
     if not any(of_one) or len(of_one) != len(plan.results):
         return plan
     results = [
-        replace(value, sharding=_replicated(plan, value.memory_kind))
+        replace(value, sharding=plan.replicated(value.memory_kind))
         if one and value.sharding is None and not value.annotated
         else value
         for one, value in zip(of_one, plan.results, strict=True)
     ]
     return replace(plan, results=tuple(results))
-
-
-def _replicated(plan: ProgramPlan, memory_kind: str | None) -> XLACompatibleSharding:
-    if plan.mesh is None:
-        return GSPMDSharding.get_replicated(plan.devices, memory_kind=memory_kind)
-    return NamedSharding(plan.mesh, PartitionSpec(), memory_kind=memory_kind)
 
 
 def compile_program(

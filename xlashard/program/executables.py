@@ -23,8 +23,6 @@ from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import (
     Mesh,
     NamedSharding,
-    PartitionSpec,
-    SingleDeviceSharding,
     XLACompatibleSharding,
     from_hlo,
 )
@@ -221,7 +219,7 @@ def _chosen(
     text: str, plan: ProgramPlan, value: ValuePlan, kind: str | None
 ) -> XLACompatibleSharding:
     if len(plan.devices) == 1:
-        return value.sharding or _on_one(plan, kind)
+        return value.sharding or plan.replicated(kind)
     if value.trailing:
         text = _logical_text(text, plan, value)
     sharding = from_hlo(text, plan.devices, _mesh(plan, value), kind)
@@ -242,13 +240,6 @@ def _with_reductions(
         return sharding
     names = ("unreduced", "reduced", "unreduced_kind")
     return sharding.with_spec(sharding.spec.update(**{name: getattr(spec, name) for name in names}))
-
-
-def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:
-    """Return the sharding of one device; on the plan's mesh, if any."""
-    if plan.mesh is None:
-        return SingleDeviceSharding(plan.devices[0], memory_kind=kind)
-    return NamedSharding(plan.mesh, PartitionSpec(), memory_kind=kind)
 
 
 def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:

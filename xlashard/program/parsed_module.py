@@ -1,7 +1,7 @@
 """StableHLO modules from outside of JAX: their attributes, and programs made of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax import modules, stablehlo_parse
@@ -22,39 +22,17 @@ class ModuleValue:
 
     Attributes:
         path: `args[0]`, `results[2]`.
-        shape: Its shape.
-        dtype: Its dtype's name.
+        plan: Its plan by the module alone, named as there, else by the path.
         aval: Its abstract value.
-        annotated: Whether the module has a sharding for it.
         tiles: Its sharding in HLO syntax; None without one, or for one of Shardy.
-        memory_kind: Its memory in the module; None for the default one.
-        layout: The order of its dimensions in memory; None for the default one.
         donated: Whether the module lets its buffers be reused.
-        name: Its name in the module, else the path.
     """
 
     path: str
-    shape: tuple[int, ...]
-    dtype: str
+    plan: ValuePlan
     aval: Any
-    annotated: bool
     tiles: str | None
-    memory_kind: str | None
-    layout: str | None
     donated: bool
-    name: str
-
-    def plan(self, **overrides: Any) -> ValuePlan:
-        """Return a plan of the value, with overrides of the module's attributes."""
-        value = ValuePlan(
-            shape=self.shape,
-            dtype=self.dtype,
-            layout=self.layout,
-            memory_kind=self.memory_kind,
-            name=self.name,
-            annotated=self.annotated and overrides.get("sharding") is None,
-        )
-        return replace(value, **{k: v for k, v in overrides.items() if v is not None})
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,17 +150,17 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Mo
     if dtype is None:
         # no-catalogue: covered by tests/program/goldens/modules/errors.txt
         raise ModuleError(f"{path} of the module is {kind}, and no array has such elements")
-    return ModuleValue(
-        path=path,
+    plan = ValuePlan(
         shape=shape,
         dtype=dtype.name,
-        aval=executables.aval(shape, dtype),
-        annotated=SHARDY_ATTRIBUTE in row or GSPMD_ATTRIBUTE in row,
-        tiles=row.get(GSPMD_ATTRIBUTE),
-        memory_kind=row.get("mhlo.memory_kind"),
         layout=row.get("mhlo.layout_mode"),
-        donated=_ALIAS in row or bool(row.get(_DONOR)),
+        memory_kind=row.get("mhlo.memory_kind"),
         name=row.get("jax.result_info") or path,
+        annotated=SHARDY_ATTRIBUTE in row or GSPMD_ATTRIBUTE in row,
+    )
+    donated = _ALIAS in row or bool(row.get(_DONOR))
+    return ModuleValue(
+        path, plan, executables.aval(shape, dtype), row.get(GSPMD_ATTRIBUTE), donated
     )
 
 
@@ -217,7 +195,8 @@ def lower_parsed_module(parsed: ParsedModule, plan: ProgramPlan) -> LoweredProgr
     ):
         # `lower_program` checks that the numbers are equal.
         overridden = [
-            t.annotated and not v.annotated for t, v in zip(described, values, strict=False)
+            own.plan.annotated and not value.annotated
+            for own, value in zip(described, values, strict=False)
         ]
         overridden += [False] * (len(described) - len(overridden))
         stablehlo_parse.drop_attributes(
@@ -260,8 +239,8 @@ def _check_tiles(value: ModuleValue, text: str, num_devices: int) -> None:
         return
     try:
         assignment = TileAssignment.parse_text(text)
-        ndim = len(value.shape)
-        Tiling.from_tile_assignment(assignment, ndim, num_devices).shard_shape(value.shape)
+        shape = value.plan.shape
+        Tiling.from_tile_assignment(assignment, len(shape), num_devices).shard_shape(shape)
     except GeometryError as error:
         side = "in_shardings" if value.path.startswith("args") else "out_shardings"
         raise ModuleError(

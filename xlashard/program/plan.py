@@ -8,7 +8,14 @@ from typing import Any
 from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import PlanError
 from xlashard.lazily import dataclass
-from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
+from xlashard.sharding import (
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+)
 
 
 class Partitioner(Enum):
@@ -106,6 +113,14 @@ class ProgramPlan:
         """Return whether all its devices belong to one process."""
         first = self.devices[0].process_index
         return all([device.process_index == first for device in self.devices])
+
+    def replicated(self, memory_kind: str | None) -> XLACompatibleSharding:
+        """Return the sharding of a value that each device holds; on the plan's mesh, if any."""
+        if self.mesh is not None:
+            return NamedSharding(self.mesh, PartitionSpec(), memory_kind=memory_kind)
+        if len(self.devices) == 1:
+            return SingleDeviceSharding(self.devices[0], memory_kind=memory_kind)
+        return GSPMDSharding.get_replicated(self.devices, memory_kind=memory_kind)
 
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):

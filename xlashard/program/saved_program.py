@@ -11,7 +11,7 @@ from xlashard._jax import modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.executables import describe, described
-from xlashard._jax.runtime.global_state import is_x64_enabled
+from xlashard._jax.runtime.global_state import unsupported
 from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.documents import decode
 from xlashard.errors import ArgumentError, SavedProgramError
@@ -41,7 +41,6 @@ from xlashard.sharding import Mesh, XLACompatibleSharding
 
 _EXECUTABLE = "executable"
 _DESCRIPTION = "description"
-_WIDE = {"int64", "uint64", "float64", "complex128"}
 
 type Sections = dict[str, bytes | memoryview]
 
@@ -208,8 +207,8 @@ def load_program(
 
 
 def _check_widths(parts: ProgramParts) -> None:
-    wide = {str(a.dtype) for a in (*parts.in_avals, *parts.out_avals)} & _WIDE
-    if wide and not is_x64_enabled():
+    wide = {str(aval.dtype) for aval in unsupported((*parts.in_avals, *parts.out_avals))}
+    if wide:
         raise SavedProgramError(
             f"the saved program {parts.plan.name} has {', '.join(sorted(wide))} values, which JAX "
             "supports only with jax_enable_x64: write jax.config.update('jax_enable_x64', True) "

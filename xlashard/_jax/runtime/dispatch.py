@@ -8,7 +8,7 @@ result would cost more than the wrapping itself.
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -205,24 +205,22 @@ def new_dispatcher(
     name: str,
     fun: Callable[..., Any] | None,
     cache_miss: Callable[..., tuple[Any, FastPath | None, bool]],
-    static: tuple[Sequence[int], Sequence[str]],
-    key: Hashable,
+    static: tuple[Sequence[int], Sequence[str]] = ((), ()),
 ) -> Any:
     """Return a callable that calls `cache_miss` for new signatures of arguments.
 
     Args:
-        name: The name in profiles.
+        name: The name in profiles, which also identifies the dispatcher to jaxlib.
         fun: The function to call under `jax.disable_jit`.
         cache_miss: Function of the call's arguments that returns its result, the fast path for
             calls of the same signature (or None), and False.
         static: The positions and names of static arguments.
-        key: Identifies the dispatcher to jaxlib.
     """
     argnums, argnames = static
 
     def dispatcher(miss: Callable[..., Any]) -> Any:
         registry, shard = tree_util.dispatch_registry, pxla.cc_shard_arg
-        return _jax.pjit(name, fun, miss, list(argnums), list(argnames), key, registry, shard)
+        return _jax.pjit(name, fun, miss, list(argnums), list(argnames), name, registry, shard)
 
     checked = _Checked(cache_miss, dispatcher)
     outer = dispatcher(checked)

@@ -1,6 +1,6 @@
 """Global state of JAX: settings, transfer guards, and caches to clear with its own."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -36,9 +36,13 @@ def _by_name(context: Any) -> dict[str, Any]:
     return {**dict(named), "jax_use_shardy_partitioner": shardy}
 
 
-def is_x64_enabled() -> bool:
-    """Return True if 64-bit dtypes are enabled (`jax_enable_x64`)."""
-    return config.enable_x64.value
+_WIDE = {"int64", "uint64", "float64", "complex128"}
+
+
+def unsupported(avals: Iterable[Any]) -> Iterator[Any]:
+    """Return the abstract values that JAX has only under `jax_enable_x64`, unless it is on."""
+    wide = () if config.enable_x64.value else _WIDE
+    return (aval for aval in avals if str(aval.dtype) in wide)
 
 
 def dispatch_flag(name: str) -> Any:

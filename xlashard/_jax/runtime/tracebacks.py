@@ -1,4 +1,4 @@
-"""Remove frames of this package and of JAX from tracebacks.
+"""Remove frames of this package and of JAX from tracebacks, and pass them by on the stack.
 
 JAX removes its own frames from tracebacks as `jax_traceback_filtering` specifies; `off` keeps all
 frames. The setting applies to frames of this package too.
@@ -7,6 +7,7 @@ frames. The setting applies to frames of this package too.
 import functools
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,38 @@ JAX_FOLDER = str(Path(jax.__file__).parent) + os.sep
 def is_called_by_jax() -> bool:
     """Return True if the calling function was called by JAX, not by the user."""
     return sys._getframe(2).f_code.co_filename.startswith(JAX_FOLDER)
+
+
+_PASSED_BY = (*(folder + os.sep for folder in INNER_FOLDERS), JAX_FOLDER)
+_INSTALLED = tuple({sysconfig.get_path(n) + os.sep for n in ("purelib", "platlib", "stdlib")})
+
+# Wrappers of jax.jit: nnx.jit, eqx.filter_jit.
+_WRAPPERS = tuple(
+    os.sep + str(Path("site-packages", name)) + os.sep for name in ("flax", "equinox")
+)
+
+
+def calling_line() -> tuple[str, int]:
+    """Return file and line of the innermost frame that is neither ours nor a library's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_passed_by(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def script_line() -> tuple[str, int]:
+    """Return file and line of the innermost frame outside of installed packages and Python's own.
+
+    Without one, that of the innermost frame that is neither ours nor JAX's.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_PASSED_BY, *_INSTALLED, "<frozen")):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return calling_line()
+
+
+def _is_passed_by(file: str) -> bool:
+    return file.startswith(_PASSED_BY) or any(wrapper in file for wrapper in _WRAPPERS)

@@ -1,14 +1,10 @@
 """Trace Python functions to jaxprs, and read types and shardings of values."""
 
 import inspect
-import os
-import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +14,6 @@ from jax._src import pjit as jax_pjit
 from jax._src.interpreters import partial_eval as pe
 
 from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
-from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, JAX_FOLDER
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any
@@ -329,43 +324,6 @@ def source_of(jaxpr: Jaxpr) -> str:
     The location is left out for functions that Python code did not define.
     """
     return jaxpr.debug_info.func_src_info
-
-
-_PASSED_BY = (*(folder + os.sep for folder in INNER_FOLDERS), JAX_FOLDER)
-
-# Wrappers of jax.jit: nnx.jit, eqx.filter_jit.
-_WRAPPERS = tuple(
-    os.sep + str(Path("site-packages", name)) + os.sep for name in ("flax", "equinox")
-)
-
-
-def calling_line() -> tuple[str, int]:
-    """Return file and line of the innermost frame that is neither ours nor a library's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_passed_by(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def script_line() -> tuple[str, int]:
-    """Return file and line of the innermost frame outside of installed packages and Python's own.
-
-    Without one, that of the innermost frame that is neither ours nor JAX's.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_PASSED_BY, *_INSTALLED, "<frozen")):
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return calling_line()
-
-
-_INSTALLED = tuple({sysconfig.get_path(n) + os.sep for n in ("purelib", "platlib", "stdlib")})
-
-
-def _is_passed_by(file: str) -> bool:
-    return file.startswith(_PASSED_BY) or any(wrapper in file for wrapper in _WRAPPERS)
 
 
 def may_name_shardings(values: Collection[Any]) -> bool:

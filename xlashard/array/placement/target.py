@@ -335,8 +335,7 @@ def _outline(tree: Any) -> str:
 
 def leaf_path(tree: Any, number: int, name: str) -> str:
     """Return the path of a leaf as source code: `x['w'][0]`."""
-    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return name + jax.tree_util.keystr(paths[number][0])
+    return leaf_paths(tree, name)[number]
 
 
 def leaf_paths(tree: Any, name: str) -> list[str]:

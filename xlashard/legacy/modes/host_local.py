@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.transfer import assemble, split
 from xlashard._jax.trace.tracing import abstractify
 from xlashard.array import Array, device_put
@@ -21,6 +20,7 @@ from xlashard.array.placement.target import at_path, resolve_sharding
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
 from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
+from xlashard.pjit.dispatch import dispatcher_of
 from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import Auto, FromGda, Resource
 from xlashard.sharding import (
@@ -52,11 +52,7 @@ class HostLocal:
         arguments, results = function.options.in_resources, function.options.out_resources
         self._in_specs = lru_cache(256)(partial(self._specs, function.in_resources, arguments.what))
         self._out_specs = lru_cache(256)(partial(self._specs, function.out_resources, results.what))
-        tracer = function.tracer
-        static = tracer.static_argnums, tracer.static_argnames
-        self._run = dispatch.new_dispatcher(
-            function.name, function.fun, function.cache_miss, static, function.name
-        )
+        self._run = dispatcher_of(function)
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         """Call the function with host-local arguments and results."""

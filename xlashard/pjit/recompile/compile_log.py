@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard._jax.trace.tracing import calling_line
+from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
 from xlashard.pjit.recompile.history import (

@@ -1,6 +1,6 @@
 """Resources: the shardings that users request, as prefixes of trees and as code."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -248,17 +248,13 @@ def none_as_unspecified(tree: Any) -> Any:
     )
 
 
-type _PathOf = Callable[[Sequence[Any]], str]
-"""Function that returns the path of a subtree as code: `state['params']`."""
-
-
-def expand(resources: ResourceTree, treedef: Any, path_of: _PathOf) -> list[Resource]:
+def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
     """Return one resource for each leaf of a tree, from a prefix of the tree.
 
     Args:
         resources: The prefix.
         treedef: The structure of the full tree.
-        path_of: Returns the path of a subtree.
+        name: The path of the full tree as code: `state['params']`.
 
     Raises:
         ResourceError: With the first place where the prefix does not fit, and why.
@@ -270,7 +266,7 @@ def expand(resources: ResourceTree, treedef: Any, path_of: _PathOf) -> list[Reso
     if type(full) in (tuple, list) and type(prefix) in (tuple, list):
         # A list and a tuple of arguments are interchangeable.
         prefix = type(full)(prefix)
-    return list(_expanded(prefix, full, (), resources.what, path_of))
+    return list(_expanded(prefix, full, resources.what, name))
 
 
 class _FullLeaf:
@@ -286,7 +282,7 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _expanded(
-    prefix: Any, full: Any, path: tuple[Any, ...], what: str, path_of: _PathOf
+    prefix: Any, full: Any, what: str, place: str, path: tuple[Any, ...] = ()
 ) -> Iterator[Resource]:
     """Yield the resource of each leaf of a full tree."""
     if isinstance(prefix, Resource):
@@ -297,9 +293,9 @@ def _expanded(
     kinds = type(prefix).__name__, type(full).__name__
     if type(prefix) is type(full) and keys == expected:
         for (key, entry), (_, target) in zip(entries, targets, strict=True):
-            yield from _expanded(entry, target, (*path, key), what, path_of)
+            yield from _expanded(entry, target, what, place, (*path, key))
         return
-    place = path_of(path)
+    place += jax.tree_util.keystr(path)
     if isinstance(full, _FullLeaf):
         problem = f"{what} has a {kinds[0]} for {place}, which is an array: give one sharding there"
     elif type(prefix) is not type(full):

@@ -175,7 +175,7 @@ class Executable:
     @cached_property
     def _dispatcher(self) -> Any:
         name = self._info.name
-        return dispatch.new_dispatcher(name, None, self._miss, ((), ()), name)
+        return dispatch.new_dispatcher(name, None, self._miss)
 
     @cached_property
     def _donation(self) -> DonationInfo:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
 from xlashard._jax.trace.device_map import (
     DeviceMap,
@@ -22,7 +23,6 @@ from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, 
 from xlashard._jax.trace.tracing import (
     inner_shardings,
     physical_aval,
-    script_line,
     shaped,
     source_of,
     struct_of,

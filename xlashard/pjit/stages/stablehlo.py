@@ -1,14 +1,14 @@
 """Compile StableHLO modules that were not lowered from a function of JAX."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import jax
 import numpy as np
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.runtime.global_state import is_x64_enabled
+from xlashard._jax.runtime.global_state import unsupported
 from xlashard._jax.runtime.shardings import Device, Format, layout_text
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.trace.tracing import mesh_in_force
@@ -100,18 +100,36 @@ def compile_stablehlo(
             )
         parsed = parse_module(source)
         _check_widths(parsed)
-        overrides = UserOverrides.of(
-            parsed, (in_shardings, out_shardings), donate_argnums, devices, mesh
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise ArgumentError(
+                f"mesh must be a Mesh of devices, not {type(mesh).__name__}: write "
+                "Mesh(devices, axis_names)"
+            )
+        sides = (
+            _Side.of("in_shardings", in_shardings, "args", parsed.args),
+            _Side.of("out_shardings", out_shardings, "results", parsed.results),
         )
-        placement = place_module(parsed, overrides)
-        plan = plan_module(parsed, overrides, placement, name or parsed.name or "stablehlo")
+        marked = _donated(donate_argnums, len(parsed.args))
+        requested = None if devices is None else _checked_devices(devices)
+        mesh = mesh if mesh is not None else mesh_in_force()
+        placement = _place(parsed, sides, _devices(parsed, sides, requested, mesh), mesh)
+        plan = ProgramPlan(
+            name=name or parsed.name or "stablehlo",
+            devices=placement.devices,
+            args=sides[0].plans(placement.in_shardings),
+            results=sides[1].plans(placement.out_shardings),
+            donated=tuple(m and not v.donated for m, v in zip(marked, parsed.args, strict=True)),
+            partitioner=partitioner_for(parsed),
+            mesh=placement.mesh,
+            aliased=parsed.aliased,
+        )
         lowered = lower_parsed_module(parsed, plan)
         avals = tuple(v.aval for v in parsed.args), tuple(v.aval for v in parsed.results)
         options = compiler_option_items(compiler_options)
         program = compile_program(lowered, avals, committed=placement.committed, options=options)
         lowered.report_donation("warn", plan.name)
         lowered.report_donation("warn", plan.name, program)
-        donated = tuple(d or v.donated for d, v in zip(overrides.donated, parsed.args, strict=True))
+        donated = tuple(m or v.donated for m, v in zip(marked, parsed.args, strict=True))
         return StableHLOProgram(
             CompiledProgram(program, lowered, (), (True,) * len(donated)), donated
         )
@@ -223,7 +241,11 @@ class StableHLOProgram(Executable):
             )
         check_values(args, info.paths, static=False)
         info.check_concrete(args, f"call {info.name} outside of jit, grad and vmap")
-        _check_wide(info.in_avals, self.name)
+        if next(unsupported(info.in_avals), None) is not None:
+            raise ArgumentError(
+                f"{self.name} takes 64-bit numbers, which JAX has only under jax_enable_x64: call "
+                "it under the setting that it was compiled under"
+            )
         values = [_cast(v, a) for v, a in zip(args, info.in_avals, strict=True)]
         text = "takes {}, but {} was given"
         info.check_types(values, text, "compile a module for such arguments")
@@ -233,27 +255,12 @@ class StableHLOProgram(Executable):
 
 
 def _check_widths(parsed: ParsedModule) -> None:
-    if is_x64_enabled():
-        return
     for value in (*parsed.args, *parsed.results):
-        if _is_wide(value.aval):
+        for aval in unsupported([value.aval]):
             raise ModuleError(
-                f"{value.path} of the module is {dtype_name(value.aval)}, and JAX has 64-bit "
-                "numbers only under jax_enable_x64: jax.config.update('jax_enable_x64', True)"
+                f"{value.path} of the module is {dtype_name(aval)}, and JAX has 64-bit numbers "
+                "only under jax_enable_x64: jax.config.update('jax_enable_x64', True)"
             )
-
-
-def _check_wide(avals: Sequence[Any], name: str) -> None:
-    if not is_x64_enabled() and any(map(_is_wide, avals)):
-        raise ArgumentError(
-            f"{name} takes 64-bit numbers, which JAX has only under jax_enable_x64: call it under "
-            "the setting that it was compiled under"
-        )
-
-
-def _is_wide(aval: Any) -> bool:
-    dtype = np.dtype(aval.dtype)
-    return (dtype.kind in "iuf" and dtype.itemsize == 8) or dtype == np.complex128
 
 
 def _cast(value: Any, aval: Any) -> Any:
@@ -267,61 +274,30 @@ def _cast(value: Any, aval: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class UserOverrides:
-    """Options of `compile_stablehlo` that override annotations of the module.
+class _Side:
+    """Arguments or results of a module, and the shardings that the user gave for them.
 
     Attributes:
-        ins: The resource of each argument.
-        outs: The resource of each result.
-        donated: For each argument, True if its buffers may be reused.
-        devices: The requested devices, or None.
-        mesh: The requested mesh or the one in force, or None.
+        option: `in_shardings` or `out_shardings`.
+        values: The values.
+        resources: For each value the user's sharding.
     """
 
-    ins: tuple[Resource, ...]
-    outs: tuple[Resource, ...]
-    donated: tuple[bool, ...]
-    devices: tuple[Device, ...] | None
-    mesh: Mesh | None
+    option: str
+    values: tuple[ModuleValue, ...]
+    resources: tuple[Resource, ...]
 
     @classmethod
-    def of(
-        cls,
-        parsed: ParsedModule,
-        shardings: tuple[Any, Any],
-        donate_argnums: int | Sequence[int],
-        devices: Sequence[Device] | None,
-        mesh: Mesh | None,
-    ) -> "UserOverrides":
-        """Check the options of `compile_stablehlo`.
+    def of(cls, option: str, given: Any, path: str, values: tuple[ModuleValue, ...]) -> "_Side":
+        tree = jax.tree_util.tree_structure((0,) * len(values))
+        return cls(option, values, tuple(expand(read_resources(given, option), tree, path)))
 
-        Raises:
-            ArgumentError: If an option has the wrong type.
-            ResourceError: If a sharding is invalid, or there are too many.
-        """
-        count, result_count = len(parsed.args), len(parsed.results)
-        if mesh is not None and not isinstance(mesh, Mesh):
-            raise ArgumentError(
-                f"mesh must be a Mesh of devices, not {type(mesh).__name__}: write "
-                "Mesh(devices, axis_names)"
-            )
-        return cls(
-            _resources(shardings[0], count, "in_shardings", "args"),
-            _resources(shardings[1], result_count, "out_shardings", "results"),
-            _donated(donate_argnums, count),
-            None if devices is None else _checked_devices(devices),
-            mesh if mesh is not None else mesh_in_force(),
-        )
+    def shardings(self, mesh: Mesh | None) -> tuple[Any, ...]:
+        pairs = zip(self.resources, self.values, strict=True)
+        return tuple(to_sharding(r, mesh, self.option, value.path) for r, value in pairs)
 
-
-def _resources(shardings: Any, count: int, what: str, side: str) -> tuple[Resource, ...]:
-    return tuple(
-        expand(
-            read_resources(shardings, what),
-            jax.tree_util.tree_structure((0,) * count),
-            lambda path: side + jax.tree_util.keystr(tuple(path)),
-        )
-    )
+    def plans(self, shardings: Sequence[XLACompatibleSharding | None]) -> tuple[ValuePlan, ...]:
+        return tuple(map(_planned, self.values, shardings, self.resources))
 
 
 def _donated(argnums: int | Sequence[int], count: int) -> tuple[bool, ...]:
@@ -345,22 +321,19 @@ def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     return checked
 
 
-def place_module(parsed: ParsedModule, overrides: UserOverrides) -> ProgramPlacement:
+def _place(
+    parsed: ParsedModule,
+    sides: tuple[_Side, _Side],
+    devices: tuple[Device, ...] | None,
+    mesh: Mesh | None,
+) -> ProgramPlacement:
     """Resolve devices and shardings, as for a call of a pjit-ed function."""
-    devices = _devices(parsed, overrides)
-    mesh = overrides.mesh if overrides.mesh is not None else _own_mesh(parsed, devices)
-    ins, outs = (
-        tuple(to_sharding(r, mesh, what, v.path) for r, v in zip(rs, values, strict=True))
-        for what, rs, values in (
-            ("in_shardings", overrides.ins, parsed.args),
-            ("out_shardings", overrides.outs, parsed.results),
-        )
-    )
+    mesh = mesh if mesh is not None else _own_mesh(parsed, devices)
     return resolve(
         ShardingRequest(
             arguments=tuple(Argument(v.path, v.aval, None, False) for v in parsed.args),
-            in_shardings=ins,
-            out_shardings=outs,
+            in_shardings=sides[0].shardings(mesh),
+            out_shardings=sides[1].shardings(mesh),
             result_avals=tuple(v.aval for v in parsed.results),
             result_paths=tuple(v.path for v in parsed.results),
             inner=() if devices is None else (GSPMDSharding.get_replicated(devices),),
@@ -369,20 +342,23 @@ def place_module(parsed: ParsedModule, overrides: UserOverrides) -> ProgramPlace
     )
 
 
-def _devices(parsed: ParsedModule, overrides: UserOverrides) -> tuple[Device, ...] | None:
+def _devices(
+    parsed: ParsedModule,
+    sides: Sequence[_Side],
+    requested: tuple[Device, ...] | None,
+    mesh: Mesh | None,
+) -> tuple[Device, ...] | None:
     """Return the devices to run on, None for the default one."""
     sources: list[tuple[str, tuple[Device, ...]]] = []
-    if overrides.devices is not None:
-        sources.append(("devices", overrides.devices))
-    if overrides.mesh is not None:
-        sources.append(("the mesh", overrides.mesh._flat_devices_tuple))
-    for what, resources, values in (
-        ("in_shardings", overrides.ins, parsed.args),
-        ("out_shardings", overrides.outs, parsed.results),
-    ):
-        for resource, value in zip(resources, values, strict=True):
+    if requested is not None:
+        sources.append(("devices", requested))
+    if mesh is not None:
+        sources.append(("the mesh", mesh._flat_devices_tuple))
+    for side in sides:
+        for resource, value in zip(side.resources, side.values, strict=True):
             if isinstance(resource.given, Sharding) and names_devices(resource.given):
-                sources.append((f"the {what} of {value.path}", tuple(resource.given.devices)))
+                where = f"the {side.option} of {value.path}"
+                sources.append((where, tuple(resource.given.devices)))
     if not sources:
         return _devices_of(parsed)
     name, first = sources[0]
@@ -421,34 +397,20 @@ def _own_mesh(parsed: ParsedModule, devices: tuple[Device, ...] | None) -> Mesh 
     return Mesh(np.array(devices).reshape([size for _, size in grid.axes]), names)
 
 
-def plan_module(
-    parsed: ParsedModule, overrides: UserOverrides, placement: ProgramPlacement, name: str
-) -> ProgramPlan:
-    """Return the plan of a module's program."""
-    donated = tuple(
-        d and not v.donated for d, v in zip(overrides.donated, parsed.args, strict=True)
-    )
-    return ProgramPlan(
-        name=name,
-        devices=placement.devices,
-        args=tuple(map(_value, parsed.args, placement.in_shardings, overrides.ins)),
-        results=tuple(map(_value, parsed.results, placement.out_shardings, overrides.outs)),
-        donated=donated,
-        partitioner=partitioner_for(parsed),
-        mesh=placement.mesh,
-        aliased=parsed.aliased,
-    )
-
-
-def _value(
+def _planned(
     value: ModuleValue, sharding: XLACompatibleSharding | None, resource: Resource
 ) -> ValuePlan:
-    kind = value.memory_kind
+    plan, kind = value.plan, value.plan.memory_kind
     if sharding is not None:
         requested = custom_memory_kind(sharding)
         if requested is not None:
             kind = requested
         elif kind is not None:
             sharding = sharding.with_memory_kind(kind)
-    layout = layout_text(resource.layout, value.aval.dtype)
-    return value.plan(sharding=sharding, memory_kind=kind, layout=layout)
+    return replace(
+        plan,
+        sharding=sharding,
+        memory_kind=kind,
+        layout=layout_text(resource.layout, value.aval.dtype) or plan.layout,
+        annotated=plan.annotated and sharding is None,
+    )
