@@ -13,6 +13,13 @@ def product(mesh):
     return gram, (x,), Workload(tokens=64, model_flops=1e9, parameters=8, active_parameters=8)
 
 
+def jitted_product(mesh):
+    """Return `product` as a function of `jax.jit`, whose shardings are JAX's."""
+    rows = jax.NamedSharding(mesh, P("data"))
+    x = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16, sharding=rows)
+    return jax.jit(lambda x: x @ x.T, out_shardings=rows), (x,), product(mesh)[2]
+
+
 def by_name(topology):
     mesh = topology.mesh({"x": -1})
     w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("x")))

@@ -1,10 +1,11 @@
 """``xlashard preflight --mesh auto`` and ``xlashard compile``, by their words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from xlashard import Compiled, PreflightReport
+from xlashard import Compiled, P, PreflightReport
 from xlashard.cli import main
 from xlashard.commands import sweep
 from xlashard.tpu import topology
@@ -14,6 +15,7 @@ from xlashard.tpu.preflight.sweep.sweep_results import SweepResult
 from xlashard.tpu.preflight.sweep.sweep_worker import named
 
 PRODUCT = "tests.commands.programs:product"
+JITTED = "tests.commands.programs:jitted_product"
 AT = ("--topology", "v5e-4")
 
 
@@ -119,3 +121,24 @@ def test_a_program_in_a_file(run, tmp_path):
         "compile", *AT, "--mesh", "data=4", PRODUCT, "-o", f"{tmp_path}/product.xlashard/b"
     )
     assert code == 2 and "can't be written" in err
+
+
+@pytest.mark.slow
+def test_functions_of_jax_in_files_and_sweeps(run, tmp_path):
+    mesh, texts, facts = topology("v5e-4").mesh({"data": 4}), [], []
+    for program in (PRODUCT, JITTED):
+        code, out, err = run("compile", *AT, "--mesh", "data=4", program, "-o", "saved")
+        assert (code, err) == (0, "") and "for v5e:2x2 as data=4" in out
+        loaded = Compiled.deserialize((tmp_path / "saved").read_bytes(), devices=mesh)
+        assert loaded.in_tree.num_leaves == 1 and loaded.output_shardings.spec == P("data")
+        lines = (line.partition(", metadata")[0] for line in loaded.as_text().splitlines())
+        texts.append([line.split(" = ")[-1] for line in lines if line.startswith("  ")])
+        words = ("preflight", *AT, "--mesh", "data=4,model=auto", program, "--estimate")
+        code, out, _ = run(*words, "--json", "-")
+        (result,) = SweepReport.from_json(out).results
+        assert code == 0 and (result.outcome, dict(result.mesh)) == (
+            "fits",
+            {"data": 4, "model": 1},
+        )
+        facts.append(replace(result.facts, compile_seconds=0.0))
+    assert texts[0] == texts[1] and facts[0] == facts[1]

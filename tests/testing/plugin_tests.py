@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax.experimental.multihost_utils import process_allgather
 
+from xlashard.testing import assert_collectives, assert_no_resharding
+
 ON_TWO = pytest.mark.pod(processes=2, devices=2)
 
 
@@ -40,6 +42,23 @@ def test_passes(number, doubled, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["0", "1"]
     print("to capsys")
     assert capsys.readouterr().out == "to capsys\n"
+
+
+@jax.jit
+def total(x):
+    return x.sum()
+
+
+@ON_TWO
+def test_a_function_of_jax():
+    mesh = jax.make_mesh((4,), ("data",))
+    rows = jax.NamedSharding(mesh, jax.P("data"))
+    x = jax.make_array_from_process_local_data(rows, np.ones(2, np.float32), (4,))
+    assert_collectives(total, (x,), all_reduce=1, others=0)
+    assert_no_resharding(total, (x,))
+    assert total(x) == 4
+    with pytest.raises(AssertionError, match="all_gather=1: the program has 0"):
+        assert_collectives(total, (x,), all_gather=1)
 
 
 @ON_TWO

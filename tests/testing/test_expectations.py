@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.facts import naming
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit, with_sharding_constraint
@@ -181,3 +183,29 @@ def test_functions_and_stages_of_jax(x: Array) -> None:
         assert_peak_bytes_at_most(f, args, 2**20)
         with pytest.raises(ExpectationError, match="all_gather=1: the program has 0"):
             assert_collectives(f, args, all_gather=1)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, nnx.jit, eqx.filter_jit, lambda f: f])
+def test_functions_of_jax_fail_with_the_facts_of_ours(mesh: Mesh, x: Array, wrap: Any) -> None:
+    def turn(x: Any) -> Any:
+        y = jax.lax.with_sharding_constraint(x * 2, jax.NamedSharding(mesh, P("model", "data")))
+        return y.sum()
+
+    expected = [
+        (assert_collectives, {"all_gather": 3}),
+        (assert_collectives, {"total_bytes_at_most": 1}),
+        (assert_no_resharding, {}),
+    ]
+    for check, options in expected:
+        texts = []
+        for f in (pjit(turn), wrap(turn)):
+            with pytest.raises(
+                ExpectationError, match=naming("turn", "test_expectations.py:")
+            ) as e:
+                check(f, (x,), **options)
+            texts.append(str(e.value))
+        assert texts[0] == texts[1]
+    keep = np.ones((256, 256), np.float32)
+    for f in (pjit(lambda y: y + 1), wrap(lambda y: y + 1)):
+        with pytest.raises(ExpectationError, match=naming("1.0 KiB", "256.0 KiB arguments")):
+            assert_peak_bytes_at_most(f, (keep,), 1024)

@@ -97,6 +97,7 @@ pytestmark = pytest.mark.slow
         "test_in_no_pod",
         "test_passes[1]",
         "test_passes[2]",
+        "test_a_function_of_jax",
         "TestInAClass::test_passes[5]",
         "TestInAClass::test_has_a_pod_of_its_own",
         "test_state_is_seen",
