@@ -95,7 +95,10 @@ def test_a_module_alone_is_the_same_module() -> None:
 
 def test_what_is_not_understood_is_counted() -> None:
     strange = {1: "s", 2: "frobnicate", 3: {2: 99, 3: (4,)}, 35: 5, 38: (12,)}
-    computation = {**MODULE[3], 2: [*MODULE[3][2], strange, {**strange, 1: "t", 35: 6}]}
+    # Replica groups: one device is in two of them.
+    groups = {1: "g", 2: "all-reduce", 3: F32, 35: 7, 36: (1,), 49: [{1: (0, 1)}, {1: (1, 2)}]}
+    more = [strange, {**strange, 1: "t", 35: 6}, groups]
+    computation = {**MODULE[3], 2: [*MODULE[3][2], *more]}
     odd = {k: v for k, v in MODULE.items() if k != 15} | {3: computation}
     lost = [*BUFFERS, {1: 15, 3: {4: 99}}]
     heap = [*ALLOCATIONS, {1: 7, 2: 64, 9: [{1: 15, 3: 64}]}]
@@ -105,6 +108,7 @@ def test_what_is_not_understood_is_counted() -> None:
         "dtype type99": 2,
         "opcode frobnicate": 2,
         "missing computation #12": 2,
+        "replica groups, taken as all devices": 1,
     }
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
-from xlashard.hlo import CollectiveTotal, read_collectives, summarize
+from xlashard.hlo import CollectiveTotal, read, read_collectives, summarize
 from xlashard.hlo.collectives import along_text
 
 GRID = MeshGrid(("x", "y"), (2, 4))
@@ -112,10 +111,28 @@ def test_groups_may_count_replicas_of_which_each_has_all_its_partitions():
     assert nobody.sent_bytes == 0
 
 
-def test_groups_that_cannot_be_read_are_an_error_not_a_guess():
-    line = "ROOT %r = f32[4]{0} all-reduce(%p0), replica_groups=<new>"
-    with pytest.raises(GroupTextError, match="<new>"):
-        read_collectives(one(line))
+@pytest.mark.parametrize(
+    ("opcode", "groups"),
+    [
+        ("all-reduce", "replica_groups=<new>"),
+        ("all-reduce", "replica_groups=[3,2]<=[8]"),
+        ("all-gather", "replica_groups={{0,1},{1,2}}"),
+        ("collective-permute", "source_target_pairs={{0,1,2}}"),
+    ],
+)
+def test_invalid_groups_are_counted(opcode, groups):
+    line = f"ROOT %r = f32[4]{{0}} {opcode}(%p0), {groups}"
+    program = read(one(line))
+    permutes = opcode == "collective-permute"
+    what = (
+        "source-target pairs, taken as none" if permutes else "replica groups, taken as all devices"
+    )
+    assert program.not_understood == {what: 1}
+    (found,) = program.collectives
+    assert found.kind == opcode and found.payload_bytes == 16
+    if not permutes:
+        assert along_text(found, GRID) == "x, y"
+    assert read(one(line.replace(groups, "replica_groups={}"))).not_understood == {}
 
 
 def test_totals_add_up_what_runs_alike_and_put_most_bytes_first():

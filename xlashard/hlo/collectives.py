@@ -217,9 +217,6 @@ def find_collectives(module: HloModule, call_sites: Mapping[str, CallSite]) -> l
     Args:
         module: The module.
         call_sites: Call sites of its computations.
-
-    Raises:
-        GroupTextError: The replica groups of a collective are invalid.
     """
     standing: list[tuple[Computation, Instruction, CollectiveKind, CallSite]] = [
         (computation, instruction, kind, call_sites[computation.name])

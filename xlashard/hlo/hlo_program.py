@@ -45,10 +45,8 @@ class HloProgram(HloModule):
         wraps is found where the wrapper is called, and one in a computation with several callers
         is one collective that runs as often as the calls together. The fusion in which TPU's
         compiler hides a reduce-scatter, as an all-reduce of which each device keeps a slice, counts
-        as reduce-scatter.
-
-        Raises:
-            GroupTextError: The replica groups of a collective are invalid.
+        as reduce-scatter. One with invalid replica groups, which `not_understood` counts, is taken
+        to run over all devices.
         """
         return tuple(find_collectives(self, self.call_sites))
 
@@ -142,7 +140,6 @@ def read_collectives(source: Any) -> tuple[Collective, ...]:
 
     Raises:
         ArgumentError: `source` is nothing that `read` takes.
-        GroupTextError: The replica groups of a collective are invalid.
 
     Example:
         >>> found = read_collectives('''HloModule m, num_partitions=2

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property
 
+from xlashard.errors import GroupTextError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import Allocation
 from xlashard.hlo.shapes import KNOWN_DTYPES, Shape
@@ -101,6 +102,7 @@ class Attributes:
         frontend: Frontend attributes.
         sharding: Sharding in HLO's syntax; empty in a partitioned module.
         control_predecessors: Names of the instructions that run before it without being operands.
+        strange: What the reader did not understand.
     """
 
     op_name: str = ""
@@ -126,6 +128,7 @@ class Attributes:
     frontend: Mapping[str, str] = field(default_factory=dict)
     sharding: str = ""
     control_predecessors: tuple[str, ...] = ()
+    strange: tuple[str, ...] = ()
 
     @property
     def integer(self) -> int | None:
@@ -158,11 +161,7 @@ class Instruction:
 
     @cached_property
     def attributes(self) -> Attributes:
-        """Return its attributes, which are read at first use.
-
-        Raises:
-            GroupTextError: Its replica groups are invalid.
-        """
+        """Return its attributes, which are read at first use."""
         return self.read()
 
     @property
@@ -262,7 +261,7 @@ class HloModule:
         """Return what the analysis can't take into account, with its number.
 
         Lines and fields that the reader did not understand, opcodes and dtypes that are unknown,
-        and calls of computations that the module lacks.
+        invalid replica groups, and calls of computations that the module lacks.
         """
         found = dict(self.unread)
         for computation in self.computations.values():
@@ -279,8 +278,27 @@ class HloModule:
         ]
         if instruction.opcode not in OPCODES and instruction.base_opcode not in OPCODES:
             strange.append(f"opcode {instruction.opcode}")
+        if instruction.opcode.startswith((*WITH_GROUPS, "collective-permute")):
+            strange += instruction.attributes.strange
         lacking = [name for name in instruction.calls if name not in self.computations]
         return [*strange, *(f"missing computation {name}" for name in lacking)]
+
+
+def groups_or_strange[T](
+    read: Callable[[], T], strange: list[str], what: str = "replica groups, taken as all devices"
+) -> T | None:
+    """Return the replica groups or pairs of an instruction; None, and a note, if they are invalid.
+
+    Args:
+        read: Reads them.
+        strange: List of what the reader did not understand, to append to.
+        what: The note.
+    """
+    try:
+        return read()
+    except GroupTextError:
+        strange.append(what)
+        return None
 
 
 def callees_first(entry: str, computations: Mapping[str, Computation]) -> dict[str, Computation]:

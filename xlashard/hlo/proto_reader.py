@@ -19,6 +19,7 @@ from xlashard.hlo.module import (
     HloModule,
     Instruction,
     callees_first,
+    groups_or_strange,
 )
 from xlashard.hlo.proto_values import (
     dim_labels_of,
@@ -173,6 +174,7 @@ class _ModuleReader:
             opcode: The opcode.
         """
         metadata = own.message(7)
+        strange: list[str] = []
         return Attributes(
             # OpMetadata: op_name = 2, and the frames.
             op_name=metadata.text(2),
@@ -183,7 +185,7 @@ class _ModuleReader:
             direction=message.text(63),
             call_target=message.text(28),
             channel=message.number(26) or None,
-            groups=self._groups(message, opcode),
+            groups=groups_or_strange(lambda: self._groups(message, opcode), strange),
             # SourceTarget: source = 1, target = 2.
             pairs=SourceTargetPairs(
                 tuple((pair.number(1), pair.number(2)) for pair in message.messages(52))
@@ -207,6 +209,7 @@ class _ModuleReader:
             frontend={e.text(1): e.text(2) for e in own.message(68).messages(1)},
             sharding=op_sharding_text(own.data(40)) if 40 in own else "",
             control_predecessors=tuple(map(self._name, own.numbers(37))),
+            strange=tuple(strange),
         )
 
     def _groups(self, message: Message, opcode: str) -> ReplicaGroups | None:

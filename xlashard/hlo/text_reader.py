@@ -22,6 +22,7 @@ from xlashard.hlo.module import (
     Instruction,
     WindowDimension,
     callees_first,
+    groups_or_strange,
 )
 from xlashard.hlo.shapes import Shape
 
@@ -151,7 +152,7 @@ class _TextReader:
         frontend = _attributes(found.get("frontend_attributes", "{}")[1:-1])
         integers = _integers(operands, shape) if opcode == "constant" else ()
         number = opcode == "parameter" and operands.isdecimal()
-        channel = found.get("channel_id")
+        channel, pairs, strange = found.get("channel_id"), found.get("source_target_pairs"), []
         precision = tuple(re.findall(r"\w+", found.get("operand_precision", "")))
         return Attributes(
             op_name=_unquoted(metadata.get("op_name", "")),
@@ -162,10 +163,12 @@ class _TextReader:
             direction=found.get("direction", ""),
             call_target=_unquoted(found.get("custom_call_target", "")),
             channel=int(channel) if channel else None,
-            groups=self._groups(opcode, found),
-            pairs=read_pairs(found["source_target_pairs"])
-            if "source_target_pairs" in found
-            else None,
+            groups=groups_or_strange(lambda: self._groups(opcode, found), strange),
+            pairs=None
+            if pairs is None
+            else groups_or_strange(
+                lambda: read_pairs(pairs), strange, "source-target pairs, taken as none"
+            ),
             global_ids=found.get("use_global_device_ids") == "true",
             contracting_dims=_numbers(found.get("lhs_contracting_dims", "")),
             dim_labels=found.get("dim_labels", ""),
@@ -179,6 +182,7 @@ class _TextReader:
             frontend={name: _unquoted(value) for name, value in frontend.items()},
             sharding=found.get("sharding", ""),
             control_predecessors=tuple(_NAME.findall(found.get("control-predecessors", ""))),
+            strange=tuple(strange),
         )
 
     def _groups(self, opcode: str, found: dict[str, str]) -> ReplicaGroups | None:

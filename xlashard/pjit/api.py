@@ -272,7 +272,8 @@ def explain_recompile(fun: Any) -> "RecompileReport":
     if inner is None:
         raise ArgumentError(
             f"fun of explain_recompile is of type {type(fun).__name__}: expected a function of "
-            "pjit or jax.jit; write f = pjit(fun), call f, then explain_recompile(f)"
+            "jax.jit, pjit or nnx.jit; write f = jax.jit(fun), or nnx.jit(fun) for modules, call "
+            "f, then explain_recompile(f)"
         )
     return JIT_LOGS.log(inner).report()
 

@@ -1,10 +1,13 @@
 """`xlashard.preflight`, from a function to a report."""
 
+import ast
 import contextlib
 import itertools
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -461,3 +464,41 @@ def test_flax_and_equinox_functions() -> None:
     apply = eqx.filter_jit(lambda model, x, times: jax.vmap(model)(x) * times)
     report = preflight(apply, dense, x, 3, topology="v5e-8", mesh={"data": 8})
     assert [v.path for v in report.inputs] == ["model.weight", "model.bias", "x"]
+
+
+def advice_of(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield file and text of every string below a folder that is no docstring."""
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        statements = (n.value for n in ast.walk(tree) if isinstance(n, ast.Expr))
+        documents = {id(value) for value in statements if isinstance(value, ast.Constant)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in documents:
+                yield path.name, str(node.value)
+
+
+def test_no_advice_wraps_a_function_of_nnx_in_pjit() -> None:
+    """`pjit` of such a function would drop its mutations."""
+    package = Path(xlashard.__file__).parent
+    rooms = ("pjit/report", "pjit/recompile", "tpu/preflight", "commands", "testing")
+    texts = [text for room in rooms for text in advice_of(package / room)]
+    assert len(texts) > 1000 and not [text for text in texts if "pjit(" in text]
+
+    model = nnx.Linear(1024, 1024, rngs=nnx.Rngs(0))
+    rows = NamedSharding(LOCAL, P("data"))
+
+    @nnx.jit
+    def step(model: Any, x: Any, table: Any) -> Any:
+        model.bias[...] += 1
+        y = jax.lax.with_sharding_constraint(model(x), jax.NamedSharding(LOCAL, P()))
+        return y @ table, (table @ table.T).sum()
+
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=rows)
+    table = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    report = preflight(step, model, x, table, topology="v5e-8")
+    assert report.traffic and report.replicated and report.repeated
+    for text in (str(report), report.to_json(), report.to_html()):
+        assert "pjit(" not in text
+    with pytest.raises(ArgumentError, match=r"nnx\.jit\(fun\)") as caught:
+        xlashard.explain_recompile(nnx.grad(lambda model: model.kernel.sum()))
+    assert "pjit(" not in str(caught.value)
