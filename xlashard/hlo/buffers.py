@@ -117,6 +117,24 @@ def buffers_at_peak(allocation: Allocation) -> list[PeakBuffer]:
     return list(_without_overlaps(alive, peak))
 
 
+def bytes_in_use(allocation: Allocation, steps: np.ndarray) -> np.ndarray:
+    """Return the bytes of a heap that live buffers cover at some of its steps, and at the peak.
+
+    Args:
+        allocation: The heap.
+        steps: Steps of the heap, `[steps]`. The one closest to the peak gets the peak.
+    """
+    live_ranges = list(live_ranges_of(allocation.values))
+    if not live_ranges:
+        return np.zeros(len(steps), np.int64)
+    start, end, offset, size = _columns(live_ranges)
+    times = np.array(steps, np.int64)
+    peak = _peak(live_ranges)
+    times[np.argmin(np.abs(times - peak))] = peak
+    alive = ((start <= time) & (end >= time) for time in times)
+    return np.array([_taken(offset[a], size[a]) for a in alive], np.int64)
+
+
 def live_ranges_of(values: Iterable[BufferValue]) -> Iterator[LiveRange]:
     """Yield heap ranges with the values that occupy them without a gap."""
     places: dict[tuple[int, int], list[tuple[int, int, BufferValue]]] = {}
@@ -142,10 +160,7 @@ def _peak(live_ranges: Sequence[LiveRange]) -> int:
     The sum of live sizes bounds the bytes in use, so only times with a larger sum than the best are
     examined.
     """
-    start, end, offset, size = (
-        np.array([get(live_range) for live_range in live_ranges], np.int64)
-        for get in map(attrgetter, ("start", "end", "offset", "size"))
-    )
+    start, end, offset, size = _columns(live_ranges)
     times = np.unique(start)
     begun = np.concatenate([[0], np.cumsum(size[np.argsort(start)])])
     over = np.concatenate([[0], np.cumsum(size[np.argsort(end)])])
@@ -162,6 +177,12 @@ def _peak(live_ranges: Sequence[LiveRange]) -> int:
         if taken > best:
             best, peak = taken, int(times[i])
     return peak
+
+
+def _columns(live_ranges: Sequence[LiveRange]) -> Iterator[np.ndarray]:
+    """Yield first steps, last steps, offsets and sizes."""
+    for get in map(attrgetter, ("start", "end", "offset", "size")):
+        yield np.array([get(live_range) for live_range in live_ranges], np.int64)
 
 
 def _taken(offset: np.ndarray, size: np.ndarray) -> int:

@@ -38,7 +38,62 @@ from xlashard.tpu.preflight.report.preflight_model import (
 )
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport, Workload
+from xlashard.tpu.preflight.report.step_model import (
+    LineTime,
+    Timeline,
+    TimelineBlock,
+    TimelineSpan,
+)
 
+OP = "jit(train_step)/jvp(model)/while/body/{}/dot_general"
+
+SECONDS = 6.9 * PARAMETERS * 64 * 8192 / 32 / 459e12 * 1.21
+"""Time of the training step that fits."""
+LAYER = SECONDS * 0.9 / 32
+LINES = (
+    LineTime(line(131, "mlp"), OP.format("bld,df->blf"), "product", SECONDS * 0.6, 64, "matrix"),
+    LineTime(line(134, "mlp"), OP.format("blf,fd->bld"), "product", SECONDS * 0.25, 32, "matrix"),
+    LineTime(
+        line(134, "mlp"),
+        OP.format("blf,fd->bld"),
+        "all-reduce",
+        SECONDS * 0.09,
+        32,
+        "ici",
+        SECONDS * 0.09,
+    ),
+    LineTime(None, "", "fusion", SECONDS * 0.05, 1, "hbm"),
+)
+TIMELINE = Timeline(
+    blocks=(
+        TimelineBlock(
+            "main",
+            SECONDS,
+            (
+                TimelineSpan("fusion.1", "cores", 0.0, SECONDS * 0.05, "hbm", line=3),
+                TimelineSpan(
+                    "while.2", "cores", SECONDS * 0.05, 32 * LAYER, "loop", block=1, times=32
+                ),
+                TimelineSpan("fusion.9", "cores", SECONDS * 0.95, SECONDS * 0.05, "vector"),
+            ),
+        ),
+        TimelineBlock(
+            "body",
+            LAYER,
+            (
+                TimelineSpan("copy-start.3", "HBM copies", 0.0, LAYER * 0.4, "hbm"),
+                TimelineSpan("fusion.4", "cores", 0.0, LAYER * 0.6, "matrix", line=0),
+                TimelineSpan("fusion.5", "cores", LAYER * 0.6, LAYER * 0.3, "matrix", line=1),
+                TimelineSpan("all-reduce.6", "cores", LAYER * 0.9, LAYER * 0.1, "ici", line=2),
+                TimelineSpan(
+                    "all-reduce.6", "along tensor", LAYER * 0.9, LAYER * 0.1, "ici", line=2
+                ),
+            ),
+        ),
+    ),
+    memory=((0.0, 10 * GIB), (SECONDS * 0.05 + LAYER / 2, 19 * GIB), (SECONDS * 0.1, 12 * GIB)),
+    left_out=3,
+)
 FLOPS = 6.9 * PARAMETERS * 64 * 8192 / 32
 TIME = TimeEstimate(
     flops=FLOPS,
@@ -55,6 +110,9 @@ TIME = TimeEstimate(
     below=-0.12,
     above=0.15,
     shares=(("matrix", FLOPS / 459e12 * 1.1), ("hbm", FLOPS / 459e12 * 0.11)),
+    lines=LINES,
+    other_lines_seconds=SECONDS * 0.01,
+    timeline=TIMELINE,
 )
 V5P = TopologyReport(
     name="v5p:4x4x2",

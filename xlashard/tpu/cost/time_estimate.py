@@ -24,6 +24,7 @@ def estimate_time(
     topology: Topology,
     mesh: Mesh,
     kernel_costs: Mapping[str, KernelCost] | None = None,
+    schedule: StepSchedule | None = None,
 ) -> TimeEstimate:
     """Return the time of one execution, and lower bounds by resource.
 
@@ -38,15 +39,13 @@ def estimate_time(
         topology: Topology of the program.
         mesh: Mesh of the program.
         kernel_costs: Costs of kernels that the caller gives, by name.
+        schedule: Result of `schedule_step`; None to make it.
     """
     module = compilation.module
     work = analyze_cost(module)
-    network = NetworkModel(topology, mesh)
-    collectives = [(c, network.of(c)) for c in compilation.collectives(mesh)]
+    collectives = _network_costs(compilation, topology, mesh)
     generation = topology.generation
-    rates = rates_of(generation)
-    model = OperationModel(module, rates, kernel_costs)
-    schedule = walk_schedule(module, collectives, model, rates)
+    schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs)
     resources: dict[Bound, float] = {
         "compute": compute_seconds(work.matmul_flops, generation),
         "hbm": work.hbm_bytes / generation.device_hbm_bandwidth,
@@ -79,6 +78,33 @@ def estimate_time(
         unknown_calls=tuple(sorted(work.unknown_calls.items())),
         not_understood=tuple(sorted(module.not_understood.items())),
     )
+
+
+def schedule_step(
+    compilation: Compilation,
+    topology: Topology,
+    mesh: Mesh,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+) -> StepSchedule:
+    """Return the times of a program's operations in the compiler's order.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+    """
+    rates = rates_of(topology.generation)
+    model = OperationModel(compilation.module, rates, kernel_costs)
+    collectives = _network_costs(compilation, topology, mesh)
+    return walk_schedule(compilation.module, collectives, model, rates)
+
+
+def _network_costs(
+    compilation: Compilation, topology: Topology, mesh: Mesh
+) -> list[tuple[Collective, NetworkCost]]:
+    network = NetworkModel(topology, mesh)
+    return [(c, network.of(c)) for c in compilation.collectives(mesh)]
 
 
 _BOUNDS: dict[str, Bound] = {

@@ -53,10 +53,13 @@ def test_a_step_that_fits() -> None:
     assert "tokens/s at 71.9% model FLOP utilisation (8.03 billion parameters" in text
     assert "0.089 USD a step, 134.40 USD an hour" in text
     assert "data along z, fsdp around x, tensor around y" in text
+    assert re.search(r"9\.0%\s+32 ×\s+all-reduce\s+waiting for ICI .*model.py:134 blf", text)
+    assert re.search(r"and shorter ones, .* \(1\.0%\)", text)
     assert sections(text) == [
         "Memory",
         "Temporaries at the peak",
         "Time",
+        "Time by source line",
         "Collectives",
         "Not required",
         "Replicated silently",

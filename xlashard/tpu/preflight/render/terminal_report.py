@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from xlashard.pjit.report.model import ValueReport
+from xlashard.pjit.report.model import SourceLine, ValueReport
 from xlashard.pjit.report.sections import (
     cause_text,
     donations_section,
@@ -50,6 +50,7 @@ from xlashard.tpu.preflight.report.preflight_model import (
     BufferReport,
     PreflightFields,
     TemporaryReport,
+    TimeEstimate,
     TrafficReport,
 )
 from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
@@ -64,6 +65,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _memory(report, page)
     yield _temporaries(report, page)
     yield _time(report, page)
+    yield _lines(report.time, page)
     yield _collectives(report.traffic, page)
     yield _unasked(report.traffic, page)
     yield replications_section(report.replications, page)
@@ -139,7 +141,10 @@ def _temporaries(report: PreflightFields, page: Page) -> RenderableType | None:
     found = report.memory.temporaries
     if not found:
         return None
-    rows = [(in_bytes(t.device_bytes), _type(t), _operation(t)) for t in page.rows(found)]
+    rows = [
+        (in_bytes(t.device_bytes), _type(t), _operation_of(t.source, t.op_name, t.name))
+        for t in page.rows(found)
+    ]
     rest = page.rest(found, lambda t: t.device_bytes)
     note = "live at the peak of the heap"
     return section("Temporaries at the peak", note, table((">bytes", "type", "of"), rows), rest)
@@ -149,12 +154,12 @@ def _type(t: TemporaryReport) -> str:
     return f"{t.count} × {t.type}" if t.count > 1 else t.type
 
 
-def _operation(t: TemporaryReport) -> Text:
+def _operation_of(source: SourceLine | None, op_name: str, name: str = "") -> Text:
     text = Text()
-    if t.source is not None:
-        text.append(line_text(t.source), "bold" if t.source.in_user_file else "")
+    if source is not None:
+        text.append(line_text(source), "bold" if source.in_user_file else "")
         text.append(" ")
-    return text.append(operation_text(t.op_name) if t.op_name else t.name, "dim")
+    return text.append(operation_text(op_name) if op_name else name, "dim")
 
 
 def _time(report: PreflightFields, page: Page) -> RenderableType:
@@ -196,6 +201,31 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
     note = "of one execution on each device; each resource alone, and the schedule"
     rest = " ".join([f"The schedule: {parts}."] * bool(parts) + list(uncounted_work(time)))
     return section("Time", note, table((">takes", "", "for", ">amount", ""), rows), rest)
+
+
+def _lines(time: TimeEstimate, page: Page) -> RenderableType | None:
+    if not time.lines:
+        return None
+    rows = [
+        (
+            in_seconds(each.seconds),
+            f"{each.seconds / time.seconds:.1%}",
+            f"{each.runs:,} ×",
+            Text(each.kind, "cyan"),
+            SHARES[each.bound],
+            in_seconds(each.exposed_seconds) if each.exposed_seconds else "",
+            _operation_of(each.source, each.op_name),
+        )
+        for each in page.rows(time.lines)
+    ]
+    columns = (">takes", ">share", ">runs", "what", "bound by", ">exposed", "of")
+    note = "of the schedule; exposed: what the cores wait for"
+    left = time.lines[len(rows) :]
+    seconds = sum(each.seconds for each in left) + time.other_lines_seconds
+    others = f"{in_seconds(seconds)} ({seconds / time.seconds:.1%})"
+    rest = page.left(len(left), f"more and shorter ones, {others}")
+    rest = rest or (f"and shorter ones, {others}" if seconds else "")
+    return section("Time by source line", note, table(columns, rows), rest)
 
 
 def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:

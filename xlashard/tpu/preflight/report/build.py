@@ -21,9 +21,10 @@ from xlashard.pjit.report.replication import (
     is_needlessly_replicated,
 )
 from xlashard.sharding import Mesh
-from xlashard.tpu.cost.time_estimate import estimate_time
+from xlashard.tpu.cost.time_estimate import estimate_time, schedule_step
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
+from xlashard.tpu.preflight.attribution.step_lines import add_lines
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.memory_breakdown import describe_memory
 from xlashard.tpu.preflight.report.preflight_model import (
@@ -168,7 +169,10 @@ def build_report(
     lowered = compilation.lowered
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
-    time = estimate_time(compilation, topology, mesh)
+    schedule = schedule_step(compilation, topology, mesh)
+    time = estimate_time(compilation, topology, mesh, schedule=schedule)
+    other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
+    time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     values = describe_values(compilation, replicated_above)
     return PreflightReport(
         name=lowered.fun_name,

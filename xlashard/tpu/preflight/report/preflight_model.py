@@ -18,6 +18,7 @@ from xlashard.pjit.report.model import (
 )
 from xlashard.pjit.report.serde import ReportFormat
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
+from xlashard.tpu.preflight.report.step_model import LineTime, Timeline
 
 type Bound = Literal["compute", "hbm", "ici", "dcn", "host"]
 """Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
@@ -228,6 +229,10 @@ class TimeEstimate:
             runs; counted as zero.
         not_understood: What else the analysis could not take into account, with its number: lines
             of an unknown form, unknown operations and types.
+        lines: Time of the schedule by source line and operation, each 0.1 % or more of it; the
+            longest first.
+        other_lines_seconds: Time of the shorter ones together.
+        timeline: The schedule.
     """
 
     flops: float
@@ -250,6 +255,9 @@ class TimeEstimate:
     transcendentals: float = 0.0
     unknown_calls: tuple[tuple[str, int], ...] = ()
     not_understood: tuple[tuple[str, int], ...] = ()
+    lines: tuple[LineTime, ...] = ()
+    other_lines_seconds: float = 0.0
+    timeline: Timeline | None = None
 
     @property
     def is_lower_bound(self) -> bool:

@@ -55,6 +55,12 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     sent = [t.collective.sent_bytes for t in report.traffic]
     assert [int(n) for n in column(tab, ".traffic", 4)] == sent
     assert [float(n) for n in column(tab, ".traffic", 5)] == [t.seconds for t in report.traffic]
+    assert [float(n) for n in column(tab, ".lines-card", 6)] == [
+        each.seconds for each in time.lines
+    ]
+    assert [float(n) for n in column(tab, ".lines-card", 5)] == [
+        each.exposed_seconds for each in time.lines
+    ]
     shardings = ".shardings details:first-of-type"
     assert column(tab, shardings, 0) == [v.path for v in report.inputs]
     assert column(tab, shardings, 2) == [v.spec for v in report.inputs]

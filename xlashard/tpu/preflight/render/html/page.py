@@ -30,6 +30,7 @@ from xlashard.tpu.preflight.render.report_text import (
     ESTIMATE,
     NETWORKS,
     ORIGINS,
+    SHARES,
     axes_text,
     error_text,
     in_thousands,
@@ -48,6 +49,7 @@ from xlashard.tpu.preflight.report.preflight_model import (
     TimeEstimate,
     TrafficReport,
 )
+from xlashard.tpu.preflight.report.step_model import LineTime
 
 BOUNDS = {
     "compute": "arithmetic",
@@ -134,6 +136,7 @@ def environment() -> Environment:
         BOUNDS=BOUNDS,
         ESTIMATE=ESTIMATE,
         ORIGINS=ORIGINS,
+        SHARES=SHARES,
         SHORT=SHORT,
         read_roofline=read_roofline,
         roofline_plot=RooflinePlot,
@@ -148,6 +151,7 @@ def environment() -> Environment:
         gradient=gradient,
         is_visible_ring=is_visible_ring,
         lies_along=lies_along,
+        line_choices=_line_choices,
         many=many,
         mesh=axes_text,
         pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
@@ -169,6 +173,14 @@ def _filter_choices(traffic: Sequence[TrafficReport]) -> dict[str, list[str]]:
     if len({t.network for t in traffic}) > 1:
         choices["network"] = ["ICI", "DCN"]
     return choices
+
+
+def _line_choices(lines: Sequence[LineTime]) -> dict[str, list[str]]:
+    """Return the values to filter source lines by."""
+    return {
+        "kind": sorted({line.kind for line in lines}),
+        "bound": sorted({SHARES[line.bound] for line in lines}),
+    }
 
 
 def _traffic_along(axis: AxisReport, time: TimeEstimate) -> tuple[int, float]:
