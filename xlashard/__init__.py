@@ -89,7 +89,7 @@ else:
         pjit,
         with_sharding_constraint,
     )
-    from xlashard.pjit.recompile.jit_logs import JIT_LOGS as _JIT_LOGS
+    from xlashard.pjit.recompile.compile_log import JIT_LOGS as _JIT_LOGS
     from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
     from xlashard.program.consistency import Policy as _Policy
     from xlashard.sharding import (
@@ -235,7 +235,7 @@ else:
     )
     _watch_misses(_JIT_LOGS.observe)
     if _flags.check_jit_programs:
-        from xlashard.multihost.jit_programs import watch_jit_programs as _watch_jit_programs
+        from xlashard.multihost.consistency import watch_jit_programs as _watch_jit_programs
 
         _watch_jit_programs()
 

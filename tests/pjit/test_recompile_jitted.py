@@ -16,7 +16,7 @@ from flax import nnx
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import explain_recompile, pjit
 from xlashard.config import RECOMPILE_LOGGER
-from xlashard.pjit.recompile.jit_logs import JIT_LOGS
+from xlashard.pjit.recompile.compile_log import JIT_LOGS
 
 
 def parts(f):

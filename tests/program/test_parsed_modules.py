@@ -195,8 +195,8 @@ def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
 )
 def test_the_mesh_that_names_axes(meshes, named_by):
     symbols = "\n".join(f"sdy.mesh @m{i} = {mesh}" for i, mesh in enumerate(meshes))
-    found = parse_module(main(before=symbols)).mesh_for(8)
-    assert (found and found.axes) == named_by
+    found = parse_module(main(before=symbols)).mesh_on(jax.devices()[:8])
+    assert (found and tuple(found.shape.items())) == named_by
 
 
 def test_a_private_entry_becomes_public():

@@ -9,6 +9,9 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
+from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.runtime.compiler import CompileRequest
+from xlashard._jax.runtime.jit_calls import JitProgram, watch_first_runs
 from xlashard._jax.runtime.tracebacks import calling_line, short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.cross_process_check import ComparedCalls
@@ -18,16 +21,19 @@ from xlashard.errors import (
     GeometryError,
     PlacementError,
     ProcessesError,
+    ShardingError,
     UnequalError,
 )
 from xlashard.lazily import dataclass
 from xlashard.multihost.collective_call import CollectiveCall, Contribution, can_meet, digest_of
 from xlashard.multihost.host_mesh import HostMesh
-from xlashard.multihost.jit_programs import watch_jit_programs
 from xlashard.multihost.leaves import HostLeaf, read_named
+from xlashard.pjit.lower import ClosedValues
 from xlashard.processes import NamedValue, digest, format_processes, minority
 from xlashard.program.consistency import CONSISTENCY, Policy
-from xlashard.sharding import PartitionSpec, spec_of
+from xlashard.program.consistency.fingerprint import ProgramFingerprint
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.sharding import PartitionSpec, XLACompatibleSharding, from_jax, spec_of
 from xlashard.wording import typed
 
 type PieceDigests = dict[str, dict[str, str]]
@@ -239,3 +245,72 @@ def _use(enabled: bool, timeout: float | None) -> Policy:
             )
         policy = replace(policy, timeout=float(timeout))
     return CONSISTENCY.use(policy)
+
+
+_watched: list[bool] = []
+
+
+def watch_jit_programs() -> None:
+    """Compare programs of `jax.jit` as long as the policy of this process includes them."""
+    if not _watched:
+        _watched.append(True)
+        watch_first_runs(_admit)
+
+
+def _admit(program: JitProgram) -> None:
+    if CONSISTENCY.policy.includes_jit:
+        CONSISTENCY.admit(_fingerprint(program))
+
+
+def _fingerprint(program: JitProgram) -> ProgramFingerprint:
+    devices = program.devices
+    args = _values(program.arguments, program.in_shardings, devices, program.paths)
+    names = [f"result[{i}]" for i in range(len(program.results))]
+    results = _values(program.results, program.out_shardings, devices, names)
+    shardy = uses_shardy()
+    plan = ProgramPlan(
+        name=program.name,
+        devices=devices,
+        args=args,
+        results=results,
+        donated=program.donated,
+        partitioner=Partitioner.SHARDY if shardy else Partitioner.GSPMD,
+        options=program.options,
+    )
+    tokens = (False,) * program.ordered_effects
+    request = CompileRequest(
+        devices,
+        shardy,
+        (*tokens, *(value.is_free for value in args)),
+        (*tokens, *(value.is_free for value in results)),
+        program.options,
+    )
+    closed = ClosedValues(program.closed_over, program.closed_over)
+    return ProgramFingerprint(plan, program.module, request, closed=closed)
+
+
+def _values(
+    avals: Sequence[Any], shardings: Sequence[Any], devices: tuple[Any, ...], paths: Sequence[str]
+) -> tuple[ValuePlan, ...]:
+    return tuple(
+        ValuePlan(
+            shape=tuple(getattr(aval, "shape", ())),
+            dtype=str(getattr(aval, "dtype", aval)),
+            sharding=_known(sharding, devices),
+            name=path,
+        )
+        for aval, sharding, path in zip(avals, shardings, paths, strict=True)
+    )
+
+
+def _known(sharding: Any, devices: tuple[Any, ...]) -> XLACompatibleSharding | None:
+    """Return a sharding over the devices of a program; None for one that the module alone has."""
+    if sharding is None:
+        return None
+    try:
+        known = from_jax(sharding)
+        if isinstance(known, XLACompatibleSharding) and tuple(known.devices) == devices:
+            return known
+    except ShardingError:  # for instance on an abstract mesh
+        pass
+    return None

@@ -19,7 +19,7 @@ from xlashard.lazily import deferred
 from xlashard.pjit.dispatch import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
-from xlashard.pjit.recompile.jit_logs import JIT_LOGS
+from xlashard.pjit.recompile.compile_log import JIT_LOGS
 from xlashard.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
 
 if TYPE_CHECKING:

@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import numpy as np
+
 from xlashard._jax import modules, stablehlo_parse
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import GeometryError, ModuleError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.program.annotate import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
 from xlashard.program.compile import LoweredProgram, lower_program
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.sharding import Mesh
 
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
@@ -59,12 +64,30 @@ class ParsedModule:
     partitioner: Partitioner | None
     meshes: tuple[stablehlo_parse.NamedMesh, ...]
 
-    def mesh_for(self, num_devices: int) -> stablehlo_parse.NamedMesh | None:
-        """Return the only mesh, if it has this number of devices in their order."""
-        (first, *others) = self.meshes or (None,)
-        if first is None or others or first.device_ids or first.size != num_devices:
+    def mesh_on(self, devices: Sequence[Device]) -> Mesh | None:
+        """Return the only mesh, on these devices, if it is one of them in their order."""
+        (grid, *others) = self.meshes or (None,)
+        if grid is None or others or grid.device_ids or grid.size != len(devices):
             return None
-        return first
+        names, sizes = zip(*grid.axes, strict=True)
+        return Mesh(np.array(devices).reshape(sizes), names)
+
+    def default_devices(self) -> tuple[Device, ...] | None:
+        """Return all devices, if it has a partition for each; None, the default, if it has one.
+
+        Raises:
+            ModuleError: If it has partitions for some devices only.
+        """
+        count = self.num_partitions or 1
+        if count == 1:
+            return None
+        devices = jax.devices()
+        if count != len(devices):
+            raise ModuleError(
+                f"the module is for {count} partitions (mhlo.num_partitions) and there are "
+                f"{len(devices)} devices: say which, devices=jax.devices()[:{count}]"
+            )
+        return tuple(devices)
 
 
 def parse_module(source: str | bytes) -> ParsedModule:

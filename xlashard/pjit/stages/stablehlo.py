@@ -328,7 +328,8 @@ def _place(
     mesh: Mesh | None,
 ) -> ProgramPlacement:
     """Resolve devices and shardings, as for a call of a pjit-ed function."""
-    mesh = mesh if mesh is not None else _own_mesh(parsed, devices)
+    if mesh is None and devices is not None:
+        mesh = parsed.mesh_on(devices)
     return resolve(
         ShardingRequest(
             arguments=tuple(Argument(v.path, v.aval, None, False) for v in parsed.args),
@@ -360,7 +361,7 @@ def _devices(
                 where = f"the {side.option} of {value.path}"
                 sources.append((where, tuple(resource.given.devices)))
     if not sources:
-        return _devices_of(parsed)
+        return parsed.default_devices()
     name, first = sources[0]
     for other_name, other in sources[1:]:
         if other != first:
@@ -374,27 +375,6 @@ def _devices(
 def _ids(devices: Sequence[Device]) -> str:
     shown = ", ".join(str(d.id) for d in devices[:8])
     return f"{len(devices)} [{shown}{', ...' if len(devices) > 8 else ''}]"
-
-
-def _devices_of(parsed: ParsedModule) -> tuple[Device, ...] | None:
-    count = parsed.num_partitions or 1
-    if count == 1:
-        return None
-    devices = jax.devices()
-    if count != len(devices):
-        raise ModuleError(
-            f"the module is for {count} partitions (mhlo.num_partitions) and there are "
-            f"{len(devices)} devices: say which, devices=jax.devices()[:{count}]"
-        )
-    return tuple(devices)
-
-
-def _own_mesh(parsed: ParsedModule, devices: tuple[Device, ...] | None) -> Mesh | None:
-    grid = None if devices is None else parsed.mesh_for(len(devices))
-    if grid is None:
-        return None
-    names = [name for name, _ in grid.axes]
-    return Mesh(np.array(devices).reshape([size for _, size in grid.axes]), names)
 
 
 def _planned(
