@@ -25,6 +25,7 @@ from docs import site_errors, site_names
 from tests.documents import LINK
 from tests.errors.catalogue import read_topics
 from xlashard.cli import make_parser
+from xlashard.pjit.report.script_report import ScriptReport
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,6 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
     for path, content in (
         ("reference/preflight.schema.json", _json(xlashard.PreflightReport.json_schema())),
         ("reference/program.schema.json", _json(xlashard.ProgramReport.json_schema())),
+        ("reference/script.schema.json", _json(ScriptReport.json_schema())),
         *_error_pages(),
     ):
         files.append(File.generated(config, path, content=content))

@@ -244,7 +244,7 @@ def is_generated(path: Path) -> bool:
     name = path.resolve().relative_to(ROOT / "docs").as_posix()
     classes = {"index", *(mistake.error for topic in read_topics() for mistake in topic.mistakes)}
     pages = {f"reference/errors/{each}.md" for each in classes}
-    is_schema = re.fullmatch(r"reference/(program|preflight)\.schema\.json", name)
+    is_schema = re.fullmatch(r"reference/(program|script|preflight)\.schema\.json", name)
     return name in pages or is_schema is not None
 
 

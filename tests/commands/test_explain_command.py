@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 import xlashard
@@ -70,6 +71,11 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     out = capsys.readouterr().out
     assert code == 0
     assert (report.script, report.outcome) == ("train.py 3", "finished")
+    assert main(["explain", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    jsonschema.validate(report.to_dict(), schema)
+    assert schema == ScriptReport.json_schema() and set(schema["required"]) == set(report.to_dict())
+    assert schema["$defs"]["ScriptProgram"]["properties"]["calls"]["description"]
     assert [(p.name, p.source, p.calls) for p in report.programs] == [
         ("init", "train.py:11", 1),
         ("train_step", "train.py:16", 3),

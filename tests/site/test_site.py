@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import re
 import subprocess
 import threading
@@ -129,4 +130,6 @@ def test_a_page_fits_the_window(
 
 def test_the_address_of_an_error_is_a_page() -> None:
     assert (SITE / "reference/errors/MeshError/index.html").is_file()
-    assert (SITE / "reference/preflight.schema.json").is_file()
+    for name in ("program", "script", "preflight"):
+        schema = json.loads((SITE / f"reference/{name}.schema.json").read_text())
+        assert schema["$id"].startswith(f"urn:xlashard:{name}:")

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    if arguments.schema:
+        scripts = importlib.import_module("xlashard.pjit.report.script_report")
+        print(json.dumps(scripts.ScriptReport.json_schema(), indent=2, ensure_ascii=False))
+        return 0
     try:
         _check(arguments)
         make_absolute(arguments, *RESULTS, "compare")

@@ -55,9 +55,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what changed from the first report to the second",
     )
-    parser.add_argument(
-        "--schema", action="store_true", help="print the JSON Schema of a report, and exit"
-    )
+    _add_schema(parser)
     add_script(parser)
     _add_sweep(parser.add_argument_group("where every mesh is tried"))
 
@@ -130,6 +128,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         metavar="OLD.json",
         help="show what changed since a stored report; programs are matched by name",
     )
+    _add_schema(parser, "of a script's programs")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -240,6 +239,13 @@ def _add_results(parser: argparse.ArgumentParser, json: str, budget: str) -> Non
         metavar="FILE",
         help="write the changes that --compare shows as Markdown, for a comment on a pull request; "
         "- for standard output",
+    )
+
+
+def _add_schema(parser: argparse.ArgumentParser, of: str = "") -> None:
+    report = f"the report {of}" if of else "a report"
+    parser.add_argument(
+        "--schema", action="store_true", help=f"print the JSON Schema of {report}, and exit"
     )
 
 
