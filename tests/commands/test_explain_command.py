@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from multiprocessing import spawn
 from pathlib import Path
 
 import jsonschema
@@ -11,10 +12,10 @@ import pytest
 
 import xlashard
 from tests.facts import naming
+from xlashard import legacy
 from xlashard.cli import main
 from xlashard.commands import script_run
-from xlashard.commands.script_run import matches
-from xlashard.commands.script_words import Script, parse_script
+from xlashard.commands.script_words import Script, matches, parse_script
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.script_report import ScriptReport
 from xlashard.program_runner import ScriptOrModule
@@ -185,6 +186,29 @@ def test_wrong_words_are_named(folder: Path, capsys, words: list[str], facts: li
     printed = capsys.readouterr()
     assert all(fact in printed.err for fact in facts), printed.err
     assert "step" not in printed.out  # No script has run.
+
+
+def test_an_invalid_variable_is_named_before_a_script_runs(folder: Path, capsys, monkeypatch):
+    monkeypatch.setenv("XLASHARD_CHECKS", "1")
+    for command in ("explain", "run"):
+        assert main([command, "--", "train.py", "1"]) == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith("error: ") and "XLASHARD_CHECKS" in printed.err
+        assert printed.out == ""
+
+
+@pytest.mark.parametrize("command", ["run", "legacy"])
+def test_an_error_of_the_script_is_printed_once(
+    folder: Path, capsys, monkeypatch, command: str
+) -> None:
+    monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
+    (folder / "fails.py").write_text("import xlashard\nraise xlashard.errors.ConfigError('mine')\n")
+    with pytest.raises(xlashard.errors.ConfigError):
+        main([command, "--", "fails.py"])
+    if command == "legacy":
+        legacy.uninstall()
+    error = capsys.readouterr().err
+    assert error.count("ConfigError: mine") == 1 and "error: mine" not in error
 
 
 def test_programs_that_a_script_does_not_compile(folder: Path, capsys) -> None:

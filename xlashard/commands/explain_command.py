@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,11 @@ from xlashard.commands.result_files import (
 from xlashard.commands.script_run import (
     StopRule,
     check_script_options,
-    matches,
     run_script,
     select,
 )
-from xlashard.commands.script_words import change_interpreter, parse_script
+from xlashard.commands.script_words import change_interpreter, matches, parse_script
+from xlashard.config import read_flags
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.wording import print_error
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Check the words as far as that is possible without JAX, before a script runs."""
+    read_flags(os.environ)
     parse_limits(arguments.budget, PROGRAM_UNITS)
     target = arguments.target or ""
     if not (target or arguments.script):

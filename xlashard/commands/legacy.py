@@ -19,7 +19,12 @@ from rich.text import Text
 from xlashard.commands.result_files import check_writable
 from xlashard.commands.script_words import change_interpreter, parse_script
 from xlashard.errors import ArgumentError, XlashardError, counted
-from xlashard.legacy.runner.run_command import RunCommand, parse_flag, run_old_program
+from xlashard.legacy.runner.run_command import (
+    RunCommand,
+    parse_flag,
+    run_old_program,
+    set_flags,
+)
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
@@ -58,10 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         _check_words(arguments)
-        return _migrate(arguments) if arguments.migrate else _run_script(arguments)
+        if arguments.migrate:
+            return _migrate(arguments)
+        command = _command(arguments)
+        flags = set_flags(command.flags)
     except XlashardError as error:
         print_error(error)
         return 2
+    # An error of the program is Python's to print.
+    return run_old_program(command, flags)
 
 
 def _check_words(arguments: argparse.Namespace) -> None:
@@ -82,13 +92,14 @@ def _check_words(arguments: argparse.Namespace) -> None:
         )
 
 
-def _run_script(arguments: argparse.Namespace) -> int:
+def _command(arguments: argparse.Namespace) -> RunCommand:
+    """Return the program to run, its flags and its report."""
     check_writable(arguments.report)
     script = parse_script(arguments.script)
     change_interpreter(script, arguments.command_line, arguments.script)
     flags = dict(map(parse_flag, arguments.flags))
     has_report = arguments.report is not None
-    return run_old_program(RunCommand(script.program, has_report, arguments.report or "", flags))
+    return RunCommand(script.program, has_report, arguments.report or "", flags)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -36,11 +36,10 @@ from xlashard.commands.script_run import (
     ScriptRun,
     StopRule,
     check_script_options,
-    matches,
     run_script,
     select,
 )
-from xlashard.commands.script_words import change_interpreter, parse_script
+from xlashard.commands.script_words import change_interpreter, matches, parse_script
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.pjit import RecordedProgram

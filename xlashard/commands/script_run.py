@@ -10,19 +10,19 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
-import re
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, Literal
 
 import xlashard
-from xlashard.commands.script_words import change_interpreter, parse_script
+from xlashard.commands.script_words import change_interpreter, matches, parse_script
+from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.program_runner import ProgramNotFoundError, ProgramStopped, ScriptOrModule
 from xlashard.program_runner import run as run_program
@@ -48,31 +48,6 @@ class StopRule:
 
     calls: int | None = None
     seconds: float | None = None
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a program's name matches one of the patterns.
-
-    Args:
-        name: The name.
-        patterns: Globs such as `train_*`, or regular expressions such as `/(train|eval)_step/`.
-
-    Raises:
-        ArgumentError: If a regular expression is invalid.
-    """
-    for pattern in patterns:
-        if len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/"):
-            try:
-                if re.search(pattern[1:-1], name):
-                    return True
-            except re.error as error:
-                raise ArgumentError(
-                    f"--programs {pattern} is no regular expression ({error}): write a glob such "
-                    "as 'train_*', or '/(train|eval)_step/'"
-                ) from None
-        elif fnmatchcase(name, pattern):
-            return True
-    return False
 
 
 @dataclass
@@ -382,18 +357,21 @@ def run(arguments: argparse.Namespace) -> int:
             raise ArgumentError("which program? Write xlashard run -- python train.py")
         script = parse_script(arguments.script)
         change_interpreter(script, arguments.command_line, arguments.script)
+        read_flags(os.environ)
+    except XlashardError as error:
+        print_error(error)
+        return 2
+    # An error of the script is Python's to print.
+    try:
         with _when_imported("jax", _apply_settings):
             run_program(script.program)
-    except (ProgramNotFoundError, XlashardError) as error:
+    except ProgramNotFoundError as error:
         print_error(error)
         return 2
     return 0
 
 
 def _apply_settings() -> None:
-    """Run the body of the package, which reads the variables of the environment.
-
-    JAX may be imported by that body itself, which is not complete then.
-    """
+    """Run the body of the package, which reads the environment, unless that imports JAX itself."""
     with contextlib.suppress(AttributeError):
         _ = xlashard.Array

@@ -1,4 +1,4 @@
-"""Parse the words of a Python script on a command line, and change to its interpreter."""
+"""Words of a Python script on a command line, its interpreter, and patterns of its programs."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from xlashard.errors import ArgumentError
@@ -150,3 +151,28 @@ def change_interpreter(script: Script, words: Sequence[str], to_script: Sequence
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(python, [*command, *module, script.program.target, *rest])
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a program's name matches one of the patterns.
+
+    Args:
+        name: The name.
+        patterns: Globs such as `train_*`, or regular expressions such as `/(train|eval)_step/`.
+
+    Raises:
+        ArgumentError: If a regular expression is invalid.
+    """
+    for pattern in patterns:
+        if len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/"):
+            try:
+                if re.search(pattern[1:-1], name):
+                    return True
+            except re.error as error:
+                raise ArgumentError(
+                    f"--programs {pattern} is no regular expression ({error}): write a glob such "
+                    "as 'train_*', or '/(train|eval)_step/'"
+                ) from None
+        elif fnmatchcase(name, pattern):
+            return True
+    return False

@@ -136,29 +136,41 @@ def main(words: Sequence[str]) -> int:
         print(_HELP)
         return 0
     try:
-        return run_old_program(read_command(words))
+        command = read_command(words)
+        flags = set_flags(command.flags)
     except (UsageError, ConfigError) as error:
         print(_USAGE, file=sys.stderr)
         print_error(error)
         return 2
+    return run_old_program(command, flags)
 
 
-def run_old_program(command: RunCommand) -> int:
-    """Run a program with the removed names installed.
+def set_flags(flags: Mapping[str, str | bool]) -> dict[str, Any]:
+    """Set the flags of a command line, and return their values.
 
     Args:
-        command: The program, the flags and the report.
-
-    Returns:
-        The exit code, unless the program exits itself: 0, 1 if the module does not exist, 2 if the
-        script does not.
+        flags: Text of each flag, by name; True or False without a text.
 
     Raises:
         ConfigError: A flag is unknown, or its value is invalid.
     """
-    flags = {name: _typed(name, value) for name, value in command.flags.items()}
-    for name, value in flags.items():
+    values = {name: _typed(name, text) for name, text in flags.items()}
+    for name, value in values.items():
         config.update(name, value)
+    return values
+
+
+def run_old_program(command: RunCommand, flags: Mapping[str, Any]) -> int:
+    """Run a program with the removed names installed.
+
+    Args:
+        command: The program and the report.
+        flags: The flags that were set, for the processes that the program starts.
+
+    Returns:
+        The exit code, unless the program exits itself: 0, 1 if the module does not exist, 2 if the
+        script does not.
+    """
     if "jax_array" not in flags and "JAX_ARRAY" not in os.environ:
         _advise_about_arrays()
     recorder = Recorder() if command.report else None
