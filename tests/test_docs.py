@@ -135,7 +135,9 @@ def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
     done = run_one([*pod, *python_command(), str(tmp_path / "hello.py")], timeout=240)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"process (\d) of 4: \(8, 4\), sum 48.0", done.stdout)) == list("0123")
-    done = run_one([*pod, *python_command(), str(tmp_path / "other.py")], timeout=240)
+    other_path, checked = str(tmp_path / "other.py"), {**os.environ, "XLASHARD_CHECK_PROGRAMS": "1"}
+    checking = [*python_command(checked), "-m", "xlashard", "run", "--", "python", other_path]
+    done = run_one([*pod, *checking], env=checked, timeout=240)
     assert done.returncode != 0
     assert "ProgramsDifferError" in done.stdout + done.stderr
 
