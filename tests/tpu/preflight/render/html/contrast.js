@@ -25,7 +25,7 @@
   const behind = (element) => {
     if (!known.has(element)) {
       const { back, opacity } = behind(element.parentElement);
-      const square = element.matches(".chips g") && element.querySelector("rect");
+      const square = element.matches(".chips g, .row .span") && element.querySelector("rect");
       const style = getComputedStyle(element);
       const layer = rgba(square ? getComputedStyle(square).fill : style.backgroundColor);
       known.set(element, { back: over(layer, back), opacity: opacity * Number(style.opacity) });

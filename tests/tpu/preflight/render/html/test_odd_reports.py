@@ -82,7 +82,7 @@ def test_odd_reports_are_shown(browser: Browser) -> None:
             body = tab.text(".panel")
             assert name in body
             assert SHOWN[name] in body
-            assert len(tab.texts(".card")) == 8
+            assert len(tab.texts(".card")) == 10
             assert not {"nan", "inf"} & set(body.lower().split())
         assert tab.complaints() == []
 

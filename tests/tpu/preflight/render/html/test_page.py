@@ -98,6 +98,47 @@ def test_the_bar_of_memory_is_drawn_to_scale(browser: Browser) -> None:
     assert line == pytest.approx(memory.available_bytes / memory.total_bytes, abs=0.003)
 
 
+def test_the_timeline_zooms_and_goes_by_keys(browser: Browser) -> None:
+    whole = FITTING.time.seconds * (0.1 + 0.9 / 32)
+    starts = (
+        "Object.fromEntries([...document.querySelectorAll('.row .span')].map(e => "
+        "[e.querySelector('title').textContent.split(' ')[0] + ' ' + "
+        "e.closest('.row').dataset.track,"
+        " (e.getBoundingClientRect().x - e.closest('.canvas').getBoundingClientRect().x) / "
+        "e.closest('.canvas').clientWidth]))"
+    )
+    width = "document.querySelector('.canvas').clientWidth / "
+    width += "document.querySelector('.scroller').clientWidth"
+    with browser.page(FITTING.to_html()) as tab:
+        drawn = tab.run(starts)
+        body, layer = FITTING.time.seconds * 0.05, FITTING.time.seconds * 0.9 / 32
+        expected = {
+            "while.2 loops": body,
+            "fusion.1 cores": 0.0,
+            "fusion.4 cores": body,
+            "fusion.5 cores": body + 0.6 * layer,
+            "all-reduce.6 cores": body + 0.9 * layer,
+            "all-reduce.6 along tensor": body + 0.9 * layer,
+            "copy-start.3 HBM copies": body,
+            "fusion.9 cores": body + layer,
+        }
+        assert drawn == pytest.approx({n: s / whole for n, s in expected.items()}, abs=0.003)
+        assert "3 short operations are left out" in tab.text(".timeline-card .lead")
+        assert "between 10.0 GiB and 19.0 GiB" in tab.text(".timeline-card .keys")
+        tab.click("[data-zoom='2']")
+        assert tab.run(width) == pytest.approx(2)
+        tab.focus(".scroller")
+        tab.press("ArrowRight")
+        assert tab.text(".span-status").startswith("while.2 runs body 32 ×")
+        tab.press("ArrowDown")
+        tab.press("ArrowRight")
+        status = tab.text(".span-status")
+        assert status.startswith(("fusion.5 · product · blf,fd->bld", "all-reduce.6 · all-reduce"))
+        assert "model.py:134" in status and "32 ×" in status
+        tab.click("[data-zoom='0']")
+        assert tab.run(width) == pytest.approx(1)
+
+
 def test_a_rejected_program_does_not_fit(
     browser: Browser,
 ) -> None:

@@ -181,6 +181,69 @@
     });
   }
 
+  // The timeline is as wide as the zoom says, and scrolls in its box.
+  function zoom(timeline, factor, at = 0.5) {
+    const box = timeline.querySelector(".scroller");
+    const canvas = timeline.querySelector(".canvas");
+    const before = Number(canvas.dataset.zoom ?? 1);
+    const after = Math.min(512, Math.max(1, factor ? before * factor : 1));
+    const middle = (box.scrollLeft + at * box.clientWidth) / before;
+    canvas.dataset.zoom = after;
+    canvas.style.width = `${after * 100}%`;
+    box.scrollLeft = middle * after - at * box.clientWidth;
+  }
+
+  function chooseSpan(timeline, span, follow = false) {
+    for (const one of all(".chosen", timeline)) one.classList.remove("chosen");
+    timeline.querySelector(".span-status").textContent =
+      span?.querySelector("title").textContent ?? "";
+    if (!span) return;
+    span.classList.add("chosen");
+    if (!follow) return;
+    const box = timeline.querySelector(".scroller");
+    const [inside, outside] = [span, box].map((one) => one.getBoundingClientRect());
+    if (inside.left < outside.left || inside.right > outside.right)
+      box.scrollLeft += inside.left - outside.left - outside.width / 4;
+  }
+
+  const middleOf = (span) => parseFloat(span.getAttribute("x")) + parseFloat(span.getAttribute("width")) / 2;
+  function nextSpan(timeline, key) {
+    const rows = all(".row", timeline);
+    const now = timeline.querySelector(".chosen");
+    if (!now) return key.startsWith("Arrow") ? timeline.querySelector(".row .span") : null;
+    const row = now.closest(".row");
+    const spans = all(".span", row);
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[key];
+    if (step) return spans[spans.indexOf(now) + step] ?? now;
+    const other = rows[rows.indexOf(row) + ({ ArrowUp: -1, ArrowDown: 1 }[key] ?? 0)];
+    if (!key.startsWith("Arrow")) return null;
+    const away = (span) => Math.abs(middleOf(span) - middleOf(now));
+    return other ? all(".span", other).reduce((a, b) => (away(b) < away(a) ? b : a)) : now;
+  }
+
+  for (const timeline of all(".timeline")) {
+    const box = timeline.querySelector(".scroller");
+    for (const button of all("[data-zoom]", timeline.querySelector(".zooms")))
+      button.addEventListener("click", () => zoom(timeline, Number(button.dataset.zoom)));
+    box.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      const outside = box.getBoundingClientRect();
+      zoom(timeline, event.deltaY < 0 ? 1.25 : 0.8, (event.clientX - outside.left) / outside.width);
+    }, { passive: false });
+    box.addEventListener("pointermove", (event) => {
+      const span = event.target.closest(".row .span");
+      if (span) chooseSpan(timeline, span);
+    });
+    box.addEventListener("keydown", (event) => {
+      const factor = { "+": 2, "-": 0.5 }[event.key];
+      const next = factor ? null : nextSpan(timeline, event.key);
+      if (!factor && !next) return;
+      event.preventDefault();
+      if (factor) zoom(timeline, factor); else chooseSpan(timeline, next, true);
+    });
+  }
+
   // Paper has no way to unfold anything.
   let unfolded = [];
   addEventListener("beforeprint", () => {

@@ -20,6 +20,12 @@ from xlashard.tpu.preflight.render.html.charts import (
     read_roofline,
     time_bars,
 )
+from xlashard.tpu.preflight.render.html.timeline_drawing import (
+    memory_curve,
+    timeline_key,
+    timeline_rows,
+    timeline_ticks,
+)
 from xlashard.tpu.preflight.render.html.torus_drawing import (
     device_positions,
     gradient,
@@ -50,6 +56,7 @@ from xlashard.tpu.preflight.report.preflight_model import (
     TrafficReport,
 )
 from xlashard.tpu.preflight.report.step_model import LineTime
+from xlashard.wording import printable
 
 BOUNDS = {
     "compute": "arithmetic",
@@ -138,10 +145,14 @@ def environment() -> Environment:
         ORIGINS=ORIGINS,
         SHARES=SHARES,
         SHORT=SHORT,
+        memory_curve=memory_curve,
         read_roofline=read_roofline,
         roofline_plot=RooflinePlot,
         segments=memory_segments,
         time_bars=time_bars,
+        timeline_key=timeline_key,
+        timeline_rows=timeline_rows,
+        timeline_ticks=timeline_ticks,
         torus_drawing=device_positions,
         uncounted=uncounted_work,
     )
@@ -156,6 +167,7 @@ def environment() -> Environment:
         mesh=axes_text,
         pixels=lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         price=price_with_currency,
+        printable=printable,
         rings=torus_rings,
         thousands=in_thousands,
         three_digits=three_digits,
