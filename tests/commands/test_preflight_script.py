@@ -80,7 +80,8 @@ def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys
     names = ("make_mesh", "default_backend", "devices", "device_count")
     before = [getattr(jax, name) for name in names]
     # 4 GiB of parameters, of which nothing is allocated.
-    assert preflight("--json", "reports", "--", "python", "train.py", "32768", "2") == 0
+    words = ("--estimate", "--json", "reports")
+    assert preflight(*words, "--", "python", "train.py", "32768", "2") == 0
     printed = capsys.readouterr()
     reports = {
         path.name.split(" ")[0]: PreflightReport.from_json(path.read_text())
@@ -88,7 +89,7 @@ def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys
     }
     assert set(reports) == {"init", "train_step", "<lambda>"}
     step = reports["train_step"]
-    assert step.topology.name == "v5e:2x4"
+    assert step.topology.name == "v5e:2x4" and all(r.is_estimate for r in reports.values())
     assert [(axis.name, axis.size) for axis in step.mesh] == [("data", 4), ("model", 2)]
     assert [(v.path, v.type, v.spec) for v in step.inputs] == [
         ("w", "float32[32768,32768]", "P(None, 'model')"),

@@ -224,8 +224,7 @@ def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(me
 def test_a_product_reads_both_operands_and_writes_its_result(mesh):
     # The compiler hands operands through fusions that do nothing to them.
     work = work_of(mesh, jnp.matmul, (4096, 4096), (4096, 4096))
-    zeros = 2**38  # Which `scheduled` adds.
-    assert work.hbm_bytes - zeros == pytest.approx(3 * 4096 * 4096 * 2, rel=0.01)
+    assert work.hbm_bytes == pytest.approx(3 * 4096 * 4096 * 2, rel=0.01)
 
 
 def test_slices_and_updates_count_by_what_they_touch(mesh):
@@ -233,8 +232,7 @@ def test_slices_and_updates_count_by_what_they_touch(mesh):
         return x.at[3].set(row), jnp.sum(x[5], dtype=jnp.float32)
 
     arguments = structs(mesh, (64, 1024, 1024), (1024, 1024))
-    lowered = pjit(touch, donate_argnums=0).lower(*arguments)
-    work = analyze_cost(compile_for_report(lowered).module)
+    work = analyze_cost(scheduled(touch, *arguments, donate_argnums=0).module)
     row = 1024 * 1024 * 2
     # One row is read and written to another place, one is read for its sum.
     assert 3 * row <= work.hbm_bytes <= 5 * row

@@ -6,11 +6,10 @@ import pytest
 
 import xlashard
 from tests.tpu.preflight.scheduled import scheduled
-from xlashard import NamedSharding, P, pjit
+from xlashard import NamedSharding, P
 from xlashard.tpu import topology
 from xlashard.tpu.cost.time_estimate import estimate_time
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
-from xlashard.tpu.preflight.compilation import compile_for_report
 
 PLACE = topology("v5e:2x4")
 MESH = PLACE.mesh({"data": 2, "model": 4})
@@ -176,7 +175,7 @@ def test_the_operand_of_a_product_is_cut_as_the_other_one_where_they_are_summed_
     def unasked(*spec):
         x = struct((8192, 4096), *spec, mesh=mesh)
         w = struct((4096, 2048), "data", "model", mesh=mesh)
-        compilation = scheduled(jnp.matmul, x, w, out_shardings=by_rows)
+        compilation = scheduled(lambda a, b: a @ b, x, w, out_shardings=by_rows)
         return [r for r in describe_traffic(compilation, PLACE, mesh) if not r.requested]
 
     suggestions = {r.suggestion for r in unasked(None, "model")}
@@ -247,8 +246,7 @@ def test_the_estimate_sums_the_traffic():
         "down": struct((2048, 1024), "model", "data"),
     }
     x = struct((4096, 1024), "data", None)
-    lowered = pjit(step, out_shardings=layout_of(params)).lower(params, x)
-    compilation = compile_for_report(lowered)
+    compilation = scheduled(step, params, x, out_shardings=layout_of(params))
     estimate = estimate_time(compilation, PLACE, MESH)
     reports = describe_traffic(compilation, PLACE, MESH)
     assert sum(t.seconds for t in estimate.traffic) == pytest.approx(
