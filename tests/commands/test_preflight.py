@@ -1,5 +1,6 @@
 """``xlashard preflight``, by its words."""
 
+import gzip
 import json
 import os
 import re
@@ -56,8 +57,13 @@ def test_a_function(run: Run, tmp_path: Path) -> None:
     assert shown.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
     # The same report again, from its file.
-    code, out, _ = run(str(kept), "--all", "--budget", "all_gather_bytes=1kB", "mfu=99%")
+    trace = tmp_path / "step.json.gz"
+    words = ("--all", "--budget", "all_gather_bytes=1kB", "mfu=99%", "--trace", str(trace))
+    code, out, _ = run(str(kept), *words)
     assert code == 1 and out.startswith("<lambda>  ")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    last = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+    assert last == pytest.approx(report.time.seconds * 1e6, rel=0.01)
 
 
 @pytest.mark.slow
@@ -287,6 +293,8 @@ def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
         (("--option", "xla_a"), "--option xla_a=true"),
         (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
         (("-t", "v5e-4,v5e-8", "--json", "a.json"), "--json a.json is one file, and here are 2"),
+        (("-t", "v5e-4,v5e-8", "--trace", "a.json"), "--trace a.json shows one report, and here"),
+        (("--trace", "docs"), "docs can't be written: it is a folder, expected a file"),
         (("-t", "v5e-4,v5e-8", "--json", "README.md"), "README.md is one file, and here are 2"),
     ],
 )

@@ -85,12 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     sweep.check_no_sweep(arguments)
     check_outputs(arguments, takes_folder=True)
+    check_writable(arguments.trace)
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
         parse_price(arguments.price)
     failed = 0
     if arguments.script:
-        make_absolute(arguments, *RESULTS)
+        make_absolute(arguments, *RESULTS, "trace")
         reports, failed = _script_reports(arguments)
         # The script may have run for an hour: its reports are shown whatever follows.
         _show(arguments, reports)
@@ -144,6 +145,11 @@ def _check_results(arguments: argparse.Namespace, count: int) -> None:
         raise ArgumentError(
             f"--compare takes two reports, and here are {count}: write --compare A.json "
             "B.json, or one program and two topologies, or one topology and two programs"
+        )
+    if arguments.trace and count != 1:
+        raise ArgumentError(
+            f"--trace {arguments.trace} shows one report, and here are {count}: write --trace with "
+            "one program and one topology"
         )
     file = arguments.json
     if _is_folder(arguments, count):
@@ -215,7 +221,7 @@ def read_report(path: str) -> PreflightReport:
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
     """Print the reports, unless JSON goes to standard output."""
-    if prints_results(arguments):
+    if prints_results(arguments) or arguments.trace == "-":
         return
     console = Console()
     if arguments.compare and len(reports) == 2:
@@ -241,6 +247,8 @@ def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightRepor
             write(arguments.json, reports[0].to_json())
     if arguments.markdown:
         write(arguments.markdown, compare(*reports).to_markdown())
+    if arguments.trace:
+        write(arguments.trace, reports[0].to_trace())
     if arguments.html:
         write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
 

@@ -55,6 +55,12 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what changed from the first report to the second",
     )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write the schedule of the step as a trace for ui.perfetto.dev, such as "
+        "step.json.gz; - for standard output",
+    )
     _add_schema(parser)
     add_script(parser)
     _add_sweep(parser.add_argument_group("where every mesh is tried"))

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gzip
 import os
 import sys
 import tempfile
@@ -71,7 +72,7 @@ def output_to_stderr(needed: bool) -> Iterator[None]:
 
 
 def write(path: str, text: str) -> None:
-    """Write a file, or to standard output for `-`.
+    """Write a file, compressed for a name that ends with .gz, or to standard output for `-`.
 
     Raises:
         ArgumentError: If it can't be written.
@@ -81,7 +82,8 @@ def write(path: str, text: str) -> None:
         return
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        content = (text.rstrip("\n") + "\n").encode()
+        Path(path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
     except OSError as error:
         raise ArgumentError(f"{path} can't be written: {reason_of(error)}") from None
 

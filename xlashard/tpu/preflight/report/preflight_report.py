@@ -1,5 +1,6 @@
 """The preflight report and its JSON schema."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from rich.console import RenderableType
 from xlashard.pjit.report.json_schema import Schema
 from xlashard.pjit.report.serde import SerializableReport
 from xlashard.pjit.report.tables import Page
+from xlashard.tpu.preflight.render.chrome_trace import trace_of
 from xlashard.tpu.preflight.render.html import fragment, page
 from xlashard.tpu.preflight.render.report_text import topology_text
 from xlashard.tpu.preflight.render.terminal_report import preflight_sections
@@ -83,6 +85,18 @@ class PreflightReport(SerializableReport, PreflightFields):
         with tables that sort and filter.
         """
         return page(self)
+
+    def to_trace(self) -> str:
+        """Return the schedule of a step as a trace that ui.perfetto.dev opens.
+
+        The JSON has a track for the cores, the links along each mesh axis, copies, and the host,
+        and for each operation its unit, kind and source line. Every iteration of a loop is there,
+        unless they have more than 300,000 operations.
+
+        Raises:
+            ArgumentError: If an older version made the report, without a schedule.
+        """
+        return json.dumps(trace_of(self))
 
     def _repr_html_(self) -> str:
         return fragment(self)
