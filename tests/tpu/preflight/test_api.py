@@ -163,12 +163,16 @@ def test_stages_and_static_arguments() -> None:
 
 def without_code(report: PreflightReport) -> PreflightReport:
     """Return what an estimate has of a whole preflight."""
-    memory = report.memory
-    total = memory.total_bytes - (memory.code_bytes if report.fits else 0)
-    code = 0 if report.fits else memory.code_bytes
+    memory, timeline = report.memory, report.time.timeline
+    code = memory.code_bytes if report.fits else 0
+    assert timeline is not None
+    over_time = tuple((seconds, held - code) for seconds, held in timeline.memory)
     return replace(
         report,
-        memory=replace(memory, total_bytes=total, code_bytes=code),
+        memory=replace(
+            memory, total_bytes=memory.total_bytes - code, code_bytes=memory.code_bytes - code
+        ),
+        time=replace(report.time, timeline=replace(timeline, memory=over_time)),
         compile_seconds=0.0,
         is_estimate=True,
     )
