@@ -4,12 +4,14 @@ import logging
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.facts import naming
 from tests.processes import free_port
 from xlashard.errors import ProcessesError
+from xlashard.multihost import join
 from xlashard.multihost.cluster_info import (
     GIVEN,
     SLURM,
@@ -19,6 +21,7 @@ from xlashard.multihost.cluster_info import (
 )
 from xlashard.multihost.join import join_processes
 from xlashard.processes.connections import listen
+from xlashard.processes.startup_barrier import StartupBarrier
 
 LOOPBACK = "127.0.0.1"
 
@@ -58,13 +61,37 @@ def test_timeout_shows_the_process_ids_to_pass() -> None:
 def test_missing_processes_are_logged_while_waiting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlashard.multihost.join._FIRST_LOG", 0.9)
+    monkeypatch.setattr(join, "_FIRST_LOG", 0.9)
+    on_wait, calls = join._WaitLog.on_wait, []
+
+    def ending(log: join._WaitLog, missing: tuple[int, ...], seconds: float) -> None:
+        on_wait(log, missing, seconds)
+        if caplog.messages:
+            # The wait ends with the message, however long a busy machine takes for it.
+            object.__setattr__(calls[0], "alone", 0.0)
+
+    def called(*fields: Any) -> StartupBarrier:
+        calls.append(StartupBarrier(*fields))
+        return calls[-1]
+
+    monkeypatch.setattr(join, "StartupBarrier", called)
+    monkeypatch.setattr(join._WaitLog, "on_wait", ending)
     with caplog.at_level(logging.WARNING, "xlashard.multihost"):
-        # One message is due after a second, and the next one after two.
-        come(0, free_port(), timeout=1.9)
+        come(0, free_port(), timeout=30)
     (line,) = caplog.messages
     expected = r"process 0 of 3: still waiting for processes 1, 2 \(\d+ s\)\. Start it in"
     assert re.match(expected, line)
+
+
+def test_messages_become_rarer(caplog: pytest.LogCaptureFixture) -> None:
+    log = join._WaitLog(ClusterInfo(SLURM, 3, 0, "10.0.0.1:8476", None))
+    with caplog.at_level(logging.WARNING, "xlashard.multihost"):
+        for second in range(60):
+            log.on_wait((1, 2), float(second))
+    assert [int(re.findall(r"\((\d+) s\)", line)[0]) for line in caplog.messages] == [
+        *(5, 10, 20, 40)
+    ]
+    assert ["Start it in" in line for line in caplog.messages] == [True, False, False, False]
 
 
 def test_duplicate_process_id() -> None:

@@ -4,6 +4,7 @@ import functools
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.testing.helpers import ROOT, environment
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing import Pod, pod, worker_pool
 from xlashard.testing.function_lookup import name_of
+from xlashard.testing.supervision import is_paused
 
 pytestmark = pytest.mark.slow
 
@@ -91,14 +93,29 @@ def test_only_loopback_ports_are_open(pair: Pod) -> None:
 def test_killed_and_suspended_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     # The launcher sees the state of its own children only, not that of a forked process.
     monkeypatch.setattr(worker_pool, "_python", lambda size, environment: [sys.executable])
-    with pod(processes=2, grace=1, timeout=8) as pair:
+    with pod(processes=2, grace=1, timeout=120) as pair:
         with pytest.raises(PodError, match=naming("process 1 of 2 ---\nended", "SIGKILL")):
             pair.run(functions.die)
+        monkeypatch.setattr(worker_pool, "time", ClockOfStopped(pair))
         with pytest.raises(PodError) as caught:
             pair.run(functions.stop)
-    assert re.search(r"--- process 1 of 2 ---\n.*\(SIGSTOP\).* 8 s", str(caught.value))
-    assert re.search(r"--- process 0 of 2 ---\n.* 8 s", str(caught.value))
+    assert re.search(r"--- process 1 of 2 ---\n.*\(SIGSTOP\).* 120 s", str(caught.value))
+    assert re.search(r"--- process 0 of 2 ---\n.* 120 s", str(caught.value))
     assert all("in stop" in output for output in caught.value.outputs.values())
+
+
+class ClockOfStopped:
+    """A clock on which a timeout is over once a process of a pod is stopped and the other waits."""
+
+    def __init__(self, pair: Pod) -> None:
+        self._pair, self._ahead = pair, 0.0
+
+    def monotonic(self) -> float:
+        pool = self._pair._pool
+        pids = [] if pool is None else pool._launch.pids
+        if len(pids) == 2 and is_paused(pids[1]):
+            self._ahead = 1000.0
+        return time.monotonic() + self._ahead
 
 
 def test_scripts_detect_the_pod() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.processes import pod_python
@@ -43,8 +44,54 @@ sys.exit(main([word.replace("{process}", number) for word in sys.argv[1:]]))
 """
 
 
+@dataclass(frozen=True)
+class OwnSignal:
+    """A signal that a process of a pod sends to itself, so that no machine is too slow for it.
+
+    Attributes:
+        number: The signal.
+        process: The process.
+        step: The step after which it comes; 0 for the compilation before the first one.
+    """
+
+    number: signal.Signals
+    process: int
+    step: int
+
+
+_SIGNALLED = """
+import os, sys
+from xlashard.cli import main
+from xlashard.train.loop import console, steps
+number, process, step = map(int, sys.argv.pop(1).split(","))
+show, build = console.PlainScreen.step, steps.build_programs
+
+
+def stepped(screen, done, *rest):
+    show(screen, done, *rest)
+    if done == step:
+        os.kill(os.getpid(), number)
+
+
+def built(*args):
+    if not step:
+        os.kill(os.getpid(), number)
+    return build(*args)
+
+
+if os.environ["XLASHARD_POD_PROCESS_ID"] == str(process):
+    console.PlainScreen.step, steps.build_programs = stepped, built
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def train(
-    folder: Path, size: PodSize, *words: str, watch: Watcher | None = None, apart: bool = False
+    folder: Path,
+    size: PodSize,
+    *words: str,
+    watch: Watcher | None = None,
+    own: OwnSignal | None = None,
+    apart: bool = False,
 ) -> Pod:
     """Runs ``xlashard train`` in the processes of a pod, to their end.
 
@@ -53,10 +100,13 @@ def train(
         size: Of the pod.
         words: Of the command line.
         watch: Is called after everything that happens, until it has acted.
+        own: A signal that a process sends to itself.
         apart: Each process runs in a folder of its own below, named by its number, which also
             stands for ``{process}`` in the words.
     """
     program = ["-c", _APART] if apart else ["-m", "xlashard"]
+    if own is not None:
+        program = ["-c", _SIGNALLED, f"{int(own.number)},{own.process},{own.step}"]
     kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     environment = {**kept, "PYTHONPATH": str(ROOT)}
     plan = LaunchPlan(

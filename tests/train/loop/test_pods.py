@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.train.examples import devices
-from tests.train.loop.pods import signalled, train
+from tests.train.loop.pods import OwnSignal, signalled, train
 from tests.train.loop.test_job import Recorder
 from xlashard.multihost import GONE_EXIT_CODE
 from xlashard.testing.launcher import PodSize
@@ -113,10 +113,10 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
     tmp_path: Path, undisturbed: Path
 ) -> None:
     path = written(tmp_path, nano(**MIXED))
-    # One of the processes hears of it while a step runs, and all stop at one step.
+    # One of the processes gets the signal, and all stop at one step.
     pod = train(
         *(tmp_path, WIDE, "--config", str(path)),
-        watch=signalled("step  8/20", signal.SIGTERM, 3),
+        own=OwnSignal(signal.SIGTERM, process=3, step=8),
     )
     assert set(pod.codes.values()) == {143}, pod.report()
     assert "each with 2 devices, reading 2 of the 8 sequences of a batch" in pod.texts[0]
@@ -153,7 +153,7 @@ def test_a_stop_while_it_compiles_leaves_the_first_state(
     path = written(tmp_path, nano())
     pod = train(
         *(tmp_path, PAIR, "--config", str(path)),
-        watch=signalled("Compiling the training step", signal.SIGTERM, 1),
+        own=OwnSignal(signal.SIGTERM, process=1, step=0),
     )
     assert set(pod.codes.values()) == {143}, pod.report()
     assert "Stopped by SIGTERM after step 0." in pod.texts[0]
@@ -208,8 +208,8 @@ def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> Non
     chance, words = random.Random(5), ["--config", str(path)]
     for begin, end in ((21, 60), (61, 130), (131, 190)):
         victim, step = chance.randrange(2), chance.randrange(begin, end)
-        kill = signalled(f"step {step:>3}/200", signal.SIGKILL, victim)
-        pod = train(tmp_path, PodSize(2, 1), *words, watch=kill)
+        kill = OwnSignal(signal.SIGKILL, victim, step)
+        pod = train(tmp_path, PodSize(2, 1), *words, own=kill)
         assert pod.codes == {victim: -9, 1 - victim: GONE_EXIT_CODE}, pod.report()
         # Not after the heartbeat time of 100 s, but at once.
         assert pod.ended[1 - victim] - pod.ended[victim] < 50
