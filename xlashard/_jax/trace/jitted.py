@@ -269,17 +269,31 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 _RENAMED: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def renamed(jaxpr: Jaxpr, arg_names: tuple[str, ...], fun: Callable[..., Any]) -> Jaxpr:
+def renamed(
+    jaxpr: Jaxpr,
+    arg_names: tuple[str, ...],
+    result_paths: tuple[str, ...] | None,
+    fun: Callable[..., Any] | None = None,
+) -> Jaxpr:
     """Return a jaxpr whose debug information has other paths and the place of a function.
 
     Equal names give the same jaxpr as long as the first one lives, so that programs are cached.
+
+    Args:
+        jaxpr: The jaxpr.
+        arg_names: Path of each argument.
+        result_paths: Path of each result; None for those that it has.
+        fun: The function whose place it gets; None for the one that it has.
     """
-    source = api_util.fun_sourceinfo(fun)
+    debug = jaxpr.debug_info
+    source = debug.func_src_info if fun is None else api_util.fun_sourceinfo(fun)
+    results = debug.result_paths if result_paths is None else result_paths
     known = _RENAMED.setdefault(jaxpr, {})
-    if (arg_names, source) not in known:
-        debug = jaxpr.debug_info._replace(arg_names=arg_names, func_src_info=source)
-        known[arg_names, source] = jaxpr.replace(debug_info=debug)
-    return known[arg_names, source]
+    names = arg_names, results, source
+    if names not in known:
+        debug = debug._replace(arg_names=arg_names, result_paths=results, func_src_info=source)
+        known[names] = jaxpr.replace(debug_info=debug)
+    return known[names]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,13 @@ JAX is changed only while there is an observer: two functions of its Python path
 calls are kept on that path instead of the C++ dispatcher, so that every call is seen.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from types import FrameType
 from typing import Any, Protocol
 
 import jax
@@ -92,6 +94,29 @@ def is_operation(jaxpr: Any) -> bool:
     """
     info = jaxpr.debug_info.func_src_info or ""
     return JAX_FOLDER in info or " at " not in info
+
+
+def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
+    """Return the trees of arguments and result of the program that this thread lowers or calls.
+
+    JAX passes neither on to where programs are observed; the frames that made the call have them.
+
+    Args:
+        jaxpr: The program's jaxpr; None is returned for a call of another one.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        name, local = frame.f_code.co_name, frame.f_locals if _has_trees(frame) else {}
+        if name == "_run_python_pjit" and local["p"].params["jaxpr"] is jaxpr:
+            return local["p"].in_tree, local["p"].out_tree
+        if name == "lower" and getattr(local.get("self"), "jaxpr", None) is jaxpr:
+            return local["self"]._in_tree, local["self"].out_tree
+        frame = frame.f_back
+    return None
+
+
+def _has_trees(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(JAX_FOLDER)
 
 
 _lock = threading.Lock()

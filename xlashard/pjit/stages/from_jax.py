@@ -20,6 +20,7 @@ from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
+from xlashard.pjit.stages.nnx_paths import NnxPaths
 from xlashard.pjit.stages.traced import Traced
 from xlashard.pjit.trace import Call, with_explained_axes
 from xlashard.program.plan import option_items
@@ -68,8 +69,11 @@ def traced_call(
             "not reach jax.jit: pass the function inside it"
         )
     user = getattr(fun, "__wrapped__", fun)
-    names = _users_paths(program, argument_leaves(fun, args, kwargs))
-    jaxpr = jitted.renamed(program.jaxpr, names, user)
+    own = program.jaxpr.debug_info.safe_arg_names(len(program.jaxpr.in_avals))
+    own = own[len(program.consts) :]
+    nnx = NnxPaths.of(program.in_tree, program.out_tree, own, fun)
+    names = _users_paths(program, nnx.arguments if nnx else own, argument_leaves(fun, args, kwargs))
+    jaxpr = jitted.renamed(program.jaxpr, names, nnx.results if nnx else None, user)
     params = {**program.params, "name": function_name(user)}
     return _converted(replace(program, jaxpr=jaxpr, params=params), user, _NONE)
 
@@ -210,7 +214,9 @@ def _of_jitted(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return _converted(program, user, Selected(argnums, argnames))
 
 
-def _users_paths(program: jitted.JaxProgram, leaves: Mapping[str, Any]) -> tuple[str, ...]:
+def _users_paths(
+    program: jitted.JaxProgram, own: Sequence[str], leaves: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Return a path of each argument, in the caller's tree where an array is found in it.
 
     A wrapper passes the arrays of its arguments on in a tree of its own.
@@ -220,8 +226,6 @@ def _users_paths(program: jitted.JaxProgram, leaves: Mapping[str, Any]) -> tuple
         if isinstance(value, _ARRAYS):
             # An array that was passed twice has two paths.
             paths[id(value)] = None if id(value) in paths else path
-    own = program.jaxpr.debug_info.safe_arg_names(len(program.jaxpr.in_avals))
-    own = own[len(program.consts) :]
     return tuple(
         paths.get(id(value)) or name for value, name in zip(program.values, own, strict=True)
     )

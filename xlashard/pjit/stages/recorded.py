@@ -19,8 +19,10 @@ from xlashard._jax.trace.device_map import (
     with_arguments_for_arrays,
     with_leading_arguments,
 )
+from xlashard._jax.trace.jitted import renamed
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
 from xlashard._jax.trace.tracing import (
+    in_default_registry,
     inner_shardings,
     physical_aval,
     shaped,
@@ -29,6 +31,7 @@ from xlashard._jax.trace.tracing import (
 )
 from xlashard.errors import ArgumentError
 from xlashard.pjit.stages.from_jax import call_of_jax
+from xlashard.pjit.stages.nnx_paths import NnxPaths
 from xlashard.pjit.stages.traced import Traced
 from xlashard.pjit.trace import PjitProgram
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
@@ -136,6 +139,17 @@ def _moved_call(program: PjitProgram, devices: DeviceMap) -> Traced:
     return Traced(program.function, moved)
 
 
+def _named(jaxpr: Any) -> Any:
+    """Return the jaxpr of a program with the paths of modules, if it is of `nnx.jit`."""
+    trees = observed_programs.trees_under_way(jaxpr)
+    if trees is None:
+        return jaxpr
+    own = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
+    ins, outs = map(in_default_registry, trees)
+    paths = NnxPaths.of(ins, outs, own)
+    return jaxpr if paths is None else renamed(jaxpr, paths.arguments, paths.results)
+
+
 def _nbytes(aval: Any) -> int:
     aval = physical_aval(shaped(aval))
     return int(np.prod(aval.shape, dtype=np.int64)) * aval.dtype.itemsize
@@ -187,6 +201,8 @@ def _record(program: ObservedProgram) -> RecordedProgram:
     if isinstance(program, PjitProgram):
         # Without the arrays, which the program may donate.
         kept = PjitProgram(program.function, program.call.on(values))
+    elif isinstance(program, JitLowering):
+        kept = replace(program, jaxpr=_named(program.jaxpr))
     _, at, source = source_of(program.jaxpr).rpartition(" at ")
     file, line = script_line()
     return RecordedProgram(
