@@ -106,7 +106,7 @@ def test_return_values_of_a_target(run: Run, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_training_step(run: Run) -> None:
-    code, out, err = run(*AT, "configs/tiny_dp.toml", *TINY, "--json", "-")
+    code, out, err = run(*AT, "configs/tiny_dp.toml", *TINY, "--estimate", "--json", "-")
     assert (code, err) == (0, "")
     report = PreflightReport.from_json(out)
     assert (report.name, report.title) == ("train_step", "configs/tiny_dp.toml")

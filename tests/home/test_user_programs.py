@@ -36,7 +36,7 @@ def test_explain(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_preflight(name):
     made = PROGRAMS[name]()
-    report = xlashard.preflight(made.function, *made.args, topology="v5e-8")
+    report = xlashard.preflight(made.function, *made.args, topology="v5e-8", estimate=True)
     assert report.outcome == "fits"
     assert report.topology.devices == 8
     assert {value.path for value in report.inputs} and report.memory.argument_bytes > 0
