@@ -83,9 +83,10 @@ def test_an_estimate(run: Run) -> None:
     code, out, err = run(*words, "--budget", "all_gather_bytes=100kB")
     assert code == 1 and "estimate  compiled without code" in out
     assert err.startswith("estimate: all_gather_bytes=100kB is not met: the all-gather traffic")
-    _, out, _ = run(*words, "--json", "-")
+    _, out, _ = run(*words, "--json", "-", "--kernel-cost", "fwd=1.2ms")
     report = PreflightReport.from_json(out)
     assert report.is_estimate and report.memory.code_bytes == 0
+    assert report.time.unmatched_kernel_costs == ("fwd",)
 
 
 def test_a_program_that_does_not_fit(run: Run) -> None:
@@ -243,6 +244,10 @@ BAD_INPUT = {
     "an array": ((*AT, OURS + "gives_an_array"), "returned its arguments as ShapeDtypeStruct"),
     "one who takes more": ((*AT, OURS + "takes_more"), "requires layers: the parameters"),
     "a price that is no number": ((*AT, PRODUCT, "--price", "cheap"), "price='cheap' is invalid"),
+    "a kernel without a time": (
+        (*AT, PRODUCT, "--kernel-cost", "fwd"),
+        "--kernel-cost fwd is invalid: expected NAME=TIME",
+    ),
     "a budget that is none": ((*AT, PRODUCT, "--budget", "hmb=1%"), "did you mean hbm?"),
     "a program after an option": (
         ("-t", "v5e-4", "--option", "xla_a=1", PRODUCT),

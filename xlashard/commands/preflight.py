@@ -45,6 +45,7 @@ from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.pjit import RecordedProgram
 from xlashard.program_runner import ProgramStopped
 from xlashard.tpu import Topology
+from xlashard.tpu.cost.kernel_costs import read_kernel_cost_words
 from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.terminal_report import SummaryText
@@ -89,6 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
         parse_price(arguments.price)
+    read_kernel_cost_words(arguments.kernel_cost)
     failed = 0
     if arguments.script:
         make_absolute(arguments, *RESULTS, "trace")
@@ -194,6 +196,7 @@ def preflight_target(
                 price=arguments.price,
                 compiler_options=read_options(arguments.option) or None,
                 estimate=arguments.estimate,
+                kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
                 title=target,
                 **program.kwargs,
             )
@@ -355,10 +358,11 @@ def _reports_of_script(
             "of jax.devices(), and put the arguments on it"
         )
     price = None if arguments.price is None else parse_price(arguments.price)
+    costs = read_kernel_cost_words(arguments.kernel_cost)
     reports, failed = [], int(result.outcome == "failed")
     for program in spread:
         try:
-            reports.append(devices.report(program, price))
+            reports.append(devices.report(program, price, costs))
         except XlashardError as error:
             print_error(f"{program.name} ({program.source}): {error}")
             failed += 1

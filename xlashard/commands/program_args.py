@@ -45,6 +45,13 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         help="stop the compiler before it generates code: seconds instead of minutes. The report "
         "is the same, but its memory is without the code",
     )
+    add_pairs(
+        parser,
+        "--kernel-cost",
+        "NAME=TIME",
+        "time of a kernel whose cost the report does not know, such as splash_mha_fwd=1.2ms; or a "
+        "TOML file with times by name",
+    )
     _add_results(
         parser,
         "write the report as JSON; a folder for several; - for standard output",

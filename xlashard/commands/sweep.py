@@ -21,6 +21,7 @@ from xlashard.commands.result_files import check_outputs, check_writable, prints
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.tpu import Topology
+from xlashard.tpu.cost.kernel_costs import read_kernel_cost_words
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
@@ -127,6 +128,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
         runner=_RUNNER,
         options=tuple(read_options(arguments.option).items()),
         estimate=arguments.estimate,
+        kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
         sources=sources,
     )
 

@@ -20,7 +20,7 @@ from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.cost.cost_analysis import analyze_cost
 from xlashard.tpu.cost.flops import _places, instruction_flops
-from xlashard.tpu.cost.kernel_work import KernelCost
+from xlashard.tpu.cost.kernel_costs import KernelCost
 from xlashard.tpu.preflight.compilation import compile_for_report
 
 

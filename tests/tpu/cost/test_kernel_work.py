@@ -20,7 +20,8 @@ from xlashard.hlo.call_graph import find_call_sites
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.cost.flops import kernel_estimate
-from xlashard.tpu.cost.kernel_work import KernelCost, is_kernel, kernel_work
+from xlashard.tpu.cost.kernel_costs import KernelCost
+from xlashard.tpu.cost.kernel_work import is_kernel, kernel_work
 
 
 def arrays(*shapes, dtype=jnp.bfloat16):

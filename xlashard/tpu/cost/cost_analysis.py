@@ -8,7 +8,8 @@ from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.tpu.cost.flops import REDUCERS, instruction_flops
 from xlashard.tpu.cost.hbm_traffic import hbm_bytes
-from xlashard.tpu.cost.kernel_work import KernelCost, is_kernel, kernel_name, kernel_work
+from xlashard.tpu.cost.kernel_costs import KernelCost
+from xlashard.tpu.cost.kernel_work import is_kernel, kernel_name, kernel_work
 
 
 def repeated_calls(instruction: Instruction) -> tuple[str, ...]:

@@ -19,30 +19,10 @@ from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HBM
 from xlashard.tpu.cost.flops import dtype_name, kernel_estimate, operand_arrays
+from xlashard.tpu.cost.kernel_costs import KernelCost
 from xlashard.tpu.cost.kernel_count import KernelCount, KernelOperand, count_kernel
 
 _NUMPY = {"s8": "i1", "u8": "u1", "s16": "i2", "u16": "u2", "s32": "i4", "u32": "u4"}
-
-
-@dataclass(frozen=True)
-class KernelCost:
-    """Cost of one run of a kernel on one device, as its caller knows it.
-
-    Attributes:
-        seconds: Measured time; None to compute it from the other figures.
-        flops: FLOP of matrix products; a multiply-add counts as two.
-        dtype: Operand dtype of the products.
-        transcendentals: Elements of functions such as exp.
-        vector_ops: Elements of other arithmetic.
-        hbm_bytes: Bytes read and written in HBM.
-    """
-
-    seconds: float | None = None
-    flops: float = 0.0
-    dtype: str = "bfloat16"
-    transcendentals: float = 0.0
-    vector_ops: float = 0.0
-    hbm_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,8 +124,28 @@ def cost_of(call: Instruction, given: Mapping[str, KernelCost]) -> KernelCost | 
         call: Custom call of the kernel.
         given: Costs by kernel name, op name or name of the instruction.
     """
-    names = (kernel_name(call), call.op_name, call.name, _without_number(call.name))
-    return next((given[name] for name in names if name in given), None)
+    return next((given[name] for name in _names(call) if name in given), None)
+
+
+def _names(call: Instruction) -> tuple[str, ...]:
+    return kernel_name(call), call.op_name, call.name, _without_number(call.name)
+
+
+def unmatched_costs(module: HloModule, given: Mapping[str, KernelCost]) -> tuple[str, ...]:
+    """Return the names of costs that no kernel of a module has.
+
+    Args:
+        module: The module.
+        given: Costs by name, as `cost_of` takes them.
+    """
+    names = {
+        name
+        for computation in module.computations.values()
+        for call in computation.instructions.values()
+        if is_kernel(call)
+        for name in _names(call)
+    }
+    return tuple(sorted(set(given) - names))
 
 
 def _counted(module: HloModule, computation: Computation, call: Instruction) -> KernelCount | None:

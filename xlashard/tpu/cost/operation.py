@@ -21,7 +21,8 @@ from xlashard.tpu.cost.flops import (
     operand_arrays,
 )
 from xlashard.tpu.cost.hbm_traffic import hbm_bytes
-from xlashard.tpu.cost.kernel_work import KernelCost, KernelWork, is_kernel, kernel_work
+from xlashard.tpu.cost.kernel_costs import KernelCost
+from xlashard.tpu.cost.kernel_work import KernelWork, is_kernel, kernel_work
 from xlashard.tpu.cost.rates import Rates
 
 Unit = Literal["matrix", "vector", "hbm", "kernel", "launch"]

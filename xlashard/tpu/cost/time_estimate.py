@@ -8,7 +8,8 @@ from xlashard.hlo.collectives import Collective, along_text
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.cost.cost_analysis import analyze_cost
-from xlashard.tpu.cost.kernel_work import KernelCost, kernel_name
+from xlashard.tpu.cost.kernel_costs import KernelCost
+from xlashard.tpu.cost.kernel_work import is_kernel, kernel_name, unmatched_costs
 from xlashard.tpu.cost.network_model import NetworkCost, NetworkModel
 from xlashard.tpu.cost.operation import OperationModel
 from xlashard.tpu.cost.rates import error_bar, multiplied_as, rates_of
@@ -42,7 +43,7 @@ def estimate_time(
         schedule: Result of `schedule_step`; None to make it.
     """
     module = compilation.module
-    work = analyze_cost(module)
+    work = analyze_cost(module, kernel_costs)
     collectives = _network_costs(compilation, topology, mesh)
     generation = topology.generation
     schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs)
@@ -55,7 +56,6 @@ def estimate_time(
     roofline = max(resources.values())
     shares = schedule.by_resource()
     below, above = error_bar(shares)
-    kernels = unknown_kernels(schedule)
     return TimeEstimate(
         flops=work.flops,
         flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
@@ -71,7 +71,9 @@ def estimate_time(
         below=below,
         above=above,
         shares=tuple(sorted(shares.items(), key=lambda item: -item[1])),
-        unknown_kernels=tuple(sorted(kernels.items())),
+        kernels=tuple(sorted(_runs_of_kernels(schedule, known=True).items())),
+        unknown_kernels=tuple(sorted(_runs_of_kernels(schedule, known=False).items())),
+        unmatched_kernel_costs=unmatched_costs(module, kernel_costs or {}),
         unknown_loops=work.unknown_loops,
         elementwise_flops=work.elementwise,
         transcendentals=work.transcendental,
@@ -123,11 +125,11 @@ def _bound(shares: Mapping[str, float], resources: Mapping[Bound, float]) -> Bou
     return max(sums or resources, key=lambda name: (sums or resources)[name])
 
 
-def unknown_kernels(schedule: StepSchedule) -> dict[str, int]:
-    """Return the kernels of unknown cost, with their number of runs."""
+def _runs_of_kernels(schedule: StepSchedule, *, known: bool) -> dict[str, int]:
+    """Return the number of runs of kernels of known or unknown cost, by name."""
     found: dict[str, int] = defaultdict(int)
     for operation, runs in schedule:
-        if not operation.known:
+        if operation.known == known and is_kernel(operation.instruction):
             found[kernel_name(operation.instruction)] += round(runs)
     return dict(found)
 

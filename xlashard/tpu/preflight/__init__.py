@@ -15,6 +15,7 @@ import typing as _typing
 from xlashard.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
+    from xlashard.tpu.cost.kernel_costs import KernelCost
     from xlashard.tpu.preflight.preflight_run import preflight
     from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
     from xlashard.tpu.preflight.report.comparison import Comparison, compare
@@ -26,6 +27,7 @@ else:
         __name__,
         globals(),
         {
+            "xlashard.tpu.cost.kernel_costs": ("KernelCost",),
             "xlashard.tpu.preflight.preflight_run": ("preflight",),
             f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
             f"{_report}.comparison": ("Comparison", "compare"),
@@ -37,6 +39,7 @@ else:
 __all__ = [
     "Breach",
     "Comparison",
+    "KernelCost",
     "Limit",
     "PreflightReport",
     "Workload",

@@ -22,6 +22,7 @@ from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import argument_leaves, call_of_stage, traced_call, unwrapped
 from xlashard.pjit.trace import Call
 from xlashard.sharding import Mesh
+from xlashard.tpu.cost.kernel_costs import KernelCosts, read_kernel_costs
 from xlashard.tpu.preflight.compilation import compile_for_report
 from xlashard.tpu.preflight.mesh_mapping import (
     MeshLike,
@@ -50,6 +51,7 @@ def preflight(
     replicated_above: int = REPLICATED_ABOVE,
     compiler_options: Mapping[str, Any] | None = None,
     estimate: bool = False,
+    kernel_costs: KernelCosts | None = None,
     title: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
@@ -75,6 +77,8 @@ def preflight(
         compiler_options: Compiler options, as for `Lowered.compile`.
         estimate: Whether to stop the compiler before it generates code, which takes 95 % of the
             compile time. Memory then lacks the code; all else is the same.
+        kernel_costs: Costs of kernels whose work their modules and authors don't say: seconds or a
+            `KernelCost`, by the name that the report shows.
         title: Title of the report, such as the source of the program.
         **kwargs: Keyword arguments of the call.
 
@@ -84,7 +88,7 @@ def preflight(
     Raises:
         TopologyError: If the topology is unknown, the mesh doesn't match it, libtpu is missing, or
             for an estimate can't stop before code generation.
-        ArgumentError: If `fun` or `price` is invalid.
+        ArgumentError: If `fun`, `price` or `kernel_costs` is invalid.
         CompileError: If compilation fails for a reason other than memory.
         ResourceError: As raised by a call; other errors of a call propagate too.
 
@@ -100,6 +104,7 @@ def preflight(
         [('all-gather', 'data')]
     """
     chip_hour = None if price is None else parse_price(price)
+    costs = read_kernel_costs(kernel_costs)
     with short_tracebacks, warnings.catch_warnings():
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
@@ -114,6 +119,7 @@ def preflight(
             workload=workload,
             price=chip_hour,
             replicated_above=replicated_above,
+            kernel_costs=costs,
         )
 
 

@@ -16,10 +16,12 @@ from xlashard.errors import TopologyError
 from xlashard.pjit import RecordedProgram
 from xlashard.pjit.trace import PjitProgram
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
+from xlashard.tpu.cost.kernel_costs import KernelCost
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.preflight_run import lower_for
-from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, build_report
+from xlashard.tpu.preflight.report.build import build_report
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
+from xlashard.tpu.preflight.report.pricing import Price
 from xlashard.tpu.topologies import Topology
 
 _RUN_BELOW = 1 << 28
@@ -131,8 +133,18 @@ class ScriptDevices:
                 )
         return self._compiled[recorded]
 
-    def report(self, recorded: RecordedProgram, price: Any = None) -> PreflightReport:
+    def report(
+        self,
+        recorded: RecordedProgram,
+        price: Price | None = None,
+        kernel_costs: Mapping[str, KernelCost] | None = None,
+    ) -> PreflightReport:
         """Return the report of a program.
+
+        Args:
+            recorded: The program.
+            price: Price of a chip-hour.
+            kernel_costs: Costs of kernels by name.
 
         Raises:
             XlashardError: As `preflight` does.
@@ -144,7 +156,6 @@ class ScriptDevices:
             self.topology,
             mesh,
             title=f"{recorded.name}{place}",
-            workload=None,
             price=price,
-            replicated_above=REPLICATED_ABOVE,
+            kernel_costs=kernel_costs,
         )

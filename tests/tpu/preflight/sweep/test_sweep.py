@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.tpu.preflight.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.tpu import topology
+from xlashard.tpu.cost.kernel_costs import KernelCost, read_kernel_costs
 from xlashard.tpu.preflight.sweep import evaluate, sweep_run
 from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
 from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
@@ -123,6 +124,28 @@ def test_arguments_that_do_not_fit_are_not_compiled(folder):
     (result,) = found.results
     assert (result.outcome, result.facts, found.best) == ("out of memory", None, None)
     assert "its arguments alone take 64.0 GiB of the 15.7" in result.reason
+
+
+def test_costs_of_kernels_reach_the_worker_processes(tmp_path, monkeypatch):
+    asked = []
+
+    def ask_only(jobs, _):
+        asked.extend(jobs)
+        yield from ()
+
+    monkeypatch.setattr(sweep_run, "run_jobs", ask_only)
+
+    def keys(**how):
+        asked.clear()
+        place = {"topologies": "v5e-4", "mesh": {"data": 4}, "folder": tmp_path, "workers": 1}
+        preflight_sweep(GRAM, **place, **how)
+        return [job.key for job in asked]
+
+    without = keys()
+    assert keys(kernel_costs={"fwd": 1.2e-3, "bwd": {"flops": 4.6e9}}) != without
+    request = evaluate.SweepRequest.from_json(json.loads(json.dumps(asked[0].request)))
+    costs = read_kernel_costs(request.kernel_costs)
+    assert costs == {"fwd": KernelCost(seconds=1.2e-3), "bwd": KernelCost(flops=4.6e9)}
 
 
 def test_the_cache_key_depends_on_all_inputs(tmp_path, monkeypatch):

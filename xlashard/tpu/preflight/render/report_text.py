@@ -91,9 +91,9 @@ def time_summary(time: TimeEstimate) -> str:
     """Return the time with its error, the resource that bounds it, and the roofline."""
     least = f"at least {in_seconds(time.roofline_seconds)} by the roofline"
     if time.is_lower_bound:
-        names = ", ".join(name for name, _ in time.unknown_kernels)
+        names, first = numbered(time.unknown_kernels), time.unknown_kernels[0][0]
         text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
-        return f"{text}; give it: kernel_costs={{{time.unknown_kernels[0][0]!r}: seconds}}"
+        return f"{text}; give it: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
     return f"{time_with_error(time)}, bound by {BOUNDS[time.bound]}; {least}"
 
 
@@ -195,5 +195,9 @@ def uncounted_work(time: TimeEstimate) -> Iterator[str]:
         yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
     if time.unknown_calls:
         yield f"Calls and operations of unknown cost count as zero: {numbered(time.unknown_calls)}."
+    if time.unmatched_kernel_costs:
+        names = ", ".join(map(repr, time.unmatched_kernel_costs))
+        kernels = numbered((*time.kernels, *time.unknown_kernels)) or "none"
+        yield f"kernel_costs names no kernel of the program: {names}. Its kernels: {kernels}."
     if time.not_understood:
         yield f"Not understood in the compiled program: {numbered(time.not_understood)}."

@@ -1,6 +1,7 @@
 """Build the report of a compiled or rejected program: devices, mesh, values, throughput, cost."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -21,6 +22,7 @@ from xlashard.pjit.report.replication import (
     is_needlessly_replicated,
 )
 from xlashard.sharding import Mesh
+from xlashard.tpu.cost.kernel_costs import KernelCost
 from xlashard.tpu.cost.time_estimate import estimate_time, schedule_step
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
@@ -154,6 +156,7 @@ def build_report(
     workload: Workload | None = None,
     price: Price | None = None,
     replicated_above: int = REPLICATED_ABOVE,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
 ) -> PreflightReport:
     """Return the report of a compiled program.
 
@@ -165,12 +168,13 @@ def build_report(
         workload: Workload of a training step.
         price: Price of a chip-hour.
         replicated_above: Minimum bytes of the fully replicated values to list.
+        kernel_costs: Costs of kernels by name.
     """
     lowered = compilation.lowered
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
-    schedule = schedule_step(compilation, topology, mesh)
-    time = estimate_time(compilation, topology, mesh, schedule=schedule)
+    schedule = schedule_step(compilation, topology, mesh, kernel_costs)
+    time = estimate_time(compilation, topology, mesh, kernel_costs, schedule)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     values = describe_values(compilation, replicated_above)

@@ -219,8 +219,10 @@ class TimeEstimate:
         above: Error above `seconds`, as a share of it.
         shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
             `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
+        kernels: Kernels of known cost, by name, with their number of runs.
         unknown_kernels: Kernels of unknown cost, by name, with their number of runs. With any of
             them `seconds` is a lower bound.
+        unmatched_kernel_costs: Names in `kernel_costs` that no kernel of the program has.
         unknown_loops: Number of loops with an unknown trip count, counted as one iteration.
         elementwise_flops: Part of `flops` outside matrix products.
         transcendentals: Part of `flops` in transcendental functions such as exp and tanh, one per
@@ -249,7 +251,9 @@ class TimeEstimate:
     below: float = 0.0
     above: float = 0.0
     shares: tuple[tuple[str, float], ...] = ()
+    kernels: tuple[tuple[str, int], ...] = ()
     unknown_kernels: tuple[tuple[str, int], ...] = ()
+    unmatched_kernel_costs: tuple[str, ...] = ()
     unknown_loops: int = 0
     elementwise_flops: float = 0.0
     transcendentals: float = 0.0

@@ -44,6 +44,7 @@ class SweepRequest:
         mesh: Mesh axis names and sizes.
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
+        kernel_costs: Costs of kernels by name.
         workload: Workload of a training step, if specified.
         folder: Folder for the report.
         key: Cache key.
@@ -56,6 +57,7 @@ class SweepRequest:
     mesh: tuple[tuple[str, int], ...]
     options: Mapping[str, Any]
     estimate: bool
+    kernel_costs: Mapping[str, Any]
     workload: Mapping[str, Any] | None
     folder: str = ""
     key: str = ""
@@ -122,6 +124,7 @@ def _compiled(
             workload=workload,
             compiler_options=dict(request.options) or None,
             estimate=request.estimate,
+            kernel_costs=request.kernel_costs,
             title=request.title,
             **program.kwargs,
         )

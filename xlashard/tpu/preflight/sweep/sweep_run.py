@@ -6,12 +6,13 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
+from xlashard.tpu.cost.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
 from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders
 from xlashard.tpu.preflight.report.pricing import Workload, parse_price
 from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, cache_key, source_files
@@ -199,6 +200,7 @@ class Sweep:
         runner: `module:function` that evaluates one mesh in a worker process.
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
+        kernel_costs: Costs of kernels by name.
         workload: Workload of a training step.
         sources: Other files that results depend on.
     """
@@ -210,6 +212,7 @@ class Sweep:
     runner: str = _RUNNER
     options: tuple[tuple[str, Any], ...] = ()
     estimate: bool = False
+    kernel_costs: Mapping[str, KernelCost] = field(default_factory=dict)
     workload: Workload | None = None
     sources: tuple[Path, ...] = ()
 
@@ -228,6 +231,7 @@ def preflight_sweep(
     price: Prices | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     estimate: bool = False,
+    kernel_costs: KernelCosts | None = None,
     progress: bool = True,
 ) -> SweepReport:
     """Compile every mesh of some topologies and rank them by estimated step time.
@@ -250,13 +254,15 @@ def preflight_sweep(
         price: Cost per chip-hour, by generation where prices differ.
         compiler_options: Compiler options.
         estimate: Whether to stop the compiler before code generation, as `preflight` does.
+        kernel_costs: Costs of kernels by name, as `preflight` takes them.
         progress: Whether to show a progress bar if standard error is a terminal.
 
     Returns:
         Results, best mesh first. `print(report)` displays them.
 
     Raises:
-        ArgumentError: If the target is not a function of a module, or no mesh is possible.
+        ArgumentError: If the target is not a function of a module, no mesh is possible, or
+            `kernel_costs` is invalid.
         TopologyError: If a topology is unknown, or libtpu is missing.
 
     Example:
@@ -274,6 +280,7 @@ def preflight_sweep(
         axes=read_axes(mesh),
         options=tuple((compiler_options or {}).items()),
         estimate=estimate,
+        kernel_costs=read_kernel_costs(kernel_costs),
         workload=workload,
         sources=tuple(source_files(name.partition(":")[0])),
     )
@@ -376,6 +383,7 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
             mesh=tuple(sizes.items()),
             options=dict(sweep.options),
             estimate=sweep.estimate,
+            kernel_costs={name: asdict(cost) for name, cost in sweep.kernel_costs.items()},
             workload=None if sweep.workload is None else asdict(sweep.workload),
         )
         found[cache_key(request.to_json(), sweep.sources)] = request
