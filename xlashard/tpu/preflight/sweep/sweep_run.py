@@ -320,8 +320,9 @@ def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
     if price is None:
         return ()
     by_generation = price if isinstance(price, Mapping) else {"": price}
-    found = {name: parse_price(value) for name, value in by_generation.items()}
-    return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in found.items())
+    with short_tracebacks:
+        found = {name: parse_price(value) for name, value in by_generation.items()}
+        return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in found.items())
 
 
 def run_sweep(
