@@ -13,7 +13,6 @@ from tests.facts import naming
 from xlashard import Mesh
 from xlashard.errors import TopologyError
 from xlashard.tpu import axis_links, topology
-from xlashard.tpu.links import axis_parts
 from xlashard.tpu.preflight.report.build import describe_mesh
 
 
@@ -22,7 +21,7 @@ def along(name: str, axes: dict[str, int], slices: int = 1) -> dict[str, tuple[s
     found = topology(name, slices)
     mesh = found.mesh(axes)
     return {
-        axis: tuple(f"{p.dimension}{p.size}" for p in axis_parts(found, mesh, axis))
+        axis: tuple(f"{p.dimension}{p.size}" for p in axis_links(found, mesh, [axis]).parts)
         for axis in mesh.axis_names
     }
 
@@ -58,7 +57,7 @@ def test_slices_go_to_the_axes_that_talk_least() -> None:
     assert along("v5e-16", {"replica": 2, "data": 6, "model": 4}, 3)["data"][0] == "slice3"
     found = topology("v5e-16", 2)
     mesh = found.mesh({"replica": 2, "model": 16}, order=["replica", "model"])
-    assert axis_parts(found, mesh, "model")[0].dimension == "slice"
+    assert axis_links(found, mesh, ["model"]).parts[0].dimension == "slice"
 
 
 def test_the_order_of_axes() -> None:
@@ -90,7 +89,7 @@ def test_every_mesh_that_multiplies_out_has_each_device_once(name, slices, data)
     assert {d.id for d in mesh.devices.flat} == {d.id for d in found.devices}
     # Every axis is found again where it was laid.
     for axis in mesh.axis_names:
-        assert math.prod(p.size for p in axis_parts(found, mesh, axis)) == mesh.shape[axis]
+        assert math.prod(p.size for p in axis_links(found, mesh, [axis]).parts) == mesh.shape[axis]
 
 
 @pytest.mark.parametrize(

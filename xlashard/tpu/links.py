@@ -71,17 +71,6 @@ def axis_links(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks
         return _links(topology, mesh, tuple(axes))
 
 
-def axis_parts(topology: Topology, mesh: Mesh, axis: str) -> tuple[AxisSegment, ...]:
-    """Return the extent of a mesh axis along each dimension; empty if the axis follows none.
-
-    Args:
-        topology: Topology of the mesh devices.
-        mesh: Mesh in any device order.
-        axis: Name of a mesh axis.
-    """
-    return axis_links(topology, mesh, (axis,)).parts
-
-
 @lru_cache(maxsize=256)
 def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     steps = _steps(topology, mesh)

@@ -14,19 +14,6 @@ from jax._src import pjit as jax_pjit
 from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry
 from xlashard.lazily import dataclass
 
-PARAMETERS = (
-    "compiler_options_kvs",
-    "ctx_mesh",
-    "donated_invars",
-    "in_layouts",
-    "in_shardings",
-    "keep_unused",
-    "name",
-    "out_layouts",
-    "out_shardings",
-)
-"""Parameters of JAX's `jit` primitive that decide a program, besides its jaxpr."""
-
 _STAGE = ("_consts", "_in_tree", "_meta_tys_flat", "_params", "out_tree")
 
 
