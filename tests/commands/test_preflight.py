@@ -298,7 +298,15 @@ def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
         (("--option", "xla_a"), "--option xla_a=true"),
         (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
         (("-t", "v5e-4,v5e-8", "--json", "a.json"), "--json a.json is one file, and here are 2"),
-        (("-t", "v5e-4,v5e-8", "--trace", "a.json"), "--trace a.json shows one report, and here"),
+        (
+            ("-t", "v5e-4,v5e-8", "--trace", "a.json"),
+            "--trace a.json is of one report, and here are 2",
+        ),
+        (("--calibrate", "a.toml"), "--calibrate a.toml needs a measurement: write --measured"),
+        (
+            ("--measured", "p", "--calibrate", "a.toml", "--rates", "b.toml"),
+            "write it without --rates b.toml",
+        ),
         (("--trace", "docs"), "docs can't be written: it is a folder, expected a file"),
         (("-t", "v5e-4,v5e-8", "--json", "README.md"), "README.md is one file, and here are 2"),
     ],

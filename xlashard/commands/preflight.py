@@ -23,7 +23,9 @@ from xlashard.commands.common import (
     topologies_for,
 )
 from xlashard.commands.result_files import (
+    OF_ONE_REPORT,
     RESULTS,
+    check_measured,
     check_outputs,
     check_writable,
     make_absolute,
@@ -46,11 +48,14 @@ from xlashard.pjit import RecordedProgram
 from xlashard.program_runner import ProgramStopped
 from xlashard.tpu import Topology
 from xlashard.tpu.cost.kernel_costs import read_kernel_cost_words
+from xlashard.tpu.cost.rates import Rates
 from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.terminal_report import SummaryText
 from xlashard.tpu.preflight.report.budget import read_budget
+from xlashard.tpu.preflight.report.calibration import calibration_text, read_rates
 from xlashard.tpu.preflight.report.comparison import compare
+from xlashard.tpu.preflight.report.measured import compare_with_profile
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
 from xlashard.tpu.preflight.report.pricing import parse_price
 from xlashard.tpu.preflight.script_devices import ScriptDevices
@@ -77,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         check_script_options(arguments)
         is_sweep = not arguments.script and sweep.is_sweep(arguments)
+        check_measured(arguments, is_sweep=is_sweep)
         return sweep.run(arguments) if is_sweep else _run(arguments)
     except XlashardError as error:
         print_error(command_line_message(error))
@@ -86,14 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     sweep.check_no_sweep(arguments)
     check_outputs(arguments, takes_folder=True)
-    check_writable(arguments.trace)
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
         parse_price(arguments.price)
     read_kernel_cost_words(arguments.kernel_cost)
     failed = 0
     if arguments.script:
-        make_absolute(arguments, *RESULTS, "trace")
+        make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
         reports, failed = _script_reports(arguments)
         # The script may have run for an hour: its reports are shown whatever follows.
         _show(arguments, reports)
@@ -148,11 +153,12 @@ def _check_results(arguments: argparse.Namespace, count: int) -> None:
             f"--compare takes two reports, and here are {count}: write --compare A.json "
             "B.json, or one program and two topologies, or one topology and two programs"
         )
-    if arguments.trace and count != 1:
-        raise ArgumentError(
-            f"--trace {arguments.trace} shows one report, and here are {count}: write --trace with "
-            "one program and one topology"
-        )
+    for word in ("trace", "measured"):
+        if getattr(arguments, word) and count != 1:
+            raise ArgumentError(
+                f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
+                f"write --{word} with one program and one topology"
+            )
     file = arguments.json
     if _is_folder(arguments, count):
         if file == "-" or Path(file).suffix:
@@ -197,6 +203,7 @@ def preflight_target(
                 compiler_options=read_options(arguments.option) or None,
                 estimate=arguments.estimate,
                 kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
+                rates=arguments.rates,
                 title=target,
                 **program.kwargs,
             )
@@ -230,6 +237,9 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
     if arguments.compare and len(reports) == 2:
         console.print(compare(*reports).renderable(all=arguments.all, print_all=ALL))
         return
+    if arguments.measured:
+        _show_measured(arguments, reports[0], console)
+        return
     for number, report in enumerate(reports):
         if number:
             console.rule(style="dim")
@@ -237,6 +247,16 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
     if len(reports) > 1:
         console.rule(style="dim")
         console.print(SummaryText(reports))
+
+
+def _show_measured(
+    arguments: argparse.Namespace, report: PreflightReport, console: Console
+) -> None:
+    """Print a report beside a profile, and write the rates that both show."""
+    step = compare_with_profile(report, arguments.measured)
+    console.print(step.renderable(all=arguments.all, print_all=ALL))
+    if arguments.calibrate:
+        write(arguments.calibrate, calibration_text(step, report.topology.generation))
 
 
 def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
@@ -297,6 +317,9 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
     change_interpreter(script, arguments.command_line, arguments.script)
     options = read_options(arguments.option)
     devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
+    rates = None
+    if arguments.rates:
+        rates = read_rates(arguments.rates, places[0].generation)
     devices.begin()
     if devices.options:
         try:
@@ -321,7 +344,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
             )
     finally:
         devices.end()
-    return _reports_of_script(arguments, result, devices)
+    return _reports_of_script(arguments, result, devices, rates)
 
 
 def _counter(
@@ -346,7 +369,10 @@ def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def _reports_of_script(
-    arguments: argparse.Namespace, result: ScriptRun, devices: ScriptDevices
+    arguments: argparse.Namespace,
+    result: ScriptRun,
+    devices: ScriptDevices,
+    rates: Rates | None,
 ) -> tuple[list[PreflightReport], int]:
     place = devices.topology
     selected = [p for p in select(result, arguments.programs, arguments.min_bytes)]
@@ -362,7 +388,7 @@ def _reports_of_script(
     reports, failed = [], int(result.outcome == "failed")
     for program in spread:
         try:
-            reports.append(devices.report(program, price, costs))
+            reports.append(devices.report(program, price, costs, rates))
         except XlashardError as error:
             print_error(f"{program.name} ({program.source}): {error}")
             failed += 1

@@ -68,6 +68,20 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         help="write the schedule of the step as a trace for ui.perfetto.dev, such as "
         "step.json.gz; - for standard output",
     )
+    parser.add_argument(
+        "--measured",
+        metavar="PROFILE",
+        help="show the prediction beside a profile of a real run: *.xplane.pb of jax.profiler, or "
+        "its folder",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="write the chip's rates that --measured shows, for --rates",
+    )
+    parser.add_argument(
+        "--rates", metavar="FILE", help="predict with the chip's rates that --calibrate wrote"
+    )
     _add_schema(parser)
     add_script(parser)
     _add_sweep(parser.add_argument_group("where every mesh is tried"))

@@ -14,6 +14,9 @@ from xlashard.errors import ArgumentError
 RESULTS = ("json", "html", "markdown")
 """Options that name a file of results, or - for standard output."""
 
+OF_ONE_REPORT = ("trace", "measured", "calibrate", "rates")
+"""Options of preflight that name further files."""
+
 
 def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) -> None:
     """Check the options that name files of results.
@@ -38,6 +41,33 @@ def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) 
         if takes_folder and name == "json" and path and Path(path).is_dir():
             path = str(Path(path) / "report.json")
         check_writable(path)
+
+
+def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:
+    """Check the options of preflight for traces, profiles and measured rates.
+
+    Args:
+        arguments: The words, parsed.
+        is_sweep: Whether they try every mesh.
+
+    Raises:
+        ArgumentError: If they exclude each other, or a file can't be written.
+    """
+    found = {name: getattr(arguments, name) for name in OF_ONE_REPORT if getattr(arguments, name)}
+    if is_sweep and found:
+        name, path = next(iter(found.items()))
+        raise ArgumentError(f"--{name} {path} is of one mesh: write its axes, such as data=4")
+    if "calibrate" in found and "measured" not in found:
+        raise ArgumentError(
+            f"--calibrate {arguments.calibrate} needs a measurement: write --measured PROFILE, too"
+        )
+    if "calibrate" in found and "rates" in found:
+        raise ArgumentError(
+            f"--calibrate {arguments.calibrate} compares with published rates: write it without "
+            f"--rates {arguments.rates}"
+        )
+    check_writable(arguments.trace)
+    check_writable(arguments.calibrate)
 
 
 def make_absolute(arguments: argparse.Namespace, *names: str) -> None:

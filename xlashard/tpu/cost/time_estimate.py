@@ -12,7 +12,7 @@ from xlashard.tpu.cost.kernel_costs import KernelCost
 from xlashard.tpu.cost.kernel_work import is_kernel, kernel_name, unmatched_costs
 from xlashard.tpu.cost.network_model import NetworkCost, NetworkModel
 from xlashard.tpu.cost.operation import OperationModel
-from xlashard.tpu.cost.rates import error_bar, multiplied_as, rates_of
+from xlashard.tpu.cost.rates import Rates, error_bar, multiplied_as, rates_of
 from xlashard.tpu.cost.schedule import StepSchedule, walk_schedule
 from xlashard.tpu.generations import Generation
 from xlashard.tpu.preflight.compilation import Compilation
@@ -87,6 +87,7 @@ def schedule_step(
     topology: Topology,
     mesh: Mesh,
     kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
 ) -> StepSchedule:
     """Return the times of a program's operations in the compiler's order.
 
@@ -95,8 +96,9 @@ def schedule_step(
         topology: Topology of the program.
         mesh: Mesh of the program.
         kernel_costs: Costs of kernels that the caller gives, by name.
+        rates: Rates of a device; those of published measurements if None.
     """
-    rates = rates_of(topology.generation)
+    rates = rates or rates_of(topology.generation)
     model = OperationModel(compilation.module, rates, kernel_costs)
     collectives = _network_costs(compilation, topology, mesh)
     return walk_schedule(compilation.module, collectives, model, rates)

@@ -19,6 +19,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.tpu.preflight.preflight_run import preflight
     from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
     from xlashard.tpu.preflight.report.comparison import Comparison, compare
+    from xlashard.tpu.preflight.report.measured import MeasuredStep, compare_with_profile
     from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
     from xlashard.tpu.preflight.report.pricing import Workload
 else:
@@ -31,6 +32,7 @@ else:
             "xlashard.tpu.preflight.preflight_run": ("preflight",),
             f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
             f"{_report}.comparison": ("Comparison", "compare"),
+            f"{_report}.measured": ("MeasuredStep", "compare_with_profile"),
             f"{_report}.preflight_report": ("PreflightReport", "make_schema"),
             f"{_report}.pricing": ("Workload",),
         },
@@ -41,10 +43,12 @@ __all__ = [
     "Comparison",
     "KernelCost",
     "Limit",
+    "MeasuredStep",
     "PreflightReport",
     "Workload",
     "broken_limits",
     "compare",
+    "compare_with_profile",
     "make_schema",
     "preflight",
     "read_budget",

@@ -1,5 +1,6 @@
 """`preflight`: report the memory, time and cost of a program on TPU chips, without a TPU."""
 
+import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +35,7 @@ from xlashard.tpu.preflight.mesh_mapping import (
     resolve_mesh,
 )
 from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, build_report
+from xlashard.tpu.preflight.report.calibration import read_rates
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Workload, parse_price
 from xlashard.tpu.topologies import Topology
@@ -52,6 +54,7 @@ def preflight(
     compiler_options: Mapping[str, Any] | None = None,
     estimate: bool = False,
     kernel_costs: KernelCosts | None = None,
+    rates: str | os.PathLike[str] | None = None,
     title: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
@@ -79,6 +82,7 @@ def preflight(
             compile time. Memory then lacks the code; all else is the same.
         kernel_costs: Costs of kernels whose work their modules and authors don't say: seconds or a
             `KernelCost`, by the name that the report shows.
+        rates: File of a chip's measured rates, which `xlashard preflight --calibrate` writes.
         title: Title of the report, such as the source of the program.
         **kwargs: Keyword arguments of the call.
 
@@ -88,7 +92,7 @@ def preflight(
     Raises:
         TopologyError: If the topology is unknown, the mesh doesn't match it, libtpu is missing, or
             for an estimate can't stop before code generation.
-        ArgumentError: If `fun`, `price` or `kernel_costs` is invalid.
+        ArgumentError: If `fun`, `price`, `kernel_costs` or `rates` is invalid.
         CompileError: If compilation fails for a reason other than memory.
         ResourceError: As raised by a call; other errors of a call propagate too.
 
@@ -109,6 +113,7 @@ def preflight(
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
+        measured = None if rates is None else read_rates(rates, place.generation)
         on, lowered = lower_for(fun, args, kwargs, place, mesh)
         compilation = compile_for_report(lowered, compiler_options, estimate=estimate)
         return build_report(
@@ -120,6 +125,7 @@ def preflight(
             price=chip_hour,
             replicated_above=replicated_above,
             kernel_costs=costs,
+            rates=measured,
         )
 
 

@@ -17,6 +17,7 @@ from xlashard.pjit import RecordedProgram
 from xlashard.pjit.trace import PjitProgram
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
 from xlashard.tpu.cost.kernel_costs import KernelCost
+from xlashard.tpu.cost.rates import Rates
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.preflight_run import lower_for
 from xlashard.tpu.preflight.report.build import build_report
@@ -138,6 +139,7 @@ class ScriptDevices:
         recorded: RecordedProgram,
         price: Price | None = None,
         kernel_costs: Mapping[str, KernelCost] | None = None,
+        rates: Rates | None = None,
     ) -> PreflightReport:
         """Return the report of a program.
 
@@ -145,6 +147,7 @@ class ScriptDevices:
             recorded: The program.
             price: Price of a chip-hour.
             kernel_costs: Costs of kernels by name.
+            rates: Rates of a device; those of published measurements if None.
 
         Raises:
             XlashardError: As `preflight` does.
@@ -158,4 +161,5 @@ class ScriptDevices:
             title=f"{recorded.name}{place}",
             price=price,
             kernel_costs=kernel_costs,
+            rates=rates,
         )

@@ -23,6 +23,7 @@ from xlashard.pjit.report.replication import (
 )
 from xlashard.sharding import Mesh
 from xlashard.tpu.cost.kernel_costs import KernelCost
+from xlashard.tpu.cost.rates import Rates
 from xlashard.tpu.cost.time_estimate import estimate_time, schedule_step
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
@@ -157,6 +158,7 @@ def build_report(
     price: Price | None = None,
     replicated_above: int = REPLICATED_ABOVE,
     kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
 ) -> PreflightReport:
     """Return the report of a compiled program.
 
@@ -169,11 +171,12 @@ def build_report(
         price: Price of a chip-hour.
         replicated_above: Minimum bytes of the fully replicated values to list.
         kernel_costs: Costs of kernels by name.
+        rates: Rates of a device; those of published measurements if None.
     """
     lowered = compilation.lowered
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
-    schedule = schedule_step(compilation, topology, mesh, kernel_costs)
+    schedule = schedule_step(compilation, topology, mesh, kernel_costs, rates)
     time = estimate_time(compilation, topology, mesh, kernel_costs, schedule)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
