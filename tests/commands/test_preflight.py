@@ -230,11 +230,11 @@ BAD_INPUT = {
     "a path": ((*AT, "tests/commands/programs.py:product"), "is not a program"),
     "a function that fails": (
         (*AT, OURS + "fails"),
-        "fails failed at programs.py:41 in fails: LookupError: no such layer and more of it",
+        "fails failed at programs.py:48 in fails: LookupError: no such layer and more of it",
     ),
     "a program that can't be traced": (
         (*AT, OURS + "untraceable"),
-        "untraceable can't be traced at programs.py:35 in step: TypeError: ",
+        "untraceable can't be traced at programs.py:42 in step: TypeError: ",
     ),
     "a number": (
         (*AT, OURS + "gives_a_number"),
