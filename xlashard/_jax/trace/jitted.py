@@ -360,6 +360,15 @@ def target_of(lowered: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     return tuple(lowering._device_list or ()), tuple(lowering._platforms)
 
 
+def name_and_devices(stage: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return the function's name and the devices of a `jax.stages.Lowered` or `Compiled`."""
+    if isinstance(stage, stages.Lowered):
+        return _function_name(stage._lowering._name), target_of(stage)[0]
+    executable = stage.runtime_executable()
+    name = getattr(stage, "fun_name", "") or executable.hlo_modules()[0].name.removeprefix("jit_")
+    return name, tuple(executable.local_devices())
+
+
 def _function_name(module: str) -> str:
     """Return the name of the function inside JAX's name of a module, such as `jit(step)`."""
     return module.partition("(")[2].rpartition(")")[0] or module

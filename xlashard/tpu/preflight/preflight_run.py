@@ -196,11 +196,14 @@ def _moved_recording(program: RecordedProgram, topology: Topology) -> tuple[Trac
 def _check_stage(stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a stage that is made for other devices, and arguments besides a stage."""
     if not isinstance(stage, jax.stages.Traced | Lowered | RecordedProgram):
-        done = "compiled" if isinstance(stage, jax.stages.Compiled) else "lowered"
-        name = getattr(stage, "fun_name", f"the {type(stage).__name__}")
+        name, devices = jitted.name_and_devices(stage)
+        done, rest = "lowered", "it keeps no jaxpr to lower for the chips of a topology"
+        if isinstance(stage, jax.stages.Compiled):
+            done, rest = "compiled", "it is machine code for them"
         raise ArgumentError(
-            f"{name} is already {done} for the devices at hand: pass preflight the function and "
-            "its arguments, or the Traced that it was made from"
+            f"{name} is a {type(stage).__name__}, already {done} for the devices at hand "
+            f"({counted(len(devices), 'device')} of {devices[0].device_kind}): {rest}. Pass "
+            "preflight the function and its arguments, or what its method trace returns"
         )
     if args or kwargs:
         raise ArgumentError(
