@@ -96,6 +96,21 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     assert "2 of train.py 3" in out
 
 
+def test_what_a_second_compilation_differs_in_is_named(folder: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "again.py").write_text(
+        "import jax, numpy as np\n"
+        "f = jax.jit(lambda x, y: x.sum() + y)\n"
+        "one = np.float32(1)\n"
+        "f(np.ones(4), one), f(np.ones(8), one), f(np.ones(8), jax.device_put(one))\n"
+        "f(np.ones(8), jax.device_put(one, jax.devices()[0]))\n"
+    )
+    assert main(["explain", "--", "again.py"]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("▶")]
+    again = [heading.partition("compiled again for ")[2] for heading in headings]
+    assert again == ["", "x float32[4] → float32[8]", "y sharded by default → the argument"]
+
+
 def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
     code, report = explained(
         "--stop-after", "2", "--programs", "train_*", "--", "train.py", "1000000"
@@ -245,6 +260,9 @@ def test_what_became_worse_fails(folder: Path, capsys) -> None:
     assert all(names in printed.out for names in ("Only before  init", "Only after  make"))
     assert "**1 of 1 program became worse.**" in Path("c.md").read_text()
     assert "What changed in <bdi>train_step" in Path("c.html").read_text()
+    words = ("--programs", "train_step", "--compare", "old.json", "--", "train.py", "1")
+    main(["explain", *words])
+    assert "Only before" not in capsys.readouterr().out
     # A stored report in place of a run, the other way round.
     assert main(["explain", "--compare", "report.json", "--markdown", "-", "old.json"]) == 0
     assert capsys.readouterr().out.startswith("## Programs of train.py 1\n")

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import xlashard
@@ -154,7 +155,8 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
     changes, shown = None, report
     try:
         if arguments.compare:
-            changes = shown = scripts.compare_scripts(_read(arguments.compare), report)
+            old = _selected(_read(arguments.compare), arguments.programs)
+            changes = shown = scripts.compare_scripts(old, report)
         broken = _breaches(arguments.budget, dict(named))
     finally:
         # A script may have run for an hour.
@@ -166,6 +168,14 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
     for line in (*worse, *broken):
         print(line, file=sys.stderr)
     return not (worse or broken)
+
+
+def _selected(report: Any, patterns: Sequence[str]) -> Any:
+    """Return a stored report with the programs that `--programs` selects."""
+    if not patterns or not hasattr(report, "programs"):
+        return report
+    kept = tuple(p for p in report.programs if matches(p.name, patterns))
+    return replace(report, programs=kept)
 
 
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:

@@ -14,7 +14,7 @@ from xlashard.pjit.report.changes.report_changes import compare_programs
 from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.serde import PrintableReport, ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, listing
+from xlashard.pjit.report.tables import Page, decided_text, listing
 from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.wording import in_bytes
 
@@ -81,11 +81,11 @@ class ScriptReport(SerializableReport):
     omitted: OmittedPrograms
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        seen: set[tuple[str, str]] = set()
+        seen: dict[tuple[str, str], ScriptProgram] = {}
         for program in self.programs:
             function = program.name, program.source
-            yield _heading(program, again=function in seen)
-            seen.add(function)
+            yield _heading(program, seen.get(function))
+            seen[function] = program
             if program.report is None:
                 yield Text(f"  can't be explained: {program.error}\n")
                 continue
@@ -108,16 +108,43 @@ class ScriptReport(SerializableReport):
         )
 
 
-def _heading(program: ScriptProgram, *, again: bool) -> Text:
-    """Return the line above the report of a program: its name, source, calls and caller."""
+def _heading(program: ScriptProgram, earlier: ScriptProgram | None) -> Text:
+    """Return the line above the report of a program: its name, source, calls and caller.
+
+    Args:
+        program: The program.
+        earlier: The last program of the same function before.
+    """
     parts = [f"defined at {program.source}"] if program.source else []
     if program.calls:
         parts.append(f"{counted(program.calls, 'call')} from {program.caller}")
     else:
         parts.append(f"lowered at {program.caller}")
-    if again:
-        parts.append("compiled again for other arguments")
+    if earlier is not None:
+        parts.append(f"compiled again for {_changed_arguments(earlier, program)}")
     return Text.assemble((f"▶ {program.name}", "bold"), "  ", (", ".join(parts), "dim"))
+
+
+def _changed_arguments(old: ScriptProgram, new: ScriptProgram) -> str:
+    """Return what differs in the arguments of two programs: `w P() → P('model') and 2 more`."""
+    if old.report is None or new.report is None:
+        return "other arguments"
+    before = {value.path: value for value in old.report.inputs}
+    changed = []
+    for now in new.report.inputs:
+        was = before.get(now.path, now)
+        if was.type != now.type:
+            changed.append(f"{now.path} {was.type} → {now.type}")
+        elif was.spec != now.spec:
+            # A program drops an argument that it does not use, with its sharding.
+            changed.append(f"{now.path} {was.spec or 'not used'} → {now.spec or 'not used'}")
+        elif was.decided_by != now.decided_by:
+            origins = f"{decided_text(was)} → {decided_text(now)}"
+            changed.append(f"{now.path} sharded by {origins}")
+    if not changed:
+        return "other arguments"
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0]}{more}"
 
 
 def _row(program: ScriptProgram) -> Sequence[RenderableType]:

@@ -21,6 +21,7 @@ from xlashard._jax.trace.device_map import (
 )
 from xlashard._jax.trace.jitted import renamed
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
+from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import (
     in_default_registry,
     inner_shardings,
@@ -47,7 +48,7 @@ class RecordedProgram:
     Attributes:
         name: The function's name.
         source: File and line where the function is defined, such as `train.py:41`; empty if no
-            Python code defines it.
+            Python code defines it, or that of an installed package.
         caller: File and line of the first call, or of `lower`.
         is_operation: True for an operation of JAX outside of `jit`, such as `jnp.add`.
         num_devices: Number of devices of its arguments, mesh, and shardings inside.
@@ -204,10 +205,12 @@ def _record(program: ObservedProgram) -> RecordedProgram:
     elif isinstance(program, JitLowering):
         kept = replace(program, jaxpr=_named(program.jaxpr))
     _, at, source = source_of(program.jaxpr).rpartition(" at ")
+    # A wrapper such as that of equinox is no place of the user's function.
+    is_own = is_users_file(source.rpartition(":")[0])
     file, line = script_line()
     return RecordedProgram(
         name=program.name,
-        source=_near(*source.rsplit(":", 1)) if at and ":" in source else "",
+        source=_near(*source.rsplit(":", 1)) if at and ":" in source and is_own else "",
         caller=_near(file, line),
         is_operation=observed_programs.is_operation(program.jaxpr),
         num_devices=max([1, *(getattr(s, "num_devices", 1) for s in _shardings(program))]),
