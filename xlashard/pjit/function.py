@@ -149,8 +149,9 @@ class Function:
         Raises:
             UnevenShardingError: For a constraint by which a dimension does not divide, if strict.
         """
-        options = self.options
-        report_uneven_constraints(call.traced.jaxpr, constraint_p, self.name, options.strict)
+        jaxpr, options = call.traced.jaxpr, self.options
+        if tracing.may_constrain(jaxpr):
+            report_uneven_constraints(jaxpr, constraint_p, self.name, options.strict)
         shardings = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = shardings.arguments
         in_layouts, out_layouts = call.layouts
@@ -265,7 +266,8 @@ class Function:
         self.compile_log.log_reason(miss)
         self.is_spread |= compiled.program.is_spread
         self.report_donation(lowered, compiled)
-        report_replicated(call, compiled, self.options)
+        if any([sharding is None for sharding in (*call.in_shardings, *call.out_shardings)]):
+            report_replicated(call, compiled, self.options)
         if compiled.consts and self.parameters.donates:
             self._closes_over.add(compiled)
         return compiled
@@ -297,7 +299,7 @@ class Function:
         if traced.consts or not tracing.is_top_level():
             return self.bind(call), None
         check_concrete(call.values, traced.arg_names)
-        if observed_programs.observers():
+        if observed_programs.all_observers and observed_programs.observers():
             outs = observed_programs.observed(PjitProgram(self, call), lambda: self._results(call))
             return traced.out_tree.unflatten(outs), None
         return self._run(call)

@@ -121,14 +121,15 @@ def _has_trees(frame: FrameType) -> bool:
 
 _lock = threading.Lock()
 _thread = threading.local()
-_observers: tuple[ProgramObserver, ...] = ()
+all_observers: tuple[ProgramObserver, ...] = ()
+"""Observers of any thread. Each call reads them, and calls `observers()` only if there are any."""
 _PATCHED = ("_resolve_and_lower", "_pjit_call_impl_python")
 _originals: dict[str, Any] = {}
 
 
 def observers() -> tuple[ProgramObserver, ...]:
     """Return the observers of this thread's programs, the latest one last."""
-    return () if _observers and getattr(_thread, "is_paused", False) else _observers
+    return () if all_observers and getattr(_thread, "is_paused", False) else all_observers
 
 
 @contextmanager
@@ -148,17 +149,17 @@ def observe(observer: ProgramObserver) -> Callable[[], None]:
     Returns:
         A function that ends it.
     """
-    global _observers
+    global all_observers
     with _lock:
-        if not _observers:
+        if not all_observers:
             _install()
-        _observers = (*_observers, observer)
+        all_observers = (*all_observers, observer)
 
     def end() -> None:
-        global _observers
+        global all_observers
         with _lock:
-            _observers = tuple([o for o in _observers if o is not observer])
-            if not _observers:
+            all_observers = tuple([o for o in all_observers if o is not observer])
+            if not all_observers:
                 _uninstall()
 
     return end

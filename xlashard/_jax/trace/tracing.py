@@ -342,6 +342,11 @@ def may_name_shardings(values: Collection[Any]) -> bool:
     return False
 
 
+def may_constrain(jaxpr: Jaxpr) -> bool:
+    """Return True if an equation of a jaxpr may be a sharding constraint or contain a jaxpr."""
+    return any([may_name_shardings(eqn.params.values()) for eqn in jaxpr.eqns])
+
+
 _CARRIERS = (core.Jaxpr, JaxSharding)
 # Types of most parameters, checked before isinstance, which takes more time.
 _PLAIN = frozenset({type(None), bool, int, float, str})
