@@ -17,14 +17,21 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.forking import server
 from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 
 # Read when Python or JAX is imported, so a server serves one combination of values.
 _READ_AT_IMPORT = ("JAX_", "PYTHON", "OPENBLAS_", "OMP_")
-# Read when a process joins the others of its pod, and different in each of them.
-_READ_LATER = frozenset({"JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"})
+# Read by a forked process, by xlashard.legacy, or when a process joins the others of its pod.
+_READ_LATER = frozenset(
+    {
+        *server.OPTIONS_OF_JAX,
+        *server.OPTIONS_OF_PYTHON,
+        *("JAX_ARRAY", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"),
+    }
+)
 
 _servers: dict[frozenset[tuple[str, str]], list[str]] = {}
 
@@ -56,19 +63,19 @@ def _start_server(environment: Mapping[str, str]) -> list[str]:
     folder = tempfile.TemporaryDirectory(prefix="tests-forking-")
     address = os.path.join(folder.name, "socket")
     kept = {name: value for name, value in environment.items() if name not in _READ_LATER}
-    server = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(HERE / "server.py"), address], env=kept, stdin=subprocess.PIPE
     )
-    assert server.stdin is not None
-    lifeline = server.stdin
+    assert process.stdin is not None
+    lifeline = process.stdin
 
     def stop() -> None:
         lifeline.close()
-        server.wait()
+        process.wait()
         folder.cleanup()
 
     atexit.register(stop)
-    wait_for(lambda: _listens(address, server), "server that has imported JAX")
+    wait_for(lambda: _listens(address, process), "server that has imported JAX")
     return [sys.executable, "-I", "-S", str(HERE / "client.py"), address]
 
 

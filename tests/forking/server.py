@@ -7,6 +7,7 @@ and has one thread, so that its forks are safe.
 import array
 import atexit
 import contextlib
+import faulthandler
 import gc
 import io
 import json
@@ -28,6 +29,14 @@ PRELOADED = (
     "jax.experimental.multihost_utils",
     "rich.console",
 )
+# Variables that a forked process reads as Python and JAX do when they start; a server has none.
+OPTIONS_OF_PYTHON = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
+OPTIONS_OF_JAX = {
+    "JAX_COMPILATION_CACHE_DIR": str,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
+    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": str,
+}
 _MOST_DESCRIPTORS = 64
 
 
@@ -141,6 +150,7 @@ def become(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["environment"])
     _open_streams()
     os.chdir(request["folder"])
+    _read_options()
     status, interrupted = 0, False
     try:
         _run(*request["words"])
@@ -203,6 +213,16 @@ def _open_streams() -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _read_options() -> None:
+    """Set what Python and JAX would have read from the environment at the start."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [os.path.abspath(folder) for folder in folders if folder]
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    for name in OPTIONS_OF_JAX.keys() & os.environ.keys():
+        sys.modules["jax"].config.update(name.lower(), OPTIONS_OF_JAX[name](os.environ[name]))
 
 
 def _run(option: str, *rest: str) -> None:

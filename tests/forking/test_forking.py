@@ -72,6 +72,25 @@ def test_it_has_jax_and_devices_of_its_own_and_nothing_of_xlashard() -> None:
     assert run("-c", code, env=environment).stdout == "[]\n3\n"
 
 
+def test_it_reads_the_options_of_python_and_jax(tmp_path: Path) -> None:
+    code = (
+        "import faulthandler, sys; print(sys.path[1], faulthandler.is_enabled())\n"
+        "import jax; print(jax.config.jax_compilation_cache_dir)\n"
+        "print(jax.config.jax_persistent_cache_min_compile_time_secs)\n"
+        "print(sys.stdout.write_through)"
+    )
+    given = {"PYTHONPATH": str(tmp_path), "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": f"{tmp_path}/cache",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
+    without = {name: os.environ[name] for name in os.environ.keys() - given.keys() - cache.keys()}
+    environment = {**without, **given, **cache}
+    done = run("-c", code, env=environment)
+    assert done.stdout == f"{tmp_path} True\n{tmp_path}/cache\n0.3\nTrue\n"
+    assert python_command(environment) == python_command(without)
+
+
 def test_signals_reach_it_and_it_ends_with_its_client() -> None:
     waiting = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
     with start(waiting) as interrupted:
