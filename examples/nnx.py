@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-WIDTH, BATCH, STEPS = 512, 1024, 200
+WIDTH, BATCH, STEPS = 512, 1024, 75
 
 # Two devices along "model", which cuts the weights; the others along "data", which cuts the batch.
 count = jax.device_count()

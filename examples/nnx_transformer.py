@@ -19,7 +19,7 @@ from flax import nnx
 import xlashard as xs
 from xlashard import P
 
-WIDTH, HEADS, LAYERS, LENGTH, BATCH, STEPS = 64, 4, 2, 12, 128, 140
+WIDTH, HEADS, LAYERS, LENGTH, BATCH, STEPS = 64, 4, 2, 12, 128, 100
 
 # Two devices along "model", which cuts the weights; the others along "data", which cuts the batch.
 devices = np.array(jax.devices())

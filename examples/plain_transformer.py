@@ -20,7 +20,7 @@ import optax
 import xlashard as xs
 from xlashard import P
 
-VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, BATCH, STEPS = 128, 64, 4, 2, 64, 32, 100
+VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, BATCH, STEPS = 128, 64, 4, 2, 64, 32, 60
 
 # Two devices along "model", which cuts the weights; the others along "data", which cuts the batch.
 devices = np.array(jax.devices())
@@ -108,7 +108,7 @@ with jax.set_mesh(mesh):
     for number in range(STEPS + 1):
         text = next(texts)
         params, optimizer_state, loss = step(params, optimizer_state, text)
-        if number % 20 == 0:
+        if number % 10 == 0:
             print(f"step {number:3}  loss {loss:.3f}", flush=True)
 
     print("\nWhere a weight lies:\n")
