@@ -206,13 +206,17 @@ def _of_floats(f: Callable[..., Any], module: Module, args: Sequence[Any]) -> Ca
     return of_floats
 
 
+# One program in place of one for each of its operations.
+_total = jax.jit(scalar)
+
+
 def _derive(module: Module, library: Library, around: Callable[..., Any]) -> list[Any]:
     args = _given(module, library)
     f = _of_floats(around(_compiled(module, library)), module, args)
     floats = [args[i] for i in module.floats]
 
     def loss(*floats: Any) -> jax.Array:
-        return scalar(*(x for x in jax.tree.leaves(f(*floats)) if jnp.isrealobj(x)))
+        return _total(*[x for x in jax.tree.leaves(f(*floats)) if jnp.isrealobj(x)])
 
     return [library.whole(jax.grad(loss, argnums=tuple(range(len(floats)))))(*floats)]
 
