@@ -210,14 +210,21 @@ def _check_from_gda(
 
 def expand_in(tree: ResourceTree, parameters: Parameters, in_tree: Any) -> list[Resource]:
     """Return the resource of each argument, for a tree of `(args, kwargs)` without static ones."""
-    if len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef):
+    if _is_one(tree):
         return [tree.leaves[0]] * in_tree.num_leaves
     return parameters.expand_in(tree, in_tree)
 
 
 def expand_out(tree: ResourceTree, out_tree: Any) -> list[Resource]:
     """Return the resource of each result, for their tree."""
+    if _is_one(tree):
+        return [tree.leaves[0]] * out_tree.num_leaves
     return expand(tree, out_tree, "result")
+
+
+def _is_one(tree: ResourceTree) -> bool:
+    """Return True for a single resource, which is for every value."""
+    return len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef)
 
 
 def _traced(
