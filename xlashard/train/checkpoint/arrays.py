@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.logging import get_absl_logger
@@ -110,6 +111,9 @@ def _check_same(what: Mapping[int, str]) -> None:
 
 
 _ORBAX = Path(ocp.__file__).parent
+# Bytes. Orbax cuts replicated arrays into slices, one for each replica to write. Every shape and
+# offset of a slice is a program, and small slices take longer to compile than to write.
+_LEAST_SLICE = 2**20
 # Error numbers of a full disk, an exceeded quota, or a file at its maximum size.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BASE_EVENTS = asyncio.base_events.__file__
@@ -161,8 +165,8 @@ class ArrayFiles:
             state: Tree of arrays.
         """
         # One per save: after a failure a checkpointer raises the same error at later saves.
-        self._saving = self._checkpointer()
-        args = ocp.args.StandardSave(_with_elements(state))
+        self._saving = self._checkpointer(**_handlers(state))
+        args = ocp.args.PyTreeSave(_with_elements(state))
         try:
             self._saving.save(folder.absolute(), args=args)
         except Exception as error:
@@ -196,15 +200,18 @@ class ArrayFiles:
         Returns:
             The same tree of Arrays.
         """
-        args = ocp.args.StandardRestore(_with_elements(like))
+        item = _with_elements(like)
+        shardings = jax.tree.map(lambda x: x.sharding, item)
+        restored_as = ocp.checkpoint_utils.construct_restore_args(item, shardings)
+        args = ocp.args.PyTreeRestore(item, restore_args=restored_as)
         with self._checkpointer() as checkpointer:
             read = checkpointer.restore(folder.absolute(), args=args)
         leaves, tree = jax.tree.flatten(like)
         return tree.unflatten(map(_as_requested, leaves, tree.flatten_up_to(read)))
 
-    def _checkpointer(self) -> ocp.AsyncCheckpointer:
+    def _checkpointer(self, **handlers: Any) -> ocp.AsyncCheckpointer:
         return ocp.AsyncCheckpointer(
-            ocp.StandardCheckpointHandler(multiprocessing_options=self._processes),
+            ocp.PyTreeCheckpointHandler(multiprocessing_options=self._processes, **handlers),
             async_options=self._background,
             multiprocessing_options=self._processes,
         )
@@ -219,6 +226,18 @@ class ArrayFiles:
         result = self._sync.exchange("writing")
         if result.problems:
             raise OthersFailedError(str(result))
+
+
+def _handlers(state: Any) -> dict[str, Any]:
+    """Return the handlers of a state's arrays, as keywords; none for a state with random keys.
+
+    Only orbax's default handler stores the kind of random keys.
+    """
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
+        return {}
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_SLICE)
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+    return {"type_handler_registry": registry}
 
 
 def _with_elements(tree: Any) -> Any:
