@@ -40,6 +40,7 @@ from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport, Workload
 from xlashard.tpu.preflight.report.step_model import (
     LineTime,
+    SpillReport,
     Timeline,
     TimelineBlock,
     TimelineSpan,
@@ -194,6 +195,17 @@ FITTING = PreflightReport(
         libtpu="0.0.50.1",
         runtime="PJRT C API, libtpu built on Sep 14 2026",
         flags=(("LIBTPU_INIT_ARGS", "--xla_tpu_enable_latency_hiding_scheduler=true"),),
+    ),
+    spills=(
+        SpillReport(
+            type="f32[8,8,8192,8192]",
+            device_bytes=16 * GIB,
+            vmem_bytes=128 * 2**20,
+            runs=64,
+            block=256,
+            op_name=OP.format("bqhd,bkhd->bhqk"),
+            source=line(96, "attention"),
+        ),
     ),
     uneven=(
         UnevenReport(

@@ -55,11 +55,14 @@ def test_a_step_that_fits() -> None:
     assert "data along z, fsdp around x, tensor around y" in text
     assert re.search(r"9\.0%\s+32 ×\s+all-reduce\s+waiting for ICI .*model.py:134 blf", text)
     assert re.search(r"and shorter ones, .* \(1\.0%\)", text)
+    assert re.search(r"16\.0 GiB\s+64 ×\s+f32\[8,8,8192,8192\]\s+\S*model.py:96", text)
+    assert "attention_block = 256" in " ".join(text.split())
     assert sections(text) == [
         "Memory",
         "Temporaries at the peak",
         "Time",
         "Time by source line",
+        "VMEM spill",
         "Collectives",
         "Not required",
         "Replicated silently",

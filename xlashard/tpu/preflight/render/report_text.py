@@ -10,6 +10,7 @@ from xlashard.tpu.preflight.report.preflight_model import (
     TopologyReport,
 )
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
+from xlashard.tpu.preflight.report.step_model import SpillReport
 from xlashard.wording import (
     in_amount,
     in_bytes,
@@ -185,6 +186,14 @@ def price_with_currency(amount: float, currency: str = "") -> str:
 def many(number: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: `1 leaf`, `8,960 chips`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def spill_remedy(spill: SpillReport) -> str:
+    """Return how to keep attention scores in VMEM."""
+    return (
+        f"the scores of {spill.block:,} queries and keys stay in VMEM: attention_block = "
+        f"{spill.block} in [model], or a kernel such as splash attention"
+    )
 
 
 def uncounted_work(time: TimeEstimate) -> Iterator[str]:

@@ -41,6 +41,7 @@ from xlashard.tpu.preflight.render.report_text import (
     mesh_text,
     price_summary,
     price_with_currency,
+    spill_remedy,
     throughput_text,
     time_summary,
     topology_text,
@@ -53,6 +54,7 @@ from xlashard.tpu.preflight.report.preflight_model import (
     TimeEstimate,
     TrafficReport,
 )
+from xlashard.tpu.preflight.report.step_model import SpillReport
 from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
 
 _VERY_WIDE = 130
@@ -66,6 +68,7 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _temporaries(report, page)
     yield _time(report, page)
     yield _lines(report.time, page)
+    yield _spills(report.spills, page)
     yield _collectives(report.traffic, page)
     yield _unasked(report.traffic, page)
     yield replications_section(report.replications, page)
@@ -226,6 +229,24 @@ def _lines(time: TimeEstimate, page: Page) -> RenderableType | None:
     rest = page.left(len(left), f"more and shorter ones, {others}")
     rest = rest or (f"and shorter ones, {others}" if seconds else "")
     return section("Time by source line", note, table(columns, rows), rest)
+
+
+def _spills(found: Sequence[SpillReport], page: Page) -> RenderableType | None:
+    if not found:
+        return None
+    rows = [
+        (
+            in_bytes(spill.device_bytes),
+            f"{spill.runs:,} ×",
+            spill.type,
+            _operation_of(spill.source, spill.op_name),
+            spill_remedy(spill),
+        )
+        for spill in page.rows(found)
+    ]
+    note = f"attention scores that pass through HBM; VMEM has {in_bytes(found[0].vmem_bytes)}"
+    columns = (">bytes", ">runs", "type", "of", "remedy")
+    return section("VMEM spill", note, table(columns, rows), page.left(len(found) - len(rows)))
 
 
 def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:

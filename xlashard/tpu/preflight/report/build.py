@@ -28,6 +28,7 @@ from xlashard.tpu.cost.time_estimate import estimate_time, schedule_step
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.attribution.step_lines import add_lines
+from xlashard.tpu.preflight.attribution.vmem_spill import SpillFinder
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.memory_breakdown import describe_memory
 from xlashard.tpu.preflight.report.preflight_model import (
@@ -204,6 +205,9 @@ def build_report(
         uneven=describe_uneven(compilation.program),
         repeated=describe_repeated(compilation.program, [compilation.module]),
         is_estimate=compilation.is_estimate,
+        spills=SpillFinder(
+            compilation.module, topology.generation, compilation.program.sources
+        ).find(),
     )
 
 

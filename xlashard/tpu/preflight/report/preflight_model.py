@@ -18,7 +18,7 @@ from xlashard.pjit.report.model import (
 )
 from xlashard.pjit.report.serde import ReportFormat
 from xlashard.tpu.preflight.report.pricing import PriceReport, ThroughputReport
-from xlashard.tpu.preflight.report.step_model import LineTime, Timeline
+from xlashard.tpu.preflight.report.step_model import LineTime, SpillReport, Timeline
 
 type Bound = Literal["compute", "hbm", "ici", "dcn", "host"]
 """Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
@@ -344,3 +344,4 @@ class PreflightFields:
     uneven: tuple[UnevenReport, ...] = ()
     repeated: tuple[RepeatedReport, ...] = ()
     is_estimate: bool = False
+    spills: tuple[SpillReport, ...] = ()

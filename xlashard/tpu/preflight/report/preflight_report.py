@@ -50,6 +50,7 @@ class PreflightReport(SerializableReport, PreflightFields):
         repeated: Products that every device computes whole, most FLOP first.
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
             code; all else is that of a whole compilation.
+        spills: Attention scores that are too large for VMEM, with the block that avoids it.
 
     Example:
         >>> import jax

@@ -40,6 +40,29 @@ class LineTime:
 
 
 @dataclass(frozen=True)
+class SpillReport:
+    """Attention scores that are too large for VMEM, and pass through HBM.
+
+    Attributes:
+        type: Type on one device: `f32[4,8,8192,8192]`.
+        device_bytes: Bytes on one device, including padding.
+        vmem_bytes: VMEM of a device.
+        runs: Number of runs in one execution.
+        block: Block of queries and of keys whose scores stay in VMEM.
+        op_name: JAX name of their product.
+        source: Line of the product. None if unknown.
+    """
+
+    type: str
+    device_bytes: int
+    vmem_bytes: int
+    runs: int
+    block: int
+    op_name: str
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
 class TimelineSpan:
     """Operation in one run of its computation.
 

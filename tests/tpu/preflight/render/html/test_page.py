@@ -55,6 +55,8 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     sent = [t.collective.sent_bytes for t in report.traffic]
     assert [int(n) for n in column(tab, ".traffic", 4)] == sent
     assert [float(n) for n in column(tab, ".traffic", 5)] == [t.seconds for t in report.traffic]
+    spills = tab.run("[...document.querySelectorAll('[data-spill]')].map(e => +e.dataset.spill)")
+    assert spills == [spill.device_bytes for spill in report.spills]
     assert [float(n) for n in column(tab, ".lines-card", 6)] == [
         each.seconds for each in time.lines
     ]
