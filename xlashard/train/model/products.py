@@ -102,7 +102,8 @@ def _scaled_product(
     )
     is_int = values[0].dtype == jnp.int8
     result = jax.lax.dot_general(
-        *values,
+        values[0],
+        values[1],
         ((dims[0], dims[1]), tuple(tuple(term.index(x) for x in batch) for term in letters)),
         preferred_element_type=jnp.int32 if is_int else jnp.float32,
     )
