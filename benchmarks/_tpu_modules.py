@@ -32,7 +32,7 @@ from xlashard.tpu import Topology, topology
 TARGETS = {
     "v4:4x4x4": {"data": 16, "model": 4},
     "v5e:16x16": {"data": 16, "model": 16},
-    "v5p:16x20x28": {"data": 1120, "model": 8},
+    "v5p:16x16x24": {"data": 768, "model": 8},
     "v6e:4x4, 2 slices": {"data": 8, "model": 4},
     "tpu7x:4x4x8": {"data": 32, "model": 8},
 }

@@ -32,10 +32,10 @@ def test_axes_lie_along_rings() -> None:
         "model": ("x4", "y4"),
     }
     assert along("v5e:16x16", {"data": 16, "model": 16}) == {"data": ("x16",), "model": ("y16",)}
-    assert along("v5p:16x20x28", {"data": 16, "fsdp": 28, "model": 20}) == {
+    assert along("v5p:16x16x24", {"data": 16, "fsdp": 24, "model": 16}) == {
         "data": ("x16",),
-        "fsdp": ("z28",),
-        "model": ("y20",),
+        "fsdp": ("z24",),
+        "model": ("y16",),
     }
 
 
@@ -99,7 +99,7 @@ def test_every_mesh_that_multiplies_out_has_each_device_once(name, slices, data)
         ("v5p:4x4x4", (4, 4, 4)),
         ("v5e:16x16", (16, 16)),
         ("v5p:4x8x8", (8, 32)),
-        ("v5p:16x20x28", (16, 28, 20)),
+        ("v5p:16x16x24", (16, 24, 16)),
         ("v5e:4x8", (8, 4)),
     ],
 )

@@ -26,7 +26,7 @@ class Generation:
         host_bounds: Chips per host of a large slice, along x, y and z.
         single_host_shapes: Larger slices that still lie on a single host.
         counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
-        pod_shape: Shape of a full pod, in chips: the most that ICI links join.
+        pod_shape: Shape of the largest slice, in chips.
         ring_size: Dimension size at which links wrap around: in two dimensions exactly this size,
             in three dimensions every slice made of whole cubes of this size.
         hbm_bytes: HBM per chip.
@@ -262,7 +262,7 @@ GENERATIONS: tuple[Generation, ...] = (
         cores_per_chip=2,
         devices_per_chip=1,
         counts_cores=True,
-        pod_shape=(16, 20, 28),
+        pod_shape=(16, 16, 24),
         ring_size=4,
         hbm_bytes=96 * GIB,
         available_bytes=96 * GIB - 279 * MIB,
@@ -276,7 +276,7 @@ GENERATIONS: tuple[Generation, ...] = (
             f"{_DOCS}/v5p",
             hbm_bytes=f"{_DOCS}/v5p prints 95 GB; libtpu lets a program use 95.73 GiB of it",
             ici_bandwidth=f"{_DOCS}/v5p: 4,800 Gbit/s for a chip, by its 6 links",
-            pod_shape=f"{_DOCS}/v5p: 8,960 chips; the shape nearest a cube that has as many",
+            pod_shape=f"{_DOCS}/v5p: 6,144 chips in the largest slice of a job, of a pod of 8,960; the shape nearest a cube that has as many",
             ring_size=_CUBES,
             core_bandwidth=_ONE_DEVICE,
             dcn_bandwidth=f"{_BOOK}: 6.25 GB/s for a chip, times 4 chips",

@@ -277,7 +277,7 @@ def _too_large(slice_name: SliceName) -> TopologyError:
     generation = slice_name.generation
     pod = SliceName(generation, generation.pod_shape)
     return TopologyError(
-        f"{slice_name.text} has {math.prod(slice_name.shape):,} chips; a pod of "
+        f"{slice_name.text} has {math.prod(slice_name.shape):,} chips; the largest slice of "
         f"{generation.title} has {generation.pod_chips:,}, as {pod.text}. Larger topologies have "
         f"several slices",
         topology=pod.text,

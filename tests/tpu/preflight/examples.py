@@ -1,7 +1,7 @@
 """Preflight reports made by hand, with every field filled in: for tests of what shows them.
 
 They are the shapes that reports come in: a step of training that fits (`FITTING`), the same too
-large for its chips (`OUT_OF_MEMORY`), two slices (`TWO_SLICES`), 8,960 chips (`HUGE`), and a small
+large for its chips (`OUT_OF_MEMORY`), two slices (`TWO_SLICES`), 6,144 chips (`HUGE`), and a small
 function without loops, tokens or price (`SMALL`).
 """
 
@@ -312,11 +312,11 @@ HUGE = replace(
     title="configs/405b_v5p.toml",
     topology=replace(
         V5P,
-        name="v5p:16x20x28",
+        name="v5p:16x16x24",
         shape=(16, 20, 28),
         wraps=(True, True, True),
-        chips=8960,
-        devices=8960,
+        chips=6144,
+        devices=6144,
         hosts=2240,
     ),
     mesh=(
@@ -325,9 +325,9 @@ HUGE = replace(
         AxisReport("tensor", 16, (("x", 16),), ring=True),
     ),
     time=replace(TIME, ici_seconds=TIME.compute_seconds * 1.1, bound="ici"),
-    price=price(TIME.seconds, 8960),
+    price=price(TIME.seconds, 6144),
 )
-"""All 8,960 chips of the largest v5p."""
+"""All 6,144 chips of the largest v5p."""
 
 _X = value("x", "bfloat16", (1024, 4096), "P('x', 'y')", 16, devices=16, decided_by="argument")
 _W = value("w", "bfloat16", (4096, 4096), "P(None, 'y')", 2, devices=16, decided_by="argument")
