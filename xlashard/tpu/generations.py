@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def pod_chips(self) -> int:
-        """Maximum number of chips joined by ICI links."""
+        """Chips of the largest slice."""
         return math.prod(self.pod_shape)
 
     @property
@@ -276,7 +276,8 @@ GENERATIONS: tuple[Generation, ...] = (
             f"{_DOCS}/v5p",
             hbm_bytes=f"{_DOCS}/v5p prints 95 GB; libtpu lets a program use 95.73 GiB of it",
             ici_bandwidth=f"{_DOCS}/v5p: 4,800 Gbit/s for a chip, by its 6 links",
-            pod_shape=f"{_DOCS}/v5p: 6,144 chips in the largest slice of a job, of a pod of 8,960; the shape nearest a cube that has as many",
+            pod_shape=f"{_DOCS}/v5p: 6,144 of a pod's 8,960 chips in the largest slice of a job; the "
+            "shape nearest a cube",
             ring_size=_CUBES,
             core_bandwidth=_ONE_DEVICE,
             dcn_bandwidth=f"{_BOOK}: 6.25 GB/s for a chip, times 4 chips",

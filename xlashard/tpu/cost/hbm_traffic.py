@@ -249,7 +249,7 @@ def _read_by(module: HloModule, inner: Computation, value: Instruction, user: In
     opcode = user.opcode.removesuffix("-start")
     if opcode == "tuple" or _is_part_of_collective(inner, user):
         return 0
-    if opcode in _PASSED_ON:
+    if opcode in _PASSED_ON or (opcode == "copy" and not _is_result(inner, user)):
         return _touched(module, inner, user)
     if is_first and opcode in ("slice", "dynamic-slice"):
         return sum(array.padded_bytes for array in user.shape.arrays)
@@ -261,7 +261,7 @@ def _read_by(module: HloModule, inner: Computation, value: Instruction, user: In
         update = inner.instructions.get(names[-1])
         return 0 if update is None else _scattered(user, value.shape.arrays[0], update.shape)
     if opcode == "fusion" and (nested := _fused(module, user)) is not None:
-        if _only_passes_on(nested):
+        if _only_passes_on(nested) and not _is_result(inner, user):
             return _touched(module, inner, user)
         return sum(
             _touched(module, nested, parameter)
@@ -274,9 +274,17 @@ def _read_by(module: HloModule, inner: Computation, value: Instruction, user: In
 def _only_passes_on(fusion: Computation) -> bool:
     """Return whether a fusion returns its operand, so that its users read it."""
     value = fusion.root
-    while value is not None and value.opcode in _PASSED_ON and value.operands:
+    while value is not None and value.opcode in (*_PASSED_ON, "copy") and value.operands:
         value = fusion.instructions.get(value.operands[0])
     return value is not None and value.opcode == "parameter"
+
+
+def _is_result(inner: Computation, value: Instruction) -> bool:
+    """Return whether a fusion writes a value."""
+    root = inner.root
+    return root is not None and any(
+        output is value for output in _outputs(inner, root) if output is not None
+    )
 
 
 def _is_part_of_collective(inner: Computation, user: Instruction) -> bool:

@@ -78,6 +78,7 @@ class OperationTime:
         kernel: Seconds that the caller gave for a kernel.
         launch: Seconds to start it.
         known: False for a kernel of unknown cost.
+        waits_for_hbm: Whether HBM traffic does not overlap with arithmetic, as in kernels.
     """
 
     matrix: float = 0.0
@@ -86,10 +87,13 @@ class OperationTime:
     kernel: float = 0.0
     launch: float = 0.0
     known: bool = True
+    waits_for_hbm: bool = False
 
     @property
     def seconds(self) -> float:
         """Time of the units, which overlap, and of the launch."""
+        if self.waits_for_hbm:
+            return max(self.matrix, self.vector) + self.hbm + self.launch
         return math.hypot(self.matrix, self.vector, self.hbm, self.kernel) + self.launch
 
     @property
@@ -170,13 +174,16 @@ class OperationModel:
         rates = self._rates
         if work.seconds is not None:
             return OperationTime(kernel=work.seconds)
+        vector = work.vector_ops / rates.kernel_vector_ops
+        vector += work.transcendentals / rates.kernel_transcendentals
         return OperationTime(
-            self._kernel_products(work),
-            work.vector_ops / rates.kernel_vector_ops
-            + work.transcendentals / rates.kernel_transcendentals,
-            work.hbm_bytes / rates.hbm_bytes,
+            self._kernel_products(work) / rates.kernel_matrix_share,
+            # Softmax hides behind the products: the shares above hold what shows of it.
+            0.0 if work.products else vector,
+            work.hbm_bytes / rates.hbm_bytes / rates.kernel_hbm_share,
             launch=rates.hbm_seconds + work.steps * rates.kernel_step_seconds,
             known=not work.unknown_loops,
+            waits_for_hbm=True,
         )
 
     def _kernel_products(self, work: KernelWork) -> float:
