@@ -102,7 +102,7 @@ docs-serve: $(documenting) ## Serve the documentation on http://127.0.0.1:8000 a
 	$(mkdocs) serve
 
 .PHONY: preflights
-preflights: $(developing) ## Compile configs/ and keep the facts in benchmarks/ (10 minutes; NAMES=...)
+preflights: $(developing) ## Compile configs/ and keep the facts in benchmarks/ (NAMES=...)
 	$(python) -m benchmarks._preflights $(NAMES)
 
 .PHONY: lint

@@ -1,7 +1,7 @@
 """Preflights of the settings files for real runs: their facts and the table of the guide.
 
 `python -m benchmarks._preflights [NAME ...]` compiles the training step of each file in `configs/`
-that names a topology (minutes each, on any machine) and writes the facts of its report to
+that names a topology, without generating code (seconds each), and writes the facts of its report to
 `benchmarks/_preflights.json`, from which the site's table of settings is made.
 """
 
@@ -129,6 +129,7 @@ def compile_facts(name: str, settings: Settings) -> Facts:
         *target.args,
         topology=place,
         workload=target.workload,
+        estimate=True,
         title=f"configs/{name}.toml",
     )
     return _facts(name, report)
@@ -185,7 +186,6 @@ def _row(name: str, facts: Facts) -> str:
     count = f"{facts.parameters / 1e9:.1f} B"
     if facts.active_parameters < facts.parameters:
         count += f", {facts.active_parameters / 1e9:.1f} B active"
-    highest = facts.utilisation * facts.seconds / facts.roofline_seconds
     cells = [
         f"[`{name}.toml`](../../configs/{name}.toml)",
         f"{facts.chips:,} of {facts.generation}",
@@ -194,10 +194,10 @@ def _row(name: str, facts: Facts) -> str:
         f"{facts.tokens:,}",
         f"{facts.total_bytes / 2**30:.1f} of {facts.available_bytes / 2**30:.1f} GiB",
         f"{facts.spare:.0%}",
-        f"{facts.roofline_seconds:.2f} to {facts.seconds:.2f}",
+        f"{facts.seconds:.2f}",
         {"compute": "arithmetic", "hbm": "HBM"}.get(facts.bound, facts.bound.upper()),
         f"{facts.tokens_per_second:,.0f}",
-        f"{facts.utilisation:.0%} to {highest:.0%}",
+        f"{facts.utilisation:.0%}",
     ]
     return "| " + " | ".join(cells) + " |"
 

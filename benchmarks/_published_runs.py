@@ -74,6 +74,8 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     new = dict(first)
     for key, value in second.items():
         old = new.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        new[key] = _merged(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            new[key] = _merged(old, value)
+        else:
+            new[key] = value
     return new

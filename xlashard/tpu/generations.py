@@ -276,7 +276,7 @@ GENERATIONS: tuple[Generation, ...] = (
             f"{_DOCS}/v5p",
             hbm_bytes=f"{_DOCS}/v5p prints 95 GB; libtpu lets a program use 95.73 GiB of it",
             ici_bandwidth=f"{_DOCS}/v5p: 4,800 Gbit/s for a chip, by its 6 links",
-            pod_shape=f"{_DOCS}/v5p: 6,144 of a pod's 8,960 chips in the largest slice of a job; the "
+            pod_shape=f"{_DOCS}/v5p: 6,144 of a pod's 8,960 chips in the largest slice; the "
             "shape nearest a cube",
             ring_size=_CUBES,
             core_bandwidth=_ONE_DEVICE,

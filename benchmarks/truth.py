@@ -1,0 +1,129 @@
+"""Predicted step times of published training runs, beside the measured ones.
+
+    python -m benchmarks.truth [NAME ...] [--page docs/tpu/step_times.md]
+
+Each run of `published_runs.toml` is compiled for its topology without generating code (seconds
+each), and its schedule takes the time of `xlashard.tpu.cost`. NAME is a part of a run's name.
+`--page` writes the table into a page. No constant of the cost model is fitted to these runs.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks._published_runs import PublishedRun, published_runs
+from xlashard import preflight
+from xlashard.tpu import topology
+from xlashard.train.model.programs import training_step
+
+_MARKS = ("<!-- step times -->", "<!-- /step times -->")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run with its prediction.
+
+    Attributes:
+        run: The run.
+        seconds: Predicted time of a step.
+        below: Error below it, as a negative share.
+        above: Error above it, as a share.
+    """
+
+    run: PublishedRun
+    seconds: float
+    below: float
+    above: float
+
+    @property
+    def error(self) -> float:
+        """Prediction over measurement, less 1."""
+        return self.seconds / self.run.seconds - 1
+
+    @property
+    def is_in_bar(self) -> bool:
+        """Whether the error bar holds the measurement."""
+        low, high = ((1 + share) * self.seconds for share in (self.below, self.above))
+        return low <= self.run.seconds <= high
+
+
+def compare(run: PublishedRun) -> Comparison:
+    """Predict the step time of a run.
+
+    Args:
+        run: The run.
+    """
+    settings = run.settings
+    place = topology(settings.devices.topology, settings.devices.slices)
+    mesh = place.mesh(settings.mesh)
+    step = training_step(settings, mesh)
+    report = preflight(
+        step.function,
+        *step.args,
+        topology=place,
+        mesh=mesh,
+        compiler_options=run.options,
+        estimate=True,
+        title=run.name,
+    )
+    return Comparison(run, report.time.seconds, report.time.below, report.time.above)
+
+
+def summary(found: Sequence[Comparison]) -> str:
+    """Return the errors of all runs in one line."""
+    errors = [abs(one.error) for one in found]
+    near = sum(error <= 0.2 for error in errors) / len(errors)
+    held = sum(one.is_in_bar for one in found) / len(found)
+    bias = statistics.median(one.error for one in found)
+    return (
+        f"{len(found)} runs: median error {statistics.median(errors):.1%}, bias {bias:+.1%}, "
+        f"{near:.0%} within 20 %; the error bar holds {held:.0%} of the measurements"
+    )
+
+
+def table(found: Sequence[Comparison]) -> str:
+    """Return the runs as a Markdown table, with what their settings lack."""
+    lines = ["| run | measured | predicted | error | not expressed |", "|---|---|---|---|---|"]
+    for one in sorted(found, key=lambda c: c.run.name):
+        run, lacks = one.run, "; ".join(one.run.lacks)
+        lines.append(
+            f"| {run.name} | {run.seconds:.3g} s | {one.seconds:.3g} s | {one.error:+.0%} "
+            f"| {lacks} |"
+        )
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="part of the names of runs")
+    parser.add_argument("--page", type=Path, metavar="PATH", help="write the table into this page")
+    options = parser.parse_args(words)
+    found: list[Comparison] = []
+    for name, run in published_runs().items():
+        if options.names and not any(part in name for part in options.names):
+            continue
+        one = compare(run)
+        found.append(one)
+        print(
+            f"{name:36} {run.seconds:8.3f} s  {one.seconds:8.3f} s  {one.error:+7.1%}", flush=True
+        )
+    if not found:
+        parser.error(f"no run has a name with {' or '.join(options.names)}")
+    print(summary(found))
+    if options.page:
+        text = options.page.read_text(encoding="utf-8")
+        before, _, rest = text.partition(_MARKS[0])
+        after = rest.partition(_MARKS[1])[2]
+        body = f"{summary(found)}.\n\n{table(found)}"
+        options.page.write_text(
+            f"{before}{_MARKS[0]}\n{body}\n{_MARKS[1]}{after}", encoding="utf-8"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
