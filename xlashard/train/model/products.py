@@ -96,6 +96,7 @@ def _scaled_product(
     contracted = [x for x in letters[0] if x in letters[1] and x not in out]
     batch = [x for x in letters[0] if x in letters[1] and x in out]
     dims = [tuple(term.index(x) for x in contracted) for term in letters]
+    batched = [tuple(term.index(x) for x in batch) for term in letters]
     values, scales = zip(
         *(rounded(x, at, role) for x, at, role in zip(factors, dims, roles, strict=True)),
         strict=True,
@@ -104,7 +105,7 @@ def _scaled_product(
     result = jax.lax.dot_general(
         values[0],
         values[1],
-        ((dims[0], dims[1]), tuple(tuple(term.index(x) for x in batch) for term in letters)),
+        ((dims[0], dims[1]), (batched[0], batched[1])),
         preferred_element_type=jnp.int32 if is_int else jnp.float32,
     )
     free = [x for term in letters for x in term if x not in contracted and x not in batch]
