@@ -51,7 +51,7 @@ from xlashard.tpu.cost.kernel_costs import read_kernel_cost_words
 from xlashard.tpu.cost.rates import Rates
 from xlashard.tpu.preflight.preflight_run import preflight
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.terminal_report import SummaryText
+from xlashard.tpu.preflight.render.summary_table import SummaryText
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.calibration import calibration_text, read_rates
 from xlashard.tpu.preflight.report.comparison import compare

@@ -4,9 +4,9 @@
 |---|---|
 | `preflight_run`, `compilation`, `dump_folder` | `preflight()`: shard arguments, compile, report |
 | `buffer_assignment`, `memory_breakdown` | memory by argument, result and temporary |
-| `attribution/` | the constraint, argument or operation that causes a collective, and suggestions |
-| `report/` | the report: data model, construction, JSON schema, comparison, budget, prices |
-| `render/` | reports in a terminal and as HTML pages |
+| `attribution/` | causes of collectives, time by source line, scores that leave VMEM |
+| `report/` | the report: data model, JSON schema, comparison, budget, prices, profiles beside it |
+| `render/` | reports in a terminal, as HTML pages, and as traces for Perfetto |
 | `target_loading`, `sweep/` | programs named `module:function`; every mesh, in worker processes |
 """
 

@@ -11,7 +11,7 @@ from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMAL
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.report_text import mesh_text
-from xlashard.tpu.preflight.render.terminal_report import SummaryText
+from xlashard.tpu.preflight.render.summary_table import SummaryText
 from xlashard.tpu.preflight.report.build import describe_mesh
 from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
