@@ -214,3 +214,52 @@ def test_copies_to_and_from_the_host_use_its_link(name, host, hbm):
     instruction = computation.instructions[name]
     assert host_bytes(computation, instruction) == host
     assert hbm_bytes(module, computation, instruction) == hbm
+
+
+def fusion_bytes(body: str, dtype: str = "bf16") -> int:
+    """HBM bytes of a fusion with parameters: the layers, a position and one layer."""
+    module = read(
+        "HloModule m, is_scheduled=true\n"
+        f"inner {{\n{body}\n}}\n"
+        "ENTRY main {\n"
+        f"s = {dtype}[80,256,1024] parameter(0)\ni = s32[] parameter(1)\n"
+        f"u = {dtype}[1,256,1024] parameter(2)\n"
+        f"ROOT f = {dtype}[1,256,1024] fusion(s, i, u), kind=kLoop, calls=inner\n}}\n"
+    )
+    main = module.computations["main"]
+    return hbm_bytes(module, main, main.instructions["f"])
+
+
+LAYER = 256 * 1024 * 2
+INDEX = 4
+PARAMETERS = """p = bf16[80,256,1024] parameter(0)
+i = s32[] parameter(1)
+u = bf16[1,256,1024] parameter(2)
+z = s32[] constant(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["copy(p)", "bitcast(p)", "pad(p, c), padding=0_0x0_0x0_0"],
+)
+def test_a_slice_behind_another_operation_reads_what_it_needs(before: str) -> None:
+    body = (
+        f"{PARAMETERS}c = bf16[] constant(0)\nq = bf16[80,256,1024] {before}\n"
+        "ROOT d = bf16[1,256,1024] dynamic-slice(q, i, z, z), dynamic_slice_sizes={1,256,1024}"
+    )
+    assert fusion_bytes(body) == 2 * LAYER + INDEX
+
+
+def test_a_slice_of_converted_layers_reads_them_in_their_own_type() -> None:
+    body = (
+        f"{PARAMETERS}q = f32[80,256,1024] convert(p)\n"
+        "d = f32[1,256,1024] dynamic-slice(q, i, z, z), dynamic_slice_sizes={1,256,1024}\n"
+        "ROOT r = bf16[1,256,1024] convert(d)"
+    )
+    assert fusion_bytes(body) == 2 * LAYER + INDEX
+
+
+def test_a_fusion_that_returns_a_copy_reads_all_of_it() -> None:
+    body = f"{PARAMETERS}ROOT r = bf16[1,256,1024] copy(u)"
+    assert fusion_bytes(body) == 2 * LAYER

@@ -16,6 +16,8 @@ _FREE_NAMES = """
 """
 _FREE = frozenset(_FREE_NAMES.split())
 _PASSED_ON = ("bitcast", "reshape", "get-tuple-element", "opt-barrier")
+_ON_DEMAND = ("copy", "convert", "pad")
+"""Operations that a fusion computes only for the elements that later slices of it need."""
 _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 GRANULE = 32
@@ -249,8 +251,11 @@ def _read_by(module: HloModule, inner: Computation, value: Instruction, user: In
     opcode = user.opcode.removesuffix("-start")
     if opcode == "tuple" or _is_part_of_collective(inner, user):
         return 0
-    if opcode in _PASSED_ON or (opcode == "copy" and not _is_result(inner, user)):
-        return _touched(module, inner, user)
+    if opcode in _PASSED_ON or (opcode in _ON_DEMAND and not _is_result(inner, user)):
+        wider = sum(a.nbytes for a in user.shape.arrays) * value.shape.size
+        narrower = sum(a.nbytes for a in value.shape.arrays) * user.shape.size
+        scale = narrower / wider if opcode == "convert" and wider else 1.0
+        return round(scale * _touched(module, inner, user))
     if is_first and opcode in ("slice", "dynamic-slice"):
         return sum(array.padded_bytes for array in user.shape.arrays)
     if is_first and opcode == "gather":
