@@ -321,6 +321,17 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
     if arguments.rates:
         rates = read_rates(arguments.rates, places[0].generation)
     devices.begin()
+    try:
+        result = _run_on(devices, script, arguments)
+    finally:
+        devices.end()
+    return _reports_of_script(arguments, result, devices, rates)
+
+
+def _run_on(
+    devices: ScriptDevices, script: ScriptCommand, arguments: argparse.Namespace
+) -> ScriptRun:
+    """Run a script whose programs are compiled for a topology."""
     if devices.options:
         try:
             devices.check_options()
@@ -328,23 +339,18 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
             raise ArgumentError(f"--option {' '.join(arguments.option)}: {error}") from None
     print(
         f"xlashard: {script.program.target} runs on {
-            counted(places[0].num_devices, 'emulated CPU device')
-        }; its programs on them are compiled for {places[0]} and not run: their results "
+            counted(devices.topology.num_devices, 'emulated CPU device')
+        }; its programs on them are compiled for {devices.topology} and not run: their results "
         "are zeros. Let it write no checkpoint over a real one.",
         file=sys.stderr,
     )
-    rule = StopRule(*(arguments.stop_after or (_CALLS, None)))
-    try:
-        with output_to_stderr(prints_results(arguments)):
-            result = run_script(
-                script.program,
-                rule,
-                counts=_counter(arguments, devices.is_compiled),
-                on_call=_stopping(devices.results),
-            )
-    finally:
-        devices.end()
-    return _reports_of_script(arguments, result, devices, rates)
+    with output_to_stderr(prints_results(arguments)):
+        return run_script(
+            script.program,
+            StopRule(*(arguments.stop_after or (_CALLS, None))),
+            counts=_counter(arguments, devices.is_compiled),
+            on_call=_stopping(devices.results),
+        )
 
 
 def _counter(
