@@ -28,11 +28,6 @@ PRELOADED = (
     "jax.experimental.layout",
     "jax.experimental.multihost_utils",
     "rich.console",
-    "jinja2",
-    # Of the main job, if they are installed.
-    "matplotlib.figure",
-    "optax",
-    "orbax.checkpoint",
 )
 # Variables that a forked process reads as Python and JAX do when they start; a server has none.
 OPTIONS_OF_PYTHON = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
@@ -272,8 +267,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 if __name__ == "__main__":
     for _name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            __import__(_name)
+        __import__(_name)
     gc.freeze()
     _request = Server(sys.argv[1]).run()
     if _request is not None:
