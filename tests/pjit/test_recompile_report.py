@@ -264,7 +264,7 @@ def test_as_text_json_and_table():
 @pytest.mark.parametrize("given", [abs, 3, jax.vmap(jnp.sin), None], ids=lambda g: type(g).__name__)
 def test_a_value_that_is_not_a_pjitted_function(given):
     with pytest.raises(
-        ArgumentError, match=naming("explain_recompile", "f = pjit(fun)", "jax.jit")
+        ArgumentError, match=naming("explain_recompile", "f = jax.jit(fun)", "nnx.jit")
     ):
         explain_recompile(given)
 

@@ -204,7 +204,7 @@ def test_invalid_markers_are_reported_early(report: Told, name: str, text: str) 
 
 
 def test_outcome_counts(report: Told) -> None:
-    assert "8 failed, 12 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
+    assert "8 failed, 13 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
     assert report.code == 1
     assert "never reached" not in report.text.replace('AssertionError("never reached")', "")
 

@@ -41,7 +41,7 @@ from xlashard.commands.script_run import (
     run_script,
     select,
 )
-from xlashard.commands.script_words import change_interpreter, matches, parse_script
+from xlashard.commands.script_words import Script, change_interpreter, matches, parse_script
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.pjit import RecordedProgram
@@ -329,7 +329,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
 
 
 def _run_on(
-    devices: ScriptDevices, script: ScriptCommand, arguments: argparse.Namespace
+    devices: ScriptDevices, script: Script, arguments: argparse.Namespace
 ) -> ScriptRun:
     """Run a script whose programs are compiled for a topology."""
     if devices.options:
