@@ -328,9 +328,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
     return _reports_of_script(arguments, result, devices, rates)
 
 
-def _run_on(
-    devices: ScriptDevices, script: Script, arguments: argparse.Namespace
-) -> ScriptRun:
+def _run_on(devices: ScriptDevices, script: Script, arguments: argparse.Namespace) -> ScriptRun:
     """Run a script whose programs are compiled for a topology."""
     if devices.options:
         try:
