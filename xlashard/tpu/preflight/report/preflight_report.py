@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rich.console import RenderableType
 
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.pjit.report.json_schema import Schema
 from xlashard.pjit.report.serde import SerializableReport
 from xlashard.pjit.report.tables import Page
@@ -97,7 +98,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         Raises:
             ArgumentError: If an older version made the report, without a schedule.
         """
-        return json.dumps(trace_of(self))
+        with short_tracebacks:
+            return json.dumps(trace_of(self))
 
     def _repr_html_(self) -> str:
         return fragment(self)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 
 _OPERATIONS, _MODULES = "XLA Ops", "XLA Modules"
@@ -71,6 +72,11 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
     Raises:
         ArgumentError: If there is no profile, or it has no operations of a program.
     """
+    with short_tracebacks:
+        return _read(path)
+
+
+def _read(path: str | os.PathLike[str]) -> Profile:
     file = _newest(Path(path))
     try:
         planes = list(jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes()).planes)
