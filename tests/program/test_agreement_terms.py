@@ -91,11 +91,13 @@ def test_values_that_become_arguments_are_part_of_the_digest():
     assert digest(jax.random.key(1)) != digest(jax.random.key(2))
 
 
-def test_a_story_travels_as_json():
-    told = fingerprint(add_one, jnp.ones(4), donate_argnums=0).describe(None, ("init", "warm_up"))
-    assert ProgramDescription.from_json(told.to_json()) == told
-    assert told.before == ("init", "warm_up")
-    assert told.arguments[0].rest == "donated"
+def test_a_description_travels_as_json():
+    description = fingerprint(add_one, jnp.ones(4), donate_argnums=0).describe(
+        None, ("init", "warm_up")
+    )
+    assert ProgramDescription.from_json(description.to_json()) == description
+    assert description.before == ("init", "warm_up")
+    assert description.arguments[0].rest == "donated"
 
 
 def test_the_first_operation_that_differs_has_its_line():

@@ -70,7 +70,7 @@ class TypeFailure:
 
     Attributes:
         text: JAX's message.
-        file: File of the user's line; empty if there is none.
+        file: File of the user's line; empty if unknown.
         line: Its number.
         function: The function that holds it.
         operation: Name of the primitive; before one is reached, that of JAX's function.

@@ -109,17 +109,23 @@ class Rates:
             flops: FLOP with the padding to whole matrix units.
             dtype: Operand dtype; `bfloat16 x6` takes six passes.
         """
-        rates = dict(self.matrix_flops)
-        name, _, passes = dtype.partition(" x")
-        return flops * int(passes or 1) / rates[multiplied_as(name, rates)]
+        return product_seconds(flops, dtype, dict(self.matrix_flops))
 
 
-def multiplied_as(dtype: str, rates: dict[str, float]) -> str:
-    """Return the dtype as which a chip with these rates multiplies a dtype."""
-    family = dtype.partition("_")[0]
+def product_seconds(flops: float, dtype: str, rates: Mapping[str, float]) -> float:
+    """Return the time of matrix products at given rates.
+
+    Args:
+        flops: FLOP of the products.
+        dtype: Operand dtype; `bfloat16 x6` takes six passes. A dtype without a rate is multiplied
+            as one that has it.
+        rates: FLOP per second by operand dtype.
+    """
+    name, _, passes = dtype.partition(" x")
+    family = name.partition("_")[0]
     others = {"uint8": "int8", "int4": "int8", "uint4": "int8"}
-    names = (dtype, family, others.get(family, "bfloat16"), "bfloat16")
-    return next(name for name in names if name in rates)
+    names = (name, family, others.get(family, "bfloat16"), "bfloat16")
+    return flops * int(passes or 1) / next(rates[n] for n in names if n in rates)
 
 
 def core_clock(generation: Generation) -> float | None:
@@ -180,17 +186,3 @@ def rates_of(generation: Generation) -> Rates:
         kernel_transcendentals=vectors,
         kernel_step_seconds=0.35e-6,
     )
-
-
-def error_bar(shares: Mapping[str, float]) -> tuple[float, float]:
-    """Return the error of a predicted time below and above it, as shares of the time.
-
-    Its widths hold nine in ten of the published training runs (`benchmarks/truth.py`); waiting for
-    links and hosts is less certain than arithmetic.
-
-    Args:
-        shares: Seconds of a step by the resource that the cores use or wait for.
-    """
-    whole = sum(shares.values()) or 1.0
-    waiting = sum(shares.get(name, 0.0) for name in ("ici", "dcn", "host")) / whole
-    return -0.2 - 0.3 * waiting, 0.16 + 0.2 * waiting

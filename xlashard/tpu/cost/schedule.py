@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.hlo.shapes import HOST, Shape
+from xlashard.hlo.shapes import HOST
 from xlashard.tpu.cost.cost_analysis import repeated_calls
-from xlashard.tpu.cost.flops import operand_arrays
-from xlashard.tpu.cost.hbm_traffic import hbm_bytes
+from xlashard.tpu.cost.hbm_traffic import hbm_bytes, host_bytes
 from xlashard.tpu.cost.network_model import NetworkCost, rendezvous_name
 from xlashard.tpu.cost.operation import OperationModel
 from xlashard.tpu.cost.rates import Rates
@@ -262,21 +261,15 @@ class _Run:
 
     def _copy(self, instruction: Instruction) -> None:
         rates = self.walk.rates
-        arrays = self._arrays(instruction)
-        if any(array.memory_space == HOST for array in arrays):
-            # A slice moves less than the array that it is cut from; indices are scalars.
-            nbytes = min(array.padded_bytes for array in arrays if array.size > 1)
-            parts = instruction.shape.parts
-            result = parts[0 if instruction.opcode == "copy-start" else 1].arrays[0]
-            way = "to host" if result.memory_space == HOST else "from host"
+        if nbytes := host_bytes(self.computation, instruction):
+            # A copy starts with its result, the other operations with their operands.
+            result = instruction.shape.parts[0 if instruction.opcode == "copy-start" else 1]
+            way = "to host" if result.arrays[0].memory_space == HOST else "from host"
             self._background(instruction, nbytes / rates.host_bytes, way, "host")
             return
         nbytes = hbm_bytes(self.walk.module, self.computation, instruction)
         self.copies.append((instruction.name, nbytes / rates.hbm_bytes))
         self._note(instruction, self.now, nbytes / rates.hbm_bytes, "hbm", in_background=True)
-
-    def _arrays(self, instruction: Instruction) -> list[Shape]:
-        return [*instruction.shape.arrays, *operand_arrays(self.computation, instruction)]
 
     def _background(
         self, instruction: Instruction, seconds: float, unit: str, resource: str

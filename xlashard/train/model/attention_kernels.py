@@ -38,12 +38,13 @@ def kernel_attention(
     Returns:
         Mixed values [B, L, H, D], a residual named ``attention``.
     """
-    attend = _splash if kernel.attention == "splash" else _flash
+    splash = kernel.attention == "splash"
     group = q.shape[2] // k.shape[2]
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v))
-        return attend(q, k, v, window, kernel).transpose(0, 2, 1, 3)
+        mixed = _splash(q, k, v, window, kernel) if splash else _flash(q, k, v, kernel)
+        return mixed.transpose(0, 2, 1, 3)
 
     if isinstance(place, Unplaced):
         return local(q, k, v)
@@ -93,10 +94,7 @@ def _splash(
     return jax.vmap(run)(q, k, v)
 
 
-def _flash(
-    q: jax.Array, k: jax.Array, v: jax.Array, window: int, kernel: KernelSettings
-) -> jax.Array:
-    del window
+def _flash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) -> jax.Array:
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     group, length = q.shape[1] // k.shape[1], q.shape[2]
