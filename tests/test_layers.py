@@ -25,16 +25,18 @@ XLASHARD = Layers(
         "multihost": 6,
         "tpu": 6,
         "testing": 6,
+        # Above the compilers, by which it proves its layouts; called by pjit through a hook.
+        "auto": 7,
         # The package's own face: what `import xlashard` shows, made of the rooms below it.
-        "": 7,
-        "train": 8,
+        "": 8,
+        "train": 9,
         # Stands on all of it, and is imported by nothing but those who ask for it.
-        "legacy": 8,
-        "commands": 9,
+        "legacy": 9,
+        "commands": 10,
         # What the scripts of tpu_scripts/ do.
-        "cloud": 9,
-        "cli": 10,
-        "__main__": 11,
+        "cloud": 10,
+        "cli": 11,
+        "__main__": 12,
     },
     common=frozenset(
         {

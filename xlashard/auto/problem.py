@@ -1,0 +1,141 @@
+"""Problem of a layout: a jaxpr, a mesh, the shardings that are fixed, and the machine's rates."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from xlashard.sharding import Mesh, PartitionSpec
+from xlashard.tpu.cost.rates import Rates, rates_of
+from xlashard.tpu.generations import GENERATIONS
+from xlashard.tpu.links import axis_links
+from xlashard.tpu.topologies import Topology
+
+NOMINAL_GENERATION = "v5e"
+"""Generation whose rates stand for devices that aren't TPUs, such as emulated ones."""
+
+
+@dataclass(frozen=True)
+class ConstraintSite:
+    """Place in a jaxpr where a sharding constraint is inserted.
+
+    Attributes:
+        path: Indices of the equations that lead there, with the index of the inner jaxpr between
+            two of them: `(4, 0, 7)` is equation 7 of the first inner jaxpr of equation 4. The inner
+            jaxprs of an equation are numbered as `jax.core.jaxprs_in_params` yields them.
+        kind: `operand` constrains an operand of the last equation for this use alone, `result` a
+            result of the last equation for all uses, and `parameter` a parameter of the inner jaxpr
+            in which the path ends: `(4, 0)`; the empty path is the whole jaxpr.
+        index: Position among the operands, results or parameters.
+    """
+
+    path: tuple[int, ...]
+    kind: Literal["operand", "result", "parameter"]
+    index: int
+
+
+@dataclass(frozen=True)
+class ProgramLayout:
+    """Shardings of a program: of arguments, of results, and inside.
+
+    Attributes:
+        name: Name, such as `fsdp` or `auto`.
+        in_specs: Spec of each argument.
+        out_specs: Spec of each result.
+        constraints: Specs inside.
+        seconds: Predicted time of a step, in seconds, before any compilation.
+        memory_bytes: Predicted memory per device, in bytes.
+    """
+
+    name: str
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    constraints: tuple[tuple[ConstraintSite, PartitionSpec], ...]
+    seconds: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """Mesh axis with the rates of its links.
+
+    Attributes:
+        name: Name.
+        size: Number of devices along it.
+        bytes_per_second: Bytes per second that a device sends along it.
+        latency: Seconds of a collective beside its bytes.
+    """
+
+    name: str
+    size: int
+    bytes_per_second: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of a device of a mesh, and of its links.
+
+    Attributes:
+        axes: Axes of the mesh, in its order.
+        rates: Rates of the device.
+        memory_bytes: Memory of the device that programs can use.
+    """
+
+    axes: tuple[MeshAxis, ...]
+    rates: Rates
+    memory_bytes: float
+
+    @cached_property
+    def size(self) -> int:
+        """Number of devices."""
+        return math.prod(axis.size for axis in self.axes)
+
+
+def machine_of(mesh: Mesh, topology: Topology | None = None) -> Machine:
+    """Return the machine behind a mesh.
+
+    Args:
+        mesh: The mesh.
+        topology: Topology of its devices; None for devices that aren't TPUs, which get the rates of
+            a chip of `NOMINAL_GENERATION` with one link per axis.
+    """
+    if topology is None:
+        generation = next(g for g in GENERATIONS if g.name == NOMINAL_GENERATION)
+    else:
+        generation = topology.generation
+    rates = rates_of(generation)
+    axes = []
+    for name, size in mesh.shape.items():
+        speed, hops = generation.ici_bandwidth, size / 2
+        if topology is not None and size > 1:
+            links = axis_links(topology, mesh, [name])
+            speed = links.bytes_per_second
+            hops = sum(part.size for part in links.parts) / 2
+        share = rates.link_share * speed
+        latency = rates.collective_seconds + hops * rates.hop_seconds
+        axes.append(MeshAxis(str(name), size, share, latency))
+    return Machine(tuple(axes), rates, float(generation.available_bytes))
+
+
+@dataclass(frozen=True, eq=False)
+class AutoProblem:
+    """Program, machine and requirements of a layout.
+
+    Attributes:
+        jaxpr: The closed jaxpr.
+        machine: The machine.
+        in_specs: Spec of each argument that is fixed; None to choose it.
+        out_specs: The same for results.
+        tied: Positions of arguments and of results that are fed back, which get one spec.
+        donated: For each argument, whether its buffers may be reused.
+        memory_bytes: Memory per device that the program may use, in bytes.
+    """
+
+    jaxpr: Any
+    machine: Machine
+    in_specs: tuple[PartitionSpec | None, ...]
+    out_specs: tuple[PartitionSpec | None, ...]
+    tied: tuple[tuple[int, int], ...] = ()
+    donated: tuple[bool, ...] = ()
+    memory_bytes: float = math.inf
