@@ -10,7 +10,8 @@ from jax._src.named_sharding import NamedSharding
 from jax._src.sharding_impls import GSPMDSharding
 
 from xlashard._jax.runtime.shardings import UNSPECIFIED, Device, JaxSharding
-from xlashard._jax.trace.jaxprs import MeshMap, array_literals, hoist
+from xlashard._jax.trace.jaxprs import array_literals, hoist
+from xlashard._jax.trace.rewriting import MeshMap
 from xlashard._jax.trace.tracing import Jaxpr
 
 # Memories of this kind exist on all platforms; other kinds are the default one of a platform.

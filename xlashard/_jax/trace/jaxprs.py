@@ -6,18 +6,17 @@ its new value as an additional result, which takes over the argument's buffers.
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, literals, source_info_util
+from jax._src import core, literals
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
 
-from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard._jax.trace.tracing import equations, with_inner_jaxprs
 
 type Jaxpr = Any
@@ -156,59 +155,6 @@ def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name:
     return jax.make_jaxpr(named)(*avals)
 
 
-def surround(
-    jaxpr: Jaxpr, primitive: core.Primitive, ins: Sequence[Any], outs: Sequence[Any]
-) -> Jaxpr:
-    """Apply a primitive of one value to arguments and results of a closed jaxpr.
-
-    Args:
-        jaxpr: The closed jaxpr.
-        primitive: The primitive.
-        ins: The primitive's parameters for each argument; None leaves the argument unchanged.
-        outs: The primitive's parameters for each result; None leaves the result unchanged.
-    """
-    invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
-    first, last = [], []
-    source, context = source_info_util.new_source_info(), core.current_jaxpr_eqn_context()
-
-    def apply(before: Any, after: Any, params: Any) -> Any:
-        return core.JaxprEqn([before], [after], primitive, params, set(), source, context)
-
-    for i, params in enumerate(ins):
-        if params is not None:
-            inner, invars[i] = invars[i], core.Var(invars[i].aval)
-            first.append(apply(invars[i], inner, params))
-    for i, params in enumerate(outs):
-        if params is not None:
-            inner, outvars[i] = outvars[i], core.Var(outvars[i].aval)
-            last.append(apply(inner, outvars[i], params))
-    eqns = [*first, *jaxpr.eqns, *last]
-    return jaxpr.replace(invars=invars, outvars=outvars, eqns=eqns)
-
-
-def boundary(
-    jaxpr: Jaxpr, primitive: core.Primitive, parameter: str
-) -> tuple[list[Any], list[Any]]:
-    """Return the parameter of a primitive of one value at the arguments and results of a jaxpr.
-
-    Returns:
-        For each argument the parameter of the first equation of `primitive` that reads it, and for
-        each result that of the equation that computes it; None without an equation.
-    """
-    reads: dict[Any, Any] = {}
-    makes: dict[Any, Any] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is not primitive:
-            continue
-        (source,), (target,) = eqn.invars, eqn.outvars
-        if not isinstance(source, Literal):
-            reads.setdefault(source, eqn.params[parameter])
-        makes[target] = eqn.params[parameter]
-    ins = [reads.get(v) for v in jaxpr.invars]
-    outs = [None if isinstance(v, Literal) else makes.get(v) for v in jaxpr.outvars]
-    return ins, outs
-
-
 def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:
     """Return the names of the Python functions that a jaxpr calls at run time."""
     names = []
@@ -278,82 +224,3 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
     paths = debug.safe_result_paths(results)
     debug = debug._replace(arg_names=names, result_paths=(*paths, *(names[i] for i in positions)))
     return pure.replace(debug_info=debug), positions
-
-
-def meshes_in(jaxpr: Jaxpr) -> list[Mesh | AbstractMesh]:
-    """Return the meshes that equations of a jaxpr name, in constraints and shard_map.
-
-    Abstract ones are left out of a jaxpr that names devices.
-    """
-    meshes: dict[Mesh | AbstractMesh, None] = {}
-
-    def collect(value: Any, *, in_trace: bool) -> Any:
-        mesh = getattr(value, "mesh", value)
-        if isinstance(mesh, (Mesh, AbstractMesh)) and not mesh.empty:
-            meshes[mesh] = None
-        return value
-
-    map_meshes(jaxpr, collect)
-    return [mesh for mesh in meshes if isinstance(mesh, Mesh)] or list(meshes)
-
-
-def map_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any]) -> Jaxpr:
-    """Return a jaxpr with other meshes and shardings in the parameters of its equations.
-
-    Args:
-        jaxpr: The jaxpr.
-        mapping: See `MeshMap`.
-    """
-    return MeshMap(mapping).jaxpr(jaxpr)
-
-
-class MeshMap:
-    """Replacement of meshes and shardings in jaxprs and in values of their parameters.
-
-    A value in which nothing is replaced is returned itself.
-
-    Args:
-        mapping: Returns another mesh or sharding for one; takes it, and as `in_trace` whether types
-            inside the equation depend on the sizes of its axes.
-    """
-
-    def __init__(self, mapping: Callable[..., Any]) -> None:
-        self._mapping = mapping
-        self._jaxprs: dict[int, tuple[Jaxpr, Jaxpr]] = {}
-
-    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
-        """Return a jaxpr with the replacements in its equations."""
-        known = self._jaxprs.get(id(jaxpr))
-        if known is None:
-            eqns = list(map(self._equation, jaxpr.eqns))
-            new = jaxpr if _all_same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
-            known = self._jaxprs[id(jaxpr)] = jaxpr, new
-        return known[1]
-
-    def _equation(self, eqn: Any) -> Any:
-        params = self.value(eqn.params, in_trace=eqn.primitive.name == "shard_map")
-        return eqn if params is eqn.params else eqn.replace(params=params)
-
-    def value(self, value: Any, *, in_trace: bool = False) -> Any:
-        """Return a parameter with the replacements."""
-        match value:
-            case JaxSharding() | Mesh() | AbstractMesh():
-                return self._mapping(value, in_trace=in_trace)
-            case core.Jaxpr():
-                return self.jaxpr(value)
-            case jax.ShapeDtypeStruct():
-                return value.update(sharding=self.value(value.sharding, in_trace=in_trace))
-            case dict():
-                items = [self.value(item, in_trace=in_trace) for item in value.values()]
-                new = dict(zip(value, items, strict=True))
-                return value if _all_same(items, value.values()) else new
-            case tuple() | list():
-                items = [self.value(item, in_trace=in_trace) for item in value]
-                if _all_same(items, value):
-                    return value
-                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        return value
-
-
-def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:
-    return all(map(operator.is_, new, old))

@@ -11,7 +11,8 @@ from jax.sharding import AxisType
 
 from xlashard._jax.runtime.shardings import JaxSharding
 from xlashard._jax.trace import jitted
-from xlashard._jax.trace.jaxprs import hoist, map_meshes, meshes_in
+from xlashard._jax.trace.jaxprs import hoist
+from xlashard._jax.trace.rewriting import map_meshes, meshes_in
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError
 from xlashard.pjit.function import Function

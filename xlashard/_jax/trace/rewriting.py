@@ -1,0 +1,274 @@
+"""Rewrite jaxprs: equations at their ends and inside, other meshes and shardings in parameters."""
+
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jax._src import core, source_info_util
+
+from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
+from xlashard._jax.trace.tracing import Jaxpr, bodies
+
+
+def surround(
+    jaxpr: Jaxpr, primitive: core.Primitive, ins: Sequence[Any], outs: Sequence[Any]
+) -> Jaxpr:
+    """Apply a primitive of one value to arguments and results of a closed jaxpr.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        primitive: The primitive.
+        ins: The primitive's parameters for each argument; None leaves the argument unchanged.
+        outs: The primitive's parameters for each result; None leaves the result unchanged.
+    """
+    invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
+    first, last = [], []
+    source, context = source_info_util.new_source_info(), core.current_jaxpr_eqn_context()
+
+    def apply(before: Any, after: Any, params: Any) -> Any:
+        return core.JaxprEqn([before], [after], primitive, params, set(), source, context)
+
+    for i, params in enumerate(ins):
+        if params is not None:
+            inner, invars[i] = invars[i], core.Var(invars[i].aval)
+            first.append(apply(invars[i], inner, params))
+    for i, params in enumerate(outs):
+        if params is not None:
+            inner, outvars[i] = outvars[i], core.Var(outvars[i].aval)
+            last.append(apply(inner, outvars[i], params))
+    eqns = [*first, *jaxpr.eqns, *last]
+    return jaxpr.replace(invars=invars, outvars=outvars, eqns=eqns)
+
+
+def boundary(
+    jaxpr: Jaxpr, primitive: core.Primitive, parameter: str
+) -> tuple[list[Any], list[Any]]:
+    """Return the parameter of a primitive of one value at the arguments and results of a jaxpr.
+
+    Returns:
+        For each argument the parameter of the first equation of `primitive` that reads it, and for
+        each result that of the equation that computes it; None without an equation.
+    """
+    reads: dict[Any, Any] = {}
+    makes: dict[Any, Any] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is not primitive:
+            continue
+        (source,), (target,) = eqn.invars, eqn.outvars
+        if not isinstance(source, core.Literal):
+            reads.setdefault(source, eqn.params[parameter])
+        makes[target] = eqn.params[parameter]
+    ins = [reads.get(v) for v in jaxpr.invars]
+    outs = [None if isinstance(v, core.Literal) else makes.get(v) for v in jaxpr.outvars]
+    return ins, outs
+
+
+class InsertionSite(NamedTuple):
+    """Place where an equation of one value is inserted into a jaxpr.
+
+    Attributes:
+        path: Indices of the equations that lead to the place, with the index of the inner jaxpr
+            between two of them, in the order of `jax.core.jaxprs_in_params`.
+        kind: `operand` changes an operand of the last equation for this use alone, `result` a
+            result of it for all uses, and `parameter` a parameter of the inner jaxpr in which the
+            path ends for all uses inside.
+        index: Position among the operands, results or parameters.
+        value: Value that `params` of `insert_equations` takes.
+    """
+
+    path: tuple[int, ...]
+    kind: Literal["operand", "result", "parameter"]
+    index: int
+    value: Hashable
+
+
+def insert_equations(
+    jaxpr: Jaxpr,
+    primitive: core.Primitive,
+    params: Callable[[Any], dict[str, Any]],
+    sites: Iterable[InsertionSite],
+) -> Jaxpr:
+    """Apply a primitive of one value, which keeps its type, at places inside a jaxpr.
+
+    Nothing is traced again. Inner jaxprs that several equations share stay shared where their
+    sites are equal. The bodies of `shard_map` stay as they are, and so do operands that are
+    literals, references and tokens.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        primitive: The primitive.
+        params: Returns the primitive's parameters for the value of a site.
+        sites: The places, each of them once.
+
+    Raises:
+        IndexError: If a site leads to no equation, inner jaxpr or value.
+    """
+    return _Insertion(primitive, params).jaxpr(jaxpr, tuple(sites))
+
+
+class _Insertion:
+    def __init__(self, primitive: core.Primitive, params: Callable[[Any], dict[str, Any]]) -> None:
+        self._primitive = primitive
+        self._params = params
+        self._jaxprs: dict[Hashable, tuple[Jaxpr, Jaxpr]] = {}
+
+    def jaxpr(self, jaxpr: Jaxpr, sites: tuple[InsertionSite, ...]) -> Jaxpr:
+        """Return a jaxpr with the equations at sites whose paths begin in it."""
+        if not sites:
+            return jaxpr
+        key = id(jaxpr), sites
+        known = self._jaxprs.get(key)
+        if known is None:
+            known = self._jaxprs[key] = jaxpr, self._rewritten(jaxpr, sites)
+        return known[1]
+
+    def _rewritten(self, jaxpr: Jaxpr, sites: tuple[InsertionSite, ...]) -> Jaxpr:
+        at: dict[int, list[InsertionSite]] = {}
+        for site in sites:
+            at.setdefault(site.path[0] if site.path else -1, []).append(site)
+        if max(at) >= len(jaxpr.eqns):
+            # no-catalogue: sites come from a search in the same jaxpr
+            raise IndexError(f"site {at[max(at)][0]} of a jaxpr of {len(jaxpr.eqns)} equations")
+        renamed: dict[Any, Any] = {}
+
+        def current(atom: Any) -> Any:
+            return atom if isinstance(atom, core.Literal) else renamed.get(atom, atom)
+
+        eqns: list[Any] = []
+        for site in at.get(-1, ()):
+            parameter = jaxpr.invars[site.index]
+            reader = next((e for e in jaxpr.eqns if parameter in e.invars), None)
+            renamed[parameter] = self._applied(site, parameter, reader, eqns)
+        for i, eqn in enumerate(jaxpr.eqns):
+            here = at.get(i, ())
+            ends = [site for site in here if len(site.path) == 1]
+            invars = list(map(current, eqn.invars))
+            for site in ends:
+                if site.kind == "operand":
+                    invars[site.index] = self._applied(site, invars[site.index], eqn, eqns)
+            new = self._with_bodies(eqn, [site for site in here if len(site.path) > 1])
+            eqns.append(new if _all_same(invars, eqn.invars) else new.replace(invars=invars))
+            for site in ends:
+                if site.kind == "result":
+                    result = eqn.outvars[site.index]
+                    renamed[result] = self._applied(site, result, eqn, eqns)
+        outvars = list(map(current, jaxpr.outvars))
+        return jaxpr.replace(eqns=eqns, outvars=outvars, debug_info=jaxpr.debug_info)
+
+    def _applied(self, site: InsertionSite, atom: Any, like: Any, eqns: list[Any]) -> Any:
+        """Append the equation of a site, with the source of another one; return its result."""
+        skipped = isinstance(atom, core.Literal | core.DropVar)
+        if skipped or not isinstance(atom.aval, core.ShapedArray):
+            return atom
+        result = core.Var(atom.aval)
+        parts = [atom], [result], self._primitive, self._params(site.value), set()
+        if like is None:
+            source, context = source_info_util.new_source_info(), core.current_jaxpr_eqn_context()
+        else:
+            source, context = like.source_info, like.ctx
+        eqns.append(core.JaxprEqn(*parts, source, context))
+        return result
+
+    def _with_bodies(self, eqn: Any, sites: Sequence[InsertionSite]) -> Any:
+        """Return an equation with the sites in its inner jaxprs."""
+        if not sites or eqn.primitive.name == "shard_map":
+            return eqn
+        inner: dict[int, list[InsertionSite]] = {}
+        for site in sites:
+            inner.setdefault(site.path[1], []).append(site._replace(path=site.path[2:]))
+        new = [self.jaxpr(body, tuple(inner.pop(k, ()))) for k, body in enumerate(bodies(eqn))]
+        if inner:
+            # no-catalogue: sites come from a search in the same jaxpr
+            raise IndexError(f"{eqn.primitive} has {len(new)} inner jaxprs, not {max(inner) + 1}")
+        left = iter(new)
+
+        def swapped(value: Any) -> Any:
+            return next(left) if isinstance(value, core.Jaxpr) else value
+
+        def rebuilt(value: Any) -> Any:
+            if not isinstance(value, tuple) or not any(isinstance(v, core.Jaxpr) for v in value):
+                return swapped(value)
+            members = map(swapped, value)
+            return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
+
+        return eqn.replace(params={name: rebuilt(value) for name, value in eqn.params.items()})
+
+
+def meshes_in(jaxpr: Jaxpr) -> list[Mesh | AbstractMesh]:
+    """Return the meshes that equations of a jaxpr name, in constraints and shard_map.
+
+    Abstract ones are left out of a jaxpr that names devices.
+    """
+    meshes: dict[Mesh | AbstractMesh, None] = {}
+
+    def collect(value: Any, *, in_trace: bool) -> Any:
+        mesh = getattr(value, "mesh", value)
+        if isinstance(mesh, (Mesh, AbstractMesh)) and not mesh.empty:
+            meshes[mesh] = None
+        return value
+
+    map_meshes(jaxpr, collect)
+    return [mesh for mesh in meshes if isinstance(mesh, Mesh)] or list(meshes)
+
+
+def map_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any]) -> Jaxpr:
+    """Return a jaxpr with other meshes and shardings in the parameters of its equations.
+
+    Args:
+        jaxpr: The jaxpr.
+        mapping: See `MeshMap`.
+    """
+    return MeshMap(mapping).jaxpr(jaxpr)
+
+
+class MeshMap:
+    """Replacement of meshes and shardings in jaxprs and in values of their parameters.
+
+    A value in which nothing is replaced is returned itself.
+
+    Args:
+        mapping: Returns another mesh or sharding for one; takes it, and as `in_trace` whether types
+            inside the equation depend on the sizes of its axes.
+    """
+
+    def __init__(self, mapping: Callable[..., Any]) -> None:
+        self._mapping = mapping
+        self._jaxprs: dict[int, tuple[Jaxpr, Jaxpr]] = {}
+
+    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+        """Return a jaxpr with the replacements in its equations."""
+        known = self._jaxprs.get(id(jaxpr))
+        if known is None:
+            eqns = list(map(self._equation, jaxpr.eqns))
+            new = jaxpr if _all_same(eqns, jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+            known = self._jaxprs[id(jaxpr)] = jaxpr, new
+        return known[1]
+
+    def _equation(self, eqn: Any) -> Any:
+        params = self.value(eqn.params, in_trace=eqn.primitive.name == "shard_map")
+        return eqn if params is eqn.params else eqn.replace(params=params)
+
+    def value(self, value: Any, *, in_trace: bool = False) -> Any:
+        """Return a parameter with the replacements."""
+        match value:
+            case JaxSharding() | Mesh() | AbstractMesh():
+                return self._mapping(value, in_trace=in_trace)
+            case core.Jaxpr():
+                return self.jaxpr(value)
+            case jax.ShapeDtypeStruct():
+                return value.update(sharding=self.value(value.sharding, in_trace=in_trace))
+            case dict():
+                items = [self.value(item, in_trace=in_trace) for item in value.values()]
+                new = dict(zip(value, items, strict=True))
+                return value if _all_same(items, value.values()) else new
+            case tuple() | list():
+                items = [self.value(item, in_trace=in_trace) for item in value]
+                if _all_same(items, value):
+                    return value
+                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+
+def _all_same(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    return all(map(operator.is_, new, old))
