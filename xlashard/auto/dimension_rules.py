@@ -1,0 +1,190 @@
+"""Sharding rules of operations that move, reduce or repeat whole dimensions."""
+
+from collections.abc import Callable
+from typing import Any
+
+from xlashard.auto.factors import Factors, Operation, remaining
+
+
+def broadcast_in_dim(op: Operation) -> Factors:
+    """Yield the dimensions of the operand, and those that the result has beside them."""
+    source = {result: d for d, result in enumerate(op.params["broadcast_dimensions"])}
+    for result, size in enumerate(op.results[0]):
+        d = source.get(result)
+        used = d is not None and op.operands[0][d] == size
+        yield from op.factor({0: d} if used and d is not None else {}, {0: result})
+
+
+def reshape(op: Operation) -> Factors:
+    """Yield the leading dimensions of the smallest groups that hold the same values."""
+    order = op.params["dimensions"] or range(len(op.operands[0]))
+    left = [d for d in order if op.operands[0][d] != 1]
+    right = [d for d, size in enumerate(op.results[0]) if size != 1]
+    sizes = (op.operands[0], op.results[0])
+    while left and right:
+        yield from op.factor({0: left[0]}, {0: right[0]})
+        held = [sizes[0][left.pop(0)], sizes[1][right.pop(0)]]
+        while held[0] != held[1] and (left or right):
+            side = 0 if held[0] < held[1] else 1
+            dims = (left, right)[side]
+            if not dims:
+                return
+            held[side] *= sizes[side][dims.pop(0)]
+
+
+def transpose(op: Operation) -> Factors:
+    """Yield all dimensions."""
+    for result, d in enumerate(op.params["permutation"]):
+        yield from op.factor({0: d}, {0: result})
+
+
+def squeeze(op: Operation) -> Factors:
+    """Yield the dimensions that stay."""
+    for result, d in enumerate(remaining(len(op.operands[0]), op.params["dimensions"])):
+        yield from op.factor({0: d}, {0: result})
+
+
+def expand_dims(op: Operation) -> Factors:
+    """Yield the dimensions that were there."""
+    for d, result in enumerate(remaining(len(op.results[0]), op.params["dimensions"])):
+        yield from op.factor({0: d}, {0: result})
+
+
+def beside(*keys: str) -> Callable[[Operation], Factors]:
+    """Return the rule of operations that are independent along all dimensions but some.
+
+    Args:
+        keys: Names of the parameters that hold those dimensions.
+    """
+
+    def rule(op: Operation) -> Factors:
+        taken = [op.params[key] for key in keys]
+        taken = [(dims,) if isinstance(dims, int) else dims for dims in taken]
+        everywhere = [range(len(side)) for side in (op.operands, op.results)]
+        for d in remaining(len(op.operands[0]), *taken):
+            at = [dict.fromkeys((i for i in side), d) for side in everywhere]
+            yield from op.factor(at[0], at[1])
+
+    return rule
+
+
+def reduction(op: Operation) -> Factors:
+    """Yield the dimensions that stay, and those that are reduced."""
+    yield from _kept(op, op.params["axes"])
+    for d in op.params["axes"]:
+        yield from op.factor({0: d}, {}, reduced=True)
+
+
+def _kept(op: Operation, axes: Any) -> Factors:
+    # A reduction by any function has initial values, scalars, behind its operands.
+    operands = [i for i, shape in enumerate(op.operands) if shape]
+    for result, d in enumerate(remaining(len(op.operands[0]), axes)):
+        yield from op.factor(
+            dict.fromkeys(operands, d), dict.fromkeys(range(len(op.results)), result)
+        )
+
+
+def reduce(op: Operation) -> Factors:
+    """Yield the dimensions that stay in a reduction by any function."""
+    yield from _kept(op, op.params["dimensions"])
+
+
+def windows(op: Operation) -> Factors:
+    """Yield the dimensions whose windows do not overlap."""
+    params, narrow = op.params, op.results[0]
+    operands = [i for i, shape in enumerate(op.operands) if shape]
+    wide = op.operands[0]
+    if op.name in ("select_and_scatter", "select_and_scatter_add"):
+        wide, narrow = (op.operands[1], op.operands[0])
+        if op.name == "select_and_scatter":
+            wide, narrow = narrow, wide
+    ones = (1,) * len(wide)
+    for d, window in enumerate(params["window_dimensions"]):
+        stride = params["window_strides"][d]
+        dilation = params.get("window_dilation", ones)[d]
+        if tuple(params["padding"][d]) != (0, 0) or params.get("base_dilation", ones)[d] != 1:
+            continue
+        if (window - 1) * dilation < stride and wide[d] == narrow[d] * stride:
+            yield from op.factor(
+                dict.fromkeys(operands, d), dict.fromkeys(range(len(op.results)), d)
+            )
+
+
+def leading(core: int) -> Callable[[Operation], Factors]:
+    """Return the rule of operations on the last dimensions, independent along all others.
+
+    Args:
+        core: Number of the first operand's last dimensions that one operation takes.
+    """
+
+    def rule(op: Operation) -> Factors:
+        arrays = [i for i, shape in enumerate(op.operands) if shape]
+        for d in range(len(op.operands[0]) - core):
+            yield from op.factor(dict.fromkeys(arrays, d), dict.fromkeys(range(len(op.results)), d))
+
+    return rule
+
+
+def fft(op: Operation) -> Factors:
+    """Yield the dimensions that are not transformed."""
+    yield from leading(len(op.params["fft_lengths"]))(op)
+
+
+def triangular_solve(op: Operation) -> Factors:
+    """Yield the batch dimensions, and the independent right-hand sides."""
+    yield from leading(2)(op)
+    column = len(op.operands[1]) - (1 if op.params["left_side"] else 2)
+    yield from op.factor({1: column}, {0: column})
+
+
+def same_leading(op: Operation) -> Factors:
+    """Yield the dimensions that the first operand and all results begin with."""
+    shapes = (op.operands[0], *op.results)
+    for d in range(min(map(len, shapes))):
+        if len({shape[d] for shape in shapes}) == 1:
+            yield from op.factor({0: d}, dict.fromkeys(range(len(op.results)), d))
+
+
+def created(op: Operation) -> Factors:
+    """Yield every dimension of results that are made of no operand."""
+    for d in range(len(op.results[0])):
+        yield from op.factor({}, dict.fromkeys(range(len(op.results)), d))
+
+
+def random(op: Operation) -> Factors:
+    """Yield the dimensions of keys, and those of the bits of each key.
+
+    Threefry counts the bits, so that a device can make its share. Other generators do not.
+    """
+    keys = op.operands[0]
+    counted = "fry" in str(op.eqn.invars[0].aval.dtype)
+    for d in range(len(op.results[0])):
+        if d < len(keys) or counted:
+            yield from op.factor({0: d} if d < len(keys) else {}, {0: d})
+
+
+def stack(op: Operation) -> Factors:
+    """Yield the dimensions of the operands."""
+    axis = op.params["axis"]
+    for d in range(len(op.operands[0])):
+        yield from op.factor(dict.fromkeys(range(len(op.operands)), d), {0: d + (d >= axis)})
+
+
+def unstack(op: Operation) -> Factors:
+    """Yield the dimensions of the results."""
+    axis = op.params["axis"]
+    for result, d in enumerate(remaining(len(op.operands[0]), (axis,))):
+        yield from op.factor({0: d}, dict.fromkeys(range(len(op.results)), result))
+
+
+def tile(op: Operation) -> Factors:
+    """Yield the dimensions that are not repeated."""
+    for d, (operand, result) in enumerate(zip(op.operands[0], op.results[0], strict=True)):
+        if operand == result:
+            yield from op.factor({0: d}, {0: d})
+
+
+def whole(op: Operation) -> Factors:
+    """Yield nothing: every device computes all of it."""
+    del op
+    yield from ()

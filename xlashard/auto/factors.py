@@ -1,0 +1,125 @@
+"""Factors of operations: the indices along which an operation can be split over devices."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+type Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Index along which an operation can be split over devices.
+
+    Attributes:
+        size: Number of its values. A dimension that it indexes has this size or a multiple of it:
+            then the factor is the dimension's major part, and cutting the dimension into a number
+            of pieces that divides `size` cuts the factor.
+        operands: For each operand the dimension that it indexes, or None where each device needs
+            all of the operand.
+        results: For each result the dimension that it indexes, or None: then each device computes
+            all of the result, or a partial result if `reduced`.
+        reduced: Whether the devices' results are partial and must be combined, as by an all-reduce.
+        divides_work: Whether each device does its share of the work only.
+    """
+
+    size: int
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    reduced: bool = False
+    divides_work: bool = True
+
+
+type Factors = Iterator[Factor]
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """Sharding rule of one equation.
+
+    Attributes:
+        factors: Its factors. Dimensions that no factor indexes are needed whole.
+        flops: FLOP of one run on matrix units, unsharded.
+        elementwise: Whether every operand and result that isn't a scalar has the same dimensions.
+        known: Whether the primitive is known; an unknown one is computed whole by each device.
+        pairwise: Whether result i is a copy of operand i and depends on no other operand, as of
+            `optimization_barrier`: each pair is an operation of its own, and a factor indexes one
+            pair.
+    """
+
+    factors: tuple[Factor, ...]
+    flops: float = 0.0
+    elementwise: bool = False
+    known: bool = True
+    pairwise: bool = False
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Shapes and parameters of an equation.
+
+    Attributes:
+        name: Name of its primitive.
+        operands: Shapes of its operands.
+        results: Shapes of its results.
+        params: Its parameters.
+        eqn: The equation.
+    """
+
+    name: str
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    params: Mapping[str, Any]
+    eqn: Any
+
+    def factor(
+        self,
+        operands: Mapping[int, int],
+        results: Mapping[int, int],
+        *,
+        size: int | None = None,
+        reduced: bool = False,
+        divides_work: bool = True,
+    ) -> Factors:
+        """Yield a factor, or nothing if its size is below 2.
+
+        Args:
+            operands: Dimension that it indexes, by position of the operand.
+            results: The same for results.
+            size: Its size; None for the greatest common divisor of the dimensions' sizes.
+            reduced: As in `Factor`.
+            divides_work: As in `Factor`.
+        """
+        if size is None:
+            sizes = [self.operands[i][d] for i, d in operands.items()]
+            sizes += [self.results[i][d] for i, d in results.items()]
+            # Sizes of exported programs may be symbols, which no device count divides for sure.
+            size = math.gcd(*sizes) if all(isinstance(s, int) for s in sizes) else 1
+        if size > 1:
+            yield Factor(
+                size,
+                tuple(operands.get(i) for i in range(len(self.operands))),
+                tuple(results.get(i) for i in range(len(self.results))),
+                reduced,
+                divides_work,
+            )
+
+
+def operation_of(eqn: Any) -> Operation:
+    """Return the shapes and parameters of an equation.
+
+    Args:
+        eqn: The equation.
+    """
+    operands, results = (
+        tuple(tuple(getattr(v.aval, "shape", ())) for v in side)
+        for side in (eqn.invars, eqn.outvars)
+    )
+    return Operation(eqn.primitive.name, operands, results, eqn.params, eqn)
+
+
+def remaining(rank: int, *taken: Any) -> list[int]:
+    """Return the dimensions of a rank that none of some collections contains."""
+    gone = {d for dims in taken for d in dims}
+    return [d for d in range(rank) if d not in gone]

@@ -1,0 +1,109 @@
+"""Sharding rules of matrix products and convolutions, and their FLOP."""
+
+import math
+
+from xlashard.auto.factors import Factors, Operation, remaining
+
+
+def dot_general(op: Operation) -> Factors:
+    """Yield the factors of a matrix product: batch, rows, columns, contracted dimensions."""
+    (left_contracted, right_contracted), (left_batch, right_batch) = op.params["dimension_numbers"]
+    for i, (left, right) in enumerate(zip(left_batch, right_batch, strict=True)):
+        yield from op.factor({0: left, 1: right}, {0: i})
+    result = len(left_batch)
+    for i, contracted, batch in (
+        (0, left_contracted, left_batch),
+        (1, right_contracted, right_batch),
+    ):
+        for d in remaining(len(op.operands[i]), contracted, batch):
+            yield from op.factor({i: d}, {0: result})
+            result += 1
+    for left, right in zip(left_contracted, right_contracted, strict=True):
+        yield from op.factor({0: left, 1: right}, {}, reduced=True)
+
+
+def ragged_dot_general(op: Operation) -> Factors:
+    """Yield the factors of a product whose rows, contracted indices or batches form groups.
+
+    The groups themselves are a factor, too: of the right operand, summed, where the rows are
+    grouped; of the result where the contracted indices are.
+    """
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (left_contracted, right_contracted), (left_batch, right_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    groups = tuple(numbers.rhs_group_dimensions)
+    free = remaining(len(op.operands[0]), left_contracted, left_batch)
+    # The sizes of the groups have the dimensions of the left operand that precede the ragged one.
+    prefix = [*left_batch] if ragged not in left_batch else []
+    for dims in (left_batch, free, left_contracted):
+        if ragged in dims:
+            prefix += dims[: list(dims).index(ragged)]
+    sizes = {d: i for i, d in enumerate(prefix)} if len(op.operands[2]) > 1 else {}
+    # A ragged contraction puts the groups before the dimensions of the product.
+    result = int(ragged in left_contracted)
+    if result:
+        yield from op.factor({}, {0: 0})
+
+    def shared(left: int) -> dict[int, int]:
+        return {2: sizes[left]} if left in sizes else {}
+
+    for left, right in zip(left_batch, right_batch, strict=True):
+        yield from op.factor({0: left, 1: right, **shared(left)}, {0: result})
+        result += 1
+    for left in free:
+        yield from op.factor({0: left, **shared(left)}, {0: result})
+        result += 1
+    for right in remaining(len(op.operands[1]), right_contracted, right_batch, groups):
+        yield from op.factor({1: right}, {0: result})
+        result += 1
+    for left, right in zip(left_contracted, right_contracted, strict=True):
+        yield from op.factor({0: left, 1: right, **shared(left)}, {}, reduced=True)
+    for right in groups:
+        yield from op.factor({1: right}, {}, reduced=True)
+
+
+def conv_general_dilated(op: Operation) -> Factors:
+    """Yield the factors of a convolution: batch, features, groups, and windows without overlap."""
+    numbers = op.params["dimension_numbers"]
+    left, right, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    groups, batches = op.params["feature_group_count"], op.params["batch_group_count"]
+    if batches == 1:
+        yield from op.factor({0: left[0]}, {0: out[0]})
+    if groups > 1:
+        yield from op.factor({0: left[1], 1: right[0]}, {0: out[1]}, size=groups)
+    elif batches > 1:
+        yield from op.factor({0: left[0], 1: right[0]}, {0: out[1]}, size=batches)
+        yield from op.factor({0: left[1], 1: right[1]}, {}, reduced=True)
+    else:
+        yield from op.factor({1: right[0]}, {0: out[1]})
+        yield from op.factor({0: left[1], 1: right[1]}, {}, reduced=True)
+    for i, d in enumerate(left[2:]):
+        stride, padding = op.params["window_strides"][i], op.params["padding"][i]
+        if padding != (0, 0) or op.params["lhs_dilation"][i] != 1:
+            continue
+        size, window = op.operands[0][d], op.operands[1][right[i + 2]]
+        spread = (window - 1) * op.params["rhs_dilation"][i] + 1
+        if spread <= stride and size == op.results[0][out[i + 2]] * stride:
+            yield from op.factor({0: d}, {0: out[i + 2]})
+        elif window == size:
+            yield from op.factor({0: d, 1: right[i + 2]}, {}, reduced=True)
+
+
+def product_flops(op: Operation) -> float:
+    """Return the FLOP of a matrix product or convolution, and 0 for any other operation."""
+    if op.name == "dot_general":
+        contracted = op.params["dimension_numbers"][0][0]
+        return 2.0 * math.prod(op.results[0]) * math.prod(op.operands[0][d] for d in contracted)
+    if op.name == "ragged_dot_general":
+        # Every row, or contracted index, is of one group at most.
+        numbers = op.params["ragged_dot_dimension_numbers"]
+        (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+        free = remaining(len(op.operands[1]), contracted, batch, numbers.rhs_group_dimensions)
+        return 2.0 * math.prod(op.operands[0]) * math.prod(op.operands[1][d] for d in free)
+    if op.name == "conv_general_dilated":
+        kernel = op.operands[1]
+        taps = math.prod(kernel) / kernel[op.params["dimension_numbers"].rhs_spec[0]]
+        # Of a dilated operand most values are zeros, which no product has to meet.
+        zeros = math.prod(op.params["lhs_dilation"])
+        return 2.0 * math.prod(op.results[0]) * taps / zeros
+    return 0.0
