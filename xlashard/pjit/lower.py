@@ -29,6 +29,7 @@ from xlashard._jax.trace.jaxprs import (
     is_ref,
     is_reference,
     short_index,
+    without_high_level,
     without_references,
 )
 from xlashard._jax.trace.tracing import (
@@ -251,6 +252,7 @@ class LoweredSignature:
 
 def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
     """Hoist closed-over arrays out of a jaxpr, discharge its state, and drop unused arguments."""
+    jaxpr = without_high_level(jaxpr)
     hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
     tokens = any(map(is_token, (*hoisted.in_avals, *hoisted.out_avals)))
     stateful = tokens or any(map(is_reference, hoisted.in_avals))

@@ -80,6 +80,17 @@ def _indexed_dims(eqn: Any) -> Sequence[int]:
     return [d for d, size in enumerate(eqn.invars[0].aval.shape) if taken[d] < size]
 
 
+def without_high_level(jaxpr: Jaxpr) -> Jaxpr:
+    """Replace JAX's high-level primitives (hijax), such as that of `jnp.searchsorted`.
+
+    They have rules for differentiation, and none for lowering.
+    """
+    types = (*jaxpr.in_avals, *jaxpr.out_avals)
+    if not jaxpr.is_high or any(aval.is_high for aval in types):
+        return jaxpr
+    return pe.lower_jaxpr2(jaxpr)
+
+
 def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     """Turn some closed-over values of a jaxpr into its first arguments.
 
