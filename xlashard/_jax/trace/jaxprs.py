@@ -147,6 +147,12 @@ def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]
     return smaller, tuple(consts), tuple([used or is_reference(aval) for used, aval in pairs])
 
 
+def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the closed-over values, the initial carry and the stacked inputs of a scan."""
+    consts, carry, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
+    return consts, carry, xs
+
+
 def is_host_array(value: Any) -> bool:
     """Return True for a host array that a traced function closes over."""
     return isinstance(value, np.ndarray | literals.TypedNdArray)

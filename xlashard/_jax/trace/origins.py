@@ -9,7 +9,7 @@ from typing import Any
 
 from jax._src import core, source_info_util
 
-from xlashard._jax.trace.jaxprs import Jaxpr, Literal, as_function
+from xlashard._jax.trace.jaxprs import Jaxpr, Literal, as_function, scan_operands
 
 type Line = tuple[str, int]
 """File and line of the user's code."""
@@ -307,7 +307,7 @@ def _inside(eqn: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | 
 
 
 def _in_scan(params: Any, operands: Sequence[Any], forbids: Forbids) -> NanOrigin | None:
-    consts, carry, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
+    consts, carry, xs = scan_operands(params, operands)
     body, length = params["jaxpr"], params["length"]
     rounds = range(length)
     for count, at in enumerate(reversed(rounds) if params["reverse"] else rounds):

@@ -1,0 +1,208 @@
+"""Costs of the shardings of a program on one mesh axis, given its other axes."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from xlashard.auto.factors import Factor
+from xlashard.auto.graph_values import GraphOperation
+from xlashard.auto.problem import Machine, MeshAxis
+from xlashard.auto.program_graph import ProgramGraph
+
+PARTIAL = -2
+"""State of a result that devices must combine."""
+WHOLE = -1
+"""State of a value that every device of the axis holds whole."""
+NEGLIGIBLE_BYTES = 1 << 12
+"""Values below this size, in bytes, change their sharding at no cost."""
+
+
+@dataclass
+class Assignment:
+    """Shardings of a program on all axes.
+
+    Attributes:
+        labels: By axis, the label over which each cluster is sharded; clusters without one are
+            replicated.
+        factors: By axis, the factor along which each operation is split, by index; operations
+            without one are computed by every device.
+    """
+
+    labels: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    factors: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+    def copy(self) -> "Assignment":
+        """Return a copy."""
+        copied = Assignment()
+        for axis, labels in self.labels.items():
+            copied.labels[axis] = dict(labels)
+        for axis, factors in self.factors.items():
+            copied.factors[axis] = dict(factors)
+        return copied
+
+
+class CostModel:
+    """Costs of shardings on one axis, given the other axes.
+
+    Args:
+        graph: The graph of the program.
+        machine: The machine.
+        axis: The axis.
+        others: Shardings on the other axes.
+    """
+
+    def __init__(
+        self, graph: ProgramGraph, machine: Machine, axis: MeshAxis, others: Assignment
+    ) -> None:
+        self.graph, self.machine, self.axis = graph, machine, axis
+        self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
+        self._others = others
+
+    def divided(self, value: int) -> float:
+        """Return the number of pieces of a value on the other axes."""
+        cluster = self.graph.cluster(value)
+        pieces = 1
+        labels = {self.graph.label(value, d) for d in range(len(self.graph.values[value].shape))}
+        for name, size in self._sizes.items():
+            if self._others.labels[name].get(cluster) in labels:
+                pieces *= size
+        return pieces
+
+    def label_pieces(self, cluster: int, label: int) -> int:
+        """Return the number of pieces of a label on the other axes."""
+        return math.prod(
+            size
+            for name, size in self._sizes.items()
+            if self._others.labels[name].get(cluster) == label
+        )
+
+    def factor_pieces(self, number: int, factor: int) -> int:
+        """Return the number of pieces of a factor of an operation on the other axes."""
+        return math.prod(
+            size
+            for name, size in self._sizes.items()
+            if self._others.factors[name].get(number) == factor
+        )
+
+    def local_bytes(self, value: int, operation: int | None = None, slot: int = 0) -> float:
+        """Return the bytes of a value on a device before this axis divides it.
+
+        Args:
+            value: The value.
+            operation: An operation that takes or makes it, in place of how it is stored.
+            slot: Its position among the operands, or `-1 - position` among the results.
+        """
+        nbytes = self.graph.values[value].nbytes
+        if operation is None:
+            return nbytes / self.divided(value)
+        op = self.graph.operations[operation]
+        for name, size in self._sizes.items():
+            chosen = self._others.factors[name].get(operation)
+            if chosen is None:
+                continue
+            f = op.rule.factors[chosen]
+            dim = f.operands[slot] if slot >= 0 else f.results[-1 - slot]
+            if dim is not None:
+                nbytes /= size
+        return nbytes
+
+    def gather(self, nbytes: float) -> float:
+        """Return the time to gather a value of some bytes, or to reduce and scatter it."""
+        n = self.axis.size
+        return self.axis.latency + nbytes * (n - 1) / n / self.axis.bytes_per_second
+
+    def exchange(self, nbytes: float) -> float:
+        """Return the time to move a sharding from one dimension to another."""
+        return self.axis.latency + nbytes / 4 / self.axis.bytes_per_second
+
+    def conversion(self, stored: int, needed: int, nbytes: float) -> float:
+        """Return the time to change the sharding of a value of some bytes.
+
+        Args:
+            stored: Dimension, WHOLE or PARTIAL.
+            needed: Dimension or WHOLE.
+            nbytes: Bytes of the value, whole on this axis.
+        """
+        if stored in (needed, WHOLE) or nbytes < NEGLIGIBLE_BYTES:
+            return 0.0
+        if stored == PARTIAL:
+            return self.gather(nbytes) * (2 if needed == WHOLE else 1)
+        return self.gather(nbytes) if needed == WHOLE else self.exchange(nbytes)
+
+    def work_seconds(self, number: int) -> float:
+        """Return the time of one run of an operation, undivided on this axis."""
+        op, rates = self.graph.operations[number], self.machine.rates
+        split = math.prod(
+            size
+            for name, size in self._sizes.items()
+            if (chosen := self._others.factors[name].get(number)) is not None
+            and op.rule.factors[chosen].divides_work
+        )
+        nbytes = sum(
+            self.local_bytes(v, number, k)
+            for slots in (
+                enumerate(op.operands),
+                ((-1 - k, v) for k, v in enumerate(op.results)),
+            )
+            for k, v in slots
+            if v is not None
+        )
+        dtype = "bfloat16"
+        compute = rates.product_seconds(op.rule.flops / split, dtype)
+        return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
+
+    def share(self, number: int, factor: int) -> float:
+        """Return the share of an operation's work that a device has if a factor is split."""
+        op, n = self.graph.operations[number], self.axis.size
+        f = op.rule.factors[factor]
+        if not f.divides_work:
+            return 1.0
+        if op.rule.flops and (f.reduced or _is_column(f)):
+            # Matrix units are padded to whole tiles.
+            local = f.size / self.factor_pieces(number, factor) / n
+            unit = self.machine.rates.matrix_size
+            return math.ceil(local / unit) * unit / local / n
+        return 1.0 / n
+
+    def elementwise_seconds(self) -> dict[int, list[tuple[frozenset[int], float]]]:
+        """Return by cluster the labels of its elementwise results, and the time to make them."""
+        found: dict[int, dict[frozenset[int], float]] = defaultdict(lambda: defaultdict(float))
+        rates, graph = self.machine.rates, self.graph
+        for value, times in graph.elementwise:
+            made = graph.values[value]
+            elements = math.prod(made.shape) / self.divided(value)
+            seconds = elements / rates.vector_ops + elements * made.itemsize / 3 / rates.hbm_bytes
+            labels = frozenset(graph.label(value, d) for d in range(len(made.shape)))
+            found[graph.cluster(value)][labels] += seconds * times
+        return {cluster: list(parts.items()) for cluster, parts in found.items()}
+
+
+def _is_column(factor: Factor) -> bool:
+    return len(factor.operands) == 2 and factor.operands[0] is None
+
+
+def required(op: GraphOperation, factor: int | None, slot: int) -> int:
+    """Return the state in which an operation needs an operand, or makes a result.
+
+    Args:
+        op: The operation.
+        factor: Factor that is split, by index, or None.
+        slot: Position of the operand, or `-1 - position` of the result.
+    """
+    if factor is None:
+        return WHOLE
+    f = op.rule.factors[factor]
+    dim = f.operands[slot] if slot >= 0 else f.results[-1 - slot]
+    if dim is not None:
+        return dim
+    return PARTIAL if slot < 0 and f.reduced else WHOLE
+
+
+def factor_labels(graph: ProgramGraph, op: GraphOperation, factor: Factor) -> set[int]:
+    """Return the labels of the dimensions that a factor indexes."""
+    found = set()
+    for values, dims in ((op.operands, factor.operands), (op.results, factor.results)):
+        for value, dim in zip(values, dims, strict=True):
+            if value is not None and dim is not None:
+                found.add(graph.label(value, dim))
+    return found

@@ -1,0 +1,334 @@
+"""Integer program that shards a program over one mesh axis, given its other axes.
+
+Every cluster of values gets one of its labels or none, every operation one of its factors or none.
+A value that an operation needs otherwise than it is stored is gathered or exchanged, once for all
+operations of a jaxpr that need it alike; partial results are reduced or scattered. The objective is
+the time of the work and of these transfers; memory is bounded where most of it is live.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from xlashard.auto.axis_costs import (
+    NEGLIGIBLE_BYTES,
+    PARTIAL,
+    WHOLE,
+    CostModel,
+    factor_labels,
+    required,
+)
+from xlashard.auto.factors import Factor
+from xlashard.auto.graph_values import GraphOperation
+
+_EXCESS_SECONDS = 1e-8
+"""Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""
+_WHOLE_SHARE = 0.1
+"""Price of an argument that a device holds whole, as a share of the time to read it."""
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Choices of one axis.
+
+    Attributes:
+        batch: Labels of the batch; None if the axis is free.
+        mode: `free`; `data`: only batch labels; `fsdp`: only batch labels, and the state is sharded
+            over its largest label; `tensor`: no batch label.
+        overlap: Share of the time of the state's transfers that isn't hidden behind other work.
+    """
+
+    batch: frozenset[int] = frozenset()
+    mode: str = "free"
+    overlap: float = 0.4
+
+    def allows(self, label: int) -> bool:
+        """Return True if operations may be split along a label."""
+        if self.mode == "free":
+            return True
+        return (label in self.batch) == (self.mode in ("data", "fsdp"))
+
+
+class AxisProgram:
+    """Integer program of one axis.
+
+    Args:
+        model: Costs on the axis.
+        restriction: Choices of the axis.
+        memory_bytes: Memory per device, in bytes.
+        fixed: Label, or None, of clusters whose sharding is fixed.
+        live: Values that are live together, for each position that counts.
+    """
+
+    def __init__(
+        self,
+        model: CostModel,
+        restriction: Restriction,
+        memory_bytes: float,
+        fixed: Mapping[int, int | None],
+        live: Sequence[Sequence[int]],
+    ) -> None:
+        self._model, self._graph = model, model.graph
+        self._restriction, self._memory = restriction, memory_bytes
+        self._fixed, self._live = fixed, live
+        self._cost: list[float] = []
+        self._integer: list[int] = []
+        self._rows: list[tuple[dict[int, float], float, float]] = []
+        self.offset = 0.0
+        self._states: dict[int, dict[int | None, int]] = {}
+        self._factors: dict[int, dict[int | None, int]] = {}
+        for cluster, members in self._graph.members():
+            self._add_cluster(cluster, members)
+        for number in range(len(self._graph.operations)):
+            self._add_operation(number)
+        self._add_transfers()
+        self._add_memory()
+
+    def _variable(self, cost: float = 0.0, *, integer: bool = False) -> int:
+        self._cost.append(cost)
+        self._integer.append(int(integer))
+        return len(self._cost) - 1
+
+    def _row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
+        self._rows.append((dict(terms), lower, upper))
+
+    def _add_cluster(self, cluster: int, members: Sequence[int]) -> None:
+        allowed = self._allowed_labels(cluster, members)
+        if not allowed:
+            return
+        whole: tuple[int | None, ...] = (None,)
+        if self._restriction.mode == "fsdp" and cluster in self._graph.state_clusters:
+            batch = [label for label in allowed if label in self._restriction.batch]
+            sizes = self._graph.labels.sizes
+            whole, allowed = (), batch[:1] or [max(allowed, key=lambda label: sizes[label])]
+        states = {s: self._variable(integer=True) for s in (*whole, *allowed)}
+        self._states[cluster] = states
+        self._row(dict.fromkeys(states.values(), 1.0), 1, 1)
+        n = self._model.axis.size
+        if None in states:
+            # Among equally fast shardings of an argument, that with the least memory.
+            taken = [v for v in self._graph.arguments if self._graph.cluster(v) == cluster]
+            nbytes = sum(self._model.local_bytes(value) for value in taken)
+            self._cost[states[None]] += _WHOLE_SHARE * nbytes / self._model.machine.rates.hbm_bytes
+        for labels, seconds in self._elementwise.get(cluster, ()):
+            self.offset += seconds
+            for label, variable in states.items():
+                if label in labels:
+                    self._cost[variable] -= seconds * (1 - 1 / n)
+        for value, label, times in self._reductions.get(cluster, ()):
+            found = self._graph.labels.find(label)
+            if found in states:
+                nbytes = self._model.local_bytes(value)
+                self._cost[states[found]] += 2 * self._model.gather(nbytes) * times
+
+    @property
+    def _elementwise(self) -> Any:
+        if not hasattr(self, "_elementwise_kept"):
+            self._elementwise_kept = self._model.elementwise_seconds()
+        return self._elementwise_kept
+
+    @property
+    def _reductions(self) -> Any:
+        if not hasattr(self, "_reductions_kept"):
+            found: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
+            for value, label, times in self._graph.reductions:
+                found[self._graph.cluster(value)].append((value, label, times))
+            self._reductions_kept = found
+        return self._reductions_kept
+
+    def _allowed_labels(self, cluster: int, members: Sequence[int]) -> list[int]:
+        graph, n = self._graph, self._model.axis.size
+        if cluster in self._fixed:
+            label = self._fixed[cluster]
+            return [] if label is None else [label]
+        found: dict[int, None] = {}
+        refused = {graph.labels.find(label) for label in graph.loops}
+        for value in members:
+            shape = graph.values[value].shape
+            labels = [graph.label(value, d) for d in range(len(shape))]
+            for label, size in zip(labels, shape, strict=True):
+                pieces = self._model.label_pieces(cluster, label) * n
+                if size % pieces or labels.count(label) > 1:
+                    refused.add(label)
+                found[label] = None
+        allowed = [label for label in found if label not in refused]
+        if self._restriction.mode == "fsdp" and cluster in graph.state_clusters:
+            return allowed
+        return [label for label in allowed if self._restriction.allows(label)]
+
+    def _add_operation(self, number: int) -> None:
+        graph, model = self._graph, self._model
+        op = graph.operations[number]
+        seconds = model.work_seconds(number) * op.times
+        choices: dict[int | None, int] = {}
+        if op.fixed is not None:
+            choices[None] = self._variable(seconds)
+        else:
+            choices[None] = self._variable(seconds, integer=True)
+            for k, f in enumerate(op.rule.factors):
+                if f.size % (model.factor_pieces(number, k) * model.axis.size):
+                    continue
+                if not self._is_allowed(op, f):
+                    continue
+                choices[k] = self._variable(seconds * model.share(number, k), integer=True)
+        self._factors[number] = choices
+        self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
+
+    def _is_allowed(self, op: GraphOperation, factor: Factor) -> bool:
+        if self._restriction.mode == "free":
+            return True
+        labels = factor_labels(self._graph, op, factor)
+        batch = bool(labels & self._restriction.batch)
+        return batch == (self._restriction.mode in ("data", "fsdp"))
+
+    def _needed(self, number: int, slot: int) -> dict[int, list[int]]:
+        """Return the variables of an operation by the state that they need of a slot."""
+        op = self._graph.operations[number]
+        if op.fixed is not None:
+            spec = op.fixed[0][slot] if slot >= 0 else op.fixed[1][-1 - slot]
+            name = self._model.axis.name
+            dims = [d for d, axes in enumerate(spec) if axes and name in axes]
+            state = dims[0] if dims else WHOLE
+            if not dims and any(axes is None for axes in spec):
+                return {}
+            return {state: [self._factors[number][None]]}
+        needed: dict[int, list[int]] = defaultdict(list)
+        for factor, variable in self._factors[number].items():
+            needed[required(op, factor, slot)].append(variable)
+        return needed
+
+    def _stored(self, value: int) -> dict[int, list[int]]:
+        """Return the variables of a value's cluster by the state that they give the value."""
+        graph = self._graph
+        rank = len(graph.values[value].shape)
+        dims = {graph.label(value, d): d for d in range(rank)}
+        stored: dict[int, list[int]] = defaultdict(list)
+        for label, variable in self._states.get(graph.cluster(value), {}).items():
+            stored[WHOLE if label is None else dims.get(label, WHOLE)].append(variable)
+        return stored
+
+    def _add_transfers(self) -> None:
+        graph = self._graph
+        taken: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
+        for number, op in enumerate(graph.operations):
+            for slot, value in enumerate(op.operands):
+                if value is not None:
+                    taken[value, op.scope].append((number, slot))
+            for k, value in enumerate(op.results):
+                if value is not None:
+                    self._transfer(value, [(number, -1 - k)], op.times)
+        for (value, _), uses in taken.items():
+            self._transfer(value, uses, graph.operations[uses[0][0]].times)
+
+    def _transfer(self, value: int, uses: Iterable[tuple[int, int]], times: float) -> None:
+        """Add the change of a value's sharding, which some operations share."""
+        stored = self._stored(value)
+        if self._graph.values[value].nbytes < NEGLIGIBLE_BYTES:
+            return
+        times *= self._restriction.overlap if self._graph.is_state(value) else 1.0
+        uses = list(uses)
+        shared: dict[tuple[int, int], int] = {}
+        for number, slot in uses:
+            needed = self._needed(number, slot)
+            if not needed or (not stored and set(needed) == {WHOLE}):
+                continue
+            self._flow(value, (number, slot), stored, needed, times, shared if uses[1:] else None)
+
+    def _flow(
+        self,
+        value: int,
+        use: tuple[int, int],
+        stored: Mapping[int, list[int]],
+        needed: Mapping[int, list[int]],
+        times: float,
+        shared: dict[tuple[int, int], int] | None,
+    ) -> None:
+        number, slot = use
+        result = slot < 0
+        flows: dict[tuple[int, int], int] = {}
+        whole = self._model.local_bytes(value)
+        own = self._model.local_bytes(value, number, slot)
+        for s in stored or {WHOLE: []}:
+            for t in needed:
+                source, target = (t, s) if result else (s, t)
+                nbytes = own if source == PARTIAL or target == WHOLE else max(own, whole)
+                seconds = self._model.conversion(source, target, nbytes) * times
+                if shared is None or not seconds:
+                    flows[s, t] = self._variable(seconds)
+                    continue
+                flows[s, t] = self._variable()
+                if (s, t) not in shared:
+                    shared[s, t] = self._variable(seconds)
+                self._row({shared[s, t]: 1.0, flows[s, t]: -1.0}, 0, np.inf)
+        for s, variables in stored.items():
+            terms = {flows[s, t]: 1.0 for t in needed}
+            self._row(terms | dict.fromkeys(variables, -1.0), 0, 0)
+        for t, variables in needed.items():
+            terms = {flows[s, t]: 1.0 for s in stored or {WHOLE: []}}
+            self._row(terms | dict.fromkeys(variables, -1.0), 0, 0)
+
+    def _add_memory(self) -> None:
+        if not math.isfinite(self._memory):
+            return
+        excess = self._variable(_EXCESS_SECONDS * 1e9)
+        n = self._model.axis.size
+        for values in self._live:
+            total, terms = 0.0, defaultdict(float)
+            for value in values:
+                nbytes = self._model.local_bytes(value)
+                total += nbytes
+                for state, variables in self._stored(value).items():
+                    if state != WHOLE:
+                        for variable in variables:
+                            terms[variable] -= nbytes * (1 - 1 / n) / 1e9
+            terms[excess] = -1.0
+            self._row(terms, -np.inf, (self._memory - total) / 1e9)
+
+    def solve(self, seconds: float) -> tuple[dict[int, int], dict[int, int], float, float]:
+        """Solve the program.
+
+        Args:
+            seconds: Time limit, in seconds.
+
+        Returns:
+            Labels of clusters, factors of operations, the objective, and the relative gap.
+        """
+        rows, columns, data = [], [], []
+        for k, (terms, _, _) in enumerate(self._rows):
+            rows += [k] * len(terms)
+            columns += terms.keys()
+            data += terms.values()
+        shape = (len(self._rows), len(self._cost))
+        matrix = coo_array((data, (rows, columns)), shape=shape).tocsr()
+        lower: Any = np.array([low for _, low, _ in self._rows])
+        upper: Any = np.array([high for _, _, high in self._rows])
+        limits: Any = np.where(np.array(self._integer) == 1, 1.0, np.inf)
+        found = milp(
+            np.array(self._cost) * 1e3,
+            constraints=LinearConstraint(matrix, lower, upper),
+            integrality=np.array(self._integer),
+            bounds=Bounds(0.0, limits),
+            options={"time_limit": seconds, "mip_rel_gap": 0.005},
+        )
+        if found.x is None:
+            return {}, {}, math.inf, math.inf
+        labels = {
+            cluster: label
+            for cluster, states in self._states.items()
+            for label, variable in states.items()
+            if label is not None and found.x[variable] > 0.5
+        }
+        factors = {
+            number: factor
+            for number, choices in self._factors.items()
+            for factor, variable in choices.items()
+            if factor is not None and found.x[variable] > 0.5
+        }
+        gap = float(getattr(found, "mip_gap", 0.0) or 0.0)
+        return labels, factors, float(found.fun) / 1e3 + self.offset, gap

@@ -1,0 +1,168 @@
+"""Values and operations of a program's graph, and the labels of their dimensions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from xlashard.auto.factors import OpRule
+from xlashard.auto.problem import ConstraintSite
+
+
+@dataclass(eq=False)
+class Value:
+    """Value of a program.
+
+    Attributes:
+        shape: Its shape.
+        itemsize: Bytes of an element.
+        labels: Label of each dimension, an index for `ProgramGraph.label`.
+        first: Position of the operation that makes it.
+        last: Position of the last operation that uses it.
+        is_stored: Whether it stands in memory: an argument, a result, a carry, or an operand or
+            result of an operation that isn't elementwise.
+        sites: Sites of its definition, as a result or parameter.
+        times: Number of times that it is made.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: float
+    labels: tuple[int, ...]
+    first: int
+    last: int = -1
+    is_stored: bool = False
+    sites: list[ConstraintSite] = field(default_factory=list)
+    times: float = 1.0
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the whole value."""
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(eq=False)
+class GraphOperation:
+    """GraphOperation of a program that isn't elementwise.
+
+    Attributes:
+        path: Path of its equation.
+        name: Name of its primitive.
+        rule: Its sharding rule.
+        operands: Its operands, as indices of values; None for literals and scalars.
+        results: Its results.
+        times: Number of its runs.
+        signature: What equal operations of equal layers have in common.
+        fixed: Spec that a constraint or shard_map prescribes for each operand, and each result.
+    """
+
+    path: tuple[int, ...]
+    name: str
+    rule: OpRule
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    times: float
+    signature: Any
+    fixed: tuple[Any, Any] | None = None
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        """Path of the jaxpr that the operation stands in."""
+        return self.path[:-1]
+
+
+class Labels:
+    """Disjoint sets of labels.
+
+    Attributes:
+        sizes: Size of each label's dimensions.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._parent: list[int] = []
+
+    def new(self, size: int) -> int:
+        """Make a label."""
+        self._parent.append(len(self._parent))
+        self.sizes.append(size)
+        return len(self._parent) - 1
+
+    def find(self, label: int) -> int:
+        """Return the label that stands for the set of a label."""
+        parent = self._parent
+        while parent[label] != label:
+            parent[label] = parent[parent[label]]
+            label = parent[label]
+        return label
+
+    def join(self, first: int, other: int) -> None:
+        """Join the sets of two labels."""
+        a, b = sorted((self.find(first), self.find(other)))
+        if a != b:
+            self._parent[b] = a
+
+
+type FixedSpec = tuple[tuple[str, ...] | None, ...]
+"""Mesh axes of each dimension; None for a dimension that is left open."""
+
+
+def fixed_specs(eqn: Any) -> tuple[tuple[FixedSpec, ...], tuple[FixedSpec, ...]] | None:
+    """Return the specs that an equation prescribes for its operands and its results, if any."""
+    if eqn.primitive.name == "shard_map":
+        ins, outs = eqn.params["in_specs"], eqn.params["out_specs"]
+        return (
+            tuple(map(_fixed, ins, [v.aval.ndim for v in eqn.invars])),
+            tuple(map(_fixed, outs, [v.aval.ndim for v in eqn.outvars])),
+        )
+    if eqn.primitive.name != "sharding_constraint":
+        return None
+    spec = getattr(eqn.params["sharding"], "spec", None)
+    if spec is None:
+        return None
+    opened = eqn.params.get("unconstrained_dims", ())
+    fixed = _fixed(spec, eqn.outvars[0].aval.ndim)
+    fixed = tuple(None if d in opened else axes for d, axes in enumerate(fixed))
+    return ((fixed,), (fixed,))
+
+
+def _fixed(spec: Any, rank: int) -> FixedSpec:
+    entries = [*tuple(spec), *(None,) * (rank - len(spec))]
+    return tuple(
+        None
+        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED
+        else ((entry,) if isinstance(entry, str) else tuple(entry or ()))
+        for entry in entries
+    )
+
+
+def is_transparent(operation: GraphOperation, values: Sequence[Value]) -> bool:
+    """Return True if each dimension of each array is that of one factor of them all."""
+    taken = [k for k, index in enumerate(operation.operands) if index is not None]
+    made = [k for k, index in enumerate(operation.results) if index is not None]
+    if operation.rule.known and not taken:
+        return True
+    factors = operation.rule.factors
+    return is_pointwise(operation, values) and all(
+        [f.operands[k] is not None for f in factors for k in taken]
+        + [f.results[k] is not None for f in factors for k in made]
+    )
+
+
+def is_pointwise(operation: GraphOperation, values: Sequence[Value]) -> bool:
+    """Return True if each dimension of each array is that of a factor, and none is reduced.
+
+    Operands may lack factors, as one does that is broadcast along a dimension of size 1.
+    """
+    rule = operation.rule
+    if not rule.known or rule.flops or any(f.reduced for f in rule.factors):
+        return False
+    for side, arrays in (("operands", operation.operands), ("results", operation.results)):
+        for k, index in enumerate(arrays):
+            if index is None:
+                continue
+            covered = {getattr(f, side)[k] for f in rule.factors}
+            if any(n > 1 and d not in covered for d, n in enumerate(values[index].shape)):
+                return False
+    return True

@@ -1,0 +1,411 @@
+"""Graph of a program: values whose dimensions carry labels, and the operations between them.
+
+Inner jaxprs are entered once, with the number of their runs. Values that elementwise operations
+connect share the labels of their dimensions: one label is sharded alike in all of them. Labels that
+occur in one value form a cluster, whose sharding on a mesh axis is one of its labels or none.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import Literal, scan_operands
+from xlashard.auto.factors import OpRule
+from xlashard.auto.graph_values import (
+    GraphOperation,
+    Labels,
+    Value,
+    fixed_specs,
+    is_pointwise,
+    is_transparent,
+)
+from xlashard.auto.op_rules import op_rule
+from xlashard.auto.problem import ConstraintSite
+
+UNKNOWN_TRIPS = 1
+"""Runs of a loop whose trip count isn't known."""
+_SMALL_BYTES = 1 << 21
+"""Smaller values of the state, in bytes, follow what they are broadcast to or reduced from."""
+
+
+class ProgramGraph:
+    """Values, operations and labels of a jaxpr.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        tied: Positions of arguments and results with one sharding.
+
+    Attributes:
+        values: All values.
+        operations: Operations that aren't elementwise, in order of execution.
+        arguments: Indices of the arguments among the values.
+        results: Indices of the results; None for literals.
+        labels: The labels.
+        reductions: Merged reductions: value, label that is reduced away, and runs.
+        elementwise: Elementwise operations: index of the result, and runs.
+        unknown: Names of primitives without a sharding rule.
+        state: The tied arguments.
+        state_clusters: Clusters of the tied arguments and what is made of them elementwise.
+        loops: Labels of the dimensions that loops go through, which aren't sharded.
+    """
+
+    def __init__(self, jaxpr: Any, tied: Iterable[tuple[int, int]] = ()) -> None:
+        self.values: list[Value] = []
+        self.operations: list[GraphOperation] = []
+        self.labels = Labels()
+        self.clusters = Labels()
+        self.reductions: list[tuple[int, int, float]] = []
+        self.elementwise: list[tuple[int, float]] = []
+        self.unknown: set[str] = set()
+        self.state: set[int] = set()
+        self.loops: set[int] = set()
+        self._cluster: list[int] = []
+        self._position = 0
+        self._delayed: list[tuple[GraphOperation, int, int]] = []
+        consts = [self._value(v.aval) for v in jaxpr.constvars]
+        self.arguments = [
+            self._value(v.aval, ConstraintSite((), "parameter", i))
+            for i, v in enumerate(jaxpr.invars)
+        ]
+        self.consts = consts
+        for index in (*consts, *self.arguments):
+            self.values[index].is_stored = True
+        self.results = self._enter(jaxpr, [*consts, *self.arguments], (), 1.0, bound=True)
+        self._position += 1
+        for index in self.results:
+            if index is not None:
+                self.values[index].is_stored = True
+                self.values[index].last = self._position
+        for argument, result in tied:
+            taken, made = self.arguments[argument], self.results[result]
+            self.state.add(taken)
+            if made is not None:
+                self._same(taken, made)
+        self._merge_small()
+
+    @property
+    def positions(self) -> int:
+        """Number of positions in the order of execution."""
+        return self._position + 1
+
+    def label(self, value: int, dim: int) -> int:
+        """Return the label of a dimension."""
+        return self.labels.find(self.values[value].labels[dim])
+
+    def cluster(self, value: int) -> int:
+        """Return the cluster of a value."""
+        return self.clusters.find(self._cluster[value])
+
+    def is_state(self, value: int) -> bool:
+        """Return True for a value in a cluster of the state."""
+        return self.cluster(value) in self.state_clusters
+
+    def _value(
+        self,
+        aval: Any,
+        site: ConstraintSite | None = None,
+        times: float = 1,
+    ) -> int:
+        shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
+        itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
+        labels = tuple(self.labels.new(size) for size in shape)
+        value = Value(shape, itemsize, labels, self._position, self._position, times=times)
+        if site is not None:
+            value.sites.append(site)
+        self.values.append(value)
+        self._cluster.append(self.clusters.new(0))
+        return len(self.values) - 1
+
+    def _join(self, first: int, other: int) -> None:
+        """Put two values into one cluster."""
+        self.clusters.join(self._cluster[first], self._cluster[other])
+
+    def _same(self, first: int, other: int) -> None:
+        """Give two values of one shape the same labels."""
+        a, b = self.values[first], self.values[other]
+        if a.shape != b.shape:
+            return
+        for x, y in zip(a.labels, b.labels, strict=True):
+            self.labels.join(x, y)
+        self._join(first, other)
+
+    def _slice_of(self, whole: int, part: int) -> None:
+        """Give the step of a stacked value the labels of the stack, without its first one."""
+        self.loops.add(self.values[whole].labels[0])
+        for x, y in zip(self.values[whole].labels[1:], self.values[part].labels, strict=True):
+            self.labels.join(x, y)
+        self._join(whole, part)
+        self.values[whole].is_stored = self.values[part].is_stored = True
+
+    def _enter(
+        self,
+        jaxpr: Any,
+        inputs: Sequence[int | None],
+        path: tuple[int, ...],
+        times: float,
+        *,
+        bound: bool = False,
+    ) -> list[int | None]:
+        """Add the operations of a jaxpr, and return its results."""
+        env: dict[Any, int | None] = {}
+        variables = [*jaxpr.constvars, *jaxpr.invars] if bound else list(jaxpr.invars)
+        if not bound:
+            for var in jaxpr.constvars:
+                env[var] = self._value(var.aval)
+        env.update(zip(variables, inputs, strict=True))
+
+        def read(atom: Any) -> int | None:
+            return None if isinstance(atom, Literal) else env[atom]
+
+        for number, eqn in enumerate(jaxpr.eqns):
+            self._position += 1
+            operands = [read(atom) for atom in eqn.invars]
+            outs = self._equation(eqn, operands, (*path, number), times)
+            for index in operands:
+                if index is not None:
+                    self.values[index].last = max(self.values[index].last, self._position)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(
+        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
+    ) -> list[int | None]:
+        name = eqn.primitive.name
+        special = {"scan": self._scan, "while": self._while, "cond": self._cond}.get(name)
+        if special is not None:
+            return special(eqn, operands, path, times)
+        rule = op_rule(eqn)
+        if not rule.known and name not in _CLOSED:
+            bodies = list(tracing.bodies(eqn))
+            if len(bodies) == 1:
+                body = bodies[0]
+                if (len(body.invars), len(body.outvars)) == (len(eqn.invars), len(eqn.outvars)):
+                    known = [
+                        self._value(v.aval) if o is None else o
+                        for v, o in zip(body.invars, operands, strict=True)
+                    ]
+                    return self._enter(body, known, (*path, 0), times)
+            self.unknown.add(name)
+        return self._operation(eqn, rule, operands, path, times)
+
+    def _results(self, eqn: Any, path: tuple[int, ...], times: float) -> list[int]:
+        return [
+            self._value(v.aval, ConstraintSite(path, "result", i), times)
+            for i, v in enumerate(eqn.outvars)
+        ]
+
+    def _operation(
+        self,
+        eqn: Any,
+        rule: OpRule,
+        operands: list[int | None],
+        path: tuple[int, ...],
+        times: float,
+    ) -> list[int | None]:
+        outs = self._results(eqn, path, times)
+        arrays = tuple(None if o is None or not self.values[o].shape else o for o in operands)
+        operation = GraphOperation(
+            path=path,
+            name=eqn.primitive.name,
+            rule=rule,
+            operands=arrays,
+            results=tuple(o if self.values[o].shape else None for o in outs),
+            times=times,
+            signature=(
+                eqn.primitive.name,
+                tuple(None if o is None else self.values[o].shape for o in arrays),
+                tuple(self.values[o].shape for o in outs),
+                times,
+            ),
+            fixed=fixed_specs(eqn),
+        )
+        if operation.fixed is None and is_transparent(operation, self.values):
+            self._unify(operation)
+        elif operation.fixed is None and (
+            operation.name in _FOLLOWING or is_pointwise(operation, self.values)
+        ):
+            self._delayed.append((operation, len(self.operations), self._position))
+        else:
+            self._add(operation)
+        return list(outs)
+
+    def _add(self, operation: GraphOperation, at: int | None = None) -> None:
+        for index in (*operation.operands, *operation.results):
+            if index is not None:
+                self.values[index].is_stored = True
+        if at is None:
+            self.operations.append(operation)
+        else:
+            self.operations.insert(at, operation)
+
+    def _unify(self, operation: GraphOperation) -> None:
+        """Join the labels of an operation's operands and results along its factors."""
+        for f in operation.rule.factors:
+            joined = [*zip(operation.operands, f.operands, strict=True)]
+            joined += zip(operation.results, f.results, strict=True)
+            labels = [
+                self.values[o].labels[d] for o, d in joined if o is not None and d is not None
+            ]
+            for label in labels[1:]:
+                self.labels.join(labels[0], label)
+        arrays = [o for o in (*operation.operands, *operation.results) if o is not None]
+        for other in arrays[1:]:
+            self._join(arrays[0], other)
+        for made in operation.results:
+            if made is not None:
+                self.elementwise.append((made, operation.times))
+
+    def _merge_small(self) -> None:
+        """Merge small reductions and broadcasts into the clusters of their large sides.
+
+        A value that belongs to the state isn't merged unless it is small.
+        """
+        state = {self.cluster(index) for index in self.state}
+        inserted = 0
+        for operation, at, _ in self._delayed:
+            arrays = [o for o in (*operation.operands, *operation.results) if o is not None]
+            if len(arrays) < 2:
+                continue
+            small = min(arrays, key=lambda o: self.values[o].nbytes)
+            limit = _SMALL_BYTES if self.cluster(small) in state else math.inf
+            if self.values[small].nbytes > limit:
+                self._add(operation, at + inserted)
+                inserted += 1
+                continue
+            self._unify(operation)
+            for f in operation.rule.factors:
+                if not f.reduced:
+                    continue
+                for o, d in zip(operation.operands, f.operands, strict=True):
+                    if o is not None and d is not None:
+                        for made in operation.results:
+                            if made is not None:
+                                label = self.values[o].labels[d]
+                                self.reductions.append((made, label, operation.times))
+        self.state_clusters = self._find_state_clusters()
+
+    def _find_state_clusters(self) -> set[int]:
+        """Return the clusters whose largest value is a tied argument."""
+        largest: dict[int, int] = {}
+        for cluster, members in self.members():
+            largest[cluster] = max(math.prod(self.values[index].shape) for index in members)
+        return {
+            self.cluster(index)
+            for index in self.state
+            if math.prod(self.values[index].shape) >= largest[self.cluster(index)]
+        }
+
+    def _scan(
+        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
+    ) -> list[int | None]:
+        body = next(iter(tracing.bodies(eqn)))
+        consts, carry, xs = scan_operands(eqn.params, operands)
+        runs = times * eqn.params["length"]
+        inner = (*path, 0)
+        begun = self._position
+        known = [
+            self._value(v.aval) if o is None else o
+            for v, o in zip(body.invars, consts, strict=False)
+        ]
+        fresh = [
+            self._value(v.aval, ConstraintSite(inner, "parameter", len(consts) + i), runs)
+            for i, v in enumerate(body.invars[len(consts) :])
+        ]
+        for outer, made in zip(carry, fresh, strict=False):
+            self.values[made].is_stored = True
+            if outer is not None:
+                self._same(outer, made)
+        for outer, made in zip(xs, fresh[len(carry) :], strict=True):
+            if outer is not None:
+                self._slice_of(outer, made)
+        results = self._enter(body, [*known, *fresh], inner, runs)
+        outs = self._results(eqn, path, times)
+        for number, (out, result) in enumerate(zip(outs, results, strict=True)):
+            if result is None:
+                continue
+            if number < len(carry):
+                self._same(fresh[number], result)
+                self._same(out, result)
+                self.values[result].is_stored = True
+            else:
+                self._slice_of(out, result)
+        self._span(begun, [*consts, *xs], outs)
+        return list(outs)
+
+    def _span(self, begun: int, operands: Iterable[int | None], outs: Iterable[int]) -> None:
+        """Keep the operands of a loop to its end, and its results from its beginning."""
+        for index in operands:
+            if index is not None:
+                self.values[index].last = max(self.values[index].last, self._position)
+        for index in outs:
+            self.values[index].first = begun
+            self.values[index].is_stored = True
+
+    def _while(
+        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
+    ) -> list[int | None]:
+        condition, body = tracing.bodies(eqn)
+        split, last = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond_consts, body_consts = operands[:split], operands[split : split + last]
+        carry, begun = operands[split + last :], self._position
+        runs = times * UNKNOWN_TRIPS
+        fresh = []
+        inner = (*path, 1)
+        for i, (outer, var) in enumerate(zip(carry, body.invars[last:], strict=True)):
+            made = self._value(var.aval, ConstraintSite(inner, "parameter", last + i), runs)
+            self.values[made].is_stored = True
+            if outer is not None:
+                self._same(outer, made)
+            fresh.append(made)
+        for jaxpr, consts, number in ((condition, cond_consts, 0), (body, body_consts, 1)):
+            known = [
+                self._value(v.aval) if o is None else o
+                for v, o in zip(jaxpr.invars, consts, strict=False)
+            ]
+            results = self._enter(jaxpr, [*known, *fresh], (*path, number), runs)
+        outs = self._results(eqn, path, times)
+        for made, result, out in zip(fresh, results, outs, strict=True):
+            if result is not None:
+                self._same(made, result)
+            self._same(made, out)
+        self._span(begun, operands, outs)
+        return list(outs)
+
+    def _cond(
+        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
+    ) -> list[int | None]:
+        outs: list[int] = []
+        made: list[list[int | None]] = []
+        for number, branch in enumerate(tracing.bodies(eqn)):
+            inner = (*path, number)
+            known = [
+                self._value(v.aval) if o is None else o
+                for v, o in zip(branch.invars, operands[1:], strict=True)
+            ]
+            made.append(self._enter(branch, known, inner, times))
+        outs = self._results(eqn, path, times)
+        for results in made:
+            for out, result in zip(outs, results, strict=True):
+                if result is not None:
+                    self._same(out, result)
+        return list(outs)
+
+    def members(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield each cluster with its values."""
+        found: dict[int, list[int]] = {}
+        for index in range(len(self.values)):
+            found.setdefault(self.cluster(index), []).append(index)
+        yield from found.items()
+
+
+_CLOSED = frozenset({"pallas_call", "shard_map", "custom_partitioning"})
+"""Primitives whose inner jaxprs are programs for one device."""
+
+_FOLLOWING = frozenset(
+    {
+        *("broadcast_in_dim", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod"),
+        *("reduce_and", "reduce_or", "argmax", "argmin"),
+    }
+)
+"""Reductions and broadcasts, whose small side may follow the large one."""

@@ -1,0 +1,387 @@
+"""Search for layouts: one mesh axis after the other, from several starting points."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import permutations
+
+from xlashard.auto.axis_costs import (
+    PARTIAL,
+    WHOLE,
+    Assignment,
+    CostModel,
+    factor_labels,
+    required,
+)
+from xlashard.auto.axis_program import AxisProgram, Restriction
+from xlashard.auto.graph_values import GraphOperation
+from xlashard.auto.problem import AutoProblem, ConstraintSite, MeshAxis, ProgramLayout
+from xlashard.auto.program_graph import ProgramGraph
+from xlashard.sharding import PartitionSpec
+
+_ROUNDS = 3
+_SMALL_BYTES = 1 << 12
+
+
+def find_layouts(problem: AutoProblem, seconds: float = 60.0) -> tuple[ProgramLayout, ...]:
+    """Return layouts of a program, the fastest by prediction first.
+
+    Among them are the usual ones: `data`, `fsdp`, `tensor`, and pairs of them on two axes.
+
+    Args:
+        problem: Program, machine and requirements.
+        seconds: Time limit of the search, in seconds.
+    """
+    search = Search(problem, seconds)
+    found = search.run()
+    return tuple(sorted(found, key=lambda layout: layout.seconds))
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Starting point of a search: its name, the order of axes, and what each may do."""
+
+    name: str
+    order: tuple[str, ...]
+    restrictions: dict[str, Restriction]
+
+
+class Search:
+    """Search for the layouts of a problem.
+
+    Args:
+        problem: The problem.
+        seconds: Time limit, in seconds.
+
+    Attributes:
+        graph: Graph of the program.
+        gap: Largest relative gap of the integer programs, which is 0 if all were solved.
+    """
+
+    def __init__(self, problem: AutoProblem, seconds: float) -> None:
+        self.problem = problem
+        self.graph = ProgramGraph(problem.jaxpr, problem.tied)
+        self.gap = 0.0
+        self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
+        self._limit = seconds
+        self._batch = _batch_labels(self.graph)
+        self._stored = self._stored_values()
+
+    def run(self) -> list[ProgramLayout]:
+        """Return the layouts that were found, without repetitions."""
+        found: dict[tuple[object, ...], ProgramLayout] = {}
+        best: Assignment | None = None
+        best_seconds = math.inf
+        starts = self._starts()
+        for start in starts:
+            assignment, seconds = self._descend(start, Assignment())
+            layout = self._layout(start.name, assignment, seconds)
+            found.setdefault(_key(layout), layout)
+            if seconds < best_seconds:
+                best, best_seconds = assignment, seconds
+        if best is not None:
+            free = {name: Restriction() for name in self._axes}
+            order = tuple(sorted(self._axes, key=lambda name: -self._axes[name].size))
+            assignment, seconds = self._descend(_Start("auto", order, free), best)
+            layout = self._layout("auto", assignment, seconds)
+            found.setdefault(_key(layout), layout)
+        return list(found.values())
+
+    def _starts(self) -> list[_Start]:
+        names = tuple(self._axes)
+        if not names:
+            return [_Start("replicated", (), {})]
+        starts = []
+        for mode in ("data", "fsdp", "tensor"):
+            modes = {name: Restriction(self._batch, mode) for name in names}
+            starts.append(_Start(mode, names, modes))
+        if len(names) > 1:
+            for last in names:
+                modes = {
+                    name: Restriction(self._batch, "tensor" if name == last else "fsdp")
+                    for name in names
+                }
+                order = (*[name for name in names if name != last], last)
+                starts.append(_Start(f"fsdp+tensor({last})", order, modes))
+        for overlap in (0.4, 1.0):
+            free = {name: Restriction(overlap=overlap) for name in names}
+            for order in list(permutations(names))[:2]:
+                label = f"auto({'>'.join(order)}, {overlap})"
+                starts.append(_Start(label, order, free))
+        return starts
+
+    def _descend(self, start: _Start, assignment: Assignment) -> tuple[Assignment, float]:
+        """Solve axis after axis until nothing changes."""
+        solved: set[str] = set(self._axes) if assignment.factors else set()
+        best, best_seconds = assignment, math.inf
+        current = assignment.copy()
+        share = self._limit / 12 / max(len(start.order), 1)
+        if not start.order:
+            return current, self._work(current)
+        for _ in range(_ROUNDS):
+            before = best_seconds
+            for name in start.order:
+                axis = self._axes[name]
+                others = current.copy()
+                others.labels.pop(name, None)
+                others.factors.pop(name, None)
+                unsolved = math.prod(
+                    a.size for a in self._axes.values() if a.name not in solved | {name}
+                )
+                model = CostModel(self.graph, self.problem.machine, axis, others)
+                program = AxisProgram(
+                    model,
+                    start.restrictions[name],
+                    self.problem.memory_bytes * unsolved,
+                    self._fixed(name),
+                    self._live(others),
+                )
+                labels, factors, seconds, gap = program.solve(share)
+                if math.isinf(seconds):
+                    continue
+                self.gap = max(self.gap, gap)
+                current.labels[name], current.factors[name] = labels, factors
+                solved.add(name)
+                for other in self._axes.values():
+                    if other.name != name:
+                        overlap = start.restrictions[other.name].overlap
+                        seconds += self.transfer_seconds(current, other, overlap)
+                if len(solved) == len(self._axes) and seconds < best_seconds * 0.999:
+                    best, best_seconds = current.copy(), seconds
+            if best_seconds >= before * 0.999 and not math.isinf(before):
+                break
+            if len(start.order) == 1:
+                break
+        return best, best_seconds
+
+    def _work(self, assignment: Assignment) -> float:
+        axis = MeshAxis("", 1, 1.0, 0.0)
+        model = CostModel(self.graph, self.problem.machine, axis, assignment)
+        operations = enumerate(self.graph.operations)
+        return sum(model.work_seconds(k) * op.times for k, op in operations)
+
+    def transfer_seconds(self, assignment: Assignment, axis: MeshAxis, overlap: float) -> float:
+        """Return the time of the collectives along an axis."""
+        others = assignment.copy()
+        others.labels.pop(axis.name, None)
+        others.factors.pop(axis.name, None)
+        model = CostModel(self.graph, self.problem.machine, axis, others)
+        seconds = 0.0
+        counted: set[tuple[int, tuple[int, ...], int]] = set()
+        for number, op in enumerate(self.graph.operations):
+            for slot, value in _slots(op):
+                if value is None:
+                    continue
+                stored = self._state(assignment, axis.name, value)
+                needed = self._needed(assignment, axis.name, number, slot)
+                if needed is None or stored == needed:
+                    continue
+                if slot >= 0:
+                    if (value, op.scope, needed) in counted:
+                        continue
+                    counted.add((value, op.scope, needed))
+                source, target = (stored, needed) if slot >= 0 else (needed, stored)
+                nbytes = model.local_bytes(value, number, slot)
+                if not (source == PARTIAL or target == WHOLE):
+                    nbytes = max(nbytes, model.local_bytes(value))
+                share = overlap if self.graph.is_state(value) else 1.0
+                seconds += model.conversion(source, target, nbytes) * op.times * share
+        for value, label, times in self.graph.reductions:
+            cluster = self.graph.cluster(value)
+            if assignment.labels[axis.name].get(cluster) == self.graph.labels.find(label):
+                seconds += 2 * model.gather(model.local_bytes(value)) * times
+        return seconds
+
+    def _state(self, assignment: Assignment, axis: str, value: int) -> int:
+        """Return the dimension of a value that is sharded over an axis, or WHOLE."""
+        label = assignment.labels[axis].get(self.graph.cluster(value))
+        for dim in range(len(self.graph.values[value].shape)):
+            if label is not None and self.graph.label(value, dim) == label:
+                return dim
+        return WHOLE
+
+    def _needed(self, assignment: Assignment, axis: str, number: int, slot: int) -> int | None:
+        op = self.graph.operations[number]
+        if op.fixed is None:
+            return required(op, assignment.factors[axis].get(number), slot)
+        spec = op.fixed[0][slot] if slot >= 0 else op.fixed[1][-1 - slot]
+        for dim, axes in enumerate(spec):
+            if axes is None:
+                return None
+            if axis in axes:
+                return dim
+        return WHOLE
+
+    def _fixed(self, axis: str) -> dict[int, int | None]:
+        """Return the label, or None, of clusters whose sharding on an axis is fixed."""
+        fixed: dict[int, int | None] = {}
+        pairs = [
+            *zip(self.graph.arguments, self.problem.in_specs, strict=True),
+            *zip(self.graph.results, self.problem.out_specs, strict=True),
+        ]
+        for value, spec in pairs:
+            if spec is None or value is None or not self.graph.values[value].shape:
+                continue
+            label = None
+            for dim, entry in enumerate(spec):
+                axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+                if axis in axes:
+                    label = self.graph.label(value, dim)
+            fixed.setdefault(self.graph.cluster(value), label)
+        return fixed
+
+    def _stored_values(self) -> list[int]:
+        """Return the values that occupy memory, without results that reuse an argument's."""
+        graph = self.graph
+        aliases = {graph.results[result] for _, result in self.problem.tied}
+        end = graph.positions
+        for k, index in enumerate(graph.arguments):
+            donated = k < len(self.problem.donated) and self.problem.donated[k]
+            if not donated or k in {argument for argument, _ in self.problem.tied}:
+                graph.values[index].last = end
+        return [
+            index
+            for index, value in enumerate(graph.values)
+            if value.is_stored and value.nbytes >= _SMALL_BYTES and index not in aliases
+        ]
+
+    def _live(self, assignment: Assignment) -> list[list[int]]:
+        """Return the values that are live where most memory is: unsharded, and as assigned."""
+        found: dict[int, list[int]] = {}
+        for chosen in (Assignment(), assignment):
+            changes: dict[int, float] = defaultdict(float)
+            for index in self._stored:
+                value = self.graph.values[index]
+                nbytes = value.nbytes / self._pieces(chosen, index)
+                changes[value.first] += nbytes
+                changes[value.last + 1] -= nbytes
+            total, peak, where = 0.0, -1.0, 0
+            for position in sorted(changes):
+                total += changes[position]
+                if total > peak:
+                    peak, where = total, position
+            found[where] = self._live_at(where)
+        return list(found.values())
+
+    def _live_at(self, position: int) -> list[int]:
+        values = self.graph.values
+        return [i for i in self._stored if values[i].first <= position <= values[i].last]
+
+    def _pieces(self, assignment: Assignment, value: int) -> int:
+        return math.prod(
+            axis.size
+            for name, axis in self._axes.items()
+            if self._state(assignment, name, value) != WHOLE
+        )
+
+    def _memory(self, assignment: Assignment) -> float:
+        """Return the memory of a layout where it is largest, in bytes."""
+        return max(
+            sum(self.graph.values[i].nbytes / self._pieces(assignment, i) for i in live)
+            for live in self._live(assignment)
+        )
+
+    def _layout(self, name: str, assignment: Assignment, seconds: float) -> ProgramLayout:
+        def stored(value: int | None) -> PartitionSpec:
+            if value is None:
+                return PartitionSpec()
+            return self._spec(value, {a: self._state(assignment, a, value) for a in self._axes})
+
+        return ProgramLayout(
+            name=name,
+            in_specs=tuple(map(stored, self.graph.arguments)),
+            out_specs=tuple(map(stored, self.graph.results)),
+            constraints=tuple(self._constraints(assignment)),
+            seconds=seconds,
+            memory_bytes=self._memory(assignment),
+        )
+
+    def _spec(self, value: int, states: dict[str, int]) -> PartitionSpec:
+        rank = len(self.graph.values[value].shape)
+        entries: list[str | tuple[str, ...] | None] = []
+        for dim in range(rank):
+            axes = tuple(axis for axis, state in states.items() if state == dim)
+            entries.append(axes[0] if len(axes) == 1 else axes or None)
+        while entries and entries[-1] is None:
+            entries.pop()
+        return PartitionSpec(*entries)
+
+    def _constraints(
+        self, assignment: Assignment
+    ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
+        """Yield the constraints inside: what operations need and make, and the carries of loops."""
+        graph = self.graph
+        for number, op in enumerate(graph.operations):
+            if op.fixed is not None:
+                continue
+            for slot, value in _slots(op):
+                if value is None or graph.values[value].nbytes < _SMALL_BYTES:
+                    continue
+                stored = {a: self._state(assignment, a, value) for a in self._axes}
+                if slot < 0:
+                    site = ConstraintSite(op.path, "result", -1 - slot)
+                    yield site, self._spec(value, stored)
+                    continue
+                needed = {a: self._needed(assignment, a, number, slot) for a in self._axes}
+                if needed != stored:
+                    states = {a: WHOLE if s is None else s for a, s in needed.items()}
+                    yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
+        for index, value in enumerate(graph.values):
+            if not value.is_stored or value.nbytes < _SMALL_BYTES:
+                continue
+            for site in value.sites:
+                if site.kind == "parameter" and site.path:
+                    stored = {a: self._state(assignment, a, index) for a in self._axes}
+                    yield site, self._spec(index, stored)
+
+
+def _slots(op: GraphOperation) -> list[tuple[int, int | None]]:
+    """Return operands with their positions, and results with `-1 - position`."""
+    return [*enumerate(op.operands), *[(-1 - k, value) for k, value in enumerate(op.results)]]
+
+
+def _key(layout: ProgramLayout) -> tuple[object, ...]:
+    return layout.in_specs, layout.out_specs, layout.constraints
+
+
+def _batch_labels(graph: ProgramGraph) -> frozenset[int]:
+    """Return the labels of the batch.
+
+    These are the labels reached from the first dimension of an argument that isn't fed back, by
+    factors of operations: from the argument whose labels split most of the work.
+    """
+    links: dict[int, set[int]] = defaultdict(set)
+    for op in graph.operations:
+        for factor in op.rule.factors if op.fixed is None else ():
+            labels = factor_labels(graph, op, factor)
+            for label in labels:
+                links[label] |= labels
+    best, most = frozenset[int](), 0.0
+    for index in graph.arguments:
+        if index in graph.state or not graph.values[index].shape:
+            continue
+        reached = _closure(graph.label(index, 0), links)
+        work = _split_work(graph, reached)
+        if work > most * 1.1:
+            best, most = frozenset(reached), work
+    return best
+
+
+def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
+    reached, waiting = {label}, [label]
+    while waiting:
+        for other in links[waiting.pop()] - reached:
+            reached.add(other)
+            waiting.append(other)
+    return reached
+
+
+def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
+    """Return the FLOP, or else the elements, of the operations that some labels split."""
+    total = 0.0
+    for op in graph.operations:
+        if op.fixed is None and any(factor_labels(graph, op, f) & labels for f in op.rule.factors):
+            sizes = [graph.values[v].nbytes for _, v in _slots(op) if v is not None]
+            total += (op.rule.flops + sum(sizes)) * op.times
+    return total
