@@ -157,9 +157,11 @@ class CostModel:
         f = op.rule.factors[factor]
         if not f.divides_work:
             return 1.0
-        if op.rule.flops and (f.reduced or _is_column(f)):
+        if op.rule.flops:
             # Matrix units are padded to whole tiles.
-            local = f.size / self.factor_pieces(number, factor) / n
+            alike = [k for k, other in enumerate(op.rule.factors) if _role(other) == _role(f)]
+            pieces = math.prod(self.factor_pieces(number, k) for k in alike) * n
+            local = math.prod(op.rule.factors[k].size for k in alike) / pieces
             unit = self.machine.rates.matrix_size
             return math.ceil(local / unit) * unit / local / n
         return 1.0 / n
@@ -177,8 +179,9 @@ class CostModel:
         return {cluster: list(parts.items()) for cluster, parts in found.items()}
 
 
-def _is_column(factor: Factor) -> bool:
-    return len(factor.operands) == 2 and factor.operands[0] is None
+def _role(factor: Factor) -> tuple[bool, ...]:
+    """Return which operands a factor indexes: rows, columns, depth or batch of a product."""
+    return tuple(dim is not None for dim in factor.operands)
 
 
 def required(op: GraphOperation, factor: int | None, slot: int) -> int:
