@@ -96,6 +96,7 @@ def _dense_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
         "data": data_layout(),
         "fsdp": fsdp_layout(),
         "hybrid fsdp": fsdp_layout("model"),
+        "wide hybrid fsdp": fsdp_layout("data"),
         "fsdp + tensor": tensor_layout(),
         "tensor": tensor_layout(None),
     }
@@ -173,4 +174,73 @@ MOE = _program(
     Transformer(24, 2048, 16, 16, 4096, 32_000, 2048, 128, experts=32),
     _expert_layouts,
     _EXPERTS_OF_64,
+)
+
+
+def _long_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+    sequence = fsdp_layout()
+    spread = P("data", "model")
+    arguments = {**sequence.arguments, "tokens": spread, "targets": spread}
+    inside = {
+        **{name: x for name, x in sequence.inside.items() if name.startswith("weights.")},
+        "looked_up_tokens": spread,
+        **dict.fromkeys(
+            ("looked_up", "stream", "attention_input", "mlp_input", "head_input"),
+            P("data", "model", None),
+        ),
+        **dict.fromkeys(("hidden", "logits", "mlp_output"), P("data", "model", None)),
+    }
+    across = P("data", "model", None, None)
+    parts = P(None, "data", "model", None, None, None)
+    heads = P("data", None, "model", None)
+    return {
+        "sequence, keys gathered": HandLayout(
+            arguments,
+            {
+                **inside,
+                **dict.fromkeys(("q", "mixed"), across),
+                **dict.fromkeys(("k", "v"), P("data", None, None, None)),
+                **dict.fromkeys(("queries", "mixed_parts"), parts),
+                "scores": P("data", None, None, "model", None),
+            },
+        ),
+        "sequence, heads exchanged": HandLayout(
+            arguments,
+            {
+                **inside,
+                **dict.fromkeys(("projected", "mixed"), across),
+                **dict.fromkeys(("q", "k", "v", "attended"), heads),
+            },
+        ),
+        "fsdp + tensor": tensor_layout(),
+    }
+
+
+def _adapter_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+    return {
+        "data": data_layout(),
+        "fsdp": fsdp_layout(),
+        "hybrid fsdp": fsdp_layout("model"),
+        "tensor": tensor_layout(None),
+        "fsdp + tensor": tensor_layout(),
+    }
+
+
+LONG = _program(
+    "sequences of 65,536 tokens, 3B",
+    Transformer(16, 4096, 32, 8, 11008, 32_000, 65_536, 8, query_rows=512),
+    _long_layouts,
+    _EXPERTS_OF_64,
+)
+LORA = _program(
+    "adapters of rank 16 on a frozen 8B",
+    Transformer(32, 4096, 32, 8, 14336, 128_256, 2048, 64, rank=16),
+    _adapter_layouts,
+    {
+        "v5e-16": {"data": 4, "model": 4},
+        "v6e-64": {"data": 16, "model": 4},
+        "v5p-128": {"data": 16, "model": 4},
+    },
 )

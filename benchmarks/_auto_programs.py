@@ -2,14 +2,23 @@
 
 from collections.abc import Mapping
 
-from benchmarks import _auto_decoders, _auto_vision
+from benchmarks import _auto_decoders as decoders
+from benchmarks import _auto_decoding, _auto_recurrent, _auto_sparse, _auto_vision
 from benchmarks._auto_program import AutoProgram
 
 PROGRAMS: Mapping[str, AutoProgram] = {
-    "dense_1b": _auto_decoders.DENSE_1B,
-    "grouped_8b": _auto_decoders.GROUPED_8B,
-    "grouped_70b": _auto_decoders.GROUPED_70B,
-    "moe": _auto_decoders.MOE,
+    "dense_1b": decoders.DENSE_1B,
+    "grouped_8b": decoders.GROUPED_8B,
+    "grouped_70b": decoders.GROUPED_70B,
+    "moe": decoders.MOE,
+    "long": decoders.LONG,
+    "lora": decoders.LORA,
+    "decode": _auto_decoding.DECODE,
+    "selective_scan": _auto_recurrent.SELECTIVE_SCAN,
     "resnet": _auto_vision.RESNET,
+    "vit": _auto_vision.VIT,
+    "unet": _auto_vision.UNET,
+    "recommender": _auto_sparse.RECOMMENDER,
+    "graph": _auto_sparse.GRAPH,
 }
 """By name."""

@@ -1,7 +1,8 @@
 """Decoder for automatic shardings: dense, with grouped queries, with experts.
 
 Letters in shapes: B batch, L length, W width, H query heads, K key and value heads, G = H / K, D
-features of a head, M hidden features, N layers, V vocabulary, E experts, C places of an expert.
+features of a head, M hidden features, N layers, V vocabulary, E experts, C places of an expert, R
+rank of an adapter.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ class Transformer:
         head_size: D.
         experts: E; 0 for a dense model.
         active: Experts per token.
-        key_block: Positions of the keys that attention visits at once; 0 for all.
+        query_rows: Queries of a sequence that attend at once; 0 for all.
+        rank: Rank of adapters of queries and values; 0 to train all parameters.
         keeps_products: Whether products are kept for the backward pass, not computed again.
     """
 
@@ -48,7 +50,8 @@ class Transformer:
     head_size: int = 128
     experts: int = 0
     active: int = 2
-    key_block: int = 0
+    query_rows: int = 0
+    rank: int = 0
     keeps_products: bool = False
 
     def parameters(self) -> dict[str, Any]:
@@ -78,7 +81,18 @@ class Transformer:
     def arguments(self) -> tuple[Any, ...]:
         """Return the shapes of state and batch."""
         tokens = shape(self.batch, self.length, dtype=jnp.int32)
-        return training_state(self.parameters()), {"tokens": tokens, "targets": tokens}
+        batch = {"tokens": tokens, "targets": tokens}
+        if not self.rank:
+            return training_state(self.parameters()), batch
+        frozen = jax.tree.map(lambda x: shape(*x.shape, dtype=jnp.bfloat16), self.parameters())
+        return training_state(self.adapters()), frozen, batch
+
+    def adapters(self) -> dict[str, Any]:
+        """Return the shapes of the adapters."""
+        n, heads = self.layers, {"wq": self.heads, "wv": self.kv_heads}
+        into = {f"{name}_in": shape(n, self.width, self.rank) for name in heads}
+        out = {f"{name}_out": shape(n, self.rank, h, self.head_size) for name, h in heads.items()}
+        return {"layers": into | out}
 
 
 def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -110,19 +124,30 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True) -> jax
     return jnp.einsum("bkglm,bmkd->blkgd", shares, v).reshape(batch, length, heads, size)
 
 
+def _project(
+    x: jax.Array, weights: Mapping[str, jax.Array], name: str, constrain: Constrain
+) -> jax.Array:
+    """Return heads [B, L, H, D], with the change of an adapter if the weights have one."""
+    out = jnp.einsum("blw,whd->blhd", x, weights[name])
+    if f"{name}_in" in weights:
+        low = constrain("adapted", jnp.einsum("blw,wr->blr", x, weights[f"{name}_in"]))
+        out = out + jnp.einsum("blr,rhd->blhd", low, weights[f"{name}_out"])
+    return constrain("projected", out)
+
+
 def _attention(
     x: jax.Array, weights: Mapping[str, jax.Array], sizes: Transformer, constrain: Constrain
 ) -> jax.Array:
     normed = constrain("attention_input", rms_norm(x, weights["attention_norm"]))
     positions = jnp.arange(x.shape[1])
-    q = constrain("q", rotate(jnp.einsum("blw,whd->blhd", normed, weights["wq"]), positions))
-    k = constrain("k", rotate(jnp.einsum("blw,wkd->blkd", normed, weights["wk"]), positions))
-    v = constrain("v", jnp.einsum("blw,wkd->blkd", normed, weights["wv"]))
-    if sizes.key_block:
-        mixed = attend_blocks(q, k, v, sizes.key_block, constrain)
+    q, k, v = (_project(normed, weights, name, constrain) for name in ("wq", "wk", "wv"))
+    q, k = constrain("q", rotate(q, positions)), constrain("k", rotate(k, positions))
+    v = constrain("v", v)
+    if sizes.query_rows:
+        mixed = _attend_in_parts(q, k, v, sizes.query_rows, constrain)
     else:
         mixed = attend(q, k, v)
-    mixed = constrain("mixed", mixed)
+    mixed = constrain("mixed", constrain("attended", mixed))
     return constrain("attention_output", jnp.einsum("blhd,hdw->blw", mixed, weights["wo"]))
 
 
@@ -158,37 +183,30 @@ def _experts(
     return constrain("mlp_output", jnp.einsum("blec,becw->blw", combine, outputs))
 
 
-def attend_blocks(
-    q: jax.Array, k: jax.Array, v: jax.Array, block: int, constrain: Constrain
+def _attend_in_parts(
+    q: jax.Array, k: jax.Array, v: jax.Array, rows: int, constrain: Constrain
 ) -> jax.Array:
-    """Return causal attention, a block of keys and values after the other."""
+    """Return causal attention, some queries after the others.
+
+    A part has queries from all over the sequence, so that each has the same work.
+    """
     batch, length, heads, size = q.shape
-    q = q.reshape(batch, length, k.shape[2], -1, size)
-    positions = jnp.arange(length)
+    parts = length // rows
 
-    def blocks(x: jax.Array) -> jax.Array:
-        return x.reshape(batch, length // block, block, -1, size).swapaxes(0, 1)
-
-    def visit(carry: tuple[Any, ...], one: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-        most, total, mixed = carry
-        keys, values, first = one
-        scores = jnp.einsum("blkgd,bmkd->bkglm", q, keys, preferred_element_type=jnp.float32)
-        seen = positions[:, None] >= first + jnp.arange(block)
+    def attend_part(carry: None, one: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        queries, positions = one
+        scores = jnp.einsum("brkgd,bmkd->bkgrm", queries, k, preferred_element_type=jnp.float32)
+        seen = positions[:, None] >= jnp.arange(length)
         scores = constrain("scores", jnp.where(seen, scores * size**-0.5, -1e30))
-        higher = jnp.maximum(most, scores.max(-1))
-        shares = jnp.exp(scores - higher[..., None])
-        shrink = jnp.exp(most - higher)
-        added = jnp.einsum("bkglm,bmkd->bkgld", shares.astype(v.dtype), values)
-        mixed = mixed * shrink[..., None] + added.astype(jnp.float32)
-        return (higher, total * shrink + shares.sum(-1), mixed), None
+        shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+        return carry, jnp.einsum("bkgrm,bmkd->brkgd", shares, v)
 
-    start = jnp.full((batch, k.shape[2], heads // k.shape[2], length), -1e30, jnp.float32)
-    zeros = jnp.zeros((*start.shape, size), jnp.float32)
-    slices = (blocks(k), blocks(v), jnp.arange(0, length, block))
-    carry = (start, jnp.zeros_like(start), zeros)
-    (_, total, mixed), _ = jax.lax.scan(jax.checkpoint(visit), carry, slices)
-    mixed = (mixed / total[..., None]).astype(v.dtype)
-    return jnp.moveaxis(mixed, 3, 1).reshape(batch, length, heads, size)
+    queries = q.reshape(batch, rows, parts, k.shape[2], -1, size)
+    queries = constrain("queries", jnp.moveaxis(queries, 2, 0))
+    positions = jnp.arange(length).reshape(rows, parts).T
+    _, mixed = jax.lax.scan(jax.checkpoint(attend_part), None, (queries, positions))
+    mixed = constrain("mixed_parts", mixed)
+    return jnp.moveaxis(mixed, 0, 2).reshape(batch, length, heads, size)
 
 
 def build_transformer(sizes: Transformer, constrain: Constrain) -> Any:
@@ -209,6 +227,9 @@ def build_transformer(sizes: Transformer, constrain: Constrain) -> Any:
     if sizes.keeps_products:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
+    def adapted_loss(adapters: Any, frozen: Any, batch: Any) -> jax.Array:
+        return loss({**frozen, "layers": frozen["layers"] | adapters["layers"]}, batch)
+
     def loss(parameters: Any, batch: Any) -> jax.Array:
         table = constrain("weights.embedding", parameters["embedding"].astype(jnp.bfloat16))
         tokens = constrain("looked_up_tokens", batch["tokens"])
@@ -222,4 +243,4 @@ def build_transformer(sizes: Transformer, constrain: Constrain) -> Any:
         )
         return losses.mean()
 
-    return training_step(loss)
+    return training_step(adapted_loss if sizes.rank else loss)

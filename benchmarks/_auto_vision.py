@@ -12,10 +12,12 @@ from benchmarks._auto_program import (
     AutoProgram,
     Constrain,
     HandLayout,
+    Turn,
     shape,
     training_state,
     training_step,
 )
+from benchmarks._auto_transformers import attend
 from xlashard import Mesh, P
 
 BOTH = ("data", "model")
@@ -130,6 +132,214 @@ RESNET = AutoProgram(
     _build_resnet,
     lambda: (training_state(_resnet_parameters()), _images(2048, 224)),
     _resnet_layouts,
+    {
+        "v5e-16": {"data": 4, "model": 4},
+        "v6e-64": {"data": 16, "model": 4},
+        "v5p-128": {"data": 16, "model": 4},
+    },
+)
+
+_PATCH, _LAYERS, _WIDTH, _HEADS = 14, 32, 1280, 16
+_POSITIONS = (224 // _PATCH) ** 2 + 1
+
+
+def _vit_parameters() -> dict[str, Any]:
+    n, w, d = _LAYERS, _WIDTH, _WIDTH // _HEADS
+    layers = {
+        **{name: shape(n, w, _HEADS, d) for name in ("wq", "wk", "wv")},
+        "wo": shape(n, _HEADS, d, w),
+        "up": shape(n, w, 4 * w),
+        "up_bias": shape(n, 4 * w),
+        "down": shape(n, 4 * w, w),
+        "down_bias": shape(n, w),
+        "attention_norm": _norm_shapes(n, w),
+        "mlp_norm": _norm_shapes(n, w),
+    }
+    return {
+        "patches": shape(_PATCH, _PATCH, 3, w),
+        "class": shape(1, 1, w),
+        "positions": shape(_POSITIONS, w),
+        "layers": layers,
+        "final_norm": _norm_shapes(w),
+        "head": shape(w, _CLASSES),
+    }
+
+
+def _layer_norm(x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    scale = lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + _EPSILON)
+    return (centred * scale * weights["scale"] + weights["bias"]).astype(x.dtype)
+
+
+def _build_vit(constrain: Constrain) -> Any:
+    def layer(x: jax.Array, stored: Mapping[str, Any]) -> tuple[jax.Array, None]:
+        weights = {
+            name: w if isinstance(w, dict) else constrain(f"weights.{name}", w.astype(x.dtype))
+            for name, w in stored.items()
+        }
+        normed = constrain("layer_input", _layer_norm(x, weights["attention_norm"]))
+        q, k, v = (
+            constrain("heads", jnp.einsum("blw,whd->blhd", normed, weights[name]))
+            for name in ("wq", "wk", "wv")
+        )
+        mixed = constrain("heads", attend(q, k, v, causal=False))
+        out = jnp.einsum("blhd,hdw->blw", mixed, weights["wo"])
+        x = constrain("stream", x + constrain("layer_output", out))
+        normed = constrain("layer_input", _layer_norm(x, weights["mlp_norm"]))
+        hidden = jax.nn.gelu(normed @ weights["up"] + weights["up_bias"])
+        out = constrain("layer_output", constrain("hidden", hidden) @ weights["down"])
+        return constrain("stream", x + out + weights["down_bias"]), None
+
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        filters = parameters["patches"].astype(jnp.bfloat16)
+        images = batch["images"].astype(jnp.bfloat16)
+        layout = ("NHWC", "HWIO", "NHWC")
+        x = lax.conv_general_dilated(
+            images, filters, (_PATCH, _PATCH), "VALID", dimension_numbers=layout
+        )
+        x = x.reshape(x.shape[0], -1, _WIDTH)
+        first = jnp.broadcast_to(parameters["class"].astype(x.dtype), (x.shape[0], 1, _WIDTH))
+        x = jnp.concatenate([first, x], axis=1) + parameters["positions"].astype(x.dtype)
+        x, _ = lax.scan(jax.checkpoint(layer), constrain("stream", x), parameters["layers"])
+        features = constrain("features", _layer_norm(x[:, 0], parameters["final_norm"]))
+        logits = (features @ parameters["head"].astype(x.dtype)).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
+
+    return training_step(loss)
+
+
+_VIT_WIDTH = {"wq": 0, "wk": 0, "wv": 0, "wo": 2, "up": 0, "down": 1}
+_VIT_TENSOR = {
+    **dict.fromkeys(("wq", "wk", "wv"), P(None, "model", None)),
+    "wo": P("model", None, None),
+    "up": P(None, "model"),
+    "down": P("model", None),
+}
+
+
+def _vit_layout(batch: Any, tensor: bool, over: Any) -> HandLayout:
+    """Return a layout of the vision transformer.
+
+    Args:
+        batch: Mesh axes of the images.
+        tensor: Whether heads and hidden features are sharded over `model`.
+        over: Mesh axes of the width of the stored weights; None to replicate it.
+    """
+    used = {
+        name: spec if tensor else P(*(None for _ in spec)) for name, spec in _VIT_TENSOR.items()
+    }
+    stored = {
+        name: P(*(over if at == _VIT_WIDTH[name] else axis for at, axis in enumerate(spec)))
+        for name, spec in used.items()
+    }
+    inner = "model" if tensor else None
+    inside = {
+        **dict.fromkeys(("stream", "layer_input", "layer_output"), P(batch, None, None)),
+        "heads": P(batch, None, inner, None),
+        "hidden": P(batch, None, inner),
+        "features": P(batch, None),
+        **{f"weights.{name}": Turn(used[name], stored[name]) for name in used},
+    }
+    arguments = {name: P(None, *spec) for name, spec in stored.items()}
+    rows = {"images": P(batch, None, None, None), "labels": P(batch)}
+    return HandLayout({**arguments, **rows, "up_bias": P(None, inner)}, inside)
+
+
+def _vit_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+    return {
+        "data": _vit_layout(BOTH, tensor=False, over=None),
+        "fsdp": _vit_layout(BOTH, tensor=False, over=BOTH),
+        "hybrid fsdp": _vit_layout(BOTH, tensor=False, over="model"),
+        "tensor": _vit_layout("data", tensor=True, over=None),
+        "fsdp + tensor": _vit_layout("data", tensor=True, over="data"),
+    }
+
+
+VIT = AutoProgram(
+    "vision transformer of 257 positions, 0.6B",
+    _build_vit,
+    lambda: (training_state(_vit_parameters()), _images(2048, 224)),
+    _vit_layouts,
+    RESNET.meshes,
+)
+
+_SIDE, _FEATURES = 512, (64, 128, 256, 512, 1024)
+
+
+def _double(before: int, after: int) -> dict[str, Any]:
+    sizes = ((3, 3, before, after), (3, 3, after, after))
+    filters = {f"filters{i}": shape(*size) for i, size in enumerate(sizes)}
+    return {**filters, **{f"norm{i}": _norm_shapes(after) for i in range(2)}}
+
+
+def _unet_parameters() -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for level, after in enumerate(_FEATURES):
+        parameters[f"down{level}"] = _double(_FEATURES[level - 1] if level else 3, after)
+    for level, after in enumerate(_FEATURES[:-1]):
+        parameters[f"up{level}"] = {
+            "widen": shape(1, 1, 2 * after, after),
+            **_double(2 * after, after),
+        }
+    return {**parameters, "head": shape(1, 1, _FEATURES[0], 2)}
+
+
+def _build_unet(constrain: Constrain) -> Any:
+    def double(x: jax.Array, weights: Mapping[str, Any]) -> jax.Array:
+        for i in range(2):
+            x = constrain("images", convolve(x, weights[f"filters{i}"]))
+            x = jax.nn.relu(batch_norm(x, weights[f"norm{i}"]))
+        return constrain("images", x)
+
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        x = constrain("input", batch["images"].astype(jnp.bfloat16))
+        kept = []
+        for level in range(len(_FEATURES)):
+            if level:
+                kept.append(x)
+                x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+            x = double(x, parameters[f"down{level}"])
+        for level in reversed(range(len(_FEATURES) - 1)):
+            weights = parameters[f"up{level}"]
+            x = jnp.repeat(jnp.repeat(convolve(x, weights["widen"]), 2, axis=1), 2, axis=2)
+            x = double(jnp.concatenate([kept.pop(), constrain("images", x)], axis=-1), weights)
+        logits = convolve(x, parameters["head"]).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["masks"]).mean()
+
+    return training_step(loss)
+
+
+def _unet_arguments() -> tuple[Any, ...]:
+    images = _images(32, _SIDE)["images"]
+    masks = shape(32, _SIDE, _SIDE, dtype=jnp.int32)
+    return training_state(_unet_parameters()), {"images": images, "masks": masks}
+
+
+def _unet_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
+    del mesh
+
+    def layout(rows: Any, features: Any) -> HandLayout:
+        images, masks = P("data", rows, None, None), P("data", rows, None)
+        filters = ("filters0", "filters1", "widen")
+        arguments = dict.fromkeys(filters, P(None, None, None, features))
+        arguments |= dict.fromkeys(("scale", "bias"), P(features))
+        inside = {"input": images, "images": P("data", rows, None, features)}
+        return HandLayout({**arguments, "images": images, "masks": masks}, inside)
+
+    return {
+        "data": layout(None, None),
+        "data + rows of images": layout("model", None),
+        "data + features": layout(None, "model"),
+    }
+
+
+UNET = AutoProgram(
+    "U-Net on 32 images of 512 x 512",
+    _build_unet,
+    _unet_arguments,
+    _unet_layouts,
     {
         "v5e-16": {"data": 4, "model": 4},
         "v6e-64": {"data": 16, "model": 4},
