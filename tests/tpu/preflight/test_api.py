@@ -506,3 +506,66 @@ def test_no_advice_wraps_a_function_of_nnx_in_pjit() -> None:
     with pytest.raises(ArgumentError, match=r"nnx\.jit\(fun\)") as caught:
         xlashard.explain_recompile(nnx.grad(lambda model: model.kernel.sum()))
     assert "pjit(" not in str(caught.value)
+
+
+def test_lowered_stages_of_jax_map_to_the_topology_with_what_they_keep() -> None:
+    placed = (local("data"), local())
+    jitted = jax.jit(gather_rows_of_local_mesh, in_shardings=placed, donate_argnums=0)
+    lowered = jitted.lower(SQUARE, SQUARE)
+    for sizes in ({"data": 4, "model": 2}, {"data": 8, "model": 2}):
+        where = {"topology": f"v5e-{2 * sizes['data']}", "mesh": sizes}
+        whole, stage = preflight(jitted, SQUARE, SQUARE, **where), preflight(lowered, **where)
+        assert not whole.forgotten and re.match(naming("constraints", "cpu"), stage.forgotten)
+        assert stage.forgotten in " ".join(str(stage).split())
+        assert stage.name == whole.name and stage.time.seconds == whole.time.seconds
+        assert {v.decided_by for v in stage.inputs} == {"unknown"}
+        same, other = figures(whole), figures(stage)
+        for name in ("sent", "requested"):
+            # Which constraint asked for a collective is what it has forgotten.
+            same[name] = [entry[:2] if name == "sent" else None for entry in same[name]]
+            other[name] = [entry[:2] if name == "sent" else None for entry in other[name]]
+        assert other == same
+        lines = [line.source and (line.source.file, line.source.line) for line in stage.time.lines]
+        assert (__file__, gather_rows_of_local_mesh.__code__.co_firstlineno + 1) in lines
+        assert PreflightReport.from_json(stage.to_json()) == stage
+    ours = xlashard.pjit(gather_rows, in_shardings=placed, donate_argnums=0)
+    with jax.set_mesh(LOCAL):
+        stages = (ours.trace(SQUARE, SQUARE), ours.lower(SQUARE, SQUARE))
+    traced, own = (figures(preflight(stage, topology="v5e-8")) for stage in stages)
+    assert own == traced and ("all-gather", "model", "constraint") in own["sent"]
+
+
+def test_a_lowered_shard_map_keeps_the_sizes_of_its_axes() -> None:
+    total = jax.shard_map(
+        lambda x: jax.lax.psum(x, "data"), mesh=LOCAL, in_specs=P("data"), out_specs=P()
+    )
+    lowered = jax.jit(total).lower(SQUARE)
+    report = preflight(lowered, topology="v5e-8")
+    assert [t.origin for t in report.traffic] == ["explicit"]
+    with pytest.raises(ArgumentError, match=naming("<lambda>", "data=4, model=2", "data=8")):
+        preflight(lowered, topology="v5e-16", mesh={"data": 8, "model": 2})
+
+
+def test_a_compiled_stage_of_the_topology_reports_its_own_program() -> None:
+    mesh = tpu.topology("v5e-8").mesh({"data": 4, "model": 2})
+    args = [
+        jax.ShapeDtypeStruct(SQUARE.shape, SQUARE.dtype, sharding=NamedSharding(mesh, spec))
+        for spec in (P("data"), P(None, "model"))
+    ]
+    step = jax.jit(lambda x, w: (x @ w, w * 2), donate_argnums=1)
+    whole = preflight(step, *args, topology="v5e-8")
+    for compiled in (
+        step.lower(*args).compile(),
+        xlashard.pjit(lambda x, w: (x @ w, w * 2), donate_argnums=1).lower(*args).compile(),
+    ):
+        report = preflight(compiled, topology="v5e-8")
+        assert re.match(naming("temporaries at the peak", "Compiled"), report.forgotten)
+        assert report.time.seconds == whole.time.seconds
+        assert [v.spec for v in report.inputs] == [v.spec for v in whole.inputs]
+        memory, known = report.memory, whole.memory
+        assert memory.argument_bytes == known.argument_bytes
+        assert memory.alias_bytes == known.alias_bytes
+        assert memory.code_bytes == known.code_bytes
+        assert memory.result_bytes == known.result_bytes and not memory.temporaries
+        assert memory.temporary_bytes == compiled.memory_analysis().temp_size_in_bytes
+        assert "compiled before by libtpu" in str(report)

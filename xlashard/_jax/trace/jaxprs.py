@@ -172,6 +172,11 @@ def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name:
     return jax.make_jaxpr(named)(*avals)
 
 
+def without_equations(avals: Sequence[Any]) -> Jaxpr:
+    """Return a closed jaxpr of arguments alone."""
+    return from_function(lambda *_: (), avals, "arguments")
+
+
 def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:
     """Return the names of the Python functions that a jaxpr calls at run time."""
     names = []

@@ -90,8 +90,8 @@ def _program(traced: Any, values: Sequence[Any]) -> JaxProgram:
         jaxpr=jaxpr,
         params=traced.params,
         values=tuple(values[count:]),
-        in_tree=_registered(traced.in_tree),
-        out_tree=_registered(traced.out_tree),
+        in_tree=registered(traced.in_tree),
+        out_tree=registered(traced.out_tree),
         consts=tuple(traced.consts),
     )
 
@@ -110,8 +110,8 @@ def read_traced(stage: Any) -> JaxProgram:
         jaxpr=low.jaxpr,
         params=low._params,
         values=tuple(map(_struct, low._meta_tys_flat[count:])),
-        in_tree=_registered(low._in_tree),
-        out_tree=_registered(low.out_tree),
+        in_tree=registered(low._in_tree),
+        out_tree=registered(low.out_tree),
         consts=tuple(low._consts),
     )
 
@@ -126,7 +126,7 @@ def _struct(meta: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
 
 
-def _registered(tree: TreeDef) -> TreeDef:
+def registered(tree: TreeDef) -> TreeDef:
     """Return a tree in the registry of `jax.tree_util`; unchanged if a node refuses its leaves."""
     try:
         return in_default_registry(tree)
@@ -335,7 +335,7 @@ def read_compiled(stage: Any) -> JaxExecutable | None:
         name=_function_name(program.name),
         source=debug.func_src_info if debug else "",
         paths=(tuple(n or f"argument {i}" for i, n in enumerate(names)), tuple(out_paths)),
-        trees=(_registered(stage.in_tree), _registered(stage.out_tree)),
+        trees=(registered(stage.in_tree), registered(stage.out_tree)),
         in_avals=tuple(info._aval for info in infos),
         donated=tuple(info.donated for info in infos),
         kept=tuple(first + i in program.kept_var_idx for i in range(count)),

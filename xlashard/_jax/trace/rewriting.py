@@ -246,7 +246,8 @@ class MeshMap:
         return known[1]
 
     def _equation(self, eqn: Any) -> Any:
-        params = self.value(eqn.params, in_trace=eqn.primitive.name == "shard_map")
+        fixes_axes = eqn.params.get("fixes_axes", eqn.primitive.name == "shard_map")
+        params = self.value(eqn.params, in_trace=fixes_axes)
         return eqn if params is eqn.params else eqn.replace(params=params)
 
     def value(self, value: Any, *, in_trace: bool = False) -> Any:

@@ -17,7 +17,11 @@ from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.report.communication import describe_collectives
 from xlashard.pjit.report.facts import compiled_facts
-from xlashard.pjit.report.jax_stages import WITHOUT_ARRAYS, explained_stage, forgotten_by
+from xlashard.pjit.report.jax_stages import (
+    WITHOUT_ARRAYS,
+    explained_executable,
+    explained_stage,
+)
 from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.program_values import (
@@ -84,9 +88,7 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explain
         )
     match fun:
         case Executable():
-            facts = compiled_facts(fun._compiled)
-            forgotten = forgotten_by(fun, has_requests=facts.has_requests)
-            return ExplainedProgram(fun._info, facts, forgotten=forgotten)
+            return explained_executable(fun)
         case Traced():
             return _from_stage(fun.lower())
         case Lowered():

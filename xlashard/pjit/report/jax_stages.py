@@ -14,8 +14,9 @@ from xlashard._jax.trace import jitted
 from xlashard._jax.trace.tracing import shaped
 from xlashard.errors import ArgumentError
 from xlashard.hlo.hlo_program import read_modules
-from xlashard.pjit.report.facts import CompiledFacts
+from xlashard.pjit.report.facts import CompiledFacts, compiled_facts
 from xlashard.pjit.report.program_values import ExplainedProgram
+from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.program.donation import refusal
 from xlashard.program.execute import ProgramParts
@@ -38,6 +39,15 @@ def forgotten_by(stage: Any, *, has_requests: bool) -> str:
         f"moves, gathers at constraints, who chose {values} (a {type(stage).__name__} keeps no "
         "arguments and no jaxpr)"
     )
+
+
+def explained_executable(stage: Any) -> ExplainedProgram:
+    """Return the program of a compiled stage of this package or of JAX."""
+    if not isinstance(stage, Executable):
+        return explained_stage(stage)
+    facts = compiled_facts(stage._compiled)
+    forgotten = forgotten_by(stage, has_requests=facts.has_requests)
+    return ExplainedProgram(stage._info, facts, forgotten=forgotten)
 
 
 def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> ExplainedProgram:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.shardings import UnspecifiedValue
-from xlashard._jax.trace import jitted
+from xlashard._jax.trace import jitted, module_calls
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import TracedFunction, Tracer
 from xlashard.errors import ArgumentError
@@ -21,7 +21,7 @@ from xlashard.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
 from xlashard.pjit.stages.nnx_paths import NnxPaths
-from xlashard.pjit.stages.traced import Traced
+from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call, with_explained_axes
 from xlashard.program.plan import option_items
 from xlashard.sharding import Mesh, Sharding, from_jax
@@ -117,11 +117,30 @@ def call_of_jax(
     return _converted(program, as_function(jaxpr), _NONE)
 
 
-def call_of_stage(stage: jax.stages.Traced) -> tuple[Function, Call]:
-    """Return the call of a traced stage; of JAX's, with shapes and shardings for its arguments."""
+def call_of_stage(stage: jax.stages.Traced | jax.stages.Lowered) -> tuple[Function, Call]:
+    """Return the call of a traced or lowered stage.
+
+    That of JAX's stages has shapes and shardings for its arguments. A Lowered of JAX calls its
+    StableHLO module.
+
+    Raises:
+        ArgumentError: If nothing else can call the module of a Lowered.
+    """
+    if isinstance(stage, Lowered):
+        stage = stage._traced
     if isinstance(stage, Traced):
         return stage._function, stage._call
-    program = jitted.read_traced(stage)
+    if not isinstance(stage, jax.stages.Lowered):
+        program = jitted.read_traced(stage)
+        return _converted(program, as_function(program.jaxpr), _NONE)
+    name = jitted.name_and_devices(stage)[0]
+    why_not = module_calls.why_not_callable(stage)
+    if why_not:
+        raise ArgumentError(
+            f"{name} is a Lowered that {why_not}, so its module fits no other program: pass the "
+            "function and its arguments, or what its method trace returns"
+        )
+    program = module_calls.read_lowered(stage)
     return _converted(program, as_function(program.jaxpr), _NONE)
 
 

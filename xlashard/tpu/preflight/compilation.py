@@ -7,17 +7,18 @@ cases: the scheduled module, buffer assignment and live ranges.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from xlashard._jax.runtime import executables
 from xlashard.errors import ProgramTooLargeError
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
 from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
+from xlashard.pjit.report.jax_stages import explained_executable
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.sharding import Mesh
 from xlashard.tpu.cost.network_model import multislice_collectives
@@ -29,7 +30,7 @@ class Compilation:
     """A program compiled for a topology, with or without its code, or rejected for its memory.
 
     Attributes:
-        lowered: The lowered program.
+        program: Facts for reports, with or without an executable.
         compiled: The executable; None for an estimate, and if the program exceeds the HBM.
         module: The compiled module with its buffer assignment.
         seconds: Compile time.
@@ -38,8 +39,8 @@ class Compilation:
         is_estimate: Whether the compiler was stopped before code generation.
     """
 
-    lowered: Lowered
-    compiled: Compiled | None
+    program: ExplainedProgram
+    compiled: Any
     module: HloProgram
     seconds: float
     options: tuple[tuple[str, Any], ...] = ()
@@ -53,23 +54,13 @@ class Compilation:
             self._collectives[mesh] = tuple(multislice_collectives(self.module, mesh))
         return self._collectives[mesh]
 
-    @cached_property
-    def program(self) -> ExplainedProgram:
-        """Facts for reports, with or without an executable."""
-        lowered, call = self.lowered, self.lowered._traced._call
-        if self.compiled is not None:
-            return ExplainedProgram.of_call(call, compiled_facts(self.compiled._compiled))
-        facts = facts_from_hlo(
-            lowered._program,
-            lowered._signature,
-            lowered._request.placement,
-            self.module,
-        )
-        return ExplainedProgram.of_call(call, facts)
-
 
 def compile_for_report(
-    lowered: Lowered, options: Mapping[str, Any] | None = None, *, estimate: bool = False
+    lowered: Lowered,
+    options: Mapping[str, Any] | None = None,
+    *,
+    estimate: bool = False,
+    forgotten: str = "",
 ) -> Compilation:
     """Compile a program and read the compiler's dump.
 
@@ -78,6 +69,8 @@ def compile_for_report(
         options: Compiler options.
         estimate: Stop before code generation. Module, buffer assignment and collectives are those
             of the whole compilation; code size and cycle estimates are missing.
+        forgotten: Facts that the stage of the program did not keep, as one clause. Its call is no
+            call of the user then.
 
     Raises:
         CompileError: If compilation fails for a reason other than memory.
@@ -102,7 +95,38 @@ def compile_for_report(
         seconds = time.perf_counter() - started
         module = _read(folder, compiled)
     given = tuple(caller_options.items())
-    return Compilation(lowered, compiled, module, seconds, given, too_large, estimate)
+    program = _program(lowered, compiled, module, forgotten)
+    return Compilation(program, compiled, module, seconds, given, too_large, estimate)
+
+
+def _program(
+    lowered: Lowered, compiled: Compiled | None, module: HloProgram, forgotten: str
+) -> ExplainedProgram:
+    call = lowered._traced._call
+    if compiled is not None:
+        facts = compiled_facts(compiled._compiled)
+    else:
+        placement = lowered._request.placement
+        facts = facts_from_hlo(lowered._program, lowered._signature, placement, module)
+    if not forgotten:
+        return ExplainedProgram.of_call(call, facts)
+    source = call.traced.jaxpr.debug_info.func_src_info
+    return ExplainedProgram(lowered._info, facts, source=source, forgotten=forgotten)
+
+
+def read_compiled(stage: Any, forgotten: str) -> Compilation:
+    """Return a stage that was compiled for a topology as a compilation.
+
+    Its executable has the compiled module, but no buffer assignment.
+
+    Args:
+        stage: An `xlashard.Compiled` or a `jax.stages.Compiled`.
+        forgotten: Facts that the report lacks, as one clause.
+    """
+    program = replace(explained_executable(stage), forgotten=forgotten)
+    executable = program.facts.executable
+    module = read_executable(executable, executables.buffer_assignment(executable))[0]
+    return Compilation(program, stage, module, 0.0)
 
 
 _DUMPS = {"xla_dump_hlo_as_proto": True}

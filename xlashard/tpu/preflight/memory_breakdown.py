@@ -331,6 +331,13 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     temporary_bytes = _bytes(a for a in others if a.is_temporary)
     constant_bytes = _bytes(a for a in others if a.constant and not a.holds_result)
     available = topology.generation.available_bytes
+    alias_bytes = _bytes(a for a in parameters if a.holds_result)
+    if not module.allocations and compilation.compiled is not None:
+        # An executable has sums alone.
+        stats = compilation.compiled.memory_analysis()
+        argument_bytes, alias_bytes = stats.argument_size_in_bytes, stats.alias_size_in_bytes
+        result_bytes = stats.output_size_in_bytes - alias_bytes
+        temporary_bytes = stats.temp_size_in_bytes
     planned = argument_bytes + result_bytes + temporary_bytes + constant_bytes
     code = _code_bytes(compilation, available - planned)
     total = planned + code
@@ -339,7 +346,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
         total_bytes=total if compilation.too_large else min(total, available),
         argument_bytes=argument_bytes,
         result_bytes=result_bytes,
-        alias_bytes=_bytes(a for a in parameters if a.holds_result),
+        alias_bytes=alias_bytes,
         temporary_bytes=temporary_bytes,
         constant_bytes=constant_bytes,
         code_bytes=code,

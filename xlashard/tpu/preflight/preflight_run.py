@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,13 +18,13 @@ from xlashard.errors import (
     XlashardError,
     counted,
 )
-from xlashard.pjit import Lowered, RecordedProgram, Traced
+from xlashard.pjit import Compiled, Lowered, RecordedProgram, Traced
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import argument_leaves, call_of_stage, traced_call, unwrapped
 from xlashard.pjit.trace import Call
 from xlashard.sharding import Mesh
 from xlashard.tpu.cost.kernel_costs import KernelCosts, read_kernel_costs
-from xlashard.tpu.preflight.compilation import compile_for_report
+from xlashard.tpu.preflight.compilation import Compilation, compile_for_report, read_compiled
 from xlashard.tpu.preflight.mesh_mapping import (
     MeshLike,
     argument_placer,
@@ -65,8 +65,9 @@ def preflight(
 
     Args:
         fun: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, with its
-            shardings and donation; a plain function; or a `Traced` of one, or a program of
-            `record_programs`, without arguments.
+            shardings and donation; a plain function; or, without arguments, a `Traced` or `Lowered`
+            of one for any devices, a `Compiled` for the topology, or a program of
+            `record_programs`.
         *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. A sharding on another
             mesh, such as one of local devices, maps to the topology by axis names.
         topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`.
@@ -114,8 +115,21 @@ def preflight(
         warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
         measured = None if rates is None else read_rates(rates, place.generation)
-        on, lowered = lower_for(fun, args, kwargs, place, mesh)
-        compilation = compile_for_report(lowered, compiler_options, estimate=estimate)
+        stage = jitted.inner_stage(fun)
+        if isinstance(stage, Compiled | jax.stages.Compiled):
+            _check_stage(stage, args, kwargs)
+            compilation = read_compiled(stage, _forgotten_by(stage))
+            on = _check_compiled(compilation, place, mesh)
+            if compiler_options or estimate:
+                raise ArgumentError(
+                    f"compiler_options and estimate don't apply to {compilation.program.info.name},"
+                    " which is compiled already: leave them out, or pass its Lowered"
+                )
+        else:
+            on, lowered = lower_for(fun, args, kwargs, place, mesh)
+            compilation = compile_for_report(
+                lowered, compiler_options, estimate=estimate, forgotten=_forgotten_by(stage)
+            )
         return build_report(
             compilation,
             place,
@@ -194,17 +208,7 @@ def _moved_recording(program: RecordedProgram, topology: Topology) -> tuple[Trac
 
 
 def _check_stage(stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a stage that is made for other devices, and arguments besides a stage."""
-    if not isinstance(stage, jax.stages.Traced | Lowered | RecordedProgram):
-        name, devices = jitted.name_and_devices(stage)
-        done, rest = "lowered", "it keeps no jaxpr to lower for the chips of a topology"
-        if isinstance(stage, jax.stages.Compiled):
-            done, rest = "compiled", "it is machine code for them"
-        raise ArgumentError(
-            f"{name} is a {type(stage).__name__}, already {done} for the devices at hand "
-            f"({counted(len(devices), 'device')} of {devices[0].device_kind}): {rest}. Pass "
-            "preflight the function and its arguments, or what its method trace returns"
-        )
+    """Refuse arguments besides a stage."""
     if args or kwargs:
         raise ArgumentError(
             f"preflight takes no arguments with a {type(stage).__name__}: write "
@@ -213,7 +217,13 @@ def _check_stage(stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _of_stage(stage: Any, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]:
-    if isinstance(stage, Lowered):
+    if isinstance(stage, Compiled | jax.stages.Compiled):
+        name, devices = jitted.name_and_devices(stage)
+        raise ArgumentError(  # no-catalogue: an error of xlashard compile
+            f"{name} is a Compiled, machine code for {_devices_text(devices)}: pass its Lowered, "
+            "or the function and its arguments"
+        )
+    if isinstance(stage, Lowered) and set(stage._program.plan.devices) <= set(topology.devices):
         _check_devices(stage, topology)
         own = stage._program.plan.mesh
         return (own if isinstance(own, Mesh) else resolve_mesh(topology, mesh, {})), stage
@@ -222,6 +232,35 @@ def _of_stage(stage: Any, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]
     own = call.mesh if mesh is None else mesh
     on = resolve_mesh(topology, own, meshes or meshes_of_call(call))
     return on, _lowered(function, map_call(call, on), topology)
+
+
+def _forgotten_by(stage: Any) -> str:
+    """Return what the report of a stage lacks, as one clause; empty for a function."""
+    lost = "constraints behind collectives, uneven dimensions, repeated work, who chose "
+    if isinstance(stage, Compiled | jax.stages.Compiled):
+        return f"temporaries at the peak, {lost}shardings (a Compiled keeps no jaxpr)"
+    if not isinstance(stage, jax.stages.Lowered) or isinstance(stage, Lowered):
+        return ""
+    platforms = jitted.target_of(stage)[1]
+    others = "" if "tpu" in platforms else f"; operations as lowered for {', '.join(platforms)}"
+    return f"{lost}arguments' shardings (a Lowered keeps no jaxpr{others})"
+
+
+def _check_compiled(compilation: Compilation, topology: Topology, mesh: Any) -> Mesh:
+    """Return the mesh of a program that was compiled for the devices of a topology."""
+    program = compilation.program
+    name, devices = program.info.name, program.plan.devices
+    if not set(devices) <= set(topology.devices):
+        raise ArgumentError(
+            f"{name} is a Compiled, machine code for {_devices_text(devices)}, not for those of "
+            f"{topology.name}: pass its Lowered, or the function and its arguments"
+        )
+    _check_size(name, devices, topology)
+    return program.mesh or resolve_mesh(topology, mesh, {})
+
+
+def _devices_text(devices: Sequence[Any]) -> str:
+    return f"{counted(len(devices), 'device')} of {devices[0].device_kind}"
 
 
 def _lowered(function: Function, call: Call, topology: Topology) -> Lowered:
@@ -237,13 +276,17 @@ def _check_devices(lowered: Lowered, topology: Topology) -> None:
     if strangers:
         kind = next(iter(strangers)).device_kind
         raise ArgumentError(
-            f"{lowered.fun_name} was lowered for {counted(len(devices), 'device')} of {kind}, "
-            f"not for those of {topology.name}: make its mesh with "
-            f"tpu.topology({topology.name!r}).mesh({{...}}), and pass preflight that topology"
+            f"{lowered.fun_name} is placed on {counted(len(devices), 'device')} of {kind}, "
+            f"not on those of {topology.name}: leave device= and backend= out, or make its mesh "
+            f"with tpu.topology({topology.name!r}).mesh({{...}})"
         )
+    _check_size(lowered.fun_name, devices, topology)
+
+
+def _check_size(name: str, devices: Sequence[Any], topology: Topology) -> None:
     if len(devices) < topology.num_devices:
         raise ArgumentError(
-            f"{lowered.fun_name} uses {counted(len(devices), 'device')} of the "
+            f"{name} uses {counted(len(devices), 'device')} of the "
             f"{topology.num_devices} of {topology.name}: pass a topology with as many devices, "
             f"or a mesh over all of them"
         )

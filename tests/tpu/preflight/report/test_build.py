@@ -71,7 +71,7 @@ def test_a_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
 @pytest.mark.slow
 def test_it_agrees_with_explain(both: Any) -> None:
     fits = both[0]
-    values, report = describe_values(fits), explain(fits.lowered)
+    values, report = describe_values(fits), explain(product(1024))
     assert values.inputs == report.inputs
     assert values.outputs == report.outputs
     assert values.donations == report.donations

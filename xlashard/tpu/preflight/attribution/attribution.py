@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any
 
+from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
@@ -253,14 +254,14 @@ def describe_traffic(
         mesh: Mesh of the program.
     """
     module, grid = compilation.module, grid_of(mesh)
-    lowered = compilation.lowered
-    call = lowered._traced._call
-    paths = call.traced.arg_names
-    jaxpr = call.traced.jaxpr
-    sources = SourceLocator.of(jaxpr.debug_info.func_src_info)
-    placed = lowered._request.placement.in_shardings
-    shardings = ValueShardings(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
-    specified = tuple(sharding is not None for sharding in lowered._request.placement.out_shardings)
+    program, sources = compilation.program, compilation.program.sources
+    paths = program.info.paths
+    placed = tuple((value.path, value.lowered_sharding) for value in program.arguments)
+    # A stage without its call has arguments, and no equations.
+    call = program.call
+    jaxpr = without_equations(program.info.in_avals) if call is None else call.traced.jaxpr
+    shardings = ValueShardings(jaxpr, placed, mesh)
+    specified = tuple(value.sharding is not None for value in program.plan.results)
     collectives = compilation.collectives(mesh)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     network = NetworkModel(topology, mesh)

@@ -100,6 +100,8 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
         yield "costs", price_summary(report.price)
     if report.mesh:
         yield "mesh", mesh_text(report.mesh)
+    if report.forgotten:
+        yield "unknown", report.forgotten
 
 
 def _bar(part: float, page: Page, style: str = "cyan") -> Text:
@@ -347,7 +349,8 @@ def _results(report: PreflightFields, page: Page) -> RenderableType | None:
 def _versions(report: PreflightFields) -> RenderableType:
     v = report.versions
     verb = "estimated" if report.is_estimate else "compiled"
-    text = f"{verb} in {in_seconds(report.compile_seconds)} by libtpu {v.libtpu}, "
+    spent = f"in {in_seconds(report.compile_seconds)}" if report.compile_seconds else "before"
+    text = f"{verb} {spent} by libtpu {v.libtpu}, "
     text += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
     flags = "".join(f"\n{where}: {flag}" for where, flag in v.flags)
     return Text(f"\n{text}{flags}", "dim")

@@ -174,7 +174,7 @@ def build_report(
         kernel_costs: Costs of kernels by name.
         rates: Rates of a device; those of published measurements if None.
     """
-    lowered = compilation.lowered
+    program = compilation.program
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
     schedule = schedule_step(compilation, topology, mesh, kernel_costs, rates)
@@ -183,12 +183,12 @@ def build_report(
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     values = describe_values(compilation, replicated_above)
     return PreflightReport(
-        name=lowered.fun_name,
+        name=program.info.name,
         title=title,
         outcome="out of memory" if compilation.too_large else "fits",
         topology=chips,
         mesh=describe_mesh(topology, mesh),
-        partitioner=lowered._program.plan.partitioner.value,
+        partitioner=program.plan.partitioner.value,
         memory=memory,
         time=time,
         traffic=describe_traffic(compilation, topology, mesh),
@@ -202,12 +202,11 @@ def build_report(
         price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology),
-        uneven=describe_uneven(compilation.program),
-        repeated=describe_repeated(compilation.program, [compilation.module]),
+        uneven=describe_uneven(program),
+        repeated=describe_repeated(program, [compilation.module]),
         is_estimate=compilation.is_estimate,
-        spills=SpillFinder(
-            compilation.module, topology.generation, compilation.program.sources
-        ).find(),
+        spills=SpillFinder(compilation.module, topology.generation, program.sources).find(),
+        forgotten=program.forgotten,
     )
 
 

@@ -345,3 +345,4 @@ class PreflightFields:
     repeated: tuple[RepeatedReport, ...] = ()
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()
+    forgotten: str = ""

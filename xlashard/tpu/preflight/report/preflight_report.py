@@ -52,6 +52,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         is_estimate: Whether the compiler was stopped before code generation. Memory then lacks the
             code; all else is that of a whole compilation.
         spills: Attention scores that are too large for VMEM, with the block that avoids it.
+        forgotten: The facts that a stage does not keep, and that the report therefore lacks, as one
+            clause; empty for a function.
 
     Example:
         >>> import jax

@@ -242,7 +242,7 @@ def preflight_sweep(
 
     Args:
         target: Function of a module, or `"package.module:function"`: it takes `mesh` and returns a
-            function and its arguments, as shapes with shardings on that mesh.
+            function and its arguments, as shapes with shardings on that mesh, or a stage of one.
         topologies: Topologies: `"v5e-16"`, `["v5e-16", "v5p-16"]`.
         mesh: Valid sizes by axis name: `"auto"` for any, `"2..8"`, `4`.
         slices: Number of slices per topology.

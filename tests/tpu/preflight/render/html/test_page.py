@@ -286,6 +286,7 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
         versions=replace(FITTING.versions, flags=(("XLA_FLAGS", HOSTILE),)),
         repeated=(replace(FITTING.repeated[0], argument=HOSTILE, spec=HOSTILE, source=source),),
         uneven=(replace(FITTING.uneven[0], spec=HOSTILE, axes=(HOSTILE,), source=source),),
+        forgotten=HOSTILE,
     )
     with browser.page(hostile.to_html()) as tab:
         assert tab.complaints() == []
@@ -294,6 +295,7 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
         assert tab.run("document.title").startswith("configs/</script>")
         shown = HOSTILE.replace("\u202e", r"\u202e")
         assert tab.text(".flags code") == shown
+        assert f"unknown: {shown}" in tab.texts(".verdict .note")
         assert tab.texts(".shardings details:first-of-type tbody td:first-child") == [shown]
         assert tab.text(".traffic .suggestion") == f"Instead: {shown}"
         kept = tab.run("document.getElementById('json-1').textContent")
