@@ -4,15 +4,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from tests.train.examples import settings
 from xlashard import Mesh
 from xlashard.train.config.settings import ModelSettings, Rules
 from xlashard.train.model.experts import mix_dropless, mix_experts, places
-from xlashard.train.model.layout import Layout, unplaced
+from xlashard.train.model.layout import Layout, Unplaced, unplaced
 
 TOKENS = 16
+TILES = [
+    f"model.kernel.{name}={size}"
+    for name, size in {
+        "experts": "gmm",
+        **{"tile_rows": 64, "tile_inner": 20, "tile_columns": 20},
+        **{"tile_rows_dw": 128, "tile_inner_dw": 20, "tile_columns_dw": 18},
+    }.items()
+]
 mix = jax.jit(mix_experts, static_argnums=(2, 3))
+
+
+class _OnTpu(Unplaced):
+    platform = "tpu"
 
 
 def model(*words: str) -> ModelSettings:
@@ -96,14 +109,16 @@ def test_equally_busy_experts_have_a_balance_of_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [False, True], ids=["alone", "mesh"])
-def test_without_capacity_it_is_the_mixture_of_all_experts(spread: bool) -> None:
-    shape = model("model.active_experts=2", "model.dropless=true")
+@pytest.mark.parametrize("where", ["alone", "mesh", "kernel"])
+def test_without_capacity_it_is_the_mixture_of_all_experts(where: str) -> None:
+    """The kernel runs in the interpreter of Pallas, with tiles that divide no dimension."""
+    shape = model("model.active_experts=2", "model.dropless=true", *TILES)
     x, arrays = tokens(shape), weights(shape)
     x = jnp.concatenate([x, -x[:1]])
     rules = Rules(batch=("fsdp",), embed=("fsdp",), mlp=("tensor",))
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("fsdp", "tensor"))
-    place = Layout(mesh, rules) if spread else unplaced
+    places = {"alone": unplaced, "mesh": Layout(mesh, rules), "kernel": _OnTpu()}
+    place = places[where]
 
     def ours(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:
         mixed, measured = mix_dropless(x, arrays, shape, place)
@@ -114,7 +129,8 @@ def test_without_capacity_it_is_the_mixture_of_all_experts(spread: bool) -> None
         return jnp.sum(jnp.sin(mixed)), mixed
 
     expected, exact = jax.jit(jax.grad(dense, (0, 1), has_aux=True))(x, arrays)
-    actual, (mixed, measured) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(x, arrays)
+    with force_tpu_interpret_mode():
+        actual, (mixed, measured) = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(x, arrays)
     np.testing.assert_allclose(mixed, exact, rtol=1e-4, atol=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), actual, expected

@@ -106,6 +106,9 @@ class KernelSettings:
     tile_rows: int = setting(512, "tokens per tile of a ragged product", _POSITIVE)
     tile_inner: int = setting(1024, "summed features per tile of a ragged product", _POSITIVE)
     tile_columns: int = setting(1024, "resulting features per tile of a ragged product", _POSITIVE)
+    tile_rows_dw: int = setting(512, "tokens per tile, gradient of the weights", _POSITIVE)
+    tile_inner_dw: int = setting(1024, "rows of the gradient of the weights per tile", _POSITIVE)
+    tile_columns_dw: int = setting(1024, "its columns per tile", _POSITIVE)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from xlashard.train.config.settings import ModelSettings
+from xlashard.train.config.settings import KernelSettings, ModelSettings
 from xlashard.train.model.layout import Place, Unplaced, placed
 from xlashard.train.model.products import product
 
@@ -158,12 +158,53 @@ def _ragged(
     """Return the products of consecutive groups of rows with the weight of each group."""
     if model.kernel.experts == "none" or place.platform != "tpu":
         return jax.lax.ragged_dot(rows, weight, sizes)
-    from jax.experimental.pallas.ops.tpu.megablox import gmm
+    return _kernel_product(rows, weight, sizes, model.kernel)
 
-    tiles = (model.kernel.tile_rows, model.kernel.tile_inner, model.kernel.tile_columns)
-    limits = (rows.shape[0], *weight.shape[1:])
-    sides = tuple(map(min, tiles, limits))
-    return gmm(rows, weight, sizes, preferred_element_type=rows.dtype, tiling=sides)
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _kernel_product(
+    rows: jax.Array, weight: jax.Array, sizes: jax.Array, kernel: KernelSettings
+) -> jax.Array:
+    return _in_tiles(rows, weight, sizes, kernel)
+
+
+def _in_tiles(
+    rows: jax.Array,
+    weight: jax.Array,
+    sizes: jax.Array,
+    kernel: KernelSettings,
+    *,
+    transposed: bool = False,
+) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    tiles = kernel.tile_rows, kernel.tile_inner, kernel.tile_columns
+    inner, columns = weight.shape[:0:-1] if transposed else weight.shape[1:]
+    sides = tuple(map(min, tiles, (len(rows), inner, columns)))
+    return gmm(rows, weight, sizes, rows.dtype, sides, transpose_rhs=transposed)
+
+
+def _kernel_gradients(
+    kernel: KernelSettings,
+    kept: tuple[jax.Array, jax.Array, jax.Array],
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array, None]:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    rows, weight, sizes = kept
+    tiles = kernel.tile_rows_dw, kernel.tile_inner_dw, kernel.tile_columns_dw
+    sides = tuple(map(min, tiles, (len(rows), *weight.shape[1:])))
+    change = tgmm(rows.swapaxes(0, 1), gradient, sizes, weight.dtype, sides)
+    return _in_tiles(gradient, weight, sizes, kernel, transposed=True), change, None
+
+
+_kernel_product.defvjp(
+    lambda rows, weight, sizes, kernel: (
+        _in_tiles(rows, weight, sizes, kernel),
+        (rows, weight, sizes),
+    ),
+    _kernel_gradients,
+)
 
 
 def _route(x: jax.Array, router: jax.Array, active: int) -> tuple[jax.Array, jax.Array, jax.Array]:
