@@ -22,22 +22,19 @@ class Assignment:
     """Shardings of a program on all axes.
 
     Attributes:
-        labels: By axis, the label over which each cluster is sharded; clusters without one are
-            replicated.
+        labels: By axis, the labels that are sharded over it, at most one of each value.
         factors: By axis, the factor along which each operation is split, by index; operations
             without one are computed by every device.
     """
 
-    labels: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    labels: dict[str, frozenset[int]] = field(default_factory=lambda: defaultdict(frozenset))
     factors: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
 
-    def copy(self) -> "Assignment":
-        """Return a copy."""
+    def without(self, axis: str) -> "Assignment":
+        """Return a copy without an axis; all of it if there is no such axis."""
         copied = Assignment()
-        for axis, labels in self.labels.items():
-            copied.labels[axis] = dict(labels)
-        for axis, factors in self.factors.items():
-            copied.factors[axis] = dict(factors)
+        copied.labels.update({k: v for k, v in self.labels.items() if k != axis})
+        copied.factors.update({k: v for k, v in self.factors.items() if k != axis})
         return copied
 
 
@@ -60,20 +57,15 @@ class CostModel:
 
     def divided(self, value: int) -> float:
         """Return the number of pieces of a value on the other axes."""
-        cluster = self.graph.cluster(value)
-        pieces = 1
-        labels = {self.graph.label(value, d) for d in range(len(self.graph.values[value].shape))}
-        for name, size in self._sizes.items():
-            if self._others.labels[name].get(cluster) in labels:
-                pieces *= size
-        return pieces
+        labels = self.graph.labels_of(value)
+        return math.prod(
+            size for name, size in self._sizes.items() if self._others.labels[name] & labels
+        )
 
-    def label_pieces(self, cluster: int, label: int) -> int:
+    def label_pieces(self, label: int) -> int:
         """Return the number of pieces of a label on the other axes."""
         return math.prod(
-            size
-            for name, size in self._sizes.items()
-            if self._others.labels[name].get(cluster) == label
+            size for name, size in self._sizes.items() if label in self._others.labels[name]
         )
 
     def factor_pieces(self, number: int, factor: int) -> int:
@@ -166,17 +158,11 @@ class CostModel:
             return math.ceil(local / unit) * unit / local / n
         return 1.0 / n
 
-    def elementwise_seconds(self) -> dict[int, list[tuple[frozenset[int], float]]]:
-        """Return by cluster the labels of its elementwise results, and the time to make them."""
-        found: dict[int, dict[frozenset[int], float]] = defaultdict(lambda: defaultdict(float))
-        rates, graph = self.machine.rates, self.graph
-        for value, times in graph.elementwise:
-            made = graph.values[value]
-            elements = math.prod(made.shape) / self.divided(value)
-            seconds = elements / rates.vector_ops + elements * made.itemsize / 3 / rates.hbm_bytes
-            labels = frozenset(graph.label(value, d) for d in range(len(made.shape)))
-            found[graph.cluster(value)][labels] += seconds * times
-        return {cluster: list(parts.items()) for cluster, parts in found.items()}
+    def elementwise_seconds(self, value: int) -> float:
+        """Return the time of an elementwise operation with a result, undivided on this axis."""
+        made, rates = self.graph.values[value], self.machine.rates
+        elements = math.prod(made.shape) / self.divided(value)
+        return elements / rates.vector_ops + elements * made.itemsize / 3 / rates.hbm_bytes
 
 
 def _role(factor: Factor) -> tuple[bool, ...]:

@@ -62,7 +62,7 @@ class AxisProgram:
         model: Costs on the axis.
         restriction: Choices of the axis.
         memory_bytes: Memory per device, in bytes.
-        fixed: Label, or None, of clusters whose sharding is fixed.
+        fixed: Labels that are sharded, or not, because a spec is fixed.
         live: Values that are live together, for each position that counts.
     """
 
@@ -71,7 +71,7 @@ class AxisProgram:
         model: CostModel,
         restriction: Restriction,
         memory_bytes: float,
-        fixed: Mapping[int, int | None],
+        fixed: Mapping[int, bool],
         live: Sequence[Sequence[int]],
     ) -> None:
         self._model, self._graph = model, model.graph
@@ -81,10 +81,10 @@ class AxisProgram:
         self._integer: list[int] = []
         self._rows: list[tuple[dict[int, float], float, float]] = []
         self.offset = 0.0
-        self._states: dict[int, dict[int | None, int]] = {}
+        self._labels: dict[int, int] = {}
         self._factors: dict[int, dict[int | None, int]] = {}
-        for cluster, members in self._graph.members():
-            self._add_cluster(cluster, members)
+        self._add_labels()
+        self._add_elementwise()
         for number in range(len(self._graph.operations)):
             self._add_operation(number)
         self._add_transfers()
@@ -98,69 +98,75 @@ class AxisProgram:
     def _row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
         self._rows.append((dict(terms), lower, upper))
 
-    def _add_cluster(self, cluster: int, members: Sequence[int]) -> None:
-        allowed = self._allowed_labels(cluster, members)
-        if not allowed:
-            return
-        whole: tuple[int | None, ...] = (None,)
-        if self._restriction.mode == "fsdp" and cluster in self._graph.state_clusters:
-            batch = [label for label in allowed if label in self._restriction.batch]
-            sizes = self._graph.labels.sizes
-            whole, allowed = (), batch[:1] or [max(allowed, key=lambda label: sizes[label])]
-        states = {s: self._variable(integer=True) for s in (*whole, *allowed)}
-        self._states[cluster] = states
-        self._row(dict.fromkeys(states.values(), 1.0), 1, 1)
-        n = self._model.axis.size
-        if None in states:
-            # Among equally fast shardings of an argument, that with the least memory.
-            taken = [v for v in self._graph.arguments if self._graph.cluster(v) == cluster]
-            nbytes = sum(self._model.local_bytes(value) for value in taken)
-            self._cost[states[None]] += _WHOLE_SHARE * nbytes / self._model.machine.rates.hbm_bytes
-        for labels, seconds in self._elementwise.get(cluster, ()):
-            self.offset += seconds
-            for label, variable in states.items():
-                if label in labels:
-                    self._cost[variable] -= seconds * (1 - 1 / n)
-        for value, label, times in self._reductions.get(cluster, ()):
-            found = self._graph.labels.find(label)
-            if found in states:
-                nbytes = self._model.local_bytes(value)
-                self._cost[states[found]] += 2 * self._model.gather(nbytes) * times
+    def _add_labels(self) -> None:
+        """Add a variable for each label that may be sharded, and allow one of a value's labels."""
+        for label in self._allowed_labels():
+            self._labels[label] = self._variable(integer=True)
+            if label in self._fixed:
+                wanted = float(self._fixed[label])
+                self._row({self._labels[label]: 1.0}, wanted, wanted)
+        if self._restriction.mode == "fsdp":
+            self._shard_state()
+        together = {self._graph.labels_of(k) for k in range(len(self._graph.values))}
+        for labels in together:
+            present = [self._labels[label] for label in labels if label in self._labels]
+            if len(present) > 1:
+                self._row(dict.fromkeys(present, 1.0), 0, 1)
 
-    @property
-    def _elementwise(self) -> Any:
-        if not hasattr(self, "_elementwise_kept"):
-            self._elementwise_kept = self._model.elementwise_seconds()
-        return self._elementwise_kept
-
-    @property
-    def _reductions(self) -> Any:
-        if not hasattr(self, "_reductions_kept"):
-            found: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
-            for value, label, times in self._graph.reductions:
-                found[self._graph.cluster(value)].append((value, label, times))
-            self._reductions_kept = found
-        return self._reductions_kept
-
-    def _allowed_labels(self, cluster: int, members: Sequence[int]) -> list[int]:
+    def _allowed_labels(self) -> list[int]:
         graph, n = self._graph, self._model.axis.size
-        if cluster in self._fixed:
-            label = self._fixed[cluster]
-            return [] if label is None else [label]
         found: dict[int, None] = {}
         refused = {graph.labels.find(label) for label in graph.loops}
-        for value in members:
-            shape = graph.values[value].shape
-            labels = [graph.label(value, d) for d in range(len(shape))]
-            for label, size in zip(labels, shape, strict=True):
-                pieces = self._model.label_pieces(cluster, label) * n
-                if size % pieces or labels.count(label) > 1:
+        of_state: set[int] = set()
+        for index, value in enumerate(graph.values):
+            labels = [graph.labels.find(label) for label in value.labels]
+            for label, size in zip(labels, value.shape, strict=True):
+                if size % (self._model.label_pieces(label) * n) or labels.count(label) > 1:
                     refused.add(label)
                 found[label] = None
-        allowed = [label for label in found if label not in refused]
-        if self._restriction.mode == "fsdp" and cluster in graph.state_clusters:
-            return allowed
-        return [label for label in allowed if self._restriction.allows(label)]
+            if graph.is_state(index):
+                of_state.update(labels)
+        free = of_state if self._restriction.mode == "fsdp" else set()
+        return [
+            label
+            for label in found
+            if label not in refused
+            and (label in self._fixed or label in free or self._restriction.allows(label))
+        ]
+
+    def _shard_state(self) -> None:
+        """Shard each argument of the state over its largest label."""
+        graph = self._graph
+        taken: set[int] = set()
+        for index in sorted(graph.state, key=lambda k: -graph.values[k].nbytes):
+            labels = graph.labels_of(index) & self._labels.keys()
+            if not graph.is_state(index) or not labels or labels & taken:
+                continue
+            batch = labels & self._restriction.batch
+            chosen = max(batch or labels, key=lambda label: (graph.labels.sizes[label], -label))
+            if chosen not in self._fixed and not (labels & self._fixed.keys()):
+                taken.add(chosen)
+                self._row({self._labels[chosen]: 1.0}, 1, 1)
+
+    def _add_elementwise(self) -> None:
+        graph, model, n = self._graph, self._model, self._model.axis.size
+        for value, times in graph.elementwise:
+            self._save(value, model.elementwise_seconds(value) * times)
+        for value in graph.arguments:
+            # Among equally fast shardings of an argument, that with the least memory.
+            nbytes = model.local_bytes(value)
+            self._save(value, _WHOLE_SHARE * nbytes / model.machine.rates.hbm_bytes)
+        for value, label, times in graph.reductions:
+            found = graph.labels.find(label)
+            if found in self._labels and n > 1:
+                seconds = 2 * model.gather(model.local_bytes(value)) * times
+                self._cost[self._labels[found]] += seconds
+
+    def _save(self, value: int, seconds: float) -> None:
+        """Add a time that is divided with a value."""
+        self.offset += seconds
+        for label in self._graph.labels_of(value) & self._labels.keys():
+            self._cost[self._labels[label]] -= seconds * (1 - 1 / self._model.axis.size)
 
     def _add_operation(self, number: int) -> None:
         graph, model = self._graph, self._model
@@ -203,15 +209,13 @@ class AxisProgram:
             needed[required(op, factor, slot)].append(variable)
         return needed
 
-    def _stored(self, value: int) -> dict[int, list[int]]:
-        """Return the variables of a value's cluster by the state that they give the value."""
-        graph = self._graph
-        rank = len(graph.values[value].shape)
-        dims = {graph.label(value, d): d for d in range(rank)}
-        stored: dict[int, list[int]] = defaultdict(list)
-        for label, variable in self._states.get(graph.cluster(value), {}).items():
-            stored[WHOLE if label is None else dims.get(label, WHOLE)].append(variable)
-        return stored
+    def _stored(self, value: int) -> dict[int, int]:
+        """Return the variables that shard a value, by dimension."""
+        return {
+            dim: self._labels[label]
+            for dim in range(len(self._graph.values[value].shape))
+            if (label := self._graph.label(value, dim)) in self._labels
+        }
 
     def _add_transfers(self) -> None:
         graph = self._graph
@@ -244,7 +248,7 @@ class AxisProgram:
         self,
         value: int,
         use: tuple[int, int],
-        stored: Mapping[int, list[int]],
+        stored: Mapping[int, int],
         needed: Mapping[int, list[int]],
         times: float,
         shared: dict[tuple[int, int], int] | None,
@@ -254,7 +258,7 @@ class AxisProgram:
         flows: dict[tuple[int, int], int] = {}
         whole = self._model.local_bytes(value)
         own = self._model.local_bytes(value, number, slot)
-        for s in stored or {WHOLE: []}:
+        for s in (*stored, WHOLE):
             for t in needed:
                 source, target = (t, s) if result else (s, t)
                 nbytes = own if source == PARTIAL or target == WHOLE else max(own, whole)
@@ -266,11 +270,10 @@ class AxisProgram:
                 if (s, t) not in shared:
                     shared[s, t] = self._variable(seconds)
                 self._row({shared[s, t]: 1.0, flows[s, t]: -1.0}, 0, np.inf)
-        for s, variables in stored.items():
-            terms = {flows[s, t]: 1.0 for t in needed}
-            self._row(terms | dict.fromkeys(variables, -1.0), 0, 0)
+        for s, variable in stored.items():
+            self._row({flows[s, t]: 1.0 for t in needed} | {variable: -1.0}, 0, 0)
         for t, variables in needed.items():
-            terms = {flows[s, t]: 1.0 for s in stored or {WHOLE: []}}
+            terms = {flows[s, t]: 1.0 for s in (*stored, WHOLE)}
             self._row(terms | dict.fromkeys(variables, -1.0), 0, 0)
 
     def _add_memory(self) -> None:
@@ -283,21 +286,19 @@ class AxisProgram:
             for value in values:
                 nbytes = self._model.local_bytes(value)
                 total += nbytes
-                for state, variables in self._stored(value).items():
-                    if state != WHOLE:
-                        for variable in variables:
-                            terms[variable] -= nbytes * (1 - 1 / n) / 1e9
+                for variable in self._stored(value).values():
+                    terms[variable] -= nbytes * (1 - 1 / n) / 1e9
             terms[excess] = -1.0
             self._row(terms, -np.inf, (self._memory - total) / 1e9)
 
-    def solve(self, seconds: float) -> tuple[dict[int, int], dict[int, int], float, float]:
+    def solve(self, seconds: float) -> tuple[frozenset[int], dict[int, int], float, float]:
         """Solve the program.
 
         Args:
             seconds: Time limit, in seconds.
 
         Returns:
-            Labels of clusters, factors of operations, the objective, and the relative gap.
+            Sharded labels, factors of operations, the objective, and the relative gap.
         """
         rows, columns, data = [], [], []
         for k, (terms, _, _) in enumerate(self._rows):
@@ -317,13 +318,8 @@ class AxisProgram:
             options={"time_limit": seconds, "mip_rel_gap": 0.005},
         )
         if found.x is None:
-            return {}, {}, math.inf, math.inf
-        labels = {
-            cluster: label
-            for cluster, states in self._states.items()
-            for label, variable in states.items()
-            if label is not None and found.x[variable] > 0.5
-        }
+            return frozenset(), {}, math.inf, math.inf
+        labels = frozenset(k for k, variable in self._labels.items() if found.x[variable] > 0.5)
         factors = {
             number: factor
             for number, choices in self._factors.items()

@@ -93,6 +93,10 @@ class ProgramGraph:
         """Return the label of a dimension."""
         return self.labels.find(self.values[value].labels[dim])
 
+    def labels_of(self, value: int) -> frozenset[int]:
+        """Return the labels of the dimensions of a value."""
+        return frozenset(map(self.labels.find, self.values[value].labels))
+
     def cluster(self, value: int) -> int:
         """Return the cluster of a value."""
         return self.clusters.find(self._cluster[value])

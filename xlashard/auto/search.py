@@ -115,7 +115,7 @@ class Search:
         """Solve axis after axis until nothing changes."""
         solved: set[str] = set(self._axes) if assignment.factors else set()
         best, best_seconds = assignment, math.inf
-        current = assignment.copy()
+        current = assignment.without("")
         share = self._limit / 12 / max(len(start.order), 1)
         if not start.order:
             return current, self._work(current)
@@ -123,9 +123,7 @@ class Search:
             before = best_seconds
             for name in start.order:
                 axis = self._axes[name]
-                others = current.copy()
-                others.labels.pop(name, None)
-                others.factors.pop(name, None)
+                others = current.without(name)
                 unsolved = math.prod(
                     a.size for a in self._axes.values() if a.name not in solved | {name}
                 )
@@ -148,7 +146,7 @@ class Search:
                         overlap = start.restrictions[other.name].overlap
                         seconds += self.transfer_seconds(current, other, overlap)
                 if len(solved) == len(self._axes) and seconds < best_seconds * 0.999:
-                    best, best_seconds = current.copy(), seconds
+                    best, best_seconds = current.without(""), seconds
             if best_seconds >= before * 0.999 and not math.isinf(before):
                 break
             if len(start.order) == 1:
@@ -163,10 +161,7 @@ class Search:
 
     def transfer_seconds(self, assignment: Assignment, axis: MeshAxis, overlap: float) -> float:
         """Return the time of the collectives along an axis."""
-        others = assignment.copy()
-        others.labels.pop(axis.name, None)
-        others.factors.pop(axis.name, None)
-        model = CostModel(self.graph, self.problem.machine, axis, others)
+        model = CostModel(self.graph, self.problem.machine, axis, assignment.without(axis.name))
         seconds = 0.0
         counted: set[tuple[int, tuple[int, ...], int]] = set()
         for number, op in enumerate(self.graph.operations):
@@ -188,16 +183,15 @@ class Search:
                 share = overlap if self.graph.is_state(value) else 1.0
                 seconds += model.conversion(source, target, nbytes) * op.times * share
         for value, label, times in self.graph.reductions:
-            cluster = self.graph.cluster(value)
-            if assignment.labels[axis.name].get(cluster) == self.graph.labels.find(label):
+            if self.graph.labels.find(label) in assignment.labels[axis.name]:
                 seconds += 2 * model.gather(model.local_bytes(value)) * times
         return seconds
 
     def _state(self, assignment: Assignment, axis: str, value: int) -> int:
         """Return the dimension of a value that is sharded over an axis, or WHOLE."""
-        label = assignment.labels[axis].get(self.graph.cluster(value))
-        for dim in range(len(self.graph.values[value].shape)):
-            if label is not None and self.graph.label(value, dim) == label:
+        sharded = assignment.labels[axis]
+        for dim in range(len(self.graph.values[value].shape)) if sharded else ():
+            if self.graph.label(value, dim) in sharded:
                 return dim
         return WHOLE
 
@@ -213,22 +207,21 @@ class Search:
                 return dim
         return WHOLE
 
-    def _fixed(self, axis: str) -> dict[int, int | None]:
-        """Return the label, or None, of clusters whose sharding on an axis is fixed."""
-        fixed: dict[int, int | None] = {}
+    def _fixed(self, axis: str) -> dict[int, bool]:
+        """Return the labels that fixed specs shard over an axis, and those that they don't."""
+        fixed: dict[int, bool] = {}
         pairs = [
             *zip(self.graph.arguments, self.problem.in_specs, strict=True),
             *zip(self.graph.results, self.problem.out_specs, strict=True),
         ]
         for value, spec in pairs:
-            if spec is None or value is None or not self.graph.values[value].shape:
+            if spec is None or value is None:
                 continue
-            label = None
-            for dim, entry in enumerate(spec):
+            entries = [*tuple(spec), *(None,) * len(self.graph.values[value].shape)]
+            for dim in range(len(self.graph.values[value].shape)):
+                entry = entries[dim]
                 axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
-                if axis in axes:
-                    label = self.graph.label(value, dim)
-            fixed.setdefault(self.graph.cluster(value), label)
+                fixed.setdefault(self.graph.label(value, dim), axis in axes)
         return fixed
 
     def _stored_values(self) -> list[int]:
