@@ -22,6 +22,8 @@ from xlashard.tpu import topology
 from xlashard.tpu.cost.flops import kernel_estimate
 from xlashard.tpu.cost.kernel_costs import KernelCost
 from xlashard.tpu.cost.kernel_work import is_kernel, kernel_work
+from xlashard.tpu.cost.operation import OperationModel
+from xlashard.tpu.cost.rates import rates_of
 
 
 def arrays(*shapes, dtype=jnp.bfloat16):
@@ -342,3 +344,24 @@ def test_a_ragged_product_of_xla_counts_by_its_shapes():
         assert 2 * m * k * n < executed < 2 * (2 * m * k * n)
     # What finds the groups multiplies nothing.
     assert all(w.vector_ops == 0 for w, estimate in works.values() if not estimate)
+
+
+def test_kernels_of_products_overlap_with_their_copies_and_others_wait_for_them():
+    rates = rates_of(topology("tpu7x:2x2x1").generation)
+    groups = jax.ShapeDtypeStruct((8,), jnp.int32)
+    shapes = arrays((2048, 1024), (8, 1024, 512))
+    module = module_of(lambda x, w, g: gmm(x, w, g, jnp.bfloat16), *shapes, groups)
+    ((computation, call),) = kernels_in(module)
+    work = kernel_work(module, computation, call)
+    products = OperationModel(module, rates).of(computation, call)
+    assert work is not None
+    assert products.hbm == pytest.approx(
+        work.hbm_bytes / rates.hbm_bytes / rates.product_kernel_hbm_share
+    )
+    assert products.seconds == pytest.approx(
+        np.hypot(products.matrix, products.hbm) + products.launch
+    )
+    module = module_of(accumulate, *arrays((512, 1024), (1024, 512)))
+    ((computation, call),) = kernels_in(module)
+    other = OperationModel(module, rates).of(computation, call)
+    assert other.seconds == pytest.approx(other.matrix + other.hbm + other.launch)

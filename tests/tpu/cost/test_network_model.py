@@ -13,6 +13,7 @@ from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.cost.network_model import NetworkModel
+from xlashard.tpu.cost.rates import rates_of
 
 MB = 10**6
 
@@ -167,3 +168,41 @@ def test_no_permutation_takes_less_than_its_hops_allow(order):
     links = 2 * (3 * 4 + 3 * 4)
     assert cost.seconds >= hops / links * MB / pod.generation.ici_bandwidth * 0.999
     assert cost.sent_bytes == pytest.approx(MB * sum(a != b for a, b in pairs.pairs) / 16)
+
+
+def test_opposite_shifts_of_a_ring_take_different_directions_of_its_links():
+    pod = topology("v5p:4x4x4")
+    mesh = pod.mesh({"rest": 16, "model": 4})
+    rows = np.arange(64).reshape(16, 4)
+    shifts = [
+        tuple(zip(rows.ravel().tolist(), np.roll(rows, by, 1).ravel().tolist(), strict=True))
+        for by in (1, -1)
+    ]
+    forth, back = (
+        NetworkModel(pod, mesh).of(collective("collective-permute", SourceTargetPairs(pairs), MB))
+        for pairs in shifts
+    )
+    assert forth.dimensions == back.dimensions
+    assert len(forth.links) == len(back.links) == 1
+    assert not set(forth.links) & set(back.links)
+    ring = NetworkModel(pod, mesh).of(collective("all-gather", groups_along(mesh, ["model"]), MB))
+    assert set(ring.links) == {*forth.links, *back.links}
+
+
+def test_reductions_over_two_dimensions_reach_less_of_the_links_than_gathers():
+    pod = topology("v6e-256")
+    mesh = pod.mesh({"fsdp": 256})
+    rates = rates_of(pod.generation)
+    groups = groups_along(mesh, ["fsdp"])
+    model = NetworkModel(pod, mesh)
+    gather, scatter, both = (
+        model.of(collective(kind, groups, 606_076_928))
+        for kind in ("all-gather", "reduce-scatter", "all-reduce")
+    )
+    latency = rates.collective_seconds + 16 * rates.hop_seconds
+    assert gather.expected_seconds == pytest.approx(gather.seconds / rates.link_share + latency)
+    assert scatter.expected_seconds == pytest.approx(
+        scatter.seconds / rates.torus_reduction_share + latency
+    )
+    # The published all-reduce of this size took 5.12 ms.
+    assert both.expected_seconds == pytest.approx(5.12e-3, rel=0.02)

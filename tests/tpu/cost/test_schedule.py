@@ -5,6 +5,7 @@ import math
 import pytest
 
 from xlashard.hlo import read
+from xlashard.tpu.cost.network_model import NetworkCost
 from xlashard.tpu.cost.operation import OperationModel
 from xlashard.tpu.cost.rates import Rates
 from xlashard.tpu.cost.schedule import StepSchedule, walk_schedule
@@ -19,13 +20,15 @@ RATES = Rates(
     operation_seconds=0.0,
     hbm_seconds=1e-6,
     link_share=1.0,
-    torus_share=1.0,
+    torus_reduction_share=1.0,
     hop_seconds=0.0,
     collective_seconds=0.0,
     dcn_share=1.0,
     host_bytes=10e9,
     kernel_matrix_share=1.0,
     kernel_hbm_share=1.0,
+    product_kernel_matrix_share=1.0,
+    product_kernel_hbm_share=1.0,
     kernel_vector_ops=4e12,
     kernel_transcendentals=1e12,
     kernel_step_seconds=0.0,
@@ -126,3 +129,22 @@ def test_transfers_to_the_host_occupy_its_link() -> None:
     assert found.by_resource()["host"] == pytest.approx(
         NBYTES / 10e9 - math.hypot(STREAM, 2**20 / 1e12) - 1e-6
     )
+
+
+@pytest.mark.parametrize(("second", "together"), [("x-", True), ("x+", False)])
+def test_transfers_wait_for_links_of_their_own_direction(second: str, *, together: bool) -> None:
+    pairs = "source_target_pairs={{0,1},{1,0}}"
+    module = read(
+        "HloModule m, is_scheduled=true, num_partitions=2\nENTRY main {\n"
+        f"p = {ARRAY} parameter(0)\n"
+        f"s = ({ARRAY}, {ARRAY}) collective-permute-start(p), channel_id=1, {pairs}\n"
+        f"t = ({ARRAY}, {ARRAY}) collective-permute-start(p), channel_id=2, {pairs}\n"
+        f"a = {ARRAY} collective-permute-done(s)\n"
+        f"ROOT b = {ARRAY} collective-permute-done(t)\n}}\n"
+    )
+    links = {"s": ("x+",), "t": (second,)}
+    costs = [
+        (c, NetworkCost(links=links[c.name], expected_seconds=1e-3)) for c in module.collectives
+    ]
+    found = walk_schedule(module, costs, OperationModel(module, RATES), RATES)
+    assert found.seconds == pytest.approx(1e-3 if together else 2e-3)

@@ -158,6 +158,7 @@ class NetworkCost:
         sent_bytes: Bytes that a device sends within its slice.
         seconds: Time of the transfers within slices.
         dimensions: Dimensions whose links are busy.
+        links: Directions of those links, such as `x+` and `x-`, which carry traffic independently.
         dcn_bytes: Bytes that a device sends to other slices.
         dcn_seconds: Time of the transfers between slices.
         expected_seconds: Time within and between slices, in sequence, at the rates that links
@@ -167,6 +168,7 @@ class NetworkCost:
     sent_bytes: float = 0.0
     seconds: float = 0.0
     dimensions: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
     dcn_bytes: float = 0.0
     dcn_seconds: float = 0.0
     expected_seconds: float = 0.0
@@ -223,6 +225,7 @@ class NetworkModel:
                 payload * (slices - 1) / slices,
             )
         twice = 2 if collective.kind == "all-reduce" else 1
+        reduced = {"all-reduce": 0.5, "reduce-scatter": 1.0}.get(collective.kind, 0.0)
         if collective.kind == "collective-broadcast":
             # Every device forwards the value once.
             sent, between = payload, payload if slices > 1 else 0.0
@@ -230,22 +233,31 @@ class NetworkModel:
             sent = twice * payload * (members - 1) / members
             between = twice * payload * (slices - 1) / slices / members
         sent = sent if lines.parts else 0.0
-        return self._wire(sent, sent / lines.speed, lines.parts, between, twice)
+        return self._wire(sent, sent / lines.speed, lines.parts, between, twice, reduced)
 
     def _wire(
-        self, sent: float, seconds: float, parts: Sequence[AxisSegment], dcn: float, rounds: int = 1
+        self,
+        sent: float,
+        seconds: float,
+        parts: Sequence[AxisSegment],
+        dcn: float,
+        rounds: int = 1,
+        reduced: float = 0.0,
     ) -> NetworkCost:
+        """Return the cost of traffic of which a share is reduced on its way."""
+        rates = self._rates
         on_torus = [p for p in parts if p.dimension not in _NOT_LINKS]
         hops = sum(p.size // 2 if p.ring else p.size - 1 for p in on_torus)
-        names = tuple(p.dimension for p in parts)
-        share = self._rates.torus_share if len(on_torus) > 1 else self._rates.link_share
-        return self._cost(sent, seconds, names, dcn, seconds / share, rounds * hops)
+        links = tuple(p.dimension + way for p in parts for way in "+-")
+        reduction = rates.torus_reduction_share if len(on_torus) > 1 else rates.link_share
+        expected = seconds * (reduced / reduction + (1 - reduced) / rates.link_share)
+        return self._cost(sent, seconds, links, dcn, expected, rounds * hops)
 
     def _cost(
         self,
         sent: float,
         seconds: float,
-        dimensions: tuple[str, ...],
+        links: tuple[str, ...],
         dcn: float,
         expected: float,
         hops: int,
@@ -253,9 +265,10 @@ class NetworkModel:
         rates = self._rates
         dcn_seconds = self._dcn_seconds(dcn)
         expected += dcn_seconds / rates.dcn_share + hops * rates.hop_seconds
-        if dimensions or dcn:
+        if links or dcn:
             expected += rates.collective_seconds
-        return NetworkCost(sent, seconds, dimensions, dcn, dcn_seconds, expected)
+        dimensions = tuple(dict.fromkeys(link[:-1] for link in links))
+        return NetworkCost(sent, seconds, dimensions, links, dcn, dcn_seconds, expected)
 
     def _dcn_seconds(self, nbytes: float) -> float:
         bandwidth = self._topology.generation.device_dcn_bandwidth
@@ -301,7 +314,7 @@ class NetworkModel:
         generation = self._topology.generation
         speeds = {"core": generation.core_bandwidth}
         times = [
-            count * payload / speeds.get(name, generation.ici_bandwidth)
+            count * payload / speeds.get(name[:-1], generation.ici_bandwidth)
             for name, count in load.busiest
         ]
         dcn = payload * load.between_slices
@@ -321,7 +334,7 @@ class _LinkLoad:
     """Load of a permutation on the links.
 
     Attributes:
-        busiest: Transfers over the busiest link of each dimension.
+        busiest: Transfers over the busiest link of each dimension and direction.
         within_slices: Transfers within slices, per participating device.
         between_slices: Transfers between slices, per participating device.
         hops: Links of the longest route.
@@ -347,8 +360,8 @@ def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _
         hops = max(hops, _route(here, there, topology, links))
     named = max(len({device for pair in pairs.pairs for device in pair}), 1)
     busiest: Counter[str] = Counter()
-    for (number, _, _), count in links.items():
-        name = topology.dimensions[number].name
+    for (number, _, step), count in links.items():
+        name = topology.dimensions[number].name + ("+" if step > 0 else "-")
         busiest[name] = max(busiest[name], count)
     return _LinkLoad(tuple(busiest.items()), within / named, between / named, hops)
 

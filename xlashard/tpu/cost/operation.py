@@ -176,14 +176,19 @@ class OperationModel:
             return OperationTime(kernel=work.seconds)
         vector = work.vector_ops / rates.kernel_vector_ops
         vector += work.transcendentals / rates.kernel_transcendentals
+        matrix_share, hbm_share = rates.kernel_matrix_share, rates.kernel_hbm_share
+        only_products = bool(work.products) and not work.transcendentals
+        if only_products:
+            matrix_share = rates.product_kernel_matrix_share
+            hbm_share = rates.product_kernel_hbm_share
         return OperationTime(
-            self._kernel_products(work) / rates.kernel_matrix_share,
+            self._kernel_products(work) / matrix_share,
             # Softmax hides behind the products: the shares above hold what shows of it.
             0.0 if work.products else vector,
-            work.hbm_bytes / rates.hbm_bytes / rates.kernel_hbm_share,
+            work.hbm_bytes / rates.hbm_bytes / hbm_share,
             launch=rates.hbm_seconds + work.steps * rates.kernel_step_seconds,
             known=not work.unknown_loops,
-            waits_for_hbm=True,
+            waits_for_hbm=not only_products,
         )
 
     def _kernel_products(self, work: KernelWork) -> float:

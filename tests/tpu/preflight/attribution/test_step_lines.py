@@ -34,7 +34,7 @@ def step_lines(body: str, computations: str = "", seconds: float = 1e-3) -> Step
         f"HloModule m, is_scheduled=true, num_partitions=4\n{LINES}{computations}\nENTRY main {{\n"
         f"p = {ARRAY} parameter(0)\n{body}\n}}\n"
     )
-    cost = NetworkCost(dimensions=("x",), expected_seconds=seconds)
+    cost = NetworkCost(links=("x+", "x-"), expected_seconds=seconds)
     costs = [(c, cost) for c in module.collectives]
     schedule = walk_schedule(module, costs, OperationModel(module, RATES), RATES)
     grid = MeshGrid(("data",), (4,))
