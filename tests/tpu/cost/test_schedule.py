@@ -6,7 +6,7 @@ import pytest
 
 from xlashard.hlo import read
 from xlashard.tpu.cost.network_model import NetworkCost
-from xlashard.tpu.cost.operation import OperationModel
+from xlashard.tpu.cost.operation import OperationModel, padding
 from xlashard.tpu.cost.rates import Rates
 from xlashard.tpu.cost.schedule import StepSchedule, walk_schedule
 
@@ -71,6 +71,14 @@ def test_products_are_padded_to_matrix_units() -> None:
     matrix = 2 * 4096 * 128 * 192 / 100e12
     hbm = (4096 * 128 * 2 + 64 * 256 * 2 + 4096 * 256 * 4) / 1e12
     assert schedule(body).seconds == pytest.approx(math.hypot(matrix, hbm) + 1e-6)
+
+
+@pytest.mark.parametrize(("turned", "ratio"), [(True, 1.0), (False, 4.0)])
+def test_kernels_keep_their_second_operand_in_the_matrix_units(
+    *, turned: bool, ratio: float
+) -> None:
+    # Values [512, 64] of a head of 64 features: XLA keeps the 1024 rows of scores in the units.
+    assert padding(1024, 512, 64, 256, turned=turned) == ratio
 
 
 LOOP = f"""

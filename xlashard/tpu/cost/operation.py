@@ -200,7 +200,7 @@ class OperationModel:
         size = rates.matrix_size
         return sum(
             rates.product_seconds(2.0 * runs * depth * rows * columns, dtype)
-            * padding(rows, depth, columns, size)
+            * padding(rows, depth, columns, size, turned=False)
             for (dtype, rows, depth, columns), runs in work.products.items()
         )
 
@@ -277,22 +277,22 @@ def _padding_of(computation: Computation, product: Instruction, size: int) -> fl
     return padding(rows, depth, columns, size) if depth and rows and columns else 1.0
 
 
-def padding(rows: int, depth: int, columns: int, size: int) -> float:
+def padding(rows: int, depth: int, columns: int, size: int, *, turned: bool = True) -> float:
     """Return the ratio of a product's FLOP in whole matrix units to its FLOP.
 
     One operand stays in the units, cut into squares; the rows of the other pass by, eight at a
-    time. The compiler chooses the better of both ways.
+    time. XLA chooses the better of both ways.
 
     Args:
         rows: Rows of the result.
         depth: Contracted dimension.
         columns: Columns of the result.
         size: Rows and columns of a matrix unit.
+        turned: Whether the first operand may stay in the units; in kernels it is the second.
     """
-    waste = min(
-        _up(columns, size) / columns * _up(rows, 8) / rows,
-        _up(rows, size) / rows * _up(columns, 8) / columns,
-    )
+    waste = _up(columns, size) / columns * _up(rows, 8) / rows
+    if turned:
+        waste = min(waste, _up(rows, size) / rows * _up(columns, 8) / columns)
     return _up(depth, size) / depth * waste
 
 
