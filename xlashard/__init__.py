@@ -127,6 +127,8 @@ else:
         from xlashard.array.stacked import device_put_replicated as device_put_replicated
         from xlashard.array.stacked import device_put_sharded as device_put_sharded
         from xlashard.array.stacked import unstacked_shards as unstacked_shards
+        from xlashard.auto.auto_shard import auto_shard
+        from xlashard.auto.plan.auto_plan import AutoPlan
         from xlashard.pictures import ShardingPicture, TreePicture, visualize
         from xlashard.pjit import FROM_GDA as FROM_GDA
         from xlashard.pjit import (
@@ -179,6 +181,8 @@ else:
                     "device_put_sharded",
                     "unstacked_shards",
                 ),
+                "xlashard.auto.auto_shard": ("auto_shard",),
+                "xlashard.auto.plan.auto_plan": ("AutoPlan",),
                 "xlashard.hlo": ("hlo",),
                 "xlashard.multihost": ("multihost",),
                 "xlashard.numpy": ("numpy",),
@@ -246,6 +250,7 @@ __all__ = [
     "UNSPECIFIED",
     "AbstractMesh",
     "Array",
+    "AutoPlan",
     "AxisType",
     "BoundStep",
     "Compiled",
@@ -269,6 +274,7 @@ __all__ = [
     "Traced",
     "TreePicture",
     "__version__",
+    "auto_shard",
     "compile_stablehlo",
     "device_get",
     "device_put",

@@ -165,6 +165,7 @@ TOPICS = (
     "tpu",
     "cloud",
     "sweep",
+    "auto",
     "testing",
     "environment",
 )

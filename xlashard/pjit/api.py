@@ -191,7 +191,7 @@ def pjit(
             },
         )
         static = Selected.of(static_argnums, static_argnames, "static")
-        return made_or_decorator(fun, lambda f: _dispatched(Function(f, options, static)))
+        return made_or_decorator(fun, lambda f: callable_of(Function(f, options, static)))
 
 
 def _with_signature_of[F](function: F) -> Callable[[Callable[..., Any]], F]:
@@ -278,7 +278,13 @@ def explain_recompile(fun: Any) -> "RecompileReport":
     return JIT_LOGS.log(inner).report()
 
 
-def _dispatched(function: Function) -> Any:
+def callable_of(function: Function) -> Any:
+    """Return the callable of a function, with its methods.
+
+    Args:
+        function: The function.
+    """
+
     def trace(*args: Any, **kwargs: Any) -> "stages.Traced":
         with short_tracebacks:
             return stages.Traced(function, function.trace(args, kwargs))
@@ -292,4 +298,4 @@ def _dispatched(function: Function) -> Any:
             return trace(*args, **kwargs).out_info
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
-    return dispatched(function, methods, _dispatched)
+    return dispatched(function, methods, callable_of)

@@ -67,6 +67,13 @@ def function_of(jitted: Any) -> tuple[Callable[..., Any], tuple[int, ...], tuple
     return jitted._fun, tuple(info.static_argnums), tuple(info.static_argnames)
 
 
+def options_of(jitted: Any) -> dict[str, Any]:
+    """Return the keywords of `jax.jit` by which a function was jitted, without its shardings."""
+    names = "static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused"
+    options = {name: getattr(jitted._jit_info, name) for name in names}
+    return {**options, "compiler_options": dict(jitted._jit_info.compiler_options_kvs) or None}
+
+
 def requested_shardings(jitted: Any) -> list[Any]:
     """Return the leaves of `in_shardings` and `out_shardings` of a jitted function."""
     info = jitted._jit_info

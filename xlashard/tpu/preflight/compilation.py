@@ -153,7 +153,8 @@ def _read(folder: Path, compiled: Compiled | None) -> HloProgram:
 
     The executable's module has the compiler's cycle estimates; dumps are written earlier.
     """
-    dump = min(folder.glob("*.after_optimizations.hlo.pb"))
+    # The name of the CPU compiler's dump is `cpu_after_optimizations`.
+    dump = min(folder.glob("*after_optimizations.hlo.pb"))
     if compiled is None:
         return read(dump)
     return read_executable(compiled.runtime_executable(), buffers_of(dump.read_bytes()))[0]

@@ -1,0 +1,242 @@
+"""Plans of automatic layouts: what they report, and the functions that they compile."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.auto.examples import (
+    DOUBLED,
+    double,
+    hand_layout,
+    make_batch,
+    make_state,
+    mlp_plan,
+    shapes,
+    small_plan,
+    step,
+)
+from tests.facts import naming
+from xlashard import AutoPlan, P, auto_shard, pjit
+from xlashard.auto.auto_program import read_program
+from xlashard.auto.auto_shard import solve
+from xlashard.auto.plan.plan_model import spec_of_text
+from xlashard.auto.proof import Prover
+
+
+def specs_of(values):
+    return {value.path: value.spec for value in values}
+
+
+@pytest.mark.slow
+def test_a_plan_has_a_spec_for_each_argument_and_result():
+    plan = mlp_plan()
+    state, batch = shapes()
+    assert plan.fits
+    assert plan.mesh == (("data", 4), ("model", 2))
+    assert len(plan.inputs) == len(jax.tree.leaves((state, batch)))
+    for tree, given in zip(plan.in_shardings, (state, batch), strict=True):
+        assert jax.tree.structure(tree) == jax.tree.structure(given)
+    leaves = jax.tree.leaves(plan.in_shardings)
+    assert [s.spec for s in leaves] == [spec_of_text(value.spec) for value in plan.inputs]
+    for value, sharding in zip(plan.inputs, leaves, strict=True):
+        shard = sharding.shard_shape(value.shape)
+        assert value.device_bytes == np.prod(shard) * 4
+
+
+@pytest.mark.slow
+def test_state_that_is_fed_back_keeps_its_layout():
+    plan = mlp_plan()
+    ins, outs = specs_of(plan.inputs), specs_of(plan.outputs)
+    fed = {path: spec for path, spec in ins.items() if path.startswith("state")}
+    assert {path.replace("state", "result[0]"): spec for path, spec in fed.items()} == {
+        path: spec for path, spec in outs.items() if path.startswith("result[0]")
+    }
+
+
+@pytest.mark.slow
+def test_the_usual_layouts_stand_beside_the_plan():
+    plan = mlp_plan()
+    names = {layout.name for layout in plan.layouts}
+    assert {"data", "fsdp"} <= names
+    compiled = [layout for layout in plan.layouts if layout.seconds is not None]
+    assert compiled[0] is plan.chosen
+    assert plan.chosen.seconds == min(layout.seconds for layout in compiled)
+    assert plan.runner_up in compiled[1:]
+    assert plan.unknown_primitives == ()
+
+
+@pytest.mark.slow
+def test_the_planned_function_gives_the_values_of_the_plain_one():
+    plan = mlp_plan()
+    state, batch = make_state(), make_batch()
+    expected, expected_loss = jax.jit(step)(state, batch)
+    planned = plan.apply(pjit(step, donate_argnums=0))
+    got, loss = planned(state, batch)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, expected)
+    for leaf, sharding in zip(
+        jax.tree.leaves(got), jax.tree.leaves(plan.out_shardings[0]), strict=True
+    ):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    before = planned._cache_size()
+    again, _ = planned(got, batch)
+    planned(again, batch)
+    assert planned._cache_size() <= before + 1
+    assert jax.tree.leaves(got)[1].is_deleted()
+
+
+@pytest.mark.slow
+def test_constraints_inside_are_compiled_in():
+    plan = mlp_plan()
+    text = plan.apply(jax.jit(step)).lower(*shapes()).as_text()
+    assert text.count("sharding_constraint") + text.count("@Sharding") >= len(plan.constraints)
+    lines = {c.source.line for c in plan.constraints if c.source is not None}
+    source = step.__code__.co_filename
+    assert all(c.source.file == source for c in plan.constraints if c.source is not None)
+    assert bool(lines) == bool(plan.constraints)
+
+
+@pytest.mark.slow
+def test_a_plan_survives_json_and_applies_to_a_mesh():
+    plan = mlp_plan()
+    again = AutoPlan.from_json(plan.to_json())
+    assert again == plan
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    value = again.apply(step, mesh=mesh)(make_state(), make_batch())[1]
+    np.testing.assert_allclose(value, step(make_state(), make_batch())[1], rtol=1e-5)
+    schema = AutoPlan.json_schema()
+    assert set(plan.to_dict()) == set(schema["properties"])
+
+
+@pytest.mark.slow
+def test_rules_give_the_specs_of_all_arguments():
+    plan = mlp_plan()
+    for value in plan.inputs:
+        found = next(rule.spec for rule in plan.rules() if re.search(rule.pattern, value.path))
+        assert found == value.spec
+
+
+@pytest.mark.slow
+def test_the_code_shards_as_the_plan_does():
+    plan = mlp_plan()
+    state, batch = shapes()
+    names = {"step": step, "state": state, "batch": batch}
+    exec(compile(plan.code(), "planned.py", "exec"), names)
+    given = jax.tree.leaves(names["in_shardings"])
+    assert [s.spec for s in given] == [s.spec for s in jax.tree.leaves(plan.in_shardings)]
+    results = jax.tree.leaves(names["out_shardings"])
+    assert [s.spec for s in results] == [s.spec for s in jax.tree.leaves(plan.out_shardings)]
+    lowered = names["step_sharded"].lower(state, batch)
+    assert all(info.donated for info in jax.tree.leaves(lowered.args_info[0][0]))
+    for constraint in plan.constraints:
+        assert f":{constraint.source.line}: {constraint.kind} of {constraint.operation}" in (
+            plan.code()
+        )
+
+
+@pytest.mark.slow
+def test_the_report_shows_layouts_rules_and_lines():
+    plan = mlp_plan()
+    text = str(plan)
+    for fact in ("data=4", "model=2", *(layout.name for layout in plan.layouts)):
+        assert fact in text
+    assert all(rule.pattern in text for rule in plan.rules())
+    page = plan.to_html()
+    body = re.sub(r"<[^>]+>", "", page)
+    for value in (*plan.inputs, *plan.outputs):
+        assert value.path.replace("'", "&#39;") in body
+    assert 'id="json-1"' in page
+
+
+@pytest.mark.slow
+def test_fixed_specs_and_measured_programs():
+    fixed = {"^x": P(None, "data")}
+    plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, fixed=fixed, measure=2)
+    x = plan.inputs[1]
+    assert (x.path, x.spec, x.is_fixed) == ("x", "P(None, 'data')", True)
+    assert plan.chosen.measured_seconds is not None
+    assert plan.chosen.measured_seconds > 0
+    assert "measured" in str(plan)
+
+
+@pytest.mark.slow
+def test_a_program_that_fits_in_no_layout():
+    # 130 MB of state and gradients on a chip of 16 GB, of which a 200th may be used.
+    plan = auto_shard(
+        pjit(step, donate_argnums=0), *shapes(1024, 2048, 2), mesh={"data": 1},
+        topology="v5e-1", memory=0.005,
+    )  # fmt: skip
+    assert plan.outcome == "out of memory"
+    assert plan.chosen.total_bytes > plan.memory_bytes
+    assert plan.smallest_slice == "v5e:2x2"
+    held = [each.device_bytes for each in plan.held]
+    assert held == sorted(held, reverse=True)
+    assert any(each.name.startswith("state") for each in plan.held)
+    text = str(plan)
+    assert "no layout fits" in text
+    assert "v5e:2x2" in text
+    with pytest.raises(MemoryError, match=naming("step", "v5e:2x2")):
+        plan.apply(step)
+
+
+def block(x, weights):
+    def attend(x):
+        q, k, v = (jnp.einsum("bld,dhk->blhk", x, weights[name]) for name in "qkv")
+        scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / 8
+        mixed = jnp.einsum("bhlm,bmhk->blhk", jax.nn.softmax(scores), v)
+        return jnp.einsum("blhk,hkd->bld", mixed, weights["o"])
+
+    x = x + attend(x)
+    return x + jax.nn.gelu(x @ weights["up"]) @ weights["down"], None
+
+
+def transformer(params, batch):
+    def loss(params):
+        x, _ = jax.lax.scan(jax.checkpoint(block), params["embed"][batch], params["layers"])
+        return jnp.mean((x @ params["embed"].T) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g.astype(p.dtype), params, grads), value
+
+
+def transformer_shapes(layers=2, width=1024, heads=8, rows=64, length=256):
+    def array(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    size = width // heads
+    stacked = {name: array(layers, width, heads, size) for name in "qkv"}
+    stacked |= {"o": array(layers, heads, size, width)}
+    stacked |= {"up": array(layers, width, 4 * width), "down": array(layers, 4 * width, width)}
+    params = {"embed": array(8192, width), "layers": stacked}
+    return params, jax.ShapeDtypeStruct((rows, length), "int32")
+
+
+@pytest.mark.slow
+def test_a_transformer_on_a_topology_is_no_slower_than_plain_data_parallelism():
+    fun = pjit(transformer, donate_argnums=0)
+    axes = {"data": 4, "model": 4}
+    program = read_program(fun, transformer_shapes(), {}, axes, "v5e-16")
+    problem = program.problem()
+    found = solve(program, problem, count=1)
+    prover = Prover(
+        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
+    )
+    (plain,) = prover.prove(
+        [hand_layout(program.call, "plain", batch=P(("data", "model")))], count=1
+    )
+    best = found.proven[0]
+    assert best.fits
+    assert best.seconds <= 1.02 * plain.seconds
+    assert sum(p.compilation is not None for p in found.proven) >= 2
+    assert "matrix" in dict(best.shares)
+
+
+@pytest.mark.slow
+def test_another_program_is_refused():
+    plan = small_plan()
+    assert plan.apply(double)(jnp.ones((64, 32)), jnp.ones((64, 32)))[0, 0] == 3
+    with pytest.raises(ValueError, match=naming("other operations", "double")):
+        plan.apply(lambda w, x: w * 2 - x)(jnp.ones((64, 32)), jnp.ones((64, 32)))

@@ -1,0 +1,68 @@
+"""Rules of layouts: regular expressions over paths, and logical axes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlashard import P
+from xlashard.auto.plan.path_rules import axis_rules, logical_axes, path_rules
+from xlashard.auto.plan.plan_model import spec_of_text, text_of_spec
+
+KEYS = st.sampled_from(["['up']", "['down']", "[0]", "[1]", ".mu", "['a.b']"])
+PATHS = st.builds(lambda root, keys: root + "".join(keys), st.sampled_from(["w", "ww"]),
+                  st.lists(KEYS, max_size=4))  # fmt: skip
+SPECS = st.dictionaries(PATHS, st.sampled_from(["P()", "P('x')", "P(None, 'x')"]), min_size=1)
+
+
+@given(SPECS)
+def test_rules_give_each_path_its_spec(specs):
+    rules = path_rules(specs)
+    for path, spec in specs.items():
+        assert next(s for pattern, s in rules if re.search(pattern, path)) == spec
+
+
+def test_rules_are_few():
+    specs = {"state.count": "P()", "batch['tokens']": "P('data')"}
+    for part in ("state['params']", "state['opt'].mu", "state['opt'].nu"):
+        for layer in range(12):
+            specs[f"{part}['layers'][{layer}]['up']"] = "P('data', 'model')"
+            specs[f"{part}['layers'][{layer}]['down']"] = "P('model', 'data')"
+            specs[f"{part}['layers'][{layer}]['norm']"] = "P()"
+    rules = dict(path_rules(specs))
+    assert rules == {
+        r"\['up'\]$": "P('data', 'model')",
+        r"\['down'\]$": "P('model', 'data')",
+        "^batch": "P('data')",
+        "": "P()",
+    }
+
+
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None, ("x", "y")), P("x", None)])
+def test_specs_are_read_back_from_their_text(spec):
+    again = spec_of_text(text_of_spec(spec))
+    assert text_of_spec(again) == text_of_spec(spec)
+    assert list(again) == [dim for dim in spec if dim is not None or spec[-1] is not None]
+
+
+def test_logical_axes_of_boxes():
+    linen = pytest.importorskip("flax.linen")
+    params = {"mlp": {"up": linen.Partitioned(jnp.ones((4, 8)), names=("embed", "mlp"))}}
+    state = {"params": params, "step": 0, "names": ("a", "b")}
+    assert logical_axes((state,)) == {"[0]['params']['mlp']['up'].value": ("embed", "mlp")}
+    shapes = jax.eval_shape(lambda: params)
+    assert list(logical_axes(shapes).values()) == [("embed", "mlp")]
+
+
+def test_rules_of_logical_axes_follow_the_most_bytes():
+    rules = axis_rules(
+        [
+            (("embed", "mlp"), P("data", "model"), 1000),
+            (("mlp", "embed"), P("model"), 10),
+            (("heads", None), P(("data", "model")), 10),
+        ]
+    )
+    assert rules == (("embed", ("data",)), ("heads", ("data", "model")), ("mlp", ("model",)))

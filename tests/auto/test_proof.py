@@ -1,0 +1,165 @@
+"""Layouts compiled for a mesh: times, memory, collectives, and refusals."""
+
+import jax
+import pytest
+
+from tests.auto.examples import hand_layout, shapes, step
+from tests.facts import naming
+from xlashard import P, pjit
+from xlashard.auto.auto_program import read_program
+from xlashard.auto.problem import machine_of
+from xlashard.auto.proof import Prover, measure, nominal_cost
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.shapes import Shape
+from xlashard.pjit.shardings.resources import UNSPECIFIED
+
+GIB = 2**30
+
+
+def read(fun=None, **mesh):
+    fun = pjit(step, donate_argnums=0) if fun is None else fun
+    return read_program(fun, shapes(), {}, mesh or {"data": 4, "model": 2})
+
+
+def prove(program, layouts, count=4, memory=GIB):
+    prover = Prover(program.function, program.call, program.mesh, program.topology, memory)
+    return prover.prove(layouts, count)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return read()
+
+
+@pytest.fixture(scope="module")
+def proven(program):
+    call = program.call
+    layouts = [
+        hand_layout(call, "data", batch=P(("data", "model"))),
+        hand_layout(call, "fsdp", state=P("data"), batch=P(("data", "model"))),
+        hand_layout(call, "again", batch=P(("data", "model"))),
+        hand_layout(call, "refused", batch=P(None, ("data", "model"), "nowhere")),
+    ]
+    return {p.layout.name: p for p in prove(program, layouts)}
+
+
+@pytest.mark.slow
+def test_a_layout_has_the_collectives_of_its_program(proven):
+    # The gradients, and nothing else.
+    kinds = {(total.kind, total.along) for total in proven["data"].collectives}
+    assert kinds == {("all-reduce", "data, model")}
+    assert "all-gather" in {total.kind for total in proven["fsdp"].collectives}
+
+
+@pytest.mark.slow
+def test_sharded_state_takes_less_memory(proven):
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes()[0]))
+    saved = proven["data"].memory_bytes - proven["fsdp"].memory_bytes
+    assert state / 3 < saved < state
+    assert proven["data"].fits
+    assert proven["data"].seconds > 0
+    assert sum(seconds for _, seconds in proven["data"].shares) > 0
+
+
+@pytest.mark.slow
+def test_equal_programs_are_compiled_once(proven):
+    assert proven["again"].compilation is proven["data"].compilation
+    assert proven["again"].seconds == proven["data"].seconds
+
+
+@pytest.mark.slow
+def test_a_refused_layout_keeps_the_reason(proven):
+    assert proven["refused"].compilation is None
+    assert "nowhere" in proven["refused"].reason
+    assert max(proven.values(), key=lambda p: p.rank) is proven["refused"]
+
+
+@pytest.mark.slow
+def test_layouts_over_the_memory_come_after_those_that_fit(program, proven):
+    limit = proven["fsdp"].memory_bytes
+    layouts = [proven["data"].layout, proven["fsdp"].layout]
+    found = prove(program, layouts, memory=limit)
+    assert [(p.layout.name, p.fits) for p in found] == [("fsdp", True), ("data", False)]
+
+
+@pytest.mark.slow
+def test_no_more_than_so_many_programs_are_compiled(program, proven):
+    layouts = [proven[name].layout for name in ("data", "fsdp", "again")]
+    assert {p.layout.name for p in prove(program, layouts, count=1)} == {"data", "again"}
+
+
+@pytest.mark.slow
+def test_programs_run_on_the_devices(program, proven):
+    layouts = [proven["data"].layout, proven["fsdp"].layout]
+    seconds = measure(program.function, program.call, layouts, program.mesh)
+    assert len(seconds) == 2
+    assert all(0 < value < 60 for value in seconds)
+
+
+def test_a_collective_is_costed_on_the_links_of_its_axes(program):
+    machine = machine_of(program.mesh)
+    data, model = machine.axes
+    shape = Shape("f32", (1024,))
+
+    def cost(kind, groups):
+        found = Collective(kind, "c", "main", (shape,), (shape,), groups)
+        return nominal_cost(found, machine, program.mesh)
+
+    along_model = ReplicaGroups.of_list([[0, 1], [2, 3], [4, 5], [6, 7]])
+    gather = cost("all-gather", along_model)
+    assert gather.dimensions == ("model",)
+    assert gather.sent_bytes == 2048
+    assert gather.expected_seconds == 2048 / model.bytes_per_second + model.latency
+    everywhere = cost("all-reduce", ReplicaGroups.everyone(8))
+    assert everywhere.dimensions == ("data", "model")
+    both = data.bytes_per_second + model.bytes_per_second
+    assert everywhere.seconds == pytest.approx(2 * 4096 * 7 / 8 / both, rel=0.01)
+    ring = SourceTargetPairs(tuple((n, (n + 1) % 8) for n in range(8)))
+    slowest = min(data.bytes_per_second, model.bytes_per_second)
+    assert cost("collective-permute", ring).seconds == 4096 / slowest
+    assert cost("all-reduce", ReplicaGroups.of_list([[n] for n in range(8)])).sent_bytes == 0
+
+
+def test_feedback_is_found_by_structure_and_types():
+    tied = dict(read().problem().tied)
+    names, results = read().call.traced.arg_names, read().call.traced.result_paths
+    assert {names[a]: results[r] for a, r in tied.items()} == {
+        name: name.replace("state", "result[0]") for name in names if name.startswith("state")
+    }
+
+
+def test_feedback_of_single_arrays_needs_donation():
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+
+    def tied(fun, *args):
+        return read_program(fun, args, {}, {"data": 8}).problem().tied
+
+    def turn(cache, x):
+        return x @ x, cache + 1
+
+    assert tied(turn, x, x) == ()
+    assert tied(pjit(turn, donate_argnums=0), x, x) == ((0, 0),)
+    assert tied(turn, {"k": x, "v": x}["k"], x) == ()
+    assert tied(lambda c, x: (x, {n: v + x for n, v in c.items()}), {"k": x, "v": x}, x) == (
+        (0, 1),
+        (1, 2),
+    )
+
+
+def test_the_functions_own_shardings_are_fixed():
+    fun = pjit(step, in_shardings=(UNSPECIFIED, P("data")), out_shardings=(UNSPECIFIED, None))
+    problem = read(fun).problem()
+    assert problem.in_specs[-2:] == (P("data"), P("data"))
+    assert set(problem.in_specs[:-2]) == {None}
+    assert problem.out_specs[-1] == P()
+
+
+def test_fixed_specs_hold_by_paths(program):
+    found = program.problem(fixed={r"\['up'\]$": P(None, "model"), "^batch": P("data")})
+    specs = dict(zip(program.call.traced.arg_names, found.in_specs, strict=True))
+    assert specs["batch['x']"] == P("data")
+    assert specs["state['opt'][0].mu[1]['up']"] == P(None, "model")
+    assert specs["state['params'][0]['down']"] is None
+    with pytest.raises(ValueError, match=naming("fixed['^btach']", "state['opt'][0].count")):
+        program.problem(fixed={"^btach": P("data")})

@@ -1,0 +1,278 @@
+"""Program of an automatic layout: the function traced for a mesh, and what its layout must keep."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.runtime.shardings import is_compile_only
+from xlashard._jax.runtime.topologies import topology_name
+from xlashard.auto.problem import AutoProblem, machine_of
+from xlashard.errors import ArgumentError, MeshError, counted
+from xlashard.pjit.function import Function
+from xlashard.pjit.stages.from_jax import traced_call, unwrapped
+from xlashard.pjit.trace import Call
+from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.tpu.mesh_layout import resolve_axis_sizes
+from xlashard.tpu.preflight.mesh_mapping import (
+    MeshLike,
+    map_call,
+    meshes_of_function,
+    resolve_mesh,
+)
+from xlashard.tpu.topologies import Topology
+from xlashard.tpu.topologies import topology as find_topology
+from xlashard.tpu.topology_names import SliceName, chip_counts, default_shape
+
+type Target = MeshLike | Topology | str
+"""A mesh, its axis sizes, or a topology."""
+
+
+@dataclass(frozen=True, eq=False)
+class AutoProgram:
+    """Function traced for a mesh.
+
+    Attributes:
+        function: The function.
+        call: Its call, with arguments that are placed nowhere.
+        mesh: Mesh, whose axes are automatic.
+        topology: Topology of its devices; None for devices that aren't TPUs.
+        closed_over: Number of arrays that the function closes over; they precede the arguments.
+        at_hand: The same mesh on devices that can run programs; None if there are none.
+    """
+
+    function: Function
+    call: Call
+    mesh: Mesh
+    topology: Topology | None
+    closed_over: int = 0
+    at_hand: Mesh | None = None
+
+    def problem(
+        self, memory: float = 0.9, fixed: Mapping[str, PartitionSpec] | None = None
+    ) -> AutoProblem:
+        """Return the problem of its layout.
+
+        Args:
+            memory: Share of a device's memory that the program may use.
+            fixed: Specs by regular expressions over the paths of arguments and results.
+
+        Raises:
+            ArgumentError: If an expression matches nothing, or a spec doesn't fit.
+        """
+        traced, machine = self.call.traced, machine_of(self.mesh, self.topology)
+        ins = self._requested(self.call.in_shardings)
+        outs = self._requested(self.call.out_shardings)
+        if fixed:
+            paths = (*traced.arg_names, *traced.result_paths)
+            avals = (*traced.in_avals, *traced.jaxpr.out_avals)
+            found = self._fixed(fixed, dict(zip(paths, avals, strict=True)))
+            ins = [found.get(p, spec) for p, spec in zip(traced.arg_names, ins, strict=True)]
+            outs = [found.get(p, spec) for p, spec in zip(traced.result_paths, outs, strict=True)]
+        return AutoProblem(
+            jaxpr=traced.jaxpr,
+            machine=machine,
+            in_specs=tuple(ins),
+            out_specs=tuple(outs),
+            tied=fed_back(self.call),
+            donated=self.call.donated,
+            memory_bytes=memory * machine.memory_bytes,
+        )
+
+    def _requested(self, shardings: Sequence[Any]) -> list[PartitionSpec | None]:
+        return [s.spec if isinstance(s, NamedSharding) else None for s in shardings]
+
+    def _fixed(
+        self, fixed: Mapping[str, PartitionSpec], avals: Mapping[str, Any]
+    ) -> dict[str, PartitionSpec]:
+        found: dict[str, PartitionSpec] = {}
+        for pattern, spec in fixed.items():
+            matching = [path for path in avals if re.search(pattern, path)]
+            if not matching:
+                raise ArgumentError(
+                    f"fixed[{pattern!r}] matches no argument and no result: expected a regular "
+                    f"expression that matches paths such as {next(iter(avals), '')!r}"
+                )
+            sharding = NamedSharding(self.mesh, spec)
+            for path in matching:
+                sharding.check_compatible_aval(avals[path].shape)
+                found.setdefault(path, spec)
+        return found
+
+
+def read_program(
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: Target | None,
+    topology: Topology | str | None = None,
+) -> AutoProgram:
+    """Trace a function for a mesh.
+
+    Args:
+        fun: The function, as for `traced_call`.
+        args: Positional arguments of a call, or their shapes. Where they are placed has no effect.
+        kwargs: Keyword arguments of the call.
+        mesh: Mesh, its axis sizes, or a topology; None for the mesh in force.
+        topology: Topology of the devices of a mesh that has others, or none.
+
+    Raises:
+        ArgumentError: If the function or a sharding of it is invalid.
+        MeshError: If there is no mesh, or its sizes don't multiply to the number of devices.
+        TopologyError: If the topology is unknown, or the mesh doesn't match it.
+    """
+    fun, args, kwargs = unwrapped(fun, args, kwargs)
+    place, on, at_hand = _target(mesh, topology, meshes_of_function(fun))
+    bare = jax.tree.map(_unplaced, (args, kwargs))
+    with jax.set_mesh(on):
+        function, call = traced_call(fun, *bare)
+    before = len(call.values)
+    call = map_call(call, on)
+    call = replace(call, values=tuple(map(_unplaced, call.values)))
+    return AutoProgram(function, call, on, place, len(call.values) - before, at_hand)
+
+
+_LARGER = 4
+
+
+def read_larger(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], program: AutoProgram
+) -> Iterator[AutoProgram]:
+    """Yield the program on larger slices of the same chip, with a longer first mesh axis.
+
+    Args:
+        fun: The function.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        program: The program on a topology.
+    """
+    place = program.topology
+    assert place is not None
+    generation, (first, size), *others = place.generation, *program.mesh.shape.items()
+    counts = [n for n in chip_counts(generation) if n > place.chips and n % place.chips == 0]
+    for count in counts[:_LARGER]:
+        shape = default_shape(generation, count)
+        if shape is None:
+            continue
+        slice_name = SliceName(generation, shape)
+        axes = {first: size * (count // place.chips), **dict(others)}
+        yield read_program(fun, args, kwargs, axes, find_topology(slice_name.text))
+
+
+def _target(
+    mesh: Target | None, topology: Topology | str | None, own: Mapping[str, MeshLike]
+) -> tuple[Topology | None, Mesh, Mesh | None]:
+    """Return topology, mesh to compile for, and mesh to run on; None for what there isn't."""
+    if isinstance(mesh, Topology | str):
+        mesh, topology = None, mesh
+    if isinstance(topology, str):
+        topology = find_topology(topology)
+    if mesh is None and own:
+        mesh = next(iter(own.values()))
+    at_hand = None
+    if topology is None:
+        at_hand = mesh = mesh if isinstance(mesh, Mesh) else _local_mesh(mesh)
+        topology = topology_of(mesh)
+    on = at_hand if topology is None else resolve_mesh(topology, mesh, own)
+    assert isinstance(on, Mesh)
+    if at_hand is not None and is_compile_only(at_hand.devices.flat[0]):
+        at_hand = None
+    # Explicit axes are part of types, which no layout may change.
+    auto = None if at_hand is None else Mesh(at_hand.devices, at_hand.axis_names)
+    return topology, Mesh(on.devices, on.axis_names), auto
+
+
+def _local_mesh(mesh: MeshLike | None) -> Mesh:
+    """Return a mesh of this process's devices.
+
+    Raises:
+        MeshError: If there are no sizes, or they don't multiply to the number of devices.
+    """
+    devices = jax.devices()
+    if mesh is None:
+        raise MeshError(
+            f"mesh of auto_shard is missing, and none is in force: write mesh={{'data': "
+            f"{len(devices)}}} for the {counted(len(devices), 'device')} of this process, or "
+            "mesh='v5e-16' for a topology"
+        )
+    axes = mesh if isinstance(mesh, Mapping) else mesh.shape
+    sizes = resolve_axis_sizes(axes, len(devices), "this process")
+    return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def topology_of(mesh: Mesh) -> Topology | None:
+    """Return the topology of a mesh's devices; None for devices that aren't TPUs.
+
+    Args:
+        mesh: The mesh, of a topology's devices or of TPUs at hand.
+    """
+    device = mesh.devices.flat[0]
+    if device.platform != "tpu":
+        return None
+    number, _, name = topology_name(device).rpartition(" slices of ")
+    found = find_topology(name, int(number or 1))
+    return found if found.num_devices == mesh.size else None
+
+
+def _unplaced(value: Any) -> Any:
+    """Return shape and dtype of an array; other values unchanged."""
+    if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return value
+    weak = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
+    """Return the positions of arguments and of results that the next call is likely to get.
+
+    A donated argument, or one of several arrays, is taken for fed back if the function returns a
+    tree of its structure and types; and any array whose path a result has, as those of a module
+    that the function changes.
+
+    Args:
+        call: The call.
+    """
+    traced = call.traced
+    ins = [_type(aval) for aval in traced.in_avals]
+    outs = [_type(aval) for aval in traced.jaxpr.out_avals]
+    args, kwargs = traced.in_tree.unflatten(range(traced.in_tree.num_leaves))
+    results = traced.out_tree.unflatten(range(traced.out_tree.num_leaves))
+    by_path = {path: position for position, path in enumerate(traced.arg_names)}
+    tied: dict[int, int] = {}
+
+    def tie(tree: Any) -> bool:
+        leaves, structure = jax.tree.flatten(tree)
+        if not leaves or (len(leaves) == 1 and not call.donated[leaves[0]]):
+            return False
+        for candidate in (results, *_children(results)):
+            found, other = jax.tree.flatten(candidate)
+            if structure != other or not tied.keys().isdisjoint(found):
+                continue
+            if [ins[i] for i in leaves] == [outs[i] for i in found]:
+                tied.update(zip(found, leaves, strict=True))
+                return True
+        return False
+
+    for tree in (*args, *kwargs.values()):
+        if not tie(tree):
+            for child in _children(tree):
+                tie(child)
+    for position, path in enumerate(traced.result_paths):
+        source = by_path.get(path)
+        if source is not None and ins[source] == outs[position]:
+            tied.setdefault(position, source)
+    return tuple(sorted((argument, result) for result, argument in tied.items()))
+
+
+def _type(aval: Any) -> tuple[Any, Any]:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
+
+
+def _children(tree: Any) -> list[Any]:
+    """Return the values one level below the root of a tree; none for a leaf."""
+    if jax.tree_util.all_leaves([tree]):
+        return []
+    return jax.tree.leaves(tree, is_leaf=lambda value: value is not tree)

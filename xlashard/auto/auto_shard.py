@@ -1,0 +1,198 @@
+"""`auto_shard`: choose the layout of a function on a mesh, and prove it by compilation."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_program
+from xlashard.auto.plan.auto_plan import AutoPlan
+from xlashard.auto.plan.plan_description import describe_plan
+from xlashard.auto.problem import AutoProblem, ProgramLayout
+from xlashard.auto.proof import ProvenLayout, ProvenLayouts, Prover
+from xlashard.auto.proof import measure as run_programs
+from xlashard.auto.search import Search
+from xlashard.errors import ArgumentError, CompileError
+from xlashard.sharding import PartitionSpec
+from xlashard.tpu.topologies import Topology
+
+PROVEN = 4
+"""Number of the most promising programs that are compiled, beside the usual layouts."""
+_USUAL = ("data", "fsdp", "tensor")
+_HOPELESS = 2.0
+"""A usual layout is compiled unless its predicted time is so many times that of the best."""
+
+
+def auto_shard(
+    fun: Any,
+    *args: Any,
+    mesh: Target | None = None,
+    topology: Topology | str | None = None,
+    memory: float = 0.9,
+    measure: int = 0,
+    time_limit: float = 60.0,
+    fixed: Mapping[str, PartitionSpec] | None = None,
+    **kwargs: Any,
+) -> AutoPlan:
+    """Choose the layout of a function: specs of arguments and results, and constraints inside.
+
+    A search over the traced function proposes layouts, among them data, fully sharded data and
+    tensor parallelism. The best are compiled for the mesh, and ranked by the time of their
+    programs.
+
+    Args:
+        fun: A function of `xlashard.pjit`, `jax.jit` or `nnx.jit`, with its donation and the
+            shardings that it prescribes; or a plain function.
+        *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. Where arrays are now has
+            no effect.
+        mesh: Mesh, or its axis sizes such as `{"data": 8, "model": 4}`; None for the mesh in force.
+        topology: TPU topology, or its name: `"v5e-16"`; None for the devices of the mesh, or those
+            of this process. Other devices than TPUs are costed as v5e chips.
+        memory: Share of a device's memory that the program may use.
+        measure: Number of the fastest programs to run on the devices, with zeros as arguments.
+        time_limit: Seconds that a search may take; the plan then names its gap to the best layout.
+        fixed: Specs that the layout must keep, by regular expressions over the paths of arguments
+            and results, such as `{"^batch": P("data")}`; the first that matches holds.
+        **kwargs: Keyword arguments of the call.
+
+    Returns:
+        The plan. `print(plan)` displays it, `plan.apply(fun)` compiles the function with it.
+
+    Raises:
+        ArgumentError: If `fun`, `memory`, `measure` or `fixed` is invalid.
+        MeshError: If there is no mesh.
+        TopologyError: If the topology is unknown, or the mesh doesn't match it.
+        CompileError: If the compiler refuses the program in every layout.
+
+    Example:
+        >>> import jax, xlashard
+        >>> from xlashard import P
+        >>> w = jax.ShapeDtypeStruct((256, 64), "float32")
+        >>> x = jax.ShapeDtypeStruct((1024, 256), "float32")
+        >>> mesh = {"data": len(jax.devices())}
+        >>> plan = auto_shard(lambda w, x: x @ w, w, x, mesh=mesh, fixed={"x": P("data")})
+        >>> plan.inputs[1].spec
+        "P('data')"
+    """
+    with short_tracebacks:
+        _check_options(memory, measure)
+        program = read_program(fun, args, kwargs, mesh, topology)
+        _check_devices(program, measure)
+        problem = program.problem(memory, fixed)
+        found = solve(program, problem, time_limit)
+        if measure:
+            found = _measured(program, found, measure)
+        plan = describe_plan(program, problem, found, (args, kwargs))
+        if plan.fits or program.topology is None:
+            return plan
+        larger = read_larger(fun, args, kwargs, program)
+        return plan.with_slice(smallest_slice(larger, memory, fixed, time_limit))
+
+
+def _check_options(memory: float, measure: int) -> None:
+    if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory <= 1:
+        raise ArgumentError(
+            f"memory={memory!r} is invalid: expected a share of a device's memory, such as 0.9"
+        )
+    if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
+        raise ArgumentError(
+            f"measure={measure!r} is invalid: expected a number of programs to run, such as 3"
+        )
+
+
+def _check_devices(program: AutoProgram, measure: int) -> None:
+    if measure and program.at_hand is None:
+        raise ArgumentError(
+            f"measure={measure} runs programs, but {program.topology} has no devices at hand: "
+            "leave measure out, or pass the mesh of your devices"
+        )
+
+
+def _measured(program: AutoProgram, found: ProvenLayouts, count: int) -> ProvenLayouts:
+    """Return the layouts after the fastest were run."""
+    fitting = [p for p in found.proven if p.fits][:count]
+    mesh = program.at_hand
+    assert mesh is not None
+    seconds = run_programs(program.function, program.call, [p.layout for p in fitting], mesh)
+    timed = [replace(p, measured_seconds=s) for p, s in zip(fitting, seconds, strict=True)]
+    rest = [p for p in found.proven if p not in fitting]
+    return replace(found, proven=tuple(sorted((*timed, *rest), key=lambda p: p.rank)))
+
+
+def solve(
+    program: AutoProgram, problem: AutoProblem, time_limit: float = 60.0, count: int = PROVEN
+) -> ProvenLayouts:
+    """Search for layouts and compile the most promising.
+
+    While none of them fits, the search is repeated with less memory, in proportion to the excess.
+
+    Args:
+        program: The program.
+        problem: The problem of its layout.
+        time_limit: Seconds that a search may take.
+        count: Number of programs to compile per search.
+
+    Raises:
+        CompileError: If the compiler refuses all.
+    """
+    prover = Prover(
+        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
+    )
+    proven: list[ProvenLayout] = []
+    others: dict[str, ProgramLayout] = {}
+    limit = problem.memory_bytes
+    while True:
+        search = Search(replace(problem, memory_bytes=limit), time_limit)
+        layouts = sorted(search.run(), key=lambda layout: layout.seconds)
+        proven += prover.prove(layouts, count)
+        known = {p.layout.name for p in proven}
+        longest = _HOPELESS * layouts[0].seconds
+        usual = [x for x in layouts if x.name in _USUAL and x.seconds <= longest]
+        proven += prover.prove([x for x in usual if x.name not in known], len(usual))
+        others |= {layout.name: layout for layout in reversed(layouts)}
+        closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
+        # Half of the memory that is there is the least to plan for.
+        if closest <= problem.memory_bytes or limit < problem.memory_bytes / 2:
+            break
+        limit *= min(0.8, problem.memory_bytes / closest)
+    # A layout of a later search replaces a worse one of its name.
+    named = {p.layout.name: p for p in sorted(proven, key=lambda p: p.rank, reverse=True)}
+    proven = sorted(named.values(), key=lambda p: p.rank)
+    if proven[0].compilation is None:
+        # no-catalogue: needs a program that the compiler refuses
+        raise CompileError(
+            f"the compiler refuses {program.function.name} in {len(proven)} layouts: "
+            f"{proven[0].reason}"
+        )
+    known = {p.layout.name for p in proven}
+    left = [layout for name, layout in others.items() if name not in known]
+    left.sort(key=lambda layout: layout.seconds)
+    return ProvenLayouts(tuple(proven), tuple(left), search.gap)
+
+
+def smallest_slice(
+    larger: Iterable[AutoProgram],
+    memory: float,
+    fixed: Mapping[str, PartitionSpec] | None,
+    time_limit: float,
+) -> str:
+    """Return the smallest topology on which a layout fits; empty without one.
+
+    Args:
+        larger: The program on larger topologies, smallest first.
+        memory: Share of a device's memory that the program may use.
+        fixed: Specs that the layout must keep.
+        time_limit: Seconds that a search may take.
+    """
+    for program in larger:
+        problem = program.problem(memory, fixed)
+        layouts = Search(problem, time_limit).run()
+        smallest = sorted(layouts, key=lambda layout: layout.memory_bytes)
+        prover = Prover(
+            program.function, program.call, program.mesh, program.topology, problem.memory_bytes
+        )
+        if smallest[0].memory_bytes > problem.memory_bytes:
+            continue
+        if any(proven.fits for proven in prover.prove(smallest, 2)):
+            return str(program.topology)
+    return ""

@@ -1,0 +1,1 @@
+"""Plan of an automatic layout: its report, its rules, and the function compiled with it."""

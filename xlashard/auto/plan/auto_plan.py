@@ -1,0 +1,209 @@
+"""Report of an automatic layout, from which the function is compiled."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from rich.console import RenderableType
+
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.auto.auto_program import AutoProgram
+from xlashard.auto.plan.path_rules import path_rules
+from xlashard.auto.plan.plan_model import (
+    PathRule,
+    PlanFields,
+    spec_of_text,
+)
+from xlashard.auto.plan.plan_text import plan_code, plan_sections
+from xlashard.auto.plan.planned_function import PlannedProgram, planned
+from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.errors import ArgumentError, ProgramTooLargeError
+from xlashard.pjit.report.html.report_page import (
+    PageContents,
+    render_page,
+    report_environment,
+)
+from xlashard.pjit.report.serde import ReportFormat, SerializableReport
+from xlashard.pjit.report.tables import Page
+from xlashard.sharding import Mesh, NamedSharding
+from xlashard.wording import in_bytes, in_seconds
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, repr=False)
+class AutoPlan(SerializableReport, PlanFields):
+    """Layout of a function on a mesh. Made by `xlashard.auto_shard`.
+
+    `print(plan)` displays it; `apply` compiles the function with it.
+
+    Attributes:
+        name: Name of the function.
+        devices: Topology, or number and kind of the devices.
+        mesh: Names and sizes of the mesh axes.
+        outcome: `fits`, or `out of memory` if no layout fits; then the plan is the layout that
+            comes closest.
+        memory_bytes: Memory of a device that the program may use.
+        inputs: Arguments with their specs.
+        outputs: Results with their specs.
+        constraints: Sharding constraints inside.
+        layouts: Layouts that were considered, the plan's first.
+        collectives: Collectives of the compiled program by kind and mesh axes.
+        shares: Seconds of a step by the resource that the cores use or wait for.
+        fingerprint: Digest of the function's operations.
+        donated: Paths of donated arguments.
+        axis_rules: Mesh axes of logical axes, if arguments name them.
+        gap: Share by which a better solution of the integer program may exist; None if unknown.
+        unknown_primitives: Primitives without a sharding rule, which each device runs whole.
+        held: What holds the memory, if no layout fits; largest first.
+        smallest_slice: Smallest slice of the same chip that would do; empty if unknown.
+
+    Example:
+        >>> import jax, xlashard
+        >>> w = jax.ShapeDtypeStruct((256, 64), "float32")
+        >>> x = jax.ShapeDtypeStruct((1024, 256), "float32")
+        >>> plan = xlashard.auto_shard(lambda w, x: x @ w, w, x, mesh={"data": len(jax.devices())})
+        >>> plan.outcome, [value.path for value in plan.inputs]
+        ('fits', ['w', 'x'])
+    """
+
+    _format = ReportFormat("layout plan", _FORMAT, "xlashard.auto_shard(...).to_json()")
+    _program: ClassVar[AutoProgram | None] = None
+
+    def bound_to(self, program: AutoProgram) -> Self:
+        """Return the plan itself, after it has got the program that it was made for."""
+        object.__setattr__(self, "_program", program)
+        return self
+
+    def with_slice(self, topology: str) -> Self:
+        """Return the plan with the smallest slice that would do."""
+        found = replace(self, smallest_slice=topology)
+        return found if self._program is None else found.bound_to(self._program)
+
+    @property
+    def layout(self) -> ProgramLayout:
+        """The specs at the boundary and inside."""
+        chosen = self.chosen
+        return ProgramLayout(
+            chosen.name,
+            tuple(spec_of_text(value.spec) for value in self.inputs),
+            tuple(spec_of_text(value.spec) for value in self.outputs),
+            tuple(
+                (ConstraintSite(c.site, c.kind, c.index), spec_of_text(c.spec))
+                for c in self.constraints
+            ),
+            chosen.predicted_seconds,
+            chosen.predicted_bytes,
+        )
+
+    @property
+    def in_shardings(self) -> tuple[Any, ...]:
+        """Shardings of the positional arguments, as their trees.
+
+        Raises:
+            ArgumentError: If the plan was read from JSON.
+        """
+        with short_tracebacks:
+            program = self._bound("in_shardings")
+        leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.inputs]
+        outside: list[Any] = [None] * program.closed_over
+        return program.call.traced.in_tree.unflatten([*outside, *leaves])[0][program.closed_over :]
+
+    @property
+    def out_shardings(self) -> Any:
+        """Shardings of the results, as their tree.
+
+        Raises:
+            ArgumentError: If the plan was read from JSON.
+        """
+        with short_tracebacks:
+            program = self._bound("out_shardings")
+        leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.outputs]
+        return program.call.traced.out_tree.unflatten(leaves)
+
+    def _bound(self, name: str) -> AutoProgram:
+        if self._program is None:
+            raise ArgumentError(
+                f"{name} of a plan that was read from JSON is unknown: it holds paths, not trees; "
+                f"write plan.apply({self.name}, mesh=mesh), or plan.rules()"
+            )
+        return self._program
+
+    def apply(self, fun: Any, mesh: Mesh | None = None, **options: Any) -> Any:
+        """Return the function, compiled with the layout.
+
+        Args:
+            fun: The function that the plan was made for: a plain one, or one of `pjit` or
+                `jax.jit`, whose static and donated arguments it keeps.
+            mesh: Mesh of the devices to run on, with the names and sizes of the plan's axes;
+                None for the plan's own mesh.
+            **options: Options of `pjit` for a plain function, such as `donate_argnums=0`.
+
+        Raises:
+            ArgumentError: If the function is another one, or the mesh is missing or has others
+                axes.
+            ProgramTooLargeError: If the program fits in no layout.
+        """
+        with short_tracebacks:
+            if not self.fits:
+                used = self.chosen.total_bytes or self.chosen.predicted_bytes
+                raise ProgramTooLargeError(
+                    f"{self.name} fits in no layout: the smallest takes {in_bytes(used)} of "
+                    f"{in_bytes(self.memory_bytes)} on each device: {self._remedy()}"
+                )
+            program = self._program
+            own = None if program is None else program.at_hand or program.mesh
+            applied = PlannedProgram(
+                name=self.name,
+                layout=self.layout,
+                arguments=tuple(value.path for value in self.inputs),
+                results=tuple(value.path for value in self.outputs),
+                fingerprint=self.fingerprint,
+                mesh=self._checked_mesh(own if mesh is None else mesh),
+            )
+            return planned(fun, applied, options)
+
+    def _remedy(self) -> str:
+        if self.smallest_slice:
+            return f"use {self.smallest_slice}"
+        return "use more devices, smaller batches or jax.checkpoint"
+
+    def _checked_mesh(self, mesh: Mesh | None) -> Mesh:
+        sizes = dict(self.mesh)
+        if mesh is None:
+            raise ArgumentError(
+                f"mesh of apply is missing, and the plan was read from JSON: write "
+                f"plan.apply({self.name}, mesh=jax.make_mesh({tuple(sizes.values())}, "
+                f"{tuple(sizes)}))"
+            )
+        if dict(mesh.shape) != sizes:
+            raise ArgumentError(
+                f"mesh of apply has the axes {dict(mesh.shape)}, but the plan was made for "
+                f"{sizes}: write mesh=jax.make_mesh({tuple(sizes.values())}, {tuple(sizes)})"
+            )
+        return Mesh(mesh.devices, mesh.axis_names)
+
+    def rules(self) -> tuple[PathRule, ...]:
+        """Return the layout of the arguments as rules; the first that matches a path holds."""
+        specs = {value.path: value.spec for value in self.inputs}
+        return tuple(PathRule(*rule) for rule in path_rules(specs))
+
+    def code(self) -> str:
+        """Return the layout as Python code: the mesh, shardings by rules, constraints by line."""
+        return plan_code(self)
+
+    def __repr__(self) -> str:
+        chosen = self.chosen
+        time = in_seconds(chosen.best_seconds)
+        return f"<AutoPlan of {self.name} on {self.devices}: {self.outcome}, {time}; print it>"
+
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+        return plan_sections(self, page)
+
+    def to_html(self) -> str:
+        """Return the report as a self-contained HTML page, to be written in UTF-8."""
+        template = report_environment(__package__ or "").get_template("plan.html")
+        title = f"{self.name} on {self.devices}"
+        return render_page(
+            template, PageContents(title, "auto_shard", [self.name], [self], [self.to_dict()])
+        )

@@ -1,0 +1,199 @@
+"""Data model of automatic layouts: frozen values of plain types."""
+
+import ast
+from dataclasses import dataclass
+from typing import Literal
+
+from xlashard.hlo.collectives import CollectiveTotal
+from xlashard.pjit.report.model import SourceLine
+from xlashard.sharding import PartitionSpec
+from xlashard.wording import typed
+
+type Outcome = Literal["fits", "out of memory", "refused", "not compiled"]
+"""Verdict on a layout by its compiled program; `not compiled` if others were more promising."""
+
+
+@dataclass(frozen=True)
+class PlannedValue:
+    """An argument or a result with its spec.
+
+    Attributes:
+        path: Path in Python: `state['params']['w']`, `result[0]`.
+        shape: Shape.
+        dtype: Name of the dtype.
+        spec: Spec, as text: `P('data', None)`.
+        device_bytes: Bytes of the shard on one device.
+        is_fixed: Whether the caller or the function prescribed the spec.
+        runner_up: Spec in the layout that came second, where it is another one.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: str
+    device_bytes: int
+    is_fixed: bool = False
+    runner_up: str = ""
+
+    @property
+    def type(self) -> str:
+        """Dtype and shape: `float32[8,16]`."""
+        return typed(self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class PlannedConstraint:
+    """Sharding constraint inside the function.
+
+    Attributes:
+        operation: Name of the primitive: `dot_general`.
+        kind: `result` or `operand` of the operation, or `parameter` of the function inside it.
+        index: Position among them.
+        type: Type of the constrained value: `float32[8,16]`.
+        spec: Spec, as text.
+        source: Line of the operation; None if unknown.
+        site: Path of the operation in the jaxpr, as in `ConstraintSite`.
+    """
+
+    operation: str
+    kind: Literal["operand", "result", "parameter"]
+    index: int
+    type: str
+    spec: str
+    source: SourceLine | None
+    site: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """A layout that was considered.
+
+    Attributes:
+        name: Its name: `auto`, or `data`, `fsdp`, `tensor`, `fsdp+tensor`.
+        outcome: Verdict.
+        predicted_seconds: Time of a step by the search, before any compilation.
+        predicted_bytes: Memory of a device by the search.
+        seconds: Time of a step of the compiled program; None if it wasn't compiled.
+        total_bytes: Memory of a device of the compiled program; None likewise.
+        measured_seconds: Median time of a step on the devices; None if not measured.
+        reason: The compiler's error; empty if there is none.
+    """
+
+    name: str
+    outcome: Outcome
+    predicted_seconds: float
+    predicted_bytes: int
+    seconds: float | None = None
+    total_bytes: int | None = None
+    measured_seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def best_seconds(self) -> float:
+        """The measured time, else that of the compiled program, else the predicted one."""
+        known = self.seconds if self.measured_seconds is None else self.measured_seconds
+        return self.predicted_seconds if known is None else known
+
+
+@dataclass(frozen=True)
+class PathRule:
+    """Spec of all values whose path a regular expression matches.
+
+    Attributes:
+        pattern: Regular expression, for `re.search`; of several rules the first that matches holds.
+        spec: Spec, as text.
+    """
+
+    pattern: str
+    spec: str
+
+
+@dataclass(frozen=True)
+class LogicalAxisRule:
+    """Mesh axes of a logical axis, as flax's `logical_axis_rules` takes them.
+
+    Attributes:
+        name: The logical axis: `embed`.
+        axes: The mesh axes; empty for a dimension that stays whole.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HeldMemory:
+    """Part of the memory of a program that fits in no layout.
+
+    Attributes:
+        name: Path of an argument, or the operation of a temporary.
+        type: Type of one shard or temporary.
+        device_bytes: Bytes on one device.
+        source: Line of a temporary; None for arguments.
+    """
+
+    name: str
+    type: str
+    device_bytes: int
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True)
+class PlanFields:
+    """Facts of an automatic layout; see `AutoPlan`."""
+
+    name: str
+    devices: str
+    mesh: tuple[tuple[str, int], ...]
+    outcome: Outcome
+    memory_bytes: int
+    inputs: tuple[PlannedValue, ...]
+    outputs: tuple[PlannedValue, ...]
+    constraints: tuple[PlannedConstraint, ...]
+    layouts: tuple[PlannedLayout, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    shares: tuple[tuple[str, float], ...]
+    fingerprint: str
+    donated: tuple[str, ...] = ()
+    axis_rules: tuple[LogicalAxisRule, ...] = ()
+    gap: float | None = None
+    unknown_primitives: tuple[str, ...] = ()
+    held: tuple[HeldMemory, ...] = ()
+    smallest_slice: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """True if the layout fits in the memory."""
+        return self.outcome == "fits"
+
+    @property
+    def chosen(self) -> PlannedLayout:
+        """The plan's own layout."""
+        return self.layouts[0]
+
+    @property
+    def runner_up(self) -> PlannedLayout | None:
+        """The fastest other layout that fits; None without one."""
+        return next((layout for layout in self.layouts[1:] if layout.outcome == "fits"), None)
+
+
+def spec_of_text(text: str) -> PartitionSpec:
+    """Return the spec of its text.
+
+    Args:
+        text: Text such as `P('data', None)`.
+
+    Example:
+        >>> spec_of_text("P(('data', 'model'), None)")
+        P(('data', 'model'), None)
+    """
+    inner = text.removeprefix("P(").removesuffix(")")
+    return PartitionSpec(*(ast.literal_eval(f"({inner},)") if inner else ()))
+
+
+def text_of_spec(spec: PartitionSpec) -> str:
+    """Return the text of a spec, without dimensions at its end that stay whole."""
+    dims = list(spec)
+    while dims and dims[-1] is None:
+        dims.pop()
+    return f"P({', '.join(map(repr, dims))})"

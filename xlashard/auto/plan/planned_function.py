@@ -1,0 +1,146 @@
+"""A function compiled with the layout of a plan: each call is traced, then gets the layout."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from xlashard._jax.trace import jitted, tracing
+from xlashard._jax.trace.tracing import equations
+from xlashard.auto.insertion import insert_constraints
+from xlashard.auto.problem import ProgramLayout
+from xlashard.auto.proof import call_with_layout
+from xlashard.errors import ArgumentError
+from xlashard.pjit.api import callable_of, pjit
+from xlashard.pjit.compile import PROGRAMS
+from xlashard.pjit.function import Function
+from xlashard.pjit.options import PjitOptions, Selected
+from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
+from xlashard.pjit.stages.from_jax import unwrapped
+from xlashard.pjit.trace import Call
+from xlashard.sharding import Mesh
+
+
+def fingerprint_of(jaxpr: Any) -> str:
+    """Return a digest of the operations of a jaxpr, in order; sizes don't matter.
+
+    Args:
+        jaxpr: The closed jaxpr.
+    """
+    names = " ".join(eqn.primitive.name for eqn in equations(jaxpr))
+    return hashlib.sha256(names.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedProgram:
+    """Layout of one program, with the paths of its arguments and results.
+
+    Attributes:
+        name: Name of the function.
+        layout: The layout.
+        arguments: Path of each argument.
+        results: Path of each result.
+        fingerprint: Digest of its operations.
+        mesh: Mesh of the devices.
+    """
+
+    name: str
+    layout: ProgramLayout
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    fingerprint: str
+    mesh: Mesh
+
+    def place(self, call: Call) -> Call:
+        """Return a traced call with the layout.
+
+        Raises:
+            ArgumentError: If the call is one of another program.
+        """
+        jaxpr = call.traced.jaxpr
+        if not self.layout.constraints:
+            self._check(call)
+            return call_with_layout(call, self.layout, self.mesh, jaxpr)
+        # One jaxpr for all calls: its programs are kept by it.
+        inside = PROGRAMS.cached(jaxpr, ("plan", self), lambda: self._constrained(call))
+        return call_with_layout(call, self.layout, self.mesh, inside)
+
+    def _constrained(self, call: Call) -> Any:
+        self._check(call)
+        return insert_constraints(call.traced.jaxpr, self.mesh, self.layout.constraints)
+
+    def _check(self, call: Call) -> None:
+        traced = call.traced
+        differs = next((p for p in traced.arg_names if p not in self.arguments), None)
+        same = traced.arg_names == self.arguments and traced.result_paths == self.results
+        if not same or fingerprint_of(traced.jaxpr) != self.fingerprint:
+            what = "other operations" if differs is None else f"the argument {differs}"
+            raise ArgumentError(
+                f"{traced.name} has {what}, which the plan of {self.name} doesn't know: make a "
+                f"plan for it, xlashard.auto_shard({traced.name}, ..., mesh=mesh)"
+            )
+
+
+class PlannedFunction(Function):
+    """Function whose calls get the layout of a plan.
+
+    Args:
+        fun: The Python function.
+        options: Its options, without shardings.
+        static: Its static arguments.
+        program: The layout.
+    """
+
+    def __init__(
+        self, fun: Any, options: PjitOptions, static: Selected, program: PlannedProgram
+    ) -> None:
+        super().__init__(fun, options, static)
+        self._program = program
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.fun, self.options, self.static, self._program)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Trace for the arguments of a call, and give the call the layout."""
+        if not tracing.is_top_level():
+            return self._program.place(super().trace(args, kwargs))
+        with jax.set_mesh(self._program.mesh):
+            call = super().trace(args, kwargs)
+        return self._program.place(call)
+
+
+def planned(fun: Any, program: PlannedProgram, options: Mapping[str, Any]) -> Any:
+    """Return a function compiled with a layout.
+
+    Args:
+        fun: A plain function, or one of `pjit` or `jax.jit`.
+        program: The layout.
+        options: Options of `pjit` for a plain function.
+
+    Raises:
+        ArgumentError: If the function is a wrapper such as that of `nnx.jit`.
+    """
+    fun, *values = unwrapped(fun, (), {})
+    if any(values):
+        raise ArgumentError(
+            f"fun of apply is a partial or a method of {program.name}, whose bound values the plan "
+            "holds as arguments: pass the function itself"
+        )
+    if jitted.is_jitted(fun):
+        fun = pjit(fun._fun, **jitted.options_of(fun))
+    if not isinstance(getattr(fun, "_function", None), Function):
+        if hasattr(fun, "lower") or hasattr(fun, "trace"):
+            raise ArgumentError(
+                f"fun of apply is a {type(fun).__name__}, which passes its own arguments to "
+                f"jax.jit: use plan.rules() for its arguments, or a pure function of pytrees"
+            )
+        fun = pjit(fun, **options)
+    function = fun._function
+    nowhere = replace(
+        function.options,
+        in_resources=read_resources(UNSPECIFIED, "in_shardings"),
+        out_resources=read_resources(UNSPECIFIED, "out_shardings"),
+    )
+    return callable_of(PlannedFunction(function.fun, nowhere, function.static, program))

@@ -1,0 +1,253 @@
+"""Proof of layouts: each is compiled for the mesh, and ranked by the time of its program.
+
+The compiler of the mesh's devices decides what a layout is worth. On TPUs it stops before it
+generates code. On devices that aren't TPUs, such as emulated ones, its module is costed at the
+rates of the nominal chip, with one link per mesh axis.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xlashard.auto.insertion import insert_constraints
+from xlashard.auto.problem import Machine, ProgramLayout, machine_of
+from xlashard.errors import XlashardError
+from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
+from xlashard.hlo.shapes import HBM
+from xlashard.pjit import Compiled, Lowered, Traced
+from xlashard.pjit.function import Function
+from xlashard.pjit.trace import Call
+from xlashard.sharding import Mesh, NamedSharding
+from xlashard.tpu.cost.network_model import NetworkCost
+from xlashard.tpu.cost.operation import OperationModel
+from xlashard.tpu.cost.schedule import walk_schedule
+from xlashard.tpu.cost.time_estimate import estimate_time, schedule_step
+from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
+from xlashard.tpu.preflight.mesh_mapping import map_call
+from xlashard.tpu.topologies import Topology
+
+_ROUNDS = 5
+"""Timed runs of each program, after one that isn't timed."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProvenLayout:
+    """Layout whose program was compiled.
+
+    Attributes:
+        layout: The layout.
+        seconds: Estimated time of a step; infinite if the compiler refused the program.
+        memory_bytes: Memory of a device, without code.
+        fits: Whether the memory suffices.
+        shares: Seconds of the step by the resource that the cores use or wait for.
+        collectives: Collectives by kind and mesh axes, those that send most bytes first.
+        reason: The compiler's error; empty if it accepted the program.
+        compilation: The compiled program; None if the compiler refused it.
+        measured_seconds: Median time of a step on the devices; None if not measured.
+    """
+
+    layout: ProgramLayout
+    seconds: float
+    memory_bytes: int = 0
+    fits: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
+    collectives: tuple[CollectiveTotal, ...] = ()
+    reason: str = ""
+    compilation: Compilation | None = None
+    measured_seconds: float | None = None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sort key: measured times first, then estimated ones, memory excess, and refusals."""
+        if self.compilation is None:
+            return 3, 0.0
+        if not self.fits:
+            return 2, float(self.memory_bytes)
+        return (1, self.seconds) if self.measured_seconds is None else (0, self.measured_seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class ProvenLayouts:
+    """Result of search and proof.
+
+    Attributes:
+        proven: Compiled layouts, best first.
+        others: Layouts that were not compiled, best predicted first.
+        gap: Share by which a better solution of the integer program may exist.
+    """
+
+    proven: tuple[ProvenLayout, ...]
+    others: tuple[ProgramLayout, ...]
+    gap: float
+
+
+def call_with_layout(call: Call, layout: ProgramLayout, mesh: Mesh, jaxpr: Any = None) -> Call:
+    """Return a traced call with the shardings of a layout at its boundary and inside.
+
+    Args:
+        call: The call.
+        layout: Layout of its jaxpr.
+        mesh: Mesh whose axes the layout names.
+        jaxpr: The jaxpr with the constraints of the layout; None to insert them.
+    """
+    if jaxpr is None:
+        jaxpr = insert_constraints(call.traced.jaxpr, mesh, layout.constraints)
+    return replace(
+        call,
+        traced=replace(call.traced, jaxpr=jaxpr),
+        mesh=mesh,
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in layout.in_specs),
+        out_shardings=tuple(NamedSharding(mesh, spec) for spec in layout.out_specs),
+    )
+
+
+class Prover:
+    """Compiles layouts of one program.
+
+    Args:
+        function: The function.
+        call: Its traced call, on the mesh.
+        mesh: The mesh.
+        topology: Topology of its devices; None for devices that aren't TPUs.
+        memory_bytes: Memory of a device that the program may use.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        call: Call,
+        mesh: Mesh,
+        topology: Topology | None,
+        memory_bytes: float,
+    ) -> None:
+        self._function, self._mesh = function, mesh
+        self._topology, self._memory = topology, memory_bytes
+        # A layout places the arguments, wherever they are now.
+        self._call = replace(call, values=tuple(map(_unplaced, call.values)))
+        self._proven: dict[str, ProvenLayout] = {}
+
+    @cached_property
+    def _machine(self) -> Machine:
+        return machine_of(self._mesh, self._topology)
+
+    def prove(self, layouts: Iterable[ProgramLayout], count: int) -> list[ProvenLayout]:
+        """Compile layouts in order; return them, best first.
+
+        Layouts with equal programs are compiled once. One that the compiler refuses has its error.
+
+        Args:
+            layouts: Layouts, the most promising first.
+            count: Number of programs to compile.
+        """
+        found: list[ProvenLayout] = []
+        for layout in layouts:
+            try:
+                call = call_with_layout(self._call, layout, self._mesh)
+                lowered = Traced(self._function, call).lower()
+                text = lowered.as_text()
+                if text not in self._proven:
+                    if count < 1:
+                        continue
+                    count -= 1
+                    self._proven[text] = self._compiled(layout, lowered)
+                found.append(replace(self._proven[text], layout=layout))
+            except (XlashardError, ValueError, RuntimeError, NotImplementedError) as error:
+                found.append(ProvenLayout(layout, float("inf"), reason=str(error)))
+        return sorted(found, key=lambda p: p.rank)
+
+    def _compiled(self, layout: ProgramLayout, lowered: Lowered) -> ProvenLayout:
+        topology, mesh = self._topology, self._mesh
+        compilation = compile_for_report(lowered, estimate=topology is not None)
+        module = compilation.module
+        found = compilation.collectives(mesh)
+        if topology is None:
+            rates = self._machine.rates
+            costs = [(c, nominal_cost(c, self._machine, mesh)) for c in found]
+            schedule = walk_schedule(module, costs, OperationModel(module, rates), rates)
+            seconds = schedule.seconds
+        else:
+            schedule = schedule_step(compilation, topology, mesh)
+            seconds = estimate_time(compilation, topology, mesh, schedule=schedule).seconds
+        memory = sum(a.size for a in module.allocations if a.memory == HBM)
+        return ProvenLayout(
+            layout=layout,
+            seconds=seconds,
+            memory_bytes=memory,
+            fits=not compilation.too_large and memory <= self._memory,
+            shares=tuple(sorted(schedule.by_resource().items(), key=lambda item: -item[1])),
+            collectives=summarize(found, mesh),
+            compilation=compilation,
+        )
+
+
+def _unplaced(value: Any) -> Any:
+    if not hasattr(value, "shape"):
+        return value
+    weak = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def nominal_cost(collective: Collective, machine: Machine, mesh: Mesh) -> NetworkCost:
+    """Return the network cost of a collective on a machine with one link per mesh axis.
+
+    Args:
+        collective: The collective.
+        machine: Machine of the mesh.
+        mesh: The mesh.
+    """
+    parts = collective.axes(mesh)
+    named = {part.name for part in parts or ()}
+    axes = [a for a in machine.axes if a.size > 1 and (a.name in named or parts is None)]
+    if not axes or not collective.sent_bytes:
+        return NetworkCost()
+    # Groups that follow no axes, and permutations, wait for the slowest of the links.
+    together = parts is not None and "permute" not in collective.kind
+    speeds = [axis.bytes_per_second for axis in axes]
+    latency = sum(axis.latency for axis in axes)
+    seconds = collective.sent_bytes / (sum(speeds) if together else min(speeds))
+    names = tuple(axis.name for axis in axes)
+    return NetworkCost(collective.sent_bytes, seconds, names, expected_seconds=seconds + latency)
+
+
+def measure(
+    function: Function, call: Call, layouts: Sequence[ProgramLayout], mesh: Mesh
+) -> list[float]:
+    """Run the programs of layouts in turns; return the median seconds of each.
+
+    Arguments are zeros.
+
+    Args:
+        function: The function.
+        call: Its traced call, on a mesh with these axes.
+        layouts: The layouts.
+        mesh: Mesh of the devices to run on.
+    """
+    calls = [call_with_layout(map_call(call, mesh), layout, mesh) for layout in layouts]
+    programs = [Traced(function, call).lower().compile() for call in calls]
+    times: list[list[float]] = [[] for _ in layouts]
+    for _ in range(_ROUNDS + 1):
+        for call, compiled, taken in zip(calls, programs, times, strict=True):
+            taken.append(_run_once(compiled, call))
+    return [statistics.median(taken[1:]) for taken in times]
+
+
+def _run_once(compiled: Compiled, call: Call) -> float:
+    """Return the seconds of one run; its arguments are made anew, because it may donate them."""
+    zeros = jax.jit(lambda: list(map(_zero, call.traced.in_avals)))()
+    values = jax.device_put(zeros, list(call.in_shardings))
+    args, kwargs = call.traced.in_tree.unflatten(jax.block_until_ready(values))
+    started = time.perf_counter()
+    jax.block_until_ready(compiled(*args, **kwargs))
+    return time.perf_counter() - started
+
+
+def _zero(aval: Any) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0, impl=aval.dtype._impl), aval.shape)
+    return jnp.zeros(aval.shape, aval.dtype)
