@@ -20,7 +20,6 @@ from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import explain
 from xlashard.errors import ArgumentError
-from xlashard.pjit.stages.from_jax import traced_call
 
 MESH = make_mesh((4, 2), ("data", "model"))
 
@@ -314,72 +313,3 @@ def test_partials_methods_and_modules():
     report = explain(partial(given, f32(8, 8)), f32(8, 8))
     assert [(v.path, v.spec) for v in report.inputs] == [("w", "P()"), ("x", "P('data')")]
     assert [d.path for d in report.donations if d.donated] == ["x"]
-
-
-class Block(nnx.Module):
-    def __init__(self, rngs: Any) -> None:
-        self.dense = nnx.Linear(4, 4, rngs=rngs)
-        self.count = nnx.Variable(jnp.zeros(()))
-
-
-class Blocks(nnx.Module):
-    def __init__(self) -> None:
-        rngs = nnx.Rngs(0)
-        self.blocks = nnx.List([Block(rngs), Block(rngs)])
-        self.tied = self.blocks[0].dense
-
-
-@partial(nnx.jit, static_argnums=1)
-def count_up(model: Any, times: int, x: Any, *, extra: Any) -> Any:
-    for block in model.blocks:
-        x = block.dense(x)
-        block.count[...] += times
-    model.last = nnx.Variable(x.sum())
-    return {"y": x}, extra["more"], model.blocks[1]
-
-
-@nnx.jit
-def made(x: Any) -> Any:
-    return Blocks(), x
-
-
-STATE = [
-    f"blocks[{i}].{name}.value" for i in (0, 1) for name in ("count", "dense.bias", "dense.kernel")
-]
-
-
-def test_paths_of_modules_in_arguments_and_results() -> None:
-    model, other, x = Blocks(), Blocks(), np.ones((2, 4), np.float32)
-    call = traced_call(count_up, (model, 3, x), {"extra": {"more": other}})[1]
-    states = [f"model.{path}" for path in STATE]
-    others = [f"extra['more'].{path}" for path in STATE]
-    assert call.traced.arg_names == (*states, "x", *others)
-    assert call.traced.result_paths == (*states, "model.last.value", *others, "result[0]['y']")
-    # A module passed twice is one value; a function without modules has JAX's own result.
-    twice = nnx.jit(lambda a, b: (a.tied(b[0].tied(x)), b))
-    traced = traced_call(twice, (model, [model]))[1].traced
-    assert traced.arg_names == tuple(f"a.{path}" for path in STATE)
-    assert traced.result_paths == (*(f"a.{path}" for path in STATE), "result[0]")
-    assert traced_call(nnx.jit(lambda x: (x, x)), (x,))[1].traced.result_paths == (
-        "result[0]",
-        "result[1]",
-    )
-    # Of another wrapper such a result keeps its names.
-    lookalike = eqx.filter_jit(lambda x: ((x,), {}, x))
-    assert "args" not in str(traced_call(lookalike, (x,))[1].traced.result_paths)
-
-
-def test_paths_of_modules_in_recorded_programs() -> None:
-    x = np.ones((2, 4), np.float32)
-    with xlashard.record_programs() as programs:
-        model = made(x)[0]
-        count_up(model, 3, x, extra={"more": Blocks()})
-        count_up.lower(model, 3, x, extra={"more": Blocks()})
-    found = [program.stage._call.traced for program in programs if not program.is_operation]
-    create, first, lowered = (t for t in found if t.name in ("made", "count_up"))
-    assert create.result_paths == (*(f"result[0].{path}" for path in STATE), "result[1]")
-    states = [f"model.{path}" for path in STATE]
-    assert first.arg_names[:7] == (*states, "x")
-    # The first call has given the model one more variable.
-    assert lowered.arg_names[:8] == (*states, "model.last.value", "x")
-    assert first.result_paths[:7] == lowered.result_paths[:7] == (*states, "model.last.value")

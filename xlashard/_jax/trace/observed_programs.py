@@ -115,6 +115,21 @@ def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
     return None
 
 
+def caller_locals(file: str, function: str) -> dict[str, Any] | None:
+    """Return the variables of the innermost frame of a function that calls; None without one.
+
+    Args:
+        file: End of the path of its file.
+        function: Its name.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(file):
+            return frame.f_locals
+        frame = frame.f_back
+    return None
+
+
 def _has_trees(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(JAX_FOLDER)
 

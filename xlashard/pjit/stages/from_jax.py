@@ -20,7 +20,8 @@ from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
-from xlashard.pjit.stages.nnx_paths import NnxPaths
+from xlashard.pjit.stages.equinox_paths import equinox_paths, is_equinox
+from xlashard.pjit.stages.nnx_paths import NnxPaths, cached_arguments
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call, with_explained_axes
 from xlashard.program.plan import option_items
@@ -71,9 +72,21 @@ def traced_call(
     user = getattr(fun, "__wrapped__", fun)
     own = program.jaxpr.debug_info.safe_arg_names(len(program.jaxpr.in_avals))
     own = own[len(program.consts) :]
-    nnx = NnxPaths.of(program.in_tree, program.out_tree, own, fun)
-    names = _users_paths(program, nnx.arguments if nnx else own, argument_leaves(fun, args, kwargs))
-    jaxpr = jitted.renamed(program.jaxpr, names, nnx.results if nnx else None, user)
+    if is_equinox(fun):
+        results = program.jaxpr.debug_info.safe_result_paths(len(program.jaxpr.out_avals))
+        names, results = equinox_paths((fun, args, kwargs), own, results)
+    else:
+        nnx = NnxPaths.of(program.in_tree, program.out_tree, own, fun)
+        results = nnx.results if nnx else None
+        own = nnx.arguments if nnx else own
+        names = own
+        # The arguments that `nnx.jit_partial` was given precede those of the call.
+        if not hasattr(fun, "partial_args") or not fun.partial_args:
+            names = _users_paths(program, own, argument_leaves(fun, args, kwargs))
+        if results is not None:
+            users = dict(zip(own, names, strict=True))
+            results = tuple(users.get(path, path) for path in results)
+    jaxpr = jitted.renamed(program.jaxpr, names, results, user)
     params = {**program.params, "name": function_name(user)}
     return _converted(replace(program, jaxpr=jaxpr, params=params), user, _NONE)
 
@@ -147,7 +160,7 @@ def call_of_stage(stage: jax.stages.Traced | jax.stages.Lowered) -> tuple[Functi
 def unwrapped(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the compiled function inside partials and bound methods, with their arguments.
+    """Return the compiled function inside partials (`nnx.cached_partial` too) and bound methods.
 
     A function that holds no compiled one is returned unchanged.
     """
@@ -160,6 +173,8 @@ def unwrapped(
         elif all(hasattr(inner, name) for name in ("func", "args", "keywords")):
             before, named = (*inner.args, *before), {**inner.keywords, **named}
             inner = inner.func
+        elif (cached := cached_arguments(inner)) is not None:
+            inner, before = cached[0], (*cached[1], *before)
         else:
             return fun, args, kwargs
 

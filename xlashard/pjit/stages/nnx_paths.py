@@ -1,5 +1,7 @@
 """Paths of the modules that `nnx.jit` passes to JAX as flat lists of arrays."""
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +43,9 @@ class NnxPaths:
         if fun is not None and not type(fun).__module__.startswith("flax.nnx"):
             return None
         args, out = (tree.unflatten(range(tree.num_leaves)) for tree in (in_tree, out_tree))
+        if isinstance(out, tuple) and len(out) == 2 and _are_updates(out[1]):
+            arguments = tuple(_STATE.sub(r".\1", name) for name in arg_names)
+            return cls(arguments, _with_updates(args, out, arguments))
         if not (isinstance(out, tuple) and len(out) == 3 and isinstance(out[0], tuple)):
             return None
         if fun is None and not _has_module((args, out)):
@@ -67,9 +72,47 @@ class NnxPaths:
         return cls(tuple(taken), tuple(given))
 
 
+def cached_arguments(fun: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """Return the function and the arguments of `nnx.cached_partial`; None for another function."""
+    if getattr(fun, "__code__", None) is None or fun.__code__.co_name != "cache_args_wrapper":
+        return None
+    cells = inspect.getclosurevars(fun).nonlocals
+    return (cells["f"], tuple(cells["cached_args"])) if "cached_args" in cells else None
+
+
+# Of the state of a module under `nnx.jit(graph=True, graph_updates=False)`.
+_STATE = re.compile(r"\.__state__\['(\w+)'\]")
+
+
+def _are_updates(value: Any) -> bool:
+    """Return True for the new values of variables that `nnx.jit(graph=False)` returns."""
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    return is_list and all(type(u).__name__ == "Updates" and hasattr(u, "_keys") for u in value)
+
+
+def _with_updates(args: Any, out: Any, arg_names: Paths) -> Paths:
+    """Return the path of each result; for a variable's new value that of the argument."""
+    known = {
+        tuple(map(_key, path)): arg_names[index]
+        for path, index in jax.tree_util.tree_flatten_with_path(args)[0]
+    }
+    paths = ["result" + keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(out[0])[0]]
+    for group in out[1]:
+        for key, value in zip(group._keys, group._values, strict=True):
+            # Those of `nnx.jit_partial` are positions in its first argument.
+            start = (0, 0, key)
+            if not isinstance(key, int):
+                start = ({"args": 0, "kwargs": 1}[_key(key[0])], *map(_key, key[1:]))
+            for below, _ in jax.tree_util.tree_flatten_with_path(value)[0]:
+                path = (*start, *map(_key, below))
+                names = (name for at, name in known.items() if at[: len(path)] == path)
+                paths.append(next(names, f"update of {key}"))
+    return tuple(paths)
+
+
 def _key(entry: Any) -> Any:
-    """Return the index or key of an entry of a path."""
-    return getattr(entry, "idx", getattr(entry, "key", None))
+    """Return the index, key or name of an entry of a path."""
+    return getattr(entry, "idx", getattr(entry, "key", getattr(entry, "name", None)))
 
 
 type _Path = tuple[Any, ...]

@@ -31,6 +31,7 @@ from xlashard._jax.trace.tracing import (
     struct_of,
 )
 from xlashard.errors import ArgumentError
+from xlashard.pjit.stages.equinox_paths import call_under_way, equinox_paths
 from xlashard.pjit.stages.from_jax import call_of_jax
 from xlashard.pjit.stages.nnx_paths import NnxPaths
 from xlashard.pjit.stages.traced import Traced
@@ -141,11 +142,17 @@ def _moved_call(program: PjitProgram, devices: DeviceMap) -> Traced:
 
 
 def _named(jaxpr: Any) -> Any:
-    """Return the jaxpr of a program with the paths of modules, if it is of `nnx.jit`."""
+    """Return the jaxpr of a program of `nnx.jit` or `eqx.filter_jit` with the user's paths."""
+    debug = jaxpr.debug_info
+    own = debug.safe_arg_names(len(jaxpr.in_avals))
+    call = call_under_way(own)
+    if call is not None:
+        return renamed(
+            jaxpr, *equinox_paths(call, own, debug.safe_result_paths(len(jaxpr.out_avals)))
+        )
     trees = observed_programs.trees_under_way(jaxpr)
     if trees is None:
         return jaxpr
-    own = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
     ins, outs = map(in_default_registry, trees)
     paths = NnxPaths.of(ins, outs, own)
     return jaxpr if paths is None else renamed(jaxpr, paths.arguments, paths.results)
