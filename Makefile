@@ -120,7 +120,7 @@ format: $(developing) ## Let ruff put the code into its form
 bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to benchmarks/figures.json
 	mkdir -p bench-results
 	failed=; \
-	for file in $(sort $(wildcard benchmarks/[a-z]*.py)); do \
+	for file in $(filter-out benchmarks/auto.py,$(sort $(wildcard benchmarks/[a-z]*.py))); do \
 		name=$$(basename $$file .py); \
 		rm -f bench-results/$$name.json; \
 		$(python) -m benchmarks.$$name --json bench-results/$$name.json $(ARGS) \
@@ -128,6 +128,10 @@ bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to benc
 	done; \
 	$(python) -m benchmarks._page bench-results; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+.PHONY: bench-auto
+bench-auto: $(developing) ## Compare automatic shardings with layouts by hand (ARGS="--programs vit")
+	$(python) -m benchmarks.auto $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that the tools cache

@@ -1,9 +1,10 @@
 """Training steps of decoders for automatic shardings, with their layouts."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from benchmarks._auto_program import AutoProgram, Constrain, HandLayout, Turn
+from benchmarks._auto_program import BenchmarkProgram, Constrain, HandLayout, Turn
 from benchmarks._auto_transformers import Transformer, build_transformer
 from xlashard import Mesh, P
 
@@ -90,20 +91,49 @@ def tensor_layout(width: Any = "data") -> HandLayout:
     return HandLayout(arguments, inside)
 
 
-def _dense_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
-    del mesh
+def sequence_layout() -> HandLayout:
+    """Return FSDP whose tokens are sharded along sequences, too; keys and values are gathered."""
+    fsdp = fsdp_layout()
+    spread, stream = P("data", "model"), P("data", "model", None)
+    across, whole = P("data", "model", None, None), P("data", None, None, None)
+    inside = {
+        **{name: spec for name, spec in fsdp.inside.items() if name.startswith("weights.")},
+        "looked_up_tokens": spread,
+        **dict.fromkeys(("looked_up", "stream", "attention_input", "mlp_input"), stream),
+        **dict.fromkeys(("head_input", "hidden", "logits", "mlp_output"), stream),
+        **dict.fromkeys(("q", "mixed"), across),
+        **dict.fromkeys(("k", "v"), whole),
+    }
+    return HandLayout({**fsdp.arguments, "tokens": spread, "targets": spread}, inside)
+
+
+def _exchange_layout() -> HandLayout:
+    """Return `sequence_layout` with an exchange of positions for heads around attention."""
+    sequence = sequence_layout()
+    across, heads = P("data", "model", None, None), P("data", None, "model", None)
+    inside = {
+        **sequence.inside,
+        **dict.fromkeys(("projected", "mixed"), across),
+        **dict.fromkeys(("q", "k", "v", "attended"), heads),
+    }
+    return HandLayout(sequence.arguments, inside)
+
+
+def _dense_layouts(sizes: Transformer, mesh: Mesh) -> Mapping[str, HandLayout]:
+    tensor = {"fsdp + tensor": tensor_layout(), "tensor": tensor_layout(None)}
+    if sizes.batch % mesh.size:
+        return {"fsdp + sequence": sequence_layout(), **tensor}
     return {
         "data": data_layout(),
         "fsdp": fsdp_layout(),
         "hybrid fsdp": fsdp_layout("model"),
         "wide hybrid fsdp": fsdp_layout("data"),
-        "fsdp + tensor": tensor_layout(),
-        "tensor": tensor_layout(None),
+        **tensor,
     }
 
 
-def _expert_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
-    del mesh
+def _expert_layouts(sizes: Transformer, mesh: Mesh) -> Mapping[str, HandLayout]:
+    del sizes, mesh
     return {
         "fsdp": _expert_layout(None, BOTH, BOTH),
         "expert + fsdp": _expert_layout("model", "data", "data"),
@@ -132,11 +162,11 @@ def _expert_layout(experts: Any, width: Any, batch: Any) -> HandLayout:
     return HandLayout({**fsdp.arguments, **arguments}, inside)
 
 
-def _program(title: str, sizes: Transformer, layouts: Any, meshes: Any) -> AutoProgram:
+def _program(title: str, sizes: Transformer, layouts: Any, meshes: Any) -> BenchmarkProgram:
     def build(constrain: Constrain) -> Any:
         return build_transformer(sizes, constrain)
 
-    return AutoProgram(title, build, sizes.arguments, layouts, meshes)
+    return BenchmarkProgram(title, build, sizes.arguments, partial(layouts, sizes), meshes)
 
 
 _OF_64 = {
@@ -177,53 +207,18 @@ MOE = _program(
 )
 
 
-def _long_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
-    del mesh
-    sequence = fsdp_layout()
-    spread = P("data", "model")
-    arguments = {**sequence.arguments, "tokens": spread, "targets": spread}
-    inside = {
-        **{name: x for name, x in sequence.inside.items() if name.startswith("weights.")},
-        "looked_up_tokens": spread,
-        **dict.fromkeys(
-            ("looked_up", "stream", "attention_input", "mlp_input", "head_input"),
-            P("data", "model", None),
-        ),
-        **dict.fromkeys(("hidden", "logits", "mlp_output"), P("data", "model", None)),
-    }
-    across = P("data", "model", None, None)
+def _long_layouts(sizes: Transformer, mesh: Mesh) -> Mapping[str, HandLayout]:
+    del sizes, mesh
+    sequence = sequence_layout()
     parts = P(None, "data", "model", None, None, None)
-    heads = P("data", None, "model", None)
-    return {
-        "sequence, keys gathered": HandLayout(
-            arguments,
-            {
-                **inside,
-                **dict.fromkeys(("q", "mixed"), across),
-                **dict.fromkeys(("k", "v"), P("data", None, None, None)),
-                **dict.fromkeys(("queries", "mixed_parts"), parts),
-                "scores": P("data", None, None, "model", None),
-            },
-        ),
-        "sequence, heads exchanged": HandLayout(
-            arguments,
-            {
-                **inside,
-                **dict.fromkeys(("projected", "mixed"), across),
-                **dict.fromkeys(("q", "k", "v", "attended"), heads),
-            },
-        ),
-        "fsdp + tensor": tensor_layout(),
+    inside = {
+        **sequence.inside,
+        **dict.fromkeys(("queries", "mixed_parts"), parts),
+        "scores": P("data", None, None, "model", None),
     }
-
-
-def _adapter_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
-    del mesh
     return {
-        "data": data_layout(),
-        "fsdp": fsdp_layout(),
-        "hybrid fsdp": fsdp_layout("model"),
-        "tensor": tensor_layout(None),
+        "sequence, keys gathered": HandLayout(sequence.arguments, inside),
+        "sequence, heads exchanged": _exchange_layout(),
         "fsdp + tensor": tensor_layout(),
     }
 
@@ -237,7 +232,7 @@ LONG = _program(
 LORA = _program(
     "adapters of rank 16 on a frozen 8B",
     Transformer(32, 4096, 32, 8, 14336, 128_256, 2048, 64, rank=16),
-    _adapter_layouts,
+    _dense_layouts,
     {
         "v5e-16": {"data": 4, "model": 4},
         "v6e-64": {"data": 16, "model": 4},

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks._auto_program import AutoProgram, Constrain, HandLayout, shape
+from benchmarks._auto_program import BenchmarkProgram, Constrain, HandLayout, shape
 from benchmarks._auto_transformers import Transformer, rms_norm, rotate
 from xlashard import Mesh, P
 
@@ -124,7 +124,7 @@ def _positions_layout() -> HandLayout:
     return HandLayout({**tensor.arguments, **arguments}, {**tensor.inside, "cached": cached})
 
 
-DECODE = AutoProgram(
+DECODE = BenchmarkProgram(
     "decoding step of 8B, 64 sequences of 8,192",
     _build,
     _arguments,

@@ -48,7 +48,7 @@ class HandLayout:
         """Return the sharding of each array of the arguments."""
 
         def of(path: tuple[Any, ...], x: Any) -> NamedSharding:
-            names = [_name(key) for key in path]
+            names = path_names(path)
             moment = self.moments is not None and bool({"mu", "nu"} & set(names))
             table = self.moments if moment and self.moments is not None else self.arguments
             spec = next((table[name] for name in reversed(names) if name in table), P())
@@ -76,10 +76,13 @@ class HandLayout:
         return constrain
 
 
-def _name(key: Any) -> str:
-    if isinstance(key, DictKey):
-        return str(key.key)
-    return key.name if isinstance(key, GetAttrKey) else ""
+def path_names(path: tuple[Any, ...]) -> list[str]:
+    """Return the keys and attributes of a path to an array."""
+    return [
+        str(key.key) if isinstance(key, DictKey) else key.name
+        for key in path
+        if isinstance(key, DictKey | GetAttrKey)
+    ]
 
 
 def _unconstrained(name: str, x: Any) -> Any:
@@ -88,7 +91,7 @@ def _unconstrained(name: str, x: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class AutoProgram:
+class BenchmarkProgram:
     """Step of a training or of a decoding loop.
 
     The first argument is fed back: the step donates it and returns its next value first.

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from benchmarks import _auto_decoders as decoders
 from benchmarks import _auto_decoding, _auto_recurrent, _auto_sparse, _auto_vision
-from benchmarks._auto_program import AutoProgram
+from benchmarks._auto_program import BenchmarkProgram
 
-PROGRAMS: Mapping[str, AutoProgram] = {
+PROGRAMS: Mapping[str, BenchmarkProgram] = {
     "dense_1b": decoders.DENSE_1B,
     "grouped_8b": decoders.GROUPED_8B,
     "grouped_70b": decoders.GROUPED_70B,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks._auto_program import (
-    AutoProgram,
+    BenchmarkProgram,
     Constrain,
     HandLayout,
     Turn,
@@ -170,7 +170,7 @@ def _layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
     }
 
 
-SELECTIVE_SCAN = AutoProgram(
+SELECTIVE_SCAN = BenchmarkProgram(
     "selective scan, 1.4B",
     _build,
     _arguments,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks._auto_program import (
-    AutoProgram,
+    BenchmarkProgram,
     Constrain,
     HandLayout,
     shape,
@@ -92,7 +92,7 @@ def _recommender_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
     }
 
 
-RECOMMENDER = AutoProgram(
+RECOMMENDER = BenchmarkProgram(
     "recommender with 64 tables of 524,288 rows",
     _build_recommender,
     _recommender_arguments,
@@ -172,7 +172,7 @@ def _graph_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
     }
 
 
-GRAPH = AutoProgram(
+GRAPH = BenchmarkProgram(
     "graph of 262,144 nodes and 4,194,304 edges",
     _build_graph,
     _graph_arguments,

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from benchmarks._auto_program import (
-    AutoProgram,
+    BenchmarkProgram,
     Constrain,
     HandLayout,
     Turn,
@@ -127,7 +127,7 @@ def _resnet_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
     }
 
 
-RESNET = AutoProgram(
+RESNET = BenchmarkProgram(
     "ResNet-50",
     _build_resnet,
     lambda: (training_state(_resnet_parameters()), _images(2048, 224)),
@@ -257,7 +257,7 @@ def _vit_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
     }
 
 
-VIT = AutoProgram(
+VIT = BenchmarkProgram(
     "vision transformer of 257 positions, 0.6B",
     _build_vit,
     lambda: (training_state(_vit_parameters()), _images(2048, 224)),
@@ -335,7 +335,7 @@ def _unet_layouts(mesh: Mesh) -> Mapping[str, HandLayout]:
     }
 
 
-UNET = AutoProgram(
+UNET = BenchmarkProgram(
     "U-Net on 32 images of 512 x 512",
     _build_unet,
     _unet_arguments,

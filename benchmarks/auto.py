@@ -1,0 +1,262 @@
+"""Automatic shardings beside the layouts that an expert writes by hand.
+
+    python -m benchmarks.auto [--programs NAME ...] [--topologies NAME ...] [--hand-only]
+        [--cache FOLDER] [--json PATH] [--memory SHARE]
+
+Each layout of each program is compiled for TPU topologies, without generating code. The figures are
+the calibrated time of a step and the memory of a device, as `xlashard preflight` reports them.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import xlashard
+from benchmarks._auto_program import BenchmarkProgram
+from benchmarks._auto_programs import PROGRAMS
+from xlashard import tpu
+from xlashard.errors import UnevenShardingWarning, XlashardError
+from xlashard.wording import in_bytes, in_seconds
+
+ROOT = Path(__file__).resolve().parent.parent
+GOAL = 1.03
+"""Largest ratio of the time of an automatic layout to that of the best layout by hand."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Compilation of a layout.
+
+    Attributes:
+        layout: Name of the layout.
+        seconds: Calibrated time of a step.
+        memory_bytes: Memory of a device.
+        fits: Whether the memory suffices.
+        cpu_seconds: CPU time to plan the layout, if it is automatic, and to compile it.
+        error: Error, if the layout is refused; empty otherwise.
+    """
+
+    layout: str
+    seconds: float
+    memory_bytes: int
+    fits: bool
+    cpu_seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Layouts of a program on a topology.
+
+    Attributes:
+        program: Name of the program.
+        topology: Name of the topology.
+        mesh: Sizes of the mesh axes.
+        hand: Layouts by hand.
+        auto: The automatic layout; None if it was left out.
+    """
+
+    program: str
+    topology: str
+    mesh: dict[str, int]
+    hand: tuple[Outcome, ...]
+    auto: Outcome | None
+
+    @property
+    def best(self) -> Outcome | None:
+        """The fastest layout by hand that fits; None if no layout fits."""
+        return min((x for x in self.hand if x.fits), key=lambda x: x.seconds, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of the automatic layout over that of the best by hand, if both fit."""
+        if self.best is None or self.auto is None or not self.auto.fits:
+            return None
+        return self.auto.seconds / self.best.seconds
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a comparison.
+
+    Attributes:
+        memory: Share of a device's memory that a program may use.
+        hand_only: Whether the automatic layout is left out.
+        cache: Folder of the results of layouts by hand; None to compile them all.
+    """
+
+    memory: float
+    hand_only: bool
+    cache: Path | None
+
+
+def compare(name: str, topology: str, options: Options) -> Comparison:
+    """Compile the layouts of a program for a topology.
+
+    Args:
+        name: Name of the program.
+        topology: Name of a topology that the program has a mesh for.
+        options: Options.
+    """
+    program = PROGRAMS[name]
+    sizes = dict(program.meshes[topology])
+    mesh = tpu.topology(topology).mesh(sizes)
+    hand = []
+    for layout, shardings in program.layouts(mesh).items():
+        kept = result_file(options, name, topology, layout)
+        if kept is not None and kept.exists():
+            outcome = Outcome(**json.loads(kept.read_text(encoding="utf-8")))
+        else:
+            step = program.hand_step(shardings, mesh)
+            outcome = _compile(layout, step, program, topology, options.memory)
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        hand.append(outcome)
+    auto = None if options.hand_only else _plan(program, topology, options.memory)
+    return Comparison(name, topology, sizes, tuple(hand), auto)
+
+
+def _compile(
+    layout: str, step: Any, program: BenchmarkProgram, topology: str, memory: float
+) -> Outcome:
+    began = time.process_time()
+    try:
+        report = xlashard.preflight(step, *program.arguments(), topology=topology, estimate=True)
+    except XlashardError as error:
+        return _refused(layout, began, error)
+    used = report.memory.total_bytes
+    fits = report.fits and used <= memory * report.memory.available_bytes
+    return Outcome(layout, report.time.seconds, used, fits, time.process_time() - began)
+
+
+def _refused(layout: str, began: float, error: XlashardError) -> Outcome:
+    words = f"{type(error).__name__}: {error}"
+    return Outcome(layout, float("inf"), 0, False, time.process_time() - began, words)
+
+
+def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
+    """Plan a layout and compile it; its figures are those of the compilation."""
+    began = time.process_time()
+    step = xlashard.pjit(program.step, donate_argnums=program.donate)
+    sizes = dict(program.meshes[topology])
+    try:
+        package: Any = xlashard
+        plan = package.auto_shard(
+            step, *program.arguments(), mesh=sizes, topology=topology, memory=memory
+        )
+        applied = plan.apply(step)
+    except XlashardError as error:
+        return _refused("auto", began, error)
+    spent = time.process_time() - began
+    outcome = _compile("auto", applied, program, topology, memory)
+    return Outcome(**{**asdict(outcome), "cpu_seconds": spent})
+
+
+def result_file(options: Options, *names: str) -> Path | None:
+    """Return the file of a result; its name depends on all sources that decide the result."""
+    if options.cache is None:
+        return None
+    words = hashlib.sha256()
+    folders = ("xlashard/tpu", "xlashard/hlo", "xlashard/pjit")
+    modules = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for path in sorted([*modules, *(ROOT / "benchmarks").glob("_auto_*.py")]):
+        words.update(path.read_bytes())
+    versions = [importlib.metadata.version(package) for package in ("jax", "jaxlib", "libtpu")]
+    words.update(json.dumps([names, versions, options.memory]).encode())
+    return options.cache / f"{'-'.join(names[:2])}-{words.hexdigest()[:24]}.json"
+
+
+def describe(comparison: Comparison) -> Iterator[str]:
+    """Yield the lines of a comparison."""
+    mesh = " x ".join(f"{axis}={size}" for axis, size in comparison.mesh.items())
+    title = PROGRAMS[comparison.program].title
+    yield f"{comparison.program} on {comparison.topology}, {mesh}: {title}"
+    for outcome in comparison.hand:
+        yield _line(outcome, "best by hand" if outcome is comparison.best else "")
+    if comparison.auto is not None:
+        note = f"planned in {comparison.auto.cpu_seconds:.0f} s of CPU"
+        if comparison.ratio is not None and comparison.best is not None:
+            note = f"{comparison.ratio:.3f} x {comparison.best.layout}, {note}"
+        yield _line(comparison.auto, note)
+
+
+def _line(outcome: Outcome, note: str) -> str:
+    if outcome.error:
+        return f"  {outcome.layout:32} {outcome.error.splitlines()[0]}"
+    note = note if outcome.fits else ", ".join(filter(None, ("does not fit", note)))
+    time_and_memory = f"{in_seconds(outcome.seconds):>9} {in_bytes(outcome.memory_bytes):>10}"
+    return f"  {outcome.layout:32} {time_and_memory}  {note}".rstrip()
+
+
+def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Yield the lines of the table of all comparisons, and of their counts."""
+    yield (
+        f"{'program':15} {'topology':9} {'best by hand':26} {'seconds':>9} "
+        f"{'auto':>9} {'ratio':>6} {'CPU':>6}"
+    )
+    for one in comparisons:
+        best, auto = one.best, one.auto
+        name = "no layout fits" if best is None else best.layout
+        hand = "" if best is None else f"{best.seconds:.4f}"
+        mine = "" if auto is None else f"{auto.seconds:.4f}" if auto.fits else "no fit"
+        ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
+        cpu = "" if auto is None else f"{auto.cpu_seconds:.0f} s"
+        line = (
+            f"{one.program:15} {one.topology:9} {name:26} {hand:>9} {mine:>9} {ratio:>6} {cpu:>6}"
+        )
+        yield line.rstrip()
+    planned = [one for one in comparisons if one.auto is not None]
+    if not planned:
+        return
+    could = [one for one in planned if one.best is not None]
+    ratios = [one.ratio for one in could if one.ratio is not None]
+    within = sum(ratio <= GOAL for ratio in ratios)
+    better = sum(ratio < 1 for ratio in ratios)
+    missed = [f"{one.program} on {one.topology}" for one in could if one.ratio is None]
+    yield f"within {GOAL} of the best by hand: {within} of {len(could)}"
+    yield f"better than the best by hand: {better} of {len(could)}"
+    yield f"does not fit where a layout by hand does: {', '.join(missed) or 'never'}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the chosen programs on the chosen topologies."""
+    parser = argparse.ArgumentParser(description="Automatic shardings beside those by hand")
+    topologies = sorted({name for program in PROGRAMS.values() for name in program.meshes})
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--topologies", nargs="+", choices=topologies, default=topologies)
+    parser.add_argument("--hand-only", action="store_true", help="leave out automatic shardings")
+    parser.add_argument("--cache", type=Path, help="folder that keeps results of layouts by hand")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--memory", type=float, default=0.9, help="usable share of the memory")
+    given = parser.parse_args(arguments)
+    # Experts shard rows of images that don't divide, too.
+    warnings.simplefilter("ignore", UnevenShardingWarning)
+    options = Options(given.memory, given.hand_only, given.cache)
+    comparisons = []
+    for name in given.programs:
+        for topology in PROGRAMS[name].meshes:
+            if topology in given.topologies:
+                comparisons.append(compare(name, topology, options))
+                print("\n".join(describe(comparisons[-1])), flush=True)
+        # Traces and lowered modules of one program are of no use to the next.
+        jax.clear_caches()
+    print("\n".join(["", *summarize(comparisons)]))
+    if given.json is not None:
+        results = [asdict(one) for one in comparisons]
+        given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

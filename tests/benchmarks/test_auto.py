@@ -1,0 +1,78 @@
+"""Programs of the comparison with layouts by hand, and its summary."""
+
+from typing import Any
+
+import jax
+import pytest
+from jax.tree_util import tree_leaves_with_path
+
+from benchmarks import auto
+from benchmarks._auto_program import HandLayout, Turn, path_names
+from benchmarks._auto_programs import PROGRAMS
+from benchmarks.auto import Comparison, Outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_layouts_use_names_of_the_program(name: str) -> None:
+    program = PROGRAMS[name]
+    ranks: dict[str, set[int]] = {}
+
+    def record(name: str, x: Any) -> Any:
+        ranks.setdefault(name, set()).add(x.ndim)
+        return x
+
+    arguments = program.arguments()
+    fed_back, _ = jax.eval_shape(program.build(record), *arguments)
+    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), x) for x in (fed_back, arguments[0])]
+    assert shapes[0] == shapes[1]
+    paths = {key for path, _ in tree_leaves_with_path(arguments) for key in path_names(path)}
+    for layout in layouts(name):
+        assert set(layout.arguments) | set(layout.moments or {}) <= paths
+        assert set(layout.inside) <= set(ranks)
+        for inside, spec in layout.inside.items():
+            specs = (spec.forth, spec.back) if isinstance(spec, Turn) else (spec,)
+            assert {len(spec) for spec in specs} == ranks[inside]
+
+
+def layouts(name: str) -> list[HandLayout]:
+    """Layouts for every topology of a program; they read sizes of the mesh only."""
+    found = []
+    for sizes in PROGRAMS[name].meshes.values():
+        mesh: Any = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        found += PROGRAMS[name].layouts(mesh).values()
+    assert found
+    return found
+
+
+def outcome(layout: str, seconds: float, fits: bool = True) -> Outcome:
+    """Return an outcome of 1 GiB."""
+    return Outcome(layout, seconds, 2**30, fits, 3.0)
+
+
+def test_summary_counts_ratios() -> None:
+    hand = outcome("data", 1.0, fits=False), outcome("fsdp", 2.0), outcome("tensor", 3.0)
+    autos = outcome("auto", 1.9), outcome("auto", 2.05), outcome("auto", 4.0)
+    names = ("v5e-16", "v6e-64", "v5p-128")
+    mesh = {"data": 4, "model": 4}
+    ones = [
+        Comparison("dense_1b", name, mesh, hand, own)
+        for name, own in zip(names, autos, strict=True)
+    ]
+    ones.append(Comparison("dense_1b", "v5e-16", mesh, hand, outcome("auto", 1.0, fits=False)))
+    ones.append(Comparison("dense_1b", "v5e-16", mesh, hand[:1], outcome("auto", 1.0, fits=False)))
+    assert [one.best.layout if one.best else None for one in ones] == ["fsdp"] * 4 + [None]
+    assert [one.ratio for one in ones] == [0.95, 1.025, 2.0, None, None]
+    *_, within, better, missed = auto.summarize(ones)
+    assert within.endswith(": 2 of 4")
+    assert better.endswith(": 1 of 4")
+    assert missed.endswith(": dense_1b on v5e-16")
+
+
+def test_results_are_kept_for_equal_options(tmp_path: Any) -> None:
+    first, second = (auto.Options(memory, hand_only=True, cache=tmp_path) for memory in (0.9, 1.0))
+    kept = auto.result_file(first, "vit", "v5e-16", "data")
+    assert kept == auto.result_file(first, "vit", "v5e-16", "data")
+    assert kept != auto.result_file(second, "vit", "v5e-16", "data")
+    assert kept != auto.result_file(first, "vit", "v5e-16", "fsdp")
+    assert auto.result_file(auto.Options(0.9, hand_only=True, cache=None), "vit") is None
