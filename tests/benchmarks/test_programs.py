@@ -11,9 +11,9 @@ import pytest
 from tests.forking import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
-# `truth` compares predictions with published times, and measures nothing here.
+# `truth` compares predictions with published times, `auto` those of layouts; neither measures.
 PROGRAMS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py") if path.stem != "truth"
+    {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")} - {"truth", "auto"}
 )
 QUICK = ("dispatch", "geometry", "legacy", "makers")
 
