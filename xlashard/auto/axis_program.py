@@ -300,6 +300,8 @@ class AxisProgram:
         Returns:
             Sharded labels, factors of operations, the objective, and the relative gap.
         """
+        if not self._cost:
+            return frozenset(), {}, self.offset, 0.0
         rows, columns, data = [], [], []
         for k, (terms, _, _) in enumerate(self._rows):
             rows += [k] * len(terms)

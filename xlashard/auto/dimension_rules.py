@@ -1,7 +1,7 @@
 """Sharding rules of operations that move, reduce or repeat whole dimensions."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from xlashard.auto.factors import Factors, Operation, remaining
 
@@ -59,7 +59,7 @@ def beside(*keys: str) -> Callable[[Operation], Factors]:
 
     def rule(op: Operation) -> Factors:
         taken = [op.params[key] for key in keys]
-        taken = [(dims,) if isinstance(dims, int) else dims for dims in taken]
+        taken = [(dims,) if isinstance(dims, SupportsIndex) else dims for dims in taken]
         everywhere = [range(len(side)) for side in (op.operands, op.results)]
         for d in remaining(len(op.operands[0]), *taken):
             at = [dict.fromkeys((i for i in side), d) for side in everywhere]

@@ -1,7 +1,7 @@
 """Values and operations of a program's graph, and the labels of their dimensions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax
 
 from xlashard.auto.factors import OpRule
 from xlashard.auto.problem import ConstraintSite
+from xlashard.sharding import PartitionSpec
 
 
 @dataclass(eq=False)
@@ -113,8 +114,8 @@ def fixed_specs(eqn: Any) -> tuple[tuple[FixedSpec, ...], tuple[FixedSpec, ...]]
     if eqn.primitive.name == "shard_map":
         ins, outs = eqn.params["in_specs"], eqn.params["out_specs"]
         return (
-            tuple(map(_fixed, ins, [v.aval.ndim for v in eqn.invars])),
-            tuple(map(_fixed, outs, [v.aval.ndim for v in eqn.outvars])),
+            tuple(map(spec_axes, ins, [v.aval.ndim for v in eqn.invars])),
+            tuple(map(spec_axes, outs, [v.aval.ndim for v in eqn.outvars])),
         )
     if eqn.primitive.name != "sharding_constraint":
         return None
@@ -122,12 +123,13 @@ def fixed_specs(eqn: Any) -> tuple[tuple[FixedSpec, ...], tuple[FixedSpec, ...]]
     if spec is None:
         return None
     opened = eqn.params.get("unconstrained_dims", ())
-    fixed = _fixed(spec, eqn.outvars[0].aval.ndim)
+    fixed = spec_axes(spec, eqn.outvars[0].aval.ndim)
     fixed = tuple(None if d in opened else axes for d, axes in enumerate(fixed))
     return ((fixed,), (fixed,))
 
 
-def _fixed(spec: Any, rank: int) -> FixedSpec:
+def spec_axes(spec: Any, rank: int) -> FixedSpec:
+    """Return the mesh axes of each dimension of a value with a spec."""
     entries = [*tuple(spec), *(None,) * (rank - len(spec))]
     return tuple(
         None
@@ -135,6 +137,23 @@ def _fixed(spec: Any, rank: int) -> FixedSpec:
         else ((entry,) if isinstance(entry, str) else tuple(entry or ()))
         for entry in entries
     )
+
+
+def boundary_specs(
+    tied: Iterable[tuple[int, int]],
+    in_specs: Sequence[PartitionSpec | None],
+    out_specs: Sequence[PartitionSpec | None],
+) -> tuple[dict[int, PartitionSpec], dict[int, PartitionSpec]]:
+    """Return the fixed specs of arguments and of results by position, those of ties for both."""
+    ins, outs = (
+        {i: spec for i, spec in enumerate(specs) if spec is not None}
+        for specs in (in_specs, out_specs)
+    )
+    for argument, result in tied:
+        spec = ins.get(argument, outs.get(result))
+        if spec is not None:
+            ins[argument] = outs[result] = spec
+    return ins, outs
 
 
 def is_transparent(operation: GraphOperation, values: Sequence[Value]) -> bool:

@@ -16,12 +16,15 @@ from xlashard.auto.graph_values import (
     GraphOperation,
     Labels,
     Value,
+    boundary_specs,
     fixed_specs,
     is_pointwise,
     is_transparent,
+    spec_axes,
 )
 from xlashard.auto.op_rules import op_rule
 from xlashard.auto.problem import ConstraintSite
+from xlashard.sharding import PartitionSpec
 
 UNKNOWN_TRIPS = 1
 """Runs of a loop whose trip count isn't known."""
@@ -35,12 +38,17 @@ class ProgramGraph:
     Args:
         jaxpr: The closed jaxpr.
         tied: Positions of arguments and results with one sharding.
+        in_specs: Spec of each argument that is fixed, or None; empty for none.
+        out_specs: The same for results.
 
     Attributes:
         values: All values.
         operations: Operations that aren't elementwise, in order of execution.
         arguments: Indices of the arguments among the values.
         results: Indices of the results; None for literals.
+        fixed: Fixed specs of arguments and of results, by position.
+        inside: For each argument and result with a fixed spec, the value inside of which it is a
+            copy, whose sharding is free.
         labels: The labels.
         reductions: Merged reductions: value, label that is reduced away, and runs.
         elementwise: Elementwise operations: index of the result, and runs.
@@ -50,7 +58,13 @@ class ProgramGraph:
         loops: Labels of the dimensions that loops go through, which aren't sharded.
     """
 
-    def __init__(self, jaxpr: Any, tied: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        jaxpr: Any,
+        tied: Sequence[tuple[int, int]] = (),
+        in_specs: Sequence[PartitionSpec | None] = (),
+        out_specs: Sequence[PartitionSpec | None] = (),
+    ) -> None:
         self.values: list[Value] = []
         self.operations: list[GraphOperation] = []
         self.labels = Labels()
@@ -71,15 +85,27 @@ class ProgramGraph:
         self.consts = consts
         for index in (*consts, *self.arguments):
             self.values[index].is_stored = True
-        self.results = self._enter(jaxpr, [*consts, *self.arguments], (), 1.0, bound=True)
+        self.inside: dict[int, int] = {}
+        self.fixed = fixed_in, fixed_out = boundary_specs(tied, in_specs, out_specs)
+        inputs = [
+            self._copied(index, var.aval, fixed_in.get(i))
+            for i, (index, var) in enumerate(zip(self.arguments, jaxpr.invars, strict=True))
+        ]
+        results = self._enter(jaxpr, [*consts, *inputs], (), 1.0, bound=True)
         self._position += 1
+        for outer, inner in self.inside.items():
+            self.values[outer].last = self.values[inner].last
+        self.results = [
+            None if index is None else self._copied(index, var.aval, fixed_out.get(i), result=True)
+            for i, (index, var) in enumerate(zip(results, jaxpr.outvars, strict=True))
+        ]
         for index in self.results:
             if index is not None:
                 self.values[index].is_stored = True
                 self.values[index].last = self._position
         for argument, result in tied:
             taken, made = self.arguments[argument], self.results[result]
-            self.state.add(taken)
+            self.state |= {taken, self.inside.get(taken, taken)}
             if made is not None:
                 self._same(taken, made)
         self._merge_small()
@@ -192,6 +218,33 @@ class ProgramGraph:
                     return self._enter(body, known, (*path, 0), times)
             self.unknown.add(name)
         return self._operation(eqn, rule, operands, path, times)
+
+    def _copied(
+        self, value: int, aval: Any, spec: PartitionSpec | None, *, result: bool = False
+    ) -> int:
+        """Return a copy of a value, between which and the value a fixed spec stands."""
+        rank = len(self.values[value].shape)
+        if spec is None or not rank:
+            return value
+        copy = self._value(aval)
+        outer, inner = (copy, value) if result else (value, copy)
+        self.inside[outer] = inner
+        if not result:
+            self.values[inner].sites, self.values[outer].sites = self.values[outer].sites, []
+        axes = spec_axes(spec, rank)
+        self.operations.append(
+            GraphOperation(
+                path=(),
+                name="sharding_constraint",
+                rule=OpRule(()),
+                operands=(value,),
+                results=(copy,),
+                times=1.0,
+                signature=("sharding_constraint", axes, self.values[value].shape),
+                fixed=((axes,), (axes,)),
+            )
+        )
+        return copy
 
     def _results(self, eqn: Any, path: tuple[int, ...], times: float) -> list[int]:
         return [

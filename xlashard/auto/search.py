@@ -61,7 +61,7 @@ class Search:
 
     def __init__(self, problem: AutoProblem, seconds: float) -> None:
         self.problem = problem
-        self.graph = ProgramGraph(problem.jaxpr, problem.tied)
+        self.graph = ProgramGraph(problem.jaxpr, problem.tied, problem.in_specs, problem.out_specs)
         self.gap = 0.0
         self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
         self._limit = seconds
@@ -228,6 +228,8 @@ class Search:
         """Return the values that occupy memory, without results that reuse an argument's."""
         graph = self.graph
         aliases = {graph.results[result] for _, result in self.problem.tied}
+        copies = aliases | set(graph.arguments)
+        aliases |= {inner for outer, inner in graph.inside.items() if outer in copies}
         end = graph.positions
         for k, index in enumerate(graph.arguments):
             donated = k < len(self.problem.donated) and self.problem.donated[k]
@@ -281,10 +283,11 @@ class Search:
                 return PartitionSpec()
             return self._spec(value, {a: self._state(assignment, a, value) for a in self._axes})
 
+        ins, outs = self.graph.fixed
         return ProgramLayout(
             name=name,
-            in_specs=tuple(map(stored, self.graph.arguments)),
-            out_specs=tuple(map(stored, self.graph.results)),
+            in_specs=tuple(ins.get(i, stored(v)) for i, v in enumerate(self.graph.arguments)),
+            out_specs=tuple(outs.get(i, stored(v)) for i, v in enumerate(self.graph.results)),
             constraints=tuple(self._constraints(assignment)),
             seconds=seconds,
             memory_bytes=self._memory(assignment),
@@ -320,11 +323,12 @@ class Search:
                 if needed != stored:
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
+        arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):
             if not value.is_stored or value.nbytes < _SMALL_BYTES:
                 continue
             for site in value.sites:
-                if site.kind == "parameter" and site.path:
+                if site.kind == "parameter" and (site.path or index not in arguments):
                     stored = {a: self._state(assignment, a, index) for a in self._axes}
                     yield site, self._spec(index, stored)
 
@@ -354,7 +358,7 @@ def _batch_labels(graph: ProgramGraph) -> frozenset[int]:
     for index in graph.arguments:
         if index in graph.state or not graph.values[index].shape:
             continue
-        reached = _closure(graph.label(index, 0), links)
+        reached = _closure(graph.label(graph.inside.get(index, index), 0), links)
         work = _split_work(graph, reached)
         if work > most * 1.1:
             best, most = frozenset(reached), work
