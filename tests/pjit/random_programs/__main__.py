@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tests.conftest  # noqa: F401  gives this process its devices, before JAX is imported
+from tests.auto.random_layouts import find_layout_failure
 from tests.pjit.random_programs.against_jax import find_difference
 from tests.pjit.random_programs.checking import XLA, Failure, find_failure
 from tests.pjit.random_programs.description import Program
@@ -73,6 +74,9 @@ def _options() -> argparse.Namespace:
         help="compare with jax.jit on the same mesh, also what is refused and where results lie",
     )
     parser.add_argument(
+        "--layouts", action="store_true", help="run them under the layouts that AUTO finds"
+    )
+    parser.add_argument(
         "--invalid",
         action="store_true",
         help="spoil each program by one mistake, and compare the classes of errors too",
@@ -103,7 +107,9 @@ def _work(options: argparse.Namespace) -> int:
             with under(options.partitioner or header.partitioner):
                 run(text, jax_sharded(make_mesh(header)))
             continue
-        if options.against_jax:
+        if options.layouts:
+            failure = find_layout_failure(text, options.partitioner)
+        elif options.against_jax:
             failure = find_difference(text, options.partitioner, classes=options.invalid)
         else:
             failure = find_failure(text, options.partitioner)
@@ -125,7 +131,9 @@ def _run_worker(
         command = [sys.executable, "-m", __spec__.parent, "--worker", str(path)]
         if options.partitioner:
             command += ["--partitioner", options.partitioner]
-        command += [name for name in ("--against-jax", "--invalid") if _is_set(options, name)]
+        command += [
+            name for name in ("--against-jax", "--layouts", "--invalid") if _is_set(options, name)
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found, position = [], 0
     for line in done.stdout.splitlines():

@@ -110,7 +110,7 @@ def _check(text: str, got: list[Any], mesh: Any, header: Module, wanted: list[An
         # What is around the others decides what comes out, and where.
         _check_class(got)
         ours = xlashard_sharded(mesh, header.manner == "named")
-        asked = _asked(Module.read(text, ours).options["out_shardings"], got[0])
+        asked = requested_specs(Module.read(text, ours).options["out_shardings"], got[0])
         for each in got:
             _check_places(each, asked, mesh, header.call != "anew" and _says_devices(header))
 
@@ -283,7 +283,7 @@ def _has_nan(value: np.ndarray) -> bool:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Requested:
     """Requested placement of a result: a spec, REPLICATED on any devices, or None."""
 
     spec: Any
@@ -292,7 +292,7 @@ class _Asked:
 REPLICATED = "replicated"
 
 
-def _asked(out_shardings: Any, out: Any) -> list[Any]:
+def requested_specs(out_shardings: Any, out: Any) -> list[Any]:
     """Return the requested spec of each result, or None."""
 
     def is_leaf(x: Any) -> bool:
@@ -302,12 +302,12 @@ def _asked(out_shardings: Any, out: Any) -> list[Any]:
     return [leaf.spec for leaf in jax.tree.leaves(jax.tree.broadcast(asked, out))]
 
 
-def _as_spec(leaf: Any) -> _Asked:
+def _as_spec(leaf: Any) -> _Requested:
     if leaf is None:
-        return _Asked(REPLICATED)
+        return _Requested(REPLICATED)
     if isinstance(leaf, jax.sharding.Sharding):
-        return _Asked(leaf.spec)
-    return _Asked(leaf if isinstance(leaf, jax.sharding.PartitionSpec) else None)
+        return _Requested(leaf.spec)
+    return _Requested(leaf if isinstance(leaf, jax.sharding.PartitionSpec) else None)
 
 
 def _says_devices(header: Module) -> bool:

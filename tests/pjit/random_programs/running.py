@@ -34,6 +34,7 @@ class Module:
         arguments: The arguments, on the host.
         placed: The spec by which each is sharded before the call, or None.
         options: Keywords of pjit.
+        exact: For each result, whether every way of computing it gives the same bits.
     """
 
     f: Callable[..., Any]
@@ -47,6 +48,7 @@ class Module:
     options: Mapping[str, Any]
     first: int = 0
     explicit: bool = False
+    exact: tuple[bool, ...] = ()
 
     @classmethod
     def read(cls, text: str, library: Library) -> "Module":
@@ -59,7 +61,7 @@ class Module:
         if names["donated"]:
             options["donate_argnums"] = names["donated"]
         wanted = ("axes", "backwards", "manner", "call", "partitioner", "arguments", "placed")
-        later = {key: names[key] for key in ("first", "explicit") if key in names}
+        later = {key: names[key] for key in ("first", "explicit", "exact") if key in names}
         return cls(names["f"], options=options, **{key: names[key] for key in wanted}, **later)
 
     @property

@@ -34,6 +34,7 @@ def program_text(program: Program) -> str:
         f"out_shardings = {program.prefix or _contained(outs, program.container)}",
         f"donated = {donated}",
         f"options = {dict(program.options)}",
+        f"exact = {tuple(r.value.exact for r in program.results)}",
         "",
         "",
         f"def f({', '.join(a.value.name for a in args)}):",
