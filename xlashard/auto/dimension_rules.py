@@ -44,12 +44,6 @@ def squeeze(op: Operation) -> Factors:
         yield from op.factor({0: d}, {0: result})
 
 
-def expand_dims(op: Operation) -> Factors:
-    """Yield the dimensions that were there."""
-    for d, result in enumerate(remaining(len(op.results[0]), op.params["dimensions"])):
-        yield from op.factor({0: d}, {0: result})
-
-
 def beside(*keys: str) -> Callable[[Operation], Factors]:
     """Return the rule of operations that are independent along all dimensions but some.
 
@@ -71,6 +65,8 @@ def beside(*keys: str) -> Callable[[Operation], Factors]:
 def reduction(op: Operation) -> Factors:
     """Yield the dimensions that stay, and those that are reduced."""
     yield from _kept(op, op.params["axes"])
+    if op.name == "reduce_xor":  # XLA has no all-reduce of it.
+        return
     for d in op.params["axes"]:
         yield from op.factor({0: d}, {}, reduced=True)
 
@@ -91,13 +87,13 @@ def reduce(op: Operation) -> Factors:
 
 def windows(op: Operation) -> Factors:
     """Yield the dimensions whose windows do not overlap."""
-    params, narrow = op.params, op.results[0]
+    params = op.params
     operands = [i for i, shape in enumerate(op.operands) if shape]
-    wide = op.operands[0]
-    if op.name in ("select_and_scatter", "select_and_scatter_add"):
-        wide, narrow = (op.operands[1], op.operands[0])
-        if op.name == "select_and_scatter":
-            wide, narrow = narrow, wide
+    wide, narrow = op.operands[0], op.results[0]
+    if op.name == "select_and_scatter":
+        narrow = op.operands[1]
+    if op.name == "select_and_scatter_add":
+        narrow, wide = op.operands
     ones = (1,) * len(wide)
     for d, window in enumerate(params["window_dimensions"]):
         stride = params["window_strides"][d]
@@ -154,13 +150,16 @@ def created(op: Operation) -> Factors:
 def random(op: Operation) -> Factors:
     """Yield the dimensions of keys, and those of the bits of each key.
 
-    Threefry counts the bits, so that a device can make its share. Other generators do not.
+    Threefry counts the bits, so that a device can make its share. Other generators do not, and a
+    gamma distribution draws in loops.
     """
     keys = op.operands[0]
-    counted = "fry" in str(op.eqn.invars[0].aval.dtype)
+    counted = "fry" in str(op.eqn.invars[0].aval.dtype) and op.name != "random_gamma"
     for d in range(len(op.results[0])):
-        if d < len(keys) or counted:
-            yield from op.factor({0: d} if d < len(keys) else {}, {0: d})
+        if d < len(keys):
+            yield from op.factor(dict.fromkeys(range(len(op.operands)), d), {0: d})
+        elif counted:
+            yield from op.factor({}, {0: d})
 
 
 def stack(op: Operation) -> Factors:

@@ -29,8 +29,8 @@ def gather(op: Operation) -> Factors:
             yield from op.factor({0: d}, {}, reduced=True, divides_work=False)
 
 
-_COMBINING = ("scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
-"""Scatters whose partial results of some of the updates each can be combined."""
+_COMBINING = ("scatter-add", "scatter-mul", "scatter-min", "scatter-max")
+"""Scatters whose partial results, of a part of the updates each, the compiler combines."""
 
 
 def scatter(op: Operation) -> Factors:

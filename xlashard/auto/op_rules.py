@@ -21,7 +21,7 @@ ELEMENTWISE = frozenset(
         *("log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name"),
         *("ne", "neg", "nextafter", "not", "one_minus_square", "or", "polygamma"),
         *("polynomial", "population_count", "pow", "random_clone", "random_fold_in"),
-        *("random_gamma", "random_seed", "real", "reduce_precision"),
+        *("random_seed", "real", "reduce_precision"),
         *("regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left"),
         *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
         *("square", "stop_gradient", "sub", "tan", "tanh", "threefry2x32", "threefry4x32"),
@@ -33,7 +33,7 @@ ELEMENTWISE = frozenset(
 COPIES = frozenset(
     (
         *("boundary_sharding", "device_put", "layout_constraint", "mesh_cast"),
-        *("optimization_barrier", "pbroadcast", "preduced", "pvary", "reduced_vary_cast"),
+        *("optimization_barrier", "preduced", "pvary", "reduced_vary_cast"),
         *("relayout", "reshard", "sharding_constraint", "stage", "vary_unreduced_cast"),
         *("with_memory_space_constraint",),
     )
@@ -113,7 +113,6 @@ _RULES: dict[str, Callable[[Operation], Factors]] = {
     "reshape": dims.reshape,
     "transpose": dims.transpose,
     "squeeze": dims.squeeze,
-    "expand_dims": dims.expand_dims,
     "bitcast_convert_type": dims.same_leading,
     "rev": dims.beside("dimensions"),
     "concatenate": dims.beside("dimension"),
@@ -144,14 +143,13 @@ _RULES: dict[str, Callable[[Operation], Factors]] = {
     "triangular_solve": dims.triangular_solve,
     **dict.fromkeys(
         (
-            *("cholesky", "lu", "qr", "geqrf", "geqp3", "householder_product", "ormqr", "svd"),
-            *("eig", "eigh", "schur", "hessenberg", "tridiagonal", "symmetric_product"),
-            "cholesky_update",
+            *("cholesky", "cholesky_update", "qr", "geqrf", "geqp3", "householder_product"),
+            *("ormqr", "eig", "schur", "hessenberg", "tridiagonal", "symmetric_product"),
         ),
         dims.leading(2),
     ),
     **dict.fromkeys(("lu_pivots_to_permutation", "tridiagonal_solve"), dims.leading(1)),
-    **dict.fromkeys(("random_bits", "random_split"), dims.random),
+    **dict.fromkeys(("random_bits", "random_gamma", "random_split"), dims.random),
     **dict.fromkeys(("random_wrap", "random_unwrap"), dims.same_leading),
     **dict.fromkeys(("iota", "iota_2x32_shape", "empty", "empty2"), dims.created),
     **dict.fromkeys(
@@ -159,6 +157,8 @@ _RULES: dict[str, Callable[[Operation], Factors]] = {
             *("rng_bit_generator", "rng_uniform", "create_token", "after_all", "axis_index"),
             *("dimension_size", "dim_as_value", "platform_index", "debug_callback"),
             *("debug_print", "dce_sink", "check"),
+            # Calls of library functions, which the compiler of TPUs does not cut along a batch.
+            *("eigh", "lu", "svd"),
         ),
         dims.whole,
     ),

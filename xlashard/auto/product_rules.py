@@ -1,21 +1,26 @@
 """Sharding rules of matrix products and convolutions, and their FLOP."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from xlashard.auto.factors import Factors, Operation, remaining
 
 
 def dot_general(op: Operation) -> Factors:
     """Yield the factors of a matrix product: batch, rows, columns, contracted dimensions."""
-    (left_contracted, right_contracted), (left_batch, right_batch) = op.params["dimension_numbers"]
-    for i, (left, right) in enumerate(zip(left_batch, right_batch, strict=True)):
-        yield from op.factor({0: left, 1: right}, {0: i})
-    result = len(left_batch)
-    for i, contracted, batch in (
-        (0, left_contracted, left_batch),
-        (1, right_contracted, right_batch),
-    ):
-        for d in remaining(len(op.operands[i]), contracted, batch):
+    yield from _product(op, op.params["dimension_numbers"], (), 0)
+
+
+def _product(op: Operation, numbers: Any, groups: Sequence[int], result: int) -> Factors:
+    """Yield the factors of a product, whose result's dimensions begin at `result`."""
+    (left_contracted, right_contracted), (left_batch, right_batch) = numbers
+    for left, right in zip(left_batch, right_batch, strict=True):
+        yield from op.factor({0: left, 1: right}, {0: result})
+        result += 1
+    others = ((*left_contracted, *left_batch), (*right_contracted, *right_batch, *groups))
+    for i, taken in enumerate(others):
+        for d in remaining(len(op.operands[i]), taken):
             yield from op.factor({i: d}, {0: result})
             result += 1
     for left, right in zip(left_contracted, right_contracted, strict=True):
@@ -25,41 +30,19 @@ def dot_general(op: Operation) -> Factors:
 def ragged_dot_general(op: Operation) -> Factors:
     """Yield the factors of a product whose rows, contracted indices or batches form groups.
 
-    The groups themselves are a factor, too: of the right operand, summed, where the rows are
-    grouped; of the result where the contracted indices are.
+    Neither the ragged dimension nor the groups are a factor: the compiler of TPUs gathers both. It
+    refuses groups of several sizes along a batch.
     """
     numbers = op.params["ragged_dot_dimension_numbers"]
-    (left_contracted, right_contracted), (left_batch, right_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
-    groups = tuple(numbers.rhs_group_dimensions)
-    free = remaining(len(op.operands[0]), left_contracted, left_batch)
-    # The sizes of the groups have the dimensions of the left operand that precede the ragged one.
-    prefix = [*left_batch] if ragged not in left_batch else []
-    for dims in (left_batch, free, left_contracted):
-        if ragged in dims:
-            prefix += dims[: list(dims).index(ragged)]
-    sizes = {d: i for i, d in enumerate(prefix)} if len(op.operands[2]) > 1 else {}
     # A ragged contraction puts the groups before the dimensions of the product.
-    result = int(ragged in left_contracted)
-    if result:
-        yield from op.factor({}, {0: 0})
-
-    def shared(left: int) -> dict[int, int]:
-        return {2: sizes[left]} if left in sizes else {}
-
-    for left, right in zip(left_batch, right_batch, strict=True):
-        yield from op.factor({0: left, 1: right, **shared(left)}, {0: result})
-        result += 1
-    for left in free:
-        yield from op.factor({0: left, **shared(left)}, {0: result})
-        result += 1
-    for right in remaining(len(op.operands[1]), right_contracted, right_batch, groups):
-        yield from op.factor({1: right}, {0: result})
-        result += 1
-    for left, right in zip(left_contracted, right_contracted, strict=True):
-        yield from op.factor({0: left, 1: right, **shared(left)}, {}, reduced=True)
-    for right in groups:
-        yield from op.factor({1: right}, {}, reduced=True)
+    start = int(ragged in numbers.dot_dimension_numbers[0][0])
+    batched = len(op.operands[2]) > 1
+    groups = numbers.rhs_group_dimensions
+    for factor in _product(op, numbers.dot_dimension_numbers, groups, start):
+        left = factor.operands[0]
+        if left != ragged and not (batched and left is not None):
+            yield factor
 
 
 def conv_general_dilated(op: Operation) -> Factors:
@@ -70,7 +53,9 @@ def conv_general_dilated(op: Operation) -> Factors:
     if batches == 1:
         yield from op.factor({0: left[0]}, {0: out[0]})
     if groups > 1:
-        yield from op.factor({0: left[1], 1: right[0]}, {0: out[1]}, size=groups)
+        # Of a depthwise kernel with several outputs per feature, the compiler gathers the features.
+        if op.operands[1][right[1]] > 1 or op.operands[1][right[0]] == groups:
+            yield from op.factor({0: left[1], 1: right[0]}, {0: out[1]}, size=groups)
     elif batches > 1:
         yield from op.factor({0: left[0], 1: right[0]}, {0: out[1]}, size=batches)
         yield from op.factor({0: left[1], 1: right[1]}, {}, reduced=True)

@@ -1,0 +1,209 @@
+"""Slow, obvious oracle of sharding rules: runs an equation in parts along a factor."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from xlashard._jax.trace.tracing import bodies
+from xlashard.auto.factors import Factor
+from xlashard.auto.op_rules import op_rule
+
+COMBINED = {
+    **dict.fromkeys(("reduce_max", "reduce_or", "scatter-max"), "maximum"),
+    **dict.fromkeys(("reduce_min", "reduce_and", "scatter-min"), "minimum"),
+    **dict.fromkeys(("reduce_prod", "scatter-mul"), "multiply"),
+    "reduce_xor": "bitwise_xor",
+}
+"""Function of `jax.numpy` that combines partial results that aren't summed."""
+
+COUNTED = frozenset({"random_bits", "random_split"})
+"""Primitives whose parts depend on their place: `test_partitioned` has them."""
+
+
+def run(eqn: Any, operands: Sequence[Any], params: Any = None) -> list[Any]:
+    """Run an equation, perhaps with other parameters, and return its results."""
+    results = eqn.primitive.bind(*operands, **{**eqn.params, **(params or {})})
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def visited(jaxpr: Any, args: Sequence[Any]) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+    """Run a jaxpr without control flow, and yield each equation with its operands and results."""
+    yield from _visited(jaxpr, jaxpr.consts, args, [])
+
+
+def _visited(jaxpr: Any, consts: Any, args: Any, results: list[Any]) -> Iterator[Any]:
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [v.val if isinstance(v, core.Literal) else env[v] for v in eqn.invars]
+        made: list[Any] = []
+        if op_rule(eqn).known:
+            made = run(eqn, operands)
+            yield eqn, operands, made
+        else:
+            (inner,) = bodies(eqn)
+            yield from _visited(inner, getattr(inner, "consts", ()), operands, made)
+        env.update(zip(eqn.outvars, made, strict=True))
+    results += [v.val if isinstance(v, core.Literal) else env[v] for v in jaxpr.outvars]
+
+
+def pieces(factor: Factor) -> int:
+    """Return the smallest number of parts into which a factor can be cut."""
+    return next(n for n in range(2, factor.size + 1) if factor.size % n == 0)
+
+
+def cut(array: Any, dim: int | None, part: int, count: int) -> Any:
+    """Return one of several equal parts of an array along a dimension; all of it for None."""
+    if dim is None:
+        return array
+    size = array.shape[dim] // count
+    return array[(slice(None),) * dim + (slice(part * size, (part + 1) * size),)]
+
+
+def in_parts(eqn: Any, factor: Factor, operands: Sequence[Any]) -> list[Any]:
+    """Compute an equation in parts along a factor, and put the results together."""
+    count = pieces(factor)
+    made = []
+    for part in range(count):
+        own = [cut(x, d, part, count) for x, d in zip(operands, factor.operands, strict=True)]
+        special = _SPECIAL.get(eqn.primitive.name)
+        results = special(eqn, factor, own, part, count) if special else None
+        if results is None:
+            results = run(eqn, own, _params(eqn, factor, count))
+        made.append(results)
+    if factor.reduced:
+        assert set(factor.results) == {None}
+        return _combine(eqn, made)
+    if not op_rule(eqn).pairwise:
+        assert None not in factor.results
+    return [
+        parts[0] if dim is None else jnp.concatenate(parts, dim)
+        for dim, parts in zip(factor.results, zip(*made, strict=True), strict=True)
+    ]
+
+
+def _combine(eqn: Any, made: list[list[Any]]) -> list[Any]:
+    if eqn.primitive.name in ("argmax", "argmin"):
+        indices, extremes = (jnp.stack(side) for side in zip(*(m[0] for m in made), strict=True))
+        best = getattr(jnp, eqn.primitive.name)(extremes, 0)
+        return [jnp.take_along_axis(indices, best[None], 0)[0]]
+    combine = getattr(jnp, COMBINED.get(eqn.primitive.name, "add"))
+    out = []
+    for parts in zip(*made, strict=True):
+        total = parts[0]
+        for part in parts[1:]:
+            total = combine(total, part)
+        out.append(total.astype(parts[0].dtype))
+    return out
+
+
+def _params(eqn: Any, factor: Factor, count: int) -> dict[str, Any]:
+    """Return the parameters that differ for a part."""
+
+    def less(key: str, dim: int | None) -> dict[str, Any]:
+        assert dim is not None
+        sizes = list(eqn.params[key])
+        sizes[dim] //= count
+        return {key: tuple(sizes)}
+
+    result, operand = factor.results[0], factor.operands[0] if factor.operands else None
+    match eqn.primitive.name:
+        case "broadcast_in_dim" | "empty":
+            return less("shape", result)
+        case "reshape":
+            return less("new_sizes", result)
+        case "slice":
+            return less("limit_indices", operand)
+        case "dynamic_slice":
+            return less("slice_sizes", operand)
+        case "gather" if operand is not None:
+            numbers = eqn.params["dimension_numbers"]
+            if operand not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims):
+                return less("slice_sizes", operand)
+        case "conv_general_dilated" if None not in factor.operands and not factor.reduced:
+            key = "feature_group_count"
+            if eqn.params["batch_group_count"] > 1:
+                key = "batch_group_count"
+            return {key: eqn.params[key] // count}
+    return {}
+
+
+def _iota(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any]:
+    (dim,) = factor.results
+    shape = list(eqn.outvars[0].aval.shape)
+    shape[dim] //= count
+    (made,) = run(eqn, own, {"shape": tuple(shape)})
+    offset = part * shape[dim] if dim == eqn.params["dimension"] else 0
+    return [made + jnp.asarray(offset, made.dtype)]
+
+
+def _iota_2x32(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any]:
+    shape, dim = eqn.outvars[0].aval.shape, factor.results[0]
+    # The results are the upper and lower halves of positions in the flat array.
+    place = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    return [jnp.zeros_like(cut(place, dim, part, count)), cut(place, dim, part, count)]
+
+
+def _gather(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
+    if not factor.reduced:
+        return None
+    operand, indices = own
+    (d, _), numbers = factor.operands, eqn.params["dimension_numbers"]
+    column = numbers.start_index_map.index(d)
+    shifted = indices.at[..., column].add(-part * operand.shape[d])
+    fill = jax.lax.GatherScatterMode.FILL_OR_DROP
+    return run(eqn, [operand, shifted], {"mode": fill, "fill_value": 0})
+
+
+def _scatter(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
+    operand, indices, updates = own
+    if factor.reduced:
+        if part and eqn.primitive.name == "scatter-mul":
+            return run(eqn, [jnp.ones_like(operand), indices, updates])
+        if part and eqn.primitive.name in ("scatter-add", "scatter-sub"):
+            return run(eqn, [jnp.zeros_like(operand), indices, updates])
+        return None
+    if factor.divides_work:
+        return None
+    d = factor.operands[0]
+    column = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims.index(d)
+    shifted = indices.at[..., column].add(-part * operand.shape[d])
+    drop = jax.lax.GatherScatterMode.FILL_OR_DROP
+    return run(eqn, [operand, shifted, updates], {"mode": drop})
+
+
+def _update(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
+    if factor.divides_work:
+        return None
+    operand, update, *starts = own
+    d = factor.operands[0]
+    start = starts[d] - part * operand.shape[d]
+    (written,) = run(eqn, [operand, update, *starts[:d], start, *starts[d + 1 :]])
+    return [jnp.where((start >= 0) & (start < operand.shape[d]), written, operand)]
+
+
+def _arg(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any] | None:
+    if not factor.reduced:
+        return None
+    (index,) = run(eqn, own)
+    (d,) = eqn.params["axes"]
+    extreme = jnp.max if eqn.primitive.name == "argmax" else jnp.min
+    return [(index + part * own[0].shape[d], extreme(own[0], axis=d))]
+
+
+_SPECIAL = {
+    "iota": _iota,
+    "iota_2x32_shape": _iota_2x32,
+    "gather": _gather,
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"),
+        _scatter,
+    ),
+    "dynamic_update_slice": _update,
+    "argmax": _arg,
+    "argmin": _arg,
+}
+"""Parts that depend on their place, by primitive; None where they don't."""

@@ -1,0 +1,191 @@
+"""Sharding rules: what equations give in parts, and which collectives the partitioner needs."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+from jax.extend.core import primitives
+
+from tests.auto.factor_oracle import COUNTED, in_parts, pieces, run, visited
+from tests.auto.models import MODELS
+from tests.auto.rule_cases import FAMILIES, special
+from tests.together import Together
+from xlashard._jax.trace.tracing import bodies
+from xlashard.auto import op_rules
+from xlashard.auto.factors import Factor
+from xlashard.auto.op_rules import op_rule
+from xlashard.tpu import topology
+
+COLLECTIVES = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")
+
+
+RULES = op_rules.ELEMENTWISE | op_rules.COPIES | set(op_rules._RULES)
+
+UNREACHED = {
+    *("after_all", "check", "create_token", "dce_sink", "debug_callback", "debug_print"),
+    *("axis_index", "dim_as_value", "dimension_size", "empty2", "platform_index"),
+    *("boundary_sharding", "layout_constraint", "mesh_cast", "preduced", "pvary"),
+    *("reduced_vary_cast", "relayout", "reshard", "vary_unreduced_cast"),
+    *("with_memory_space_constraint", "from_edtype", "to_edtype", "copy_p", "stage", "tie"),
+    *("iota_2x32_shape", "philox2x32", "philox4x32", "threefry4x32"),
+    *("cholesky_update", "geqp3", "geqrf", "ormqr", "select_and_scatter", "stop_gradient"),
+    # Releases of JAX differ in these.
+    *("stack", "unstack", "tile", "empty", "mulhi", "one_minus_square", "polynomial"),
+}
+"""Primitives that need a mesh, a device, or a caller inside of JAX."""
+
+WITHOUT_RULE = {
+    *("cond", "scan", "while", "eval_jaxpr", "jit", "remat2", "call", "closed_call"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_lin", "custom_linear_solve"),
+    *("all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "ragged_all_to_all"),
+    *("get", "swap", "addupdate"),
+}
+"""Calls and loops, collectives of one device's program, and uses of references."""
+
+
+def plain(value: Any) -> Any:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(value)
+    return value
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations that need a rule: those without one are entered."""
+    for eqn in jaxpr.eqns:
+        inner = [] if op_rule(eqn).known else list(bodies(eqn))
+        if inner:
+            for body in inner:
+                yield from equations(body)
+        else:
+            yield eqn
+
+
+def of(function: Any, *args: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Return the last equation of a function, and what its factors index."""
+    (*_, eqn) = jax.make_jaxpr(function)(*args).eqns
+    rule = op_rule(eqn)
+    return rule, [(f.size, f.operands, f.results, f.reduced) for f in rule.factors]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_parts_give_the_whole(family: Any) -> None:
+    cases = {name: (jax.make_jaxpr(f)(*args), args) for name, f, args in family()}
+
+    def program(values: Any) -> Any:
+        made = {}
+        for name, (jaxpr, _) in cases.items():
+            for number, (eqn, operands, results) in enumerate(visited(jaxpr, values[name])):
+                if eqn.primitive.name in COUNTED:
+                    continue
+                operands = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in operands]
+                for factor in op_rule(eqn).factors:
+                    key = f"{name}: equation {number}, {eqn.primitive.name}: {factor}"
+                    parts = in_parts(eqn, factor, operands)
+                    made[key] = [(plain(a), plain(b)) for a, b in zip(results, parts, strict=True)]
+        return made
+
+    compared = jax.jit(program)
+    values = compared({name: args for name, (_, args) in cases.items()})
+    with Together() as together:
+        for key, pairs in values.items():
+            with together.case(key):
+                for whole, parts in pairs:
+                    np.testing.assert_allclose(whole, parts, rtol=2e-4, atol=1e-4)
+
+
+def test_special_functions_are_elementwise() -> None:
+    for name, function, args in special():
+        rule, factors = of(function, *args)
+        both = (0,) * len(args)
+        assert rule.elementwise, name
+        assert factors == [(args[0].shape[0], both, (0,), False)], name
+
+
+UNCHECKED = {
+    *("eig", "schur", "hessenberg", "tridiagonal"),  # TPUs have none.
+    "select_and_scatter_add",  # In two dimensions.
+}
+"""Primitives that the compiler of TPUs refuses."""
+
+
+def sample() -> dict[Any, tuple[Any, Factor]]:
+    """Return an equation for each primitive and each kind of factor."""
+    chosen: dict[Any, tuple[Any, Factor]] = {}
+    for family in FAMILIES[1:]:
+        for _, f, args in family():
+            for eqn in equations(jax.make_jaxpr(f)(*args)):
+                for factor in op_rule(eqn).factors:
+                    used = [d is not None for d in (*factor.operands, *factor.results)]
+                    groups = [eqn.params.get(f"{of}_group_count") for of in ("feature", "batch")]
+                    key = (eqn.primitive.name, *used, factor.reduced, *groups)
+                    if key not in chosen and key[0] not in UNCHECKED | op_rules.ELEMENTWISE:
+                        chosen[key] = (eqn, factor)
+    return chosen
+
+
+def partitioned(eqn: Any, factor: Factor, devices: Any) -> list[str]:
+    """Return the collectives of an equation that is sharded along a factor."""
+    count = pieces(factor)
+    mesh = jax.sharding.Mesh(np.array(devices[:count]), "d")
+
+    def sharding(var: Any, dim: int | None) -> Any:
+        spec = ["d" if d == dim else None for d in range(var.aval.ndim)]
+        return jax.sharding.NamedSharding(mesh, jax.P(*spec))
+
+    taken = [i for i, v in enumerate(eqn.invars) if not isinstance(v, core.Literal)]
+
+    def function(*args: Any) -> tuple[Any, ...]:
+        operands = [getattr(v, "val", None) for v in eqn.invars]
+        for i, value in zip(taken, args, strict=True):
+            operands[i] = value
+        return tuple(run(eqn, operands))
+
+    avals = [eqn.invars[i].aval for i in taken]
+    compiled = (
+        jax.jit(
+            function,
+            in_shardings=tuple(sharding(eqn.invars[i], factor.operands[i]) for i in taken),
+            out_shardings=tuple(map(sharding, eqn.outvars, factor.results)),
+        )
+        .lower(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
+        .compile()
+    )
+    return COLLECTIVES.findall(compiled.as_text())
+
+
+@pytest.mark.slow
+@pytest.mark.partitioner
+def test_partitioner_needs_no_more_than_a_reduction() -> None:
+    devices = topology("v5e-4").devices
+    with Together() as together:
+        for key, (eqn, factor) in sample().items():
+            with together.case(f"{key}: {factor}"):
+                # The best of each device goes with its place, which is gathered.
+                kind = "all-gather" if key[0].startswith("arg") else "all-reduce"
+                collectives = partitioned(eqn, factor, devices)
+                assert set(collectives) == ({kind} if factor.reduced else set())
+
+
+def test_cases_reach_every_rule() -> None:
+    reached = {
+        eqn.primitive.name
+        for family in (*FAMILIES, special)
+        for _, f, args in family()
+        for eqn in equations(jax.make_jaxpr(f)(*args))
+    }
+    assert reached >= RULES - UNREACHED
+    public = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
+    assert public - RULES <= WITHOUT_RULE
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_models_hold_no_unknown_primitive(model: Any) -> None:
+    rules = [(eqn.primitive.name, op_rule(eqn)) for eqn in equations(model())]
+    assert [name for name, rule in rules if not rule.known] == []
+    assert sum(rule.flops for _, rule in rules) > 0
