@@ -151,8 +151,7 @@ def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
     step = xlashard.pjit(program.step, donate_argnums=program.donate)
     sizes = dict(program.meshes[topology])
     try:
-        package: Any = xlashard
-        plan = package.auto_shard(
+        plan = xlashard.auto_shard(
             step, *program.arguments(), mesh=sizes, topology=topology, memory=memory
         )
         applied = plan.apply(step)
