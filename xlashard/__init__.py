@@ -80,6 +80,7 @@ else:
     from xlashard.array import wrap_tree as _wrap_tree
     from xlashard.array.core.closure_names import check_constant as _check_constant
     from xlashard.array.core.handles import wrap_first as _wrap_first
+    from xlashard.lazily import deferred as _deferred
     from xlashard.lazily import on_demand as _on_demand
     from xlashard.pjit import (
         AUTO,
@@ -90,6 +91,7 @@ else:
         with_sharding_constraint,
     )
     from xlashard.pjit.recompile.compile_log import JIT_LOGS as _JIT_LOGS
+    from xlashard.pjit.shardings.automatic import use_planner as _use_planner
     from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
     from xlashard.program.consistency import Policy as _Policy
     from xlashard.sharding import (
@@ -226,6 +228,8 @@ else:
         """List the public names and modules."""
         return sorted((*__all__, "errors", "hlo", "multihost", "numpy", "testing", "tpu"))
 
+    # The planner of AUTO stands on the compilers, which a program without AUTO doesn't import.
+    _use_planner(_deferred("xlashard.auto.planner"))
     _XlashardError.docs_url = _flags.docs_url
     _apply_flags(_flags)
     _CONSISTENCY.use(

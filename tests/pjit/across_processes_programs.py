@@ -24,7 +24,8 @@ from tests.pjit.random_programs.environment import numbers, xlashard_sharded  # 
 from tests.pjit.random_programs.generator import draw_program  # noqa: E402
 from tests.pjit.random_programs.running import make_mesh, read_header, run, under  # noqa: E402
 from tests.pjit.random_programs.text import program_text  # noqa: E402
-from xlashard import UNSPECIFIED, NamedSharding, P, device_put, pjit  # noqa: E402
+from xlashard import AUTO, UNSPECIFIED, NamedSharding, P, device_put, pjit  # noqa: E402
+from xlashard.auto import planner  # noqa: E402
 from xlashard.hlo import read_collectives  # noqa: E402
 
 OURS = Library(pjit, xlashard.with_sharding_constraint, NamedSharding)
@@ -84,6 +85,26 @@ def drawn() -> Iterator[str]:
             yield text
 
 
+def planned() -> Any:
+    """The results of a program whose layout one process chooses for all."""
+    mine: list[Any] = []
+    solve = planner.solve
+
+    def counted(program: Any, problem: Any) -> Any:
+        mine.append(program)
+        return solve(program, problem)
+
+    planner.solve = counted
+    f = pjit(lambda s, x: (jnp.tanh(x @ s), x.sum()), in_shardings=AUTO, out_shardings=AUTO)
+    values = numbers((64, 64), "float32", 1), numbers((64, 64), "float32", 2)
+    with jax.set_mesh(MESH):
+        state, _ = f(*values)
+        results = f(device_put(state, NamedSharding(MESH, P("model", "data"))), values[1])
+    planner.solve = solve
+    assert len(mine) == (jax.process_index() == 0)
+    return results
+
+
 def write_all(folder: Path, step: int) -> None:
     out: dict[str, Any] = {}
     for name in list(PROGRAMS)[::step]:
@@ -98,6 +119,7 @@ def write_all(folder: Path, step: int) -> None:
     if step == 1:  # Longer to compile than all that stands for the rest.
         trained = optax_programs.schedule_and_multi_steps(ALL_OF_XLASHARD, MESH)
         out["optax"] = pieces(trained.state), True
+        out["auto"] = pieces(planned()), True
     place = folder / f"{jax.process_count()}-{jax.process_index()}.pickle"
     place.write_bytes(pickle.dumps(out))
 

@@ -7,7 +7,6 @@ import pytest
 
 from tests.pjit.helpers import Traces, by_set_mesh, by_with, f32, fresh, make_mesh
 from xlashard import (
-    AUTO,
     UNSPECIFIED,
     GSPMDSharding,
     NamedSharding,
@@ -128,7 +127,6 @@ def test_a_resource_and_an_equal_argument(mesh, compilations):
     pjit(fun, in_shardings=sharding)(x)
     pjit(fun)(x)
     pjit(fun, in_shardings=(UNSPECIFIED,))(x)
-    pjit(fun, in_shardings=AUTO)(x)
     pjit(fun, in_shardings=sharding)(jnp.asarray(f32(8)))
     for of in (by_with, by_set_mesh):
         of(mesh, lambda: pjit(fun, in_shardings=P("x"))(f32(8)))

@@ -138,9 +138,10 @@ def pjit(
         in_shardings: Shardings of the arguments: a prefix of the tuple of arguments with the leaves
             None (replicated over the devices of the program; unspecified under `jit`), a
             PartitionSpec on the mesh in force at the call, a Sharding, `UNSPECIFIED` (keep the
-            argument's own), or `FROM_GDA` (likewise, for arrays only).
+            argument's own), `FROM_GDA` (likewise, for arrays only), or `AUTO` (found by a search,
+            with those of results and of values inside; the mesh has automatic axes).
         out_shardings: Shardings of the results, as a prefix of the result; the partitioner chooses
-            those that are unspecified.
+            those that are unspecified, a search those under `AUTO`.
         static_argnums: Positions of hashable arguments that are part of the program.
         donate_argnums: Positions of arguments whose buffers the results may reuse.
         static_argnames: Names of arguments that are part of the program.
@@ -154,8 +155,8 @@ def pjit(
         share_binary: In a program over several processes, let one compile, and the others load its
             machine code; all must compile their programs in the same order.
         strict: Raise for a constraint by which a dimension does not divide, and for a large
-            argument without a sharding (or `AUTO`) that is replicated, instead of a warning; None
-            for `XLASHARD_STRICT`.
+            argument without a sharding that is replicated, instead of a warning; None for
+            `XLASHARD_STRICT`.
         in_axis_resources: An older name of `in_shardings`.
         out_axis_resources: An older name of `out_shardings`.
 
@@ -166,6 +167,8 @@ def pjit(
         ArgumentError: If an option is of the wrong kind.
         ResourceError: If a sharding is invalid, or (at the call) does not fit its argument.
         DeviceMismatchError: At the call, if its arguments live on different devices.
+        MeshError: At the call, for a spec without a mesh in force, or `AUTO` without a mesh of
+            automatic axes.
 
     Example:
         >>> import jax, numpy as np

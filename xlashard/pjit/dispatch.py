@@ -151,10 +151,7 @@ def _run(
     """
     program, first = compiled.program, len(compiled.consts)
     shardings = program.parts.in_shardings[first:]
-    handles = [
-        _partial_results(handle, sharding) if sharding.is_unreduced else handle
-        for handle, sharding in zip(taken, shardings, strict=True)
-    ]
+    handles = list(map(_resharded, taken, shardings))
     placed = program.place([*bare_values(compiled.consts), *handles])
     argument_paths, donated = compiled.argument_paths(paths, name), program.parts.plan.donated
     check_unshared(program.shared_pair(placed), argument_paths, donated, name)
@@ -180,8 +177,10 @@ def _typed(handles: list[Any], avals: Sequence[Any]) -> list[Any]:
     return [jnp.asarray(h, aval.dtype) if type(h) is HandleType else h for h, aval in pairs]
 
 
-def _partial_results(handle: Any, sharding: XLACompatibleSharding) -> Any:
-    """Return a handle with an unreduced sharding, as a program takes it."""
+def _resharded(handle: Any, sharding: XLACompatibleSharding) -> Any:
+    """Return a handle as a program takes it, if JAX can't place it: unreduced, or of peers too."""
+    if not sharding.is_unreduced and (not is_handle(handle) or handle.is_fully_addressable):
+        return handle
     if is_handle(handle) and sharding.is_equivalent_to(handle.sharding, handle.ndim):
         return handle
     return bare(device_put(handle, sharding))

@@ -39,6 +39,7 @@ from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.primitive import constrained_body, pjit_p
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
+from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.pjit.shardings.replicated import report_replicated
 from xlashard.pjit.shardings.resolve import resolve
@@ -79,6 +80,7 @@ class Function:
     Attributes:
         name: The function's name.
         is_spread: True once a program of it runs on several devices.
+        planned: Its jaxprs with the constraints of a layout that was chosen under `AUTO`.
 
     Raises:
         ArgumentError: If a static or donated parameter does not exist, or is both.
@@ -97,6 +99,7 @@ class Function:
         self.name = self.parameters.signature.function
         self.compile_log = CompileLog(self.name, fun)
         self.is_spread = False
+        self.planned: weakref.WeakSet[Any] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun,
             self.parameters.signature.python,
@@ -184,9 +187,11 @@ class Function:
             values = closed_over_values(jaxpr, compress(jaxpr.consts, used.consts))
             closed = closed_over_places(values, self.fun)
         device = self._device()
-        if device is not None:
-            # All arguments move to the requested device.
-            arguments = tuple(a.unbound() for a in arguments)
+        # All arguments move to a requested device.
+        moves = call.moves if device is None else (True,) * len(arguments)
+        if moves:
+            pairs = zip(arguments, moves, strict=True)
+            arguments = tuple(a.unbound() if moved else a for a, moved in pairs)
         return ShardingRequest(
             arguments=arguments,
             in_shardings=call.in_shardings,
@@ -254,6 +259,7 @@ class Function:
 
     def compile_call(self, call: Call) -> CompiledProgram:
         """Return the program of a call that is about to run."""
+        call = planned_call(self, call)
         jaxpr, miss, request = call.traced.jaxpr, call.miss, None
         try:
             request = self.lowering_request(call, self.arguments(call))
@@ -395,6 +401,6 @@ class Function:
 
     def clear_cache(self) -> None:
         """Drop what was traced of the function, and its programs."""
-        for jaxpr in self.tracer.forget():
+        for jaxpr in (*self.tracer.forget(), *self.planned):
             PROGRAMS.drop(jaxpr)
         self.compile_log.clear()

@@ -24,7 +24,7 @@ from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
 from xlashard.pjit.shardings.device_assignment import names_devices
 from xlashard.pjit.shardings.resolve import to_sharding
-from xlashard.pjit.shardings.resources import FromGda, Resource, ResourceTree, expand
+from xlashard.pjit.shardings.resources import Auto, FromGda, Resource, ResourceTree, expand
 from xlashard.pjit.shardings.unreduced import check_axes
 from xlashard.pjit.signature import Parameters
 from xlashard.sharding import Mesh, Sharding, from_jax, to_jax
@@ -51,6 +51,9 @@ class Call:
         kind_of: Returns the class of a result; None for `Array`.
         miss: The stages that the call had to run.
         assign: See `ShardingRequest`.
+        auto: For each argument, True if its sharding is `AUTO`; None for a call without `AUTO`.
+        moves: For each argument, True if its sharding was chosen, so that a committed array is
+            resharded; empty for a call without `AUTO`.
     """
 
     traced: tracing.TracedFunction
@@ -64,6 +67,8 @@ class Call:
     kind_of: KindOf | None = None
     miss: CacheMiss = field(default_factory=CacheMiss)
     assign: Callable[[int], tuple[Device, ...]] | None = None
+    auto: tuple[bool, ...] | None = None
+    moves: tuple[bool, ...] = ()
 
     def on(self, values: Sequence[Any]) -> "Call":
         """Return the call with other arguments of the same types."""
@@ -185,7 +190,15 @@ def trace_call(
         statics=parameters.statics(args, kwargs),
         kind_of=options.kind_of,
         miss=miss,
+        auto=_auto(ins, (*in_resources.leaves, *out_resources.leaves)),
     )
+
+
+def _auto(ins: Sequence[Resource], requested: Sequence[Resource]) -> tuple[bool, ...] | None:
+    """Return the arguments under `AUTO`; None if nothing is."""
+    if not any([isinstance(resource.given, Auto) for resource in requested]):
+        return None
+    return tuple([isinstance(resource.given, Auto) for resource in ins])
 
 
 def _check_from_gda(

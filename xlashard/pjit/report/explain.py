@@ -33,6 +33,7 @@ from xlashard.pjit.report.program_values import (
 )
 from xlashard.pjit.report.repeated import describe_repeated
 from xlashard.pjit.report.replication import describe_replications, describe_uneven
+from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
 from xlashard.pjit.stages.recorded import RecordedProgram
@@ -118,6 +119,7 @@ _STAGES = (
 
 
 def _from_call(function: Function, call: Call) -> ExplainedProgram:
+    call = planned_call(function, call)
     return _from_request(function, call, function.lowering_request(call, function.arguments(call)))
 
 

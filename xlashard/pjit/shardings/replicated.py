@@ -10,9 +10,8 @@ from xlashard.errors import ReplicationError, ReplicationWarning
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.shardings import uneven as settings
-from xlashard.pjit.shardings.resources import AUTO
 from xlashard.pjit.shardings.uneven import is_strict, tile_bytes, warn
-from xlashard.pjit.trace import Call, expand_out
+from xlashard.pjit.trace import Call
 from xlashard.sharding import Mesh, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import in_bytes
 
@@ -23,8 +22,8 @@ type _Value = tuple[str, Any, XLACompatibleSharding]
 def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOptions) -> None:
     """Report large values of a call that have no sharding and are replicated.
 
-    These are arguments without a requested sharding that are not committed, and results under
-    `AUTO`.
+    These are arguments without a requested sharding that are not committed. A layout chosen under
+    `AUTO` replicates on purpose.
 
     Args:
         call: The call, which has missed the caches.
@@ -37,16 +36,15 @@ def report_replicated(call: Call, compiled: CompiledProgram, options: PjitOption
     least, plan = settings.FLAGS.warn_replicated * 2**20, compiled.program.parts.plan
     if len(plan.devices) == 1 or not least:
         return
-    arguments = ((*each, "by device_put or in_shardings") for each in _arguments(call, compiled))
-    results = ((*each, "in out_shardings") for each in _results(call, compiled, options))
-    for path, aval, sharding, by in (*arguments, *results):
+    for path, aval, sharding in _arguments(call, compiled):
         nbytes = tile_bytes(aval, (1,) * aval.ndim)
         if nbytes < least or not sharding.rank_tiling(aval.ndim).is_replicated:
             continue
         text = (
             f"{path} of {call.traced.name} ({dtype_name(aval)}) has no sharding, and the "
             f"partitioner leaves it whole: {in_bytes(nbytes)} on each of {len(plan.devices)} "
-            f"devices. Give it {_advice(plan.mesh, aval.shape)}, {by}; P() keeps it whole"
+            f"devices. Give it {_advice(plan.mesh, aval.shape)}, by device_put or "
+            "in_shardings; P() keeps it whole, and AUTO chooses"
         )
         if is_strict(options.strict):
             raise ReplicationError(text, path=path, device_bytes=nbytes)
@@ -63,20 +61,6 @@ def _arguments(call: Call, compiled: CompiledProgram) -> Iterator[_Value]:
     ):
         if requested is None and not argument.committed:
             yield argument.path, argument.aval, sharding
-
-
-def _results(call: Call, compiled: CompiledProgram, options: PjitOptions) -> Iterator[_Value]:
-    """Yield the results under `AUTO`."""
-    if not any(resource.given is AUTO for resource in options.out_resources.leaves):
-        return
-    traced, shardings = call.traced, compiled.program.parts.out_shardings
-    resources = expand_out(options.out_resources, traced.out_tree)
-    # The new values of references follow the results.
-    for resource, path, aval, sharding in zip(
-        resources, traced.result_paths, traced.jaxpr.out_avals, shardings, strict=False
-    ):
-        if resource.given is AUTO:
-            yield path, aval, sharding
 
 
 def _advice(mesh: Mesh | None, shape: Sequence[int]) -> str:

@@ -31,12 +31,17 @@ UNSPECIFIED = JAX_UNSPECIFIED
 
 @dataclass(frozen=True)
 class Auto:
-    """Marker that leaves a sharding wholly to the compiler; write `AUTO`.
+    """Marker of a sharding that a search over the function's program chooses; write `AUTO`.
+
+    The first call with arguments of some types takes seconds to minutes: it compiles the best few
+    layouts for the mesh. Arrays that are placed otherwise are resharded. Inside another program,
+    that program's layout decides.
 
     Example:
-        >>> import numpy as np
-        >>> from xlashard import AUTO, pjit
-        >>> pjit(lambda x: x * 2, in_shardings=AUTO)(np.ones(2, np.float32))
+        >>> import jax, numpy as np
+        >>> from xlashard import AUTO, Mesh, pjit
+        >>> with jax.set_mesh(Mesh(np.array(jax.devices()[:1]), ("data",))):
+        ...     pjit(lambda x: x * 2, in_shardings=AUTO)(np.ones(2, np.float32))
         Array([2., 2.], dtype=float32)
     """
 

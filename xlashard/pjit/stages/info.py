@@ -30,8 +30,8 @@ class StageInfo:
         paths: The path of each argument: `state['params']['w']`.
         donated: For each argument, True if its buffers may be reused.
         kind_of: Returns the class of a result; None for `Array`.
-        moves_arguments: True if committed arguments move to the program's device, as under
-            `pjit(device=...)`.
+        moves_arguments: True if committed arguments move to where the program takes them, as under
+            `pjit(device=...)` and `AUTO`.
     """
 
     name: str

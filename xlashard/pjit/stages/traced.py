@@ -17,6 +17,7 @@ from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.options import compiler_option_items
+from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.shardings.device_assignment import names_devices
 from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages.compiled import Compiled
@@ -43,7 +44,7 @@ class Traced(Stage, jax.stages.Traced):
         self._call = call
         function.record(call)
         options = function.options
-        moves = options.device is not None or options.backend is not None
+        moves = options.device is not None or options.backend is not None or any(call.moves)
         self._info = StageInfo.of(call, moves_arguments=moves)
         self._known_out_shardings = tuple(
             requested
@@ -91,6 +92,12 @@ class Traced(Stage, jax.stages.Traced):
             DeviceMismatchError: If the arguments are on different devices.
             ResourceError: If a sharding does not fit its argument or result.
         """
+        planned = planned_call(self._function, self._call)
+        if planned is not self._call:
+            traced = Traced(self._function, planned)
+            return traced.lower(
+                lowering_platforms=lowering_platforms, _private_parameters=_private_parameters
+            )
         assign = None if lowering_platforms is None else unassigned_devices
         call = replace(self._call, assign=assign)
         request = self._function.lowering_request(call, self._function.arguments(call))

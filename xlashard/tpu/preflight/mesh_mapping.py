@@ -192,6 +192,8 @@ def map_call(call: Call, on: Mesh) -> Call:
         out_shardings=tuple(map(mapping.sharding, call.out_shardings)),
         layouts=((*none, *call.layouts[0]), call.layouts[1]),
         donated=(*(False for _ in closed), *call.donated),
+        auto=None if call.auto is None else (*(False for _ in closed), *call.auto),
+        moves=(*(False for _ in closed), *call.moves) if call.moves else (),
     )
 
 

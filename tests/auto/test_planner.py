@@ -1,0 +1,160 @@
+"""The planner of `AUTO`: what it plans once, and for whom."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32, make_mesh
+from xlashard import AUTO, NamedSharding, P, explain_recompile, pjit, record_programs
+from xlashard.auto import planner
+from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.errors import ProcessesError
+
+SITE = ConstraintSite((0,), "result", 0)
+INSIDE = (SITE, P(None, ("x", "y")))
+LAYOUT = ProgramLayout("auto", (P("x"), P("x")), (P("x"), P()), (INSIDE,), 1e-3, 2e6)
+
+
+@pytest.fixture
+def mesh():
+    return make_mesh((4, 2), ("x", "y"))
+
+
+def make_step():
+    """A function of its own: JAX keeps traces by function."""
+
+    def step(state, batch):
+        return jnp.tanh(batch @ state), batch.sum()
+
+    return step
+
+
+STATE, BATCH = f32(8, 8), f32(8, 8)
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """Stands in for the search and the compilations, and lists the programs that they get."""
+    programs = []
+
+    def solve(program, problem):
+        programs.append((program, problem))
+        return SimpleNamespace(proven=(SimpleNamespace(layout=LAYOUT),))
+
+    planner._LAYOUTS.cache_clear()
+    monkeypatch.setattr(planner, "solve", solve)
+    yield programs
+    planner._LAYOUTS.cache_clear()
+
+
+def call(mesh, *args, **options):
+    f = pjit(make_step(), in_shardings=AUTO, out_shardings=AUTO, **options)
+    with jax.set_mesh(mesh):
+        return f, f(*args)
+
+
+def test_equal_programs_share_a_plan(mesh, solved):
+    f, (out, _) = call(mesh, STATE, BATCH)
+    np.testing.assert_allclose(out, np.tanh(BATCH @ STATE), rtol=1e-6)
+    with jax.set_mesh(mesh):
+        f(out, BATCH)  # another jaxpr: the type of an array has a mesh
+        f(out, out)
+        f.clear_cache()
+        f(STATE, BATCH)
+    call(mesh, STATE, BATCH)
+    assert len(solved) == 1
+    call(mesh, f32(16, 8), f32(8, 16))
+    call(mesh, STATE, BATCH, keep_unused=True, donate_argnums=1)
+    call(make_mesh((2, 4), ("x", "y")), STATE, BATCH)
+    assert len(solved) == 4
+
+
+def test_the_problem_has_what_is_fixed_and_fed_back(mesh, solved):
+    def train(state, batch):
+        return {"w": state["w"] * 2 + batch}, batch.sum()
+
+    f = pjit(train, in_shardings=(AUTO, P("y")), out_shardings=(AUTO, P()), donate_argnums=0)
+    with jax.set_mesh(mesh):
+        compiled = f.lower({"w": STATE}, BATCH).compile()
+    ((_, problem),) = solved
+    assert problem.in_specs == (None, P("y")) and problem.out_specs == (None, P())
+    assert problem.tied == ((0, 0),) and problem.donated == (True, False)
+    (state, batch), _ = compiled.input_shardings
+    assert (state["w"].spec, batch.spec) == (P("x"), P("y"))
+
+
+def test_a_compilation_cache_keeps_it(mesh, solved, tmp_path, monkeypatch):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        first, _ = call(mesh, STATE, BATCH)
+        planner._LAYOUTS.cache_clear()
+        second, _ = call(mesh, STATE, BATCH)
+        assert len(solved) == 1
+        (file,) = tmp_path.glob("xlashard_layouts/*.json")
+        bodies = [next(iter(f._function.planned)) for f in (first, second)]
+        assert str(bodies[0]) == str(bodies[1]) and "sharding_constraint" in str(bodies[0])
+        file.write_text("{")
+        planner._LAYOUTS.cache_clear()
+        call(mesh, STATE, BATCH)
+        assert len(solved) == 2 and file.read_text() != "{"
+        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        planner._LAYOUTS.cache_clear()
+        call(mesh, STATE, BATCH)
+        assert len(solved) == 3 and len(list(tmp_path.glob("xlashard_layouts/*.json"))) == 2
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_one_process_plans_and_the_others_receive(mesh, solved, monkeypatch):
+    written = {}
+    store = SimpleNamespace(
+        write=lambda key, value, overwrite: written.update({key: value}),
+        read=lambda key, seconds: written.get(key),
+    )
+    monkeypatch.setattr(planner, "store", store)
+    monkeypatch.setattr(planner, "processes_of", lambda devices: (0, 1))
+
+    def as_process(index):
+        planner._LAYOUTS.cache_clear()
+        peer = SimpleNamespace(process_index=lambda: index, client=lambda: 1)
+        monkeypatch.setattr(planner, "coordination", peer)
+        f = pjit(make_step(), in_shardings=AUTO, out_shardings=AUTO)
+        with jax.set_mesh(mesh):
+            return f.lower(STATE, BATCH).as_text()
+
+    with pytest.raises(ProcessesError, match="step.*process 0") as error:
+        as_process(1)
+    assert error.value.processes == (0,)
+    assert as_process(0) == as_process(1) and len(solved) == 1
+
+    def refuse(program, problem):
+        raise ValueError("no room")
+
+    monkeypatch.setattr(planner, "solve", refuse)
+    with pytest.raises(ValueError, match="no room"):
+        as_process(0)
+    with pytest.raises(ProcessesError, match="process 0.*no room"):
+        as_process(1)
+
+
+@pytest.mark.slow
+def test_candidates_leave_no_trace(mesh, recwarn):
+    def train(w, unused, x):
+        return jnp.tanh(x @ w).sum(0)
+
+    f = pjit(train, in_shardings=AUTO, out_shardings=AUTO, donate_argnums=1)
+    with jax.set_mesh(mesh), record_programs() as programs:
+        out = f(STATE, f32(3, 5), BATCH)
+    np.testing.assert_allclose(out, np.tanh(BATCH @ STATE).sum(0), rtol=1e-5)
+    assert [p.name for p in programs if not p.is_operation] == ["train"]
+    assert len(explain_recompile(f).explanations) == 1
+    assert len([w for w in recwarn if "donat" in str(w.message)]) == 1
+    with jax.set_mesh(mesh):
+        compiled = f.lower(STATE, f32(3, 5), BATCH).compile()
+    chosen = [compiled.input_shardings[0][i] for i in (0, 2)]
+    assert all(isinstance(s, NamedSharding) and s.mesh == mesh for s in chosen)
+    assert out.sharding.is_equivalent_to(compiled.output_shardings, 1)

@@ -1,0 +1,221 @@
+"""Planner of `pjit` under `AUTO`: searches for a layout, proves it, and keeps it.
+
+A layout is planned by one of the processes of a mesh, which sends it to the others. If JAX has a
+compilation cache, the layout is kept there for later processes.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xlashard._jax import modules
+from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
+from xlashard._jax.runtime.shardings import is_compile_only
+from xlashard._jax.trace.tracing import equations
+from xlashard._version import __version__
+from xlashard.auto.auto_program import AutoProgram, topology_of
+from xlashard.auto.auto_shard import solve
+from xlashard.auto.insertion import insert_constraints
+from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.errors import ProcessesError
+from xlashard.pjit.compile import PROGRAMS
+from xlashard.pjit.function import Function
+from xlashard.pjit.lower import LoweredSignature, LoweringRequest
+from xlashard.pjit.recompile.history import CacheMiss
+from xlashard.pjit.shardings.automatic import ChosenLayout
+from xlashard.pjit.trace import Call
+from xlashard.processes import processes_of, store
+from xlashard.program.compile import LoweredProgram
+from xlashard.program.consistency import CONSISTENCY
+from xlashard.program.environment import flags_here, versions
+from xlashard.sharding import Mesh, PartitionSpec
+
+_FOLDER = "xlashard_layouts"
+
+
+def plan_call(function: Function, call: Call, mesh: Mesh) -> ChosenLayout:
+    """Return a layout for the shardings of a call that are None.
+
+    Args:
+        function: The function.
+        call: A traced call of it.
+        mesh: Mesh with automatic axes.
+
+    Raises:
+        CompileError: If the compiler refuses every layout.
+        ProcessesError: If the process that plans failed, or sent no layout.
+    """
+    options = replace(function.options, share_binary=False)
+    candidates = _Candidates(function.fun, options, function.static)
+    program = AutoProgram(candidates, call, mesh, topology_of(mesh))
+    layout = _LayoutStore(program).layout()
+    jaxpr = insert_constraints(call.traced.jaxpr, mesh, layout.constraints)
+    return ChosenLayout(layout.in_specs, layout.out_specs, jaxpr)
+
+
+def plan_program(program: AutoProgram) -> ProgramLayout:
+    """Return the fastest layout of a program, or, if none fits, that with the least memory.
+
+    Args:
+        program: The program.
+
+    Raises:
+        CompileError: If the compiler refuses every layout.
+    """
+    return solve(program, program.problem()).proven[0].layout
+
+
+_LAYOUTS = cleared_with_jax(BoundedCache())
+"""Layouts by the digests of their programs."""
+
+
+class _Candidates(Function):
+    """Function whose programs are candidates, which no record and no report mentions."""
+
+    def record(self, call: Call, request: LoweringRequest | None = None) -> None:
+        """Record nothing."""
+
+    def lower(
+        self, call: Call, request: LoweringRequest
+    ) -> tuple[LoweredSignature, LoweredProgram]:
+        """Return the module of a call."""
+        return PROGRAMS.entry(call.traced.jaxpr, request).lower(call.traced.jaxpr, CacheMiss())
+
+    def report_donation(self, lowered: LoweredProgram, compiled: Any = None) -> None:
+        """Report nothing."""
+
+
+class _LayoutStore:
+    """Layout of a program in other processes and in files.
+
+    Args:
+        program: The program.
+    """
+
+    def __init__(self, program: AutoProgram) -> None:
+        self._program = program
+
+    def layout(self) -> ProgramLayout:
+        """Return the layout, planned here, by a peer, or before."""
+        digest = self._digest()
+        return _LAYOUTS.kept(digest, lambda: self._made(digest))
+
+    def _made(self, digest: str) -> ProgramLayout:
+        devices = tuple(self._program.mesh.devices.flat)
+        group, me = processes_of(devices), coordination.process_index()
+        if len(group) < 2 or is_compile_only(devices[0]) or coordination.client() is None:
+            return self._kept(digest)
+        return self._planned(digest) if me == group[0] else self._received(digest, group[0])
+
+    def _digest(self) -> str:
+        """Return a digest of the program and of what its layout depends on."""
+        function, call, mesh = self._program.function, self._program.call, self._program.mesh
+        request = function.lowering_request(call, function.arguments(call))
+        _, lowered = function.lower(call, request)
+        traced = call.traced
+        facts = [
+            modules.digest(lowered.body.module),
+            # Constraints count equations, of which some leave nothing in the module.
+            [eqn.primitive.name for eqn in equations(traced.jaxpr)],
+            list(mesh.shape.items()),
+            traced.arg_names,
+            traced.result_paths,
+            call.donated,
+            [str(s) for s in (*call.in_shardings, *call.out_shardings)],
+            [(d.device_kind, getattr(d, "coords", None)) for d in mesh.devices.flat],
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def _kept(self, digest: str) -> ProgramLayout:
+        """Return the layout from its file, which is written if there is none."""
+        folder = _cache_folder()
+        if folder is None:
+            return plan_program(self._program)
+        used = versions(self._program.mesh.devices.flat[0].platform)
+        facts = [digest, __version__, used, flags_here()]
+        file = folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}.json"
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return _read(file.read_text())
+        layout = plan_program(self._program)
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            written = file.with_suffix(f".{os.getpid()}")
+            written.write_text(_text(layout))
+            written.replace(file)
+        return layout
+
+    def _planned(self, digest: str) -> ProgramLayout:
+        """Return the layout, after it has been sent to the peers, or the error in its place."""
+        key = f"layouts/{digest}"
+        try:
+            layout = self._kept(digest)
+        except Exception as error:
+            store.write(key, json.dumps({"error": str(error)}).encode(), overwrite=True)
+            raise
+        store.write(key, _text(layout).encode(), overwrite=True)
+        return layout
+
+    def _received(self, digest: str, planner: int) -> ProgramLayout:
+        """Return the layout that a peer planned.
+
+        Raises:
+            ProcessesError: If there is none.
+        """
+        name, seconds = self._program.call.traced.name, CONSISTENCY.policy.timeout
+        text = store.read(f"layouts/{digest}", seconds)
+        if text is None:
+            raise ProcessesError(  # no-catalogue: needs several processes
+                f"AUTO of {name} waited {seconds:g} s for the layout of process {planner}: call "
+                f"{name} in all processes, with equal arguments",
+                processes=(planner,),
+            )
+        reason = json.loads(text).get("error")
+        if reason is not None:
+            raise ProcessesError(  # no-catalogue: needs several processes
+                f"process {planner} found no layout for {name}: {reason}", processes=(planner,)
+            )
+        return _read(text.decode())
+
+
+def _cache_folder() -> Path | None:
+    """Return the folder of layouts in JAX's compilation cache; None without one on this machine."""
+    folder = jax.config.jax_compilation_cache_dir
+    if not folder or not jax.config.jax_enable_compilation_cache or "://" in folder:
+        return None
+    return Path(folder) / _FOLDER
+
+
+def _text(layout: ProgramLayout) -> str:
+    record = asdict(layout)
+    record["in_specs"] = list(map(_entries, layout.in_specs))
+    record["out_specs"] = list(map(_entries, layout.out_specs))
+    record["constraints"] = [
+        [site.path, site.kind, site.index, _entries(spec)] for site, spec in layout.constraints
+    ]
+    return json.dumps(record)
+
+
+def _read(text: str) -> ProgramLayout:
+    record = json.loads(text)
+    constraints = tuple(
+        (ConstraintSite(tuple(path), kind, index), _spec(entries))
+        for path, kind, index, entries in record["constraints"]
+    )
+    specs = {side: tuple(map(_spec, record[side])) for side in ("in_specs", "out_specs")}
+    return ProgramLayout(**{**record, **specs, "constraints": constraints})
+
+
+def _entries(spec: PartitionSpec) -> list[Any]:
+    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec.partitions]
+
+
+def _spec(entries: Sequence[Any]) -> PartitionSpec:
+    return PartitionSpec(*[tuple(e) if isinstance(e, list) else e for e in entries])

@@ -1,0 +1,195 @@
+"""Shardings under `AUTO`: the request to the planner, and the call with the layout that it chose.
+
+The planner stands on the compilers, above this room, and is registered by `use_planner`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import AxisType
+
+from xlashard._jax.runtime.global_state import trace_context
+from xlashard._jax.trace.jaxprs import is_reference
+from xlashard._jax.trace.tracing import is_token
+from xlashard.errors import MeshError
+from xlashard.lazily import dataclass
+from xlashard.pjit.arguments import Argument
+from xlashard.pjit.compile import PROGRAMS
+from xlashard.pjit.shardings.device_assignment import REPLICATED, mesh_of
+from xlashard.pjit.shardings.resolve import named
+from xlashard.pjit.trace import Call
+from xlashard.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    XLACompatibleSharding,
+    on_mesh,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenLayout:
+    """Layout of a call's program.
+
+    Attributes:
+        in_specs: Spec of each argument.
+        out_specs: Spec of each result.
+        jaxpr: The closed jaxpr with sharding constraints; None for that of the call.
+    """
+
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    jaxpr: Any = None
+
+
+class LayoutPlanner(Protocol):
+    """Planner of layouts."""
+
+    def plan_call(self, function: Any, call: Call, mesh: Mesh) -> ChosenLayout:
+        """Return a layout for the shardings of a call of a `Function` that are None."""
+        ...
+
+
+_PLANNERS: list[LayoutPlanner] = []
+
+
+def use_planner(planner: LayoutPlanner) -> LayoutPlanner | None:
+    """Register the planner, and return the previous one."""
+    before = _PLANNERS.pop() if _PLANNERS else None
+    _PLANNERS.append(planner)
+    return before
+
+
+def planned_call(function: Any, call: Call) -> Call:
+    """Return a call with the layout that the planner chose, if one of its shardings is `AUTO`.
+
+    The planner also chooses shardings that are unspecified, except of committed arguments. Its
+    choice is kept as long as the jaxpr.
+
+    Args:
+        function: The `Function`.
+        call: A traced call of it, outside of other programs.
+
+    Raises:
+        MeshError: If there is no mesh, or one with explicit axes.
+    """
+    if call.auto is None:
+        return call
+    arguments = function.arguments(call)
+    ins = tuple(map(_own_sharding, call.in_shardings, arguments, call.auto))
+    outs, traced = call.out_shardings, call.traced
+    if None not in (*ins, *outs):
+        return replace(call, auto=None, in_shardings=ins)
+    mesh = call.mesh or _mesh_at_hand((*ins, *outs), arguments)
+    if mesh is None and jax.device_count() == 1:
+        return replace(call, auto=None)
+    mesh = _usable(mesh, function, call)
+    moves = tuple([sharding is None for sharding in ins])
+    request = replace(
+        call,
+        mesh=mesh,
+        auto=None,
+        moves=moves,
+        in_shardings=_fixed(ins, traced.in_avals, mesh),
+        out_shardings=_fixed(outs, traced.jaxpr.out_avals, mesh),
+    )
+    layout = _layout(function, request, mesh)
+    new_ins, new_outs = (
+        tuple(
+            named(mesh, spec) if own is None and _is_array(aval) else own
+            for own, spec, aval in zip(side, specs, avals, strict=True)
+        )
+        for side, specs, avals in (
+            (ins, layout.in_specs, traced.in_avals),
+            (outs, layout.out_specs, traced.jaxpr.out_avals),
+        )
+    )
+    if layout.jaxpr is not None:
+        traced = replace(traced, jaxpr=layout.jaxpr)
+    shardings = {"in_shardings": new_ins, "out_shardings": new_outs}
+    return replace(call, traced=traced, auto=None, moves=moves, **shardings)
+
+
+def _own_sharding(requested: Sharding | None, argument: Argument, auto: bool) -> Sharding | None:
+    """Return the sharding that an argument keeps; None to choose it."""
+    return argument.sharding if requested is None and argument.committed and not auto else requested
+
+
+def _mesh_at_hand(
+    shardings: Sequence[Sharding | None], arguments: Sequence[Argument]
+) -> Mesh | None:
+    """Return the mesh of a sharding or argument, without one in force; None if none has one."""
+    committed = [a.sharding for a in arguments if a.committed]
+    meshes = [mesh_of(s) for s in (*shardings, *committed) if s is not None]
+    return next((mesh for mesh in meshes if mesh is not None), None)
+
+
+def _usable(mesh: Mesh | None, function: Any, call: Call) -> Mesh:
+    """Return the mesh, if a layout can be chosen on it.
+
+    Raises:
+        MeshError: If there is none, or one with explicit axes.
+    """
+    if mesh is not None and AxisType.Explicit not in mesh.axis_types:
+        return mesh
+    options, traced = function.options, call.traced
+    what, paths, chosen = options.in_resources.what, traced.arg_names, call.auto or ()
+    if not any(chosen):
+        what, paths = options.out_resources.what, traced.result_paths
+        chosen = [sharding is None for sharding in call.out_shardings]
+    path = next((path for path, auto in zip(paths, chosen, strict=True) if auto), "the result")
+    if mesh is None:
+        raise MeshError(
+            f"{what} of {path} is AUTO, but no mesh is in force over whose axes {traced.name} "
+            "could be sharded: call inside `with jax.set_mesh(mesh):`, or write P() for whole "
+            "arrays"
+        )
+    axis = mesh.axis_names[mesh.axis_types.index(AxisType.Explicit)]
+    raise MeshError(
+        f"{what} of {path} is AUTO, but axis {axis!r} of the mesh is explicit, so the types in "
+        f"{traced.name} prescribe its shardings: write jax.make_mesh({mesh.axis_sizes}, "
+        f"{mesh.axis_names}, axis_types=(AxisType.Auto,) * {len(mesh.axis_names)})"
+    )
+
+
+def _is_array(aval: Any) -> bool:
+    return not (is_reference(aval) or is_token(aval))
+
+
+def _fixed(
+    shardings: Sequence[Sharding | None], avals: Sequence[Any], mesh: Mesh
+) -> tuple[Sharding | None, ...]:
+    """Return shardings as specs on a mesh; None to choose them."""
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def fixed(sharding: Sharding | None, aval: Any) -> Sharding | None:
+        if not _is_array(aval):
+            return whole
+        if sharding is REPLICATED:
+            return whole
+        if isinstance(sharding, XLACompatibleSharding):
+            sharding = on_mesh(sharding, mesh, aval.ndim)
+        return whole if sharding is not None and mesh_of(sharding) != mesh else sharding
+
+    return tuple(map(fixed, shardings, avals))
+
+
+def _layout(function: Any, request: Call, mesh: Mesh) -> ChosenLayout:
+    ins, outs = request.in_shardings, request.out_shardings
+    if mesh.size == 1 or None not in (*ins, *outs):
+        whole = PartitionSpec()
+        return ChosenLayout((whole,) * len(ins), (whole,) * len(outs))
+    jaxpr, options = request.traced.jaxpr, function.options.compiler_options
+    key = "layout", mesh, ins, outs, request.donated, options, trace_context()
+
+    def chosen() -> ChosenLayout:
+        layout = _PLANNERS[0].plan_call(function, request, mesh)
+        if layout.jaxpr is None or layout.jaxpr is jaxpr:
+            return replace(layout, jaxpr=None)  # a value kept for the jaxpr would keep it alive
+        function.planned.add(layout.jaxpr)
+        return layout
+
+    return PROGRAMS.cached(jaxpr, key, chosen)
