@@ -8,6 +8,7 @@ each), and its schedule takes the time of `xlashard.tpu.cost`. NAME is a part of
 """
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -30,13 +31,13 @@ class Comparison:
         run: The run.
         seconds: Predicted time of a step.
         below: Error below it, as a negative share.
-        above: Error above it, as a share.
+        above: Error above it, as a share; None for a lower bound.
     """
 
     run: PublishedRun
     seconds: float
     below: float
-    above: float
+    above: float | None
 
     @property
     def error(self) -> float:
@@ -46,8 +47,8 @@ class Comparison:
     @property
     def is_in_bar(self) -> bool:
         """Whether the error bar holds the measurement."""
-        low, high = ((1 + share) * self.seconds for share in (self.below, self.above))
-        return low <= self.run.seconds <= high
+        above = math.inf if self.above is None else self.above
+        return (1 + self.below) <= self.run.seconds / self.seconds <= 1 + above
 
 
 def compare(run: PublishedRun) -> Comparison:

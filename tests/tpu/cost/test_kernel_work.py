@@ -1,5 +1,7 @@
 """Work of kernels: counted in their Mosaic modules, against formulas and the authors' estimates."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,12 @@ from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.cost.flops import kernel_estimate
 from xlashard.tpu.cost.kernel_costs import KernelCost
-from xlashard.tpu.cost.kernel_work import is_kernel, kernel_work
+from xlashard.tpu.cost.kernel_work import is_kernel, is_ragged, kernel_work
 from xlashard.tpu.cost.operation import OperationModel
-from xlashard.tpu.cost.rates import rates_of
+from xlashard.tpu.cost.rates import borrowed_rates, rates_of
+from xlashard.tpu.cost.schedule import walk_schedule
+from xlashard.tpu.cost.time_estimate import KernelSpread, error_bar, kernel_spread
+from xlashard.tpu.generations import BY_NAME
 
 
 def arrays(*shapes, dtype=jnp.bfloat16):
@@ -365,3 +370,38 @@ def test_kernels_of_products_overlap_with_their_copies_and_others_wait_for_them(
     ((computation, call),) = kernels_in(module)
     other = OperationModel(module, rates).of(computation, call)
     assert other.seconds == pytest.approx(other.matrix + other.hbm + other.launch)
+
+
+def spread_on(name, module):
+    generation = BY_NAME[name]
+    rates = rates_of(generation)
+    schedule = walk_schedule(module, [], OperationModel(module, rates), rates)
+    (kernel,) = [operation for operation, _ in schedule if is_kernel(operation.instruction)]
+    computation = module.computations[kernel.computation]
+    time = OperationModel(module, rates).of(computation, kernel.instruction)
+    return kernel_spread(module, schedule, generation), time, rates
+
+
+def test_kernels_of_a_chip_without_published_ones_widen_the_bar():
+    module = module_of(accumulate, *arrays((1024, 1024), (1024, 1024)))
+    assert spread_on("v5p", module)[0] == KernelSpread()
+    spread, time, rates = spread_on("v4", module)
+    matrix, hbm = time.matrix * rates.kernel_matrix_share, time.hbm * rates.kernel_hbm_share
+    shares = {(r.kernel_matrix_share, r.kernel_hbm_share) for r in borrowed_rates(BY_NAME["v4"])}
+    assert len(shares) == 3
+    worst = max(matrix / share + hbm / other for share, other in shares)
+    assert spread.slower == pytest.approx(worst - time.matrix - time.hbm)
+    assert spread.faster == pytest.approx(0, abs=1e-12)
+    shares = {"kernel": time.seconds}
+    assert error_bar(shares, kernels=spread) == pytest.approx(
+        (-0.2, 0.16 + spread.slower / time.seconds)
+    )
+
+
+def test_ragged_products_widen_the_bar():
+    sizes = arrays((8,), dtype=jnp.int32)
+    ((_, call),) = kernels_in(module_of(gmm, *arrays((1024, 512), (8, 512, 256)), *sizes))
+    # The compiler names the call after the function that it inlines.
+    assert is_ragged(replace(call, name="gmm.3")) and not is_ragged(replace(call, name="mix.3"))
+    bar = error_bar({"matrix": 3.0, "hbm": 1.0}, kernels=KernelSpread(ragged=2.0))
+    assert bar == pytest.approx((-0.2 - 0.63 / 2, 0.16 + 0.2 / 2))

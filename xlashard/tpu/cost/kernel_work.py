@@ -61,6 +61,12 @@ def is_kernel(call: Instruction) -> bool:
     return call.opcode == "custom-call" and call.attributes.call_target == "tpu_custom_call"
 
 
+def is_ragged(call: Instruction) -> bool:
+    """Return whether a kernel is a ragged product of XLA or of JAX's megablox."""
+    is_megablox = not {"gmm", "tgmm"}.isdisjoint(_names(call))
+    return is_megablox or "ragged_dot_tiling" in call.attributes.frontend
+
+
 def kernel_name(call: Instruction) -> str:
     """Return the name of a kernel, which reports show and `kernel_costs` takes.
 

@@ -13,7 +13,7 @@ training run. The sources, by their short names:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xlashard.tpu.generations import Generation
 
@@ -210,3 +210,22 @@ def rates_of(generation: Generation) -> Rates:
 
 def _kernel_shares(name: str, published: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     return published.get(name) or published.get(_LIKE.get(name, ""), published["v5p"])
+
+
+def borrowed_rates(generation: Generation) -> list[Rates]:
+    """Return the rates with the kernel shares of each generation that has published ones.
+
+    Args:
+        generation: Generation of the chips. Where its own shares are published, the list leaves
+            that kind of kernel out.
+    """
+    rates, found = rates_of(generation), []
+    if generation.name not in _KERNEL_SHARES:
+        for matrix, hbm in _KERNEL_SHARES.values():
+            found.append(replace(rates, kernel_matrix_share=matrix, kernel_hbm_share=hbm))
+    if generation.name not in _PRODUCT_KERNEL_SHARES:
+        for matrix, hbm in _PRODUCT_KERNEL_SHARES.values():
+            found.append(
+                replace(rates, product_kernel_matrix_share=matrix, product_kernel_hbm_share=hbm)
+            )
+    return found

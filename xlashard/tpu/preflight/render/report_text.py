@@ -105,7 +105,8 @@ def time_with_error(time: TimeEstimate) -> str:
 
 def error_text(time: TimeEstimate) -> str:
     """Return the error of the time: `-8 % to +10 %`."""
-    return f"{time.below * 100:+.0f} % to {time.above * 100:+.0f} %"
+    above = "more" if time.above is None else f"{time.above * 100:+.0f} %"
+    return f"{time.below * 100:+.0f} % to {above}"
 
 
 def throughput_text(throughput: ThroughputReport) -> str:

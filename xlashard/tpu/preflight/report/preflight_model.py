@@ -216,7 +216,7 @@ class TimeEstimate:
         bound: Resource that the cores use or wait for most of the time.
         seconds: Time of the compiler's schedule at the rates that measurements show.
         below: Error below `seconds`, as a negative share of it.
-        above: Error above `seconds`, as a share of it.
+        above: Error above `seconds`, as a share of it; None for a lower bound.
         shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
             `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
         kernels: Kernels of known cost, by name, with their number of runs.
@@ -249,7 +249,7 @@ class TimeEstimate:
     bound: Bound
     seconds: float
     below: float = 0.0
-    above: float = 0.0
+    above: float | None = 0.0
     shares: tuple[tuple[str, float], ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()
     unknown_kernels: tuple[tuple[str, int], ...] = ()
