@@ -315,12 +315,18 @@ class Search:
                 if value is None or graph.values[value].nbytes < _SMALL_BYTES:
                     continue
                 stored = {a: self._state(assignment, a, value) for a in self._axes}
-                if slot < 0:
-                    site = ConstraintSite(op.path, "result", -1 - slot)
-                    yield site, self._spec(value, stored)
-                    continue
                 needed = {a: self._needed(assignment, a, number, slot) for a in self._axes}
-                if needed != stored:
+                if slot < 0:
+                    # First as the operation makes it: its result decides how it is partitioned.
+                    made = {
+                        a: stored[a] if s in (None, WHOLE, PARTIAL) else s
+                        for a, s in needed.items()
+                    }
+                    site = ConstraintSite(op.path, "result", -1 - slot)
+                    if made != stored:
+                        yield site, self._spec(value, made)
+                    yield site, self._spec(value, stored)
+                elif needed != stored:
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
         arguments = set(graph.arguments)

@@ -99,7 +99,7 @@ def insert_equations(
         jaxpr: The closed jaxpr.
         primitive: The primitive.
         params: Returns the primitive's parameters for the value of a site.
-        sites: The places, each of them once.
+        sites: The places. Equations at one place follow each other in their order.
 
     Raises:
         IndexError: If a site leads to no equation, inner jaxpr or value.
@@ -139,7 +139,7 @@ class _Insertion:
         for site in at.get(-1, ()):
             parameter = jaxpr.invars[site.index]
             reader = next((e for e in jaxpr.eqns if parameter in e.invars), None)
-            renamed[parameter] = self._applied(site, parameter, reader, eqns)
+            renamed[parameter] = self._applied(site, current(parameter), reader, eqns)
         for i, eqn in enumerate(jaxpr.eqns):
             here = at.get(i, ())
             ends = [site for site in here if len(site.path) == 1]
@@ -152,7 +152,7 @@ class _Insertion:
             for site in ends:
                 if site.kind == "result":
                     result = eqn.outvars[site.index]
-                    renamed[result] = self._applied(site, result, eqn, eqns)
+                    renamed[result] = self._applied(site, current(result), eqn, eqns)
         outvars = list(map(current, jaxpr.outvars))
         return jaxpr.replace(eqns=eqns, outvars=outvars, debug_info=jaxpr.debug_info)
 
