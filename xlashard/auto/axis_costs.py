@@ -98,6 +98,36 @@ class CostModel:
                 nbytes /= size
         return nbytes
 
+    def state(self, axis: str, value: int) -> int:
+        """Return the dimension of a value that is sharded over another axis, or WHOLE."""
+        sharded = self._others.labels[axis]
+        for dim in range(len(self.graph.values[value].shape)) if sharded else ():
+            if self.graph.label(value, dim) in sharded:
+                return dim
+        return WHOLE
+
+    def transfer_bytes(self, value: int, number: int, slot: int, *, exchanged: bool) -> float:
+        """Return the bytes of a transfer on this axis.
+
+        Axes that gather or reduce a value together share its bytes, each in its turn.
+
+        Args:
+            value: The value.
+            number: Operation that takes or makes it.
+            slot: Its position among the operands, or `-1 - position` among the results.
+            exchanged: Whether it stays sharded over this axis, along another dimension.
+        """
+        own = self.local_bytes(value, number, slot)
+        if exchanged:
+            return max(own, self.local_bytes(value))
+        op, together = self.graph.operations[number], 1
+        for name in self._sizes:
+            needed = required(op, self._others.factors[name].get(number), slot)
+            stored = self.state(name, value)
+            if needed == PARTIAL or (slot >= 0 and needed == WHOLE and stored != WHOLE):
+                together += 1
+        return own / together
+
     def gather(self, nbytes: float) -> float:
         """Return the time to gather a value of some bytes, or to reduce and scatter it."""
         n = self.axis.size

@@ -256,12 +256,14 @@ class AxisProgram:
         number, slot = use
         result = slot < 0
         flows: dict[tuple[int, int], int] = {}
-        whole = self._model.local_bytes(value)
-        own = self._model.local_bytes(value, number, slot)
+        exchanged, gathered = (
+            self._model.transfer_bytes(value, number, slot, exchanged=moved)
+            for moved in (True, False)
+        )
         for s in (*stored, WHOLE):
             for t in needed:
                 source, target = (t, s) if result else (s, t)
-                nbytes = own if source == PARTIAL or target == WHOLE else max(own, whole)
+                nbytes = gathered if source == PARTIAL or target == WHOLE else exchanged
                 seconds = self._model.conversion(source, target, nbytes) * times
                 if shared is None or not seconds:
                     flows[s, t] = self._variable(seconds)

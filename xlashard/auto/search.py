@@ -3,8 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, replace
+from itertools import permutations, product
 
 from xlashard.auto.axis_costs import (
     PARTIAL,
@@ -27,7 +27,7 @@ _SMALL_BYTES = 1 << 12
 def find_layouts(problem: AutoProblem, seconds: float = 60.0) -> tuple[ProgramLayout, ...]:
     """Return layouts of a program, the fastest by prediction first.
 
-    Among them are the usual ones: `data`, `fsdp`, `tensor`, and pairs of them on two axes.
+    Among them are the usual ones: `data`, `fsdp`, `tensor`, and pairs of them on the axes.
 
     Args:
         problem: Program, machine and requirements.
@@ -88,22 +88,47 @@ class Search:
             found.setdefault(_key(layout), layout)
         return list(found.values())
 
+    def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
+        """Return a layout with fewer constraints, as the partitioner may do better alone.
+
+        Constraints remain on results of products, on products, on operands, or nowhere.
+        """
+        products = {op.path for op in self.graph.operations if op.rule.flops}
+        kept = {
+            "results of products": lambda site: site.path in products and site.kind == "result",
+            "products": lambda site: site.path in products,
+            "operands": lambda site: site.kind == "operand",
+            "none": lambda site: False,
+        }
+        return [
+            replace(
+                layout,
+                name=f"{layout.name}; inside: {name}",
+                constraints=tuple((site, spec) for site, spec in layout.constraints if keep(site)),
+            )
+            for name, keep in kept.items()
+        ]
+
     def _starts(self) -> list[_Start]:
         names = tuple(self._axes)
         if not names:
             return [_Start("replicated", (), {})]
         starts = []
-        for mode in ("data", "fsdp", "tensor"):
-            modes = {name: Restriction(self._batch, mode) for name in names}
-            starts.append(_Start(mode, names, modes))
-        if len(names) > 1:
-            for last in names:
-                modes = {
-                    name: Restriction(self._batch, "tensor" if name == last else "fsdp")
-                    for name in names
-                }
-                order = (*[name for name in names if name != last], last)
-                starts.append(_Start(f"fsdp+tensor({last})", order, modes))
+        for modes in product(("data", "fsdp", "tensor"), repeat=len(names)):
+            if len(names) > 2 and len(set(modes)) > 2:
+                continue
+            label = "+".join(dict.fromkeys(modes))
+            if len(set(modes)) > 1:
+                label = ", ".join(
+                    f"{name}: {mode}" for name, mode in zip(names, modes, strict=True)
+                )
+            restrictions = {
+                name: Restriction(self._batch, mode)
+                for name, mode in zip(names, modes, strict=True)
+            }
+            # Axes that split the batch come first: the others divide what these leave.
+            order = tuple(sorted(names, key=lambda name: restrictions[name].mode == "tensor"))
+            starts.append(_Start(label, order, restrictions))
         for overlap in (0.4, 1.0):
             free = {name: Restriction(overlap=overlap) for name in names}
             for order in list(permutations(names))[:2]:
@@ -177,9 +202,8 @@ class Search:
                         continue
                     counted.add((value, op.scope, needed))
                 source, target = (stored, needed) if slot >= 0 else (needed, stored)
-                nbytes = model.local_bytes(value, number, slot)
-                if not (source == PARTIAL or target == WHOLE):
-                    nbytes = max(nbytes, model.local_bytes(value))
+                exchanged = source != PARTIAL and target != WHOLE
+                nbytes = model.transfer_bytes(value, number, slot, exchanged=exchanged)
                 share = overlap if self.graph.is_state(value) else 1.0
                 seconds += model.conversion(source, target, nbytes) * op.times * share
         for value, label, times in self.graph.reductions:
@@ -325,6 +349,9 @@ class Search:
                     site = ConstraintSite(op.path, "result", -1 - slot)
                     if made != stored:
                         yield site, self._spec(value, made)
+                    if graph.is_state(value) and set(stored.values()) == {WHOLE}:
+                        # A gradient that is added up needs no constraint, which costs a copy.
+                        continue
                     yield site, self._spec(value, stored)
                 elif needed != stored:
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
