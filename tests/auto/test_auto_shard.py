@@ -220,7 +220,7 @@ def test_a_transformer_on_a_topology_is_no_slower_than_plain_data_parallelism():
     axes = {"data": 4, "model": 4}
     program = read_program(fun, transformer_shapes(), {}, axes, "v5e-16")
     problem = program.problem()
-    found = solve(program, problem, count=1)
+    found = solve(program, problem, count=2, seconds=0)
     prover = Prover(
         program.function, program.call, program.mesh, program.topology, problem.memory_bytes
     )
@@ -240,3 +240,37 @@ def test_another_program_is_refused():
     assert plan.apply(double)(jnp.ones((64, 32)), jnp.ones((64, 32)))[0, 0] == 3
     with pytest.raises(ValueError, match=naming("other operations", "double")):
         plan.apply(lambda w, x: w * 2 - x)(jnp.ones((64, 32)), jnp.ones((64, 32)))
+
+
+@pytest.mark.slow
+def test_the_mesh_is_chosen_with_the_layout():
+    plan = auto_shard(double, DOUBLED, DOUBLED, mesh="auto")
+    sizes = dict(plan.mesh)
+    assert set(sizes) <= {"data", "model"}
+    assert np.prod(list(sizes.values())) == 8
+    on_chips = auto_shard(double, DOUBLED, DOUBLED, mesh="v5e-4")
+    assert on_chips.devices == "v5e:2x2"
+    assert np.prod([size for _, size in on_chips.mesh]) == 4
+
+
+@pytest.mark.slow
+def test_arrays_on_explicit_meshes_and_arguments_by_keyword():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = jax.device_put(np.ones((64, 32), np.float32), jax.NamedSharding(mesh, P("data")))
+    fixed = {"": P("data")}
+    plan = auto_shard(double, x, x=x, mesh=mesh, fixed=fixed)
+    assert [(a.path, a.keyword) for a in plan.arguments] == [("w", False), ("x", True)]
+    assert plan.apply(double)(x, x=x)[0, 0] == 3
+    names = {"double": double, "w": x, "x": x}
+    exec(compile(plan.code(), "planned.py", "exec"), names)
+    assert names["double_sharded"](names["w"], x=names["x"])[0, 0] == 3
+
+
+@pytest.mark.slow
+def test_unknown_primitives_are_named():
+    def fun(x):
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((8,), "float32"), x) * 2
+
+    plan = auto_shard(fun, jax.ShapeDtypeStruct((8,), "float32"), mesh={"data": 8})
+    assert plan.unknown_primitives == ("pure_callback",)
+    assert "pure_callback" in str(plan)

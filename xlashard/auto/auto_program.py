@@ -25,10 +25,14 @@ from xlashard.tpu.preflight.mesh_mapping import (
 )
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
-from xlashard.tpu.topology_names import SliceName, chip_counts, default_shape
+from xlashard.tpu.topology_names import SliceName, chip_counts, default_shape, divisors
 
 type Target = MeshLike | Topology | str
-"""A mesh, its axis sizes, or a topology."""
+"""A mesh, its axis sizes, a topology, or `auto` to choose the sizes."""
+
+_AXES = ("data", "model")
+_LONGEST = 32
+"""Longest second axis of the meshes to choose from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +111,7 @@ def read_program(
     fun: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    mesh: Target | None,
+    mesh: MeshLike | None,
     topology: Topology | str | None = None,
 ) -> AutoProgram:
     """Trace a function for a mesh.
@@ -116,7 +120,7 @@ def read_program(
         fun: The function, as for `traced_call`.
         args: Positional arguments of a call, or their shapes. Where they are placed has no effect.
         kwargs: Keyword arguments of the call.
-        mesh: Mesh, its axis sizes, or a topology; None for the mesh in force.
+        mesh: Mesh, or its axis sizes; None for the mesh in force.
         topology: Topology of the devices of a mesh that has others, or none.
 
     Raises:
@@ -126,12 +130,12 @@ def read_program(
     """
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     place, on, at_hand = _target(mesh, topology, meshes_of_function(fun))
-    bare = jax.tree.map(_unplaced, (args, kwargs))
+    bare = jax.tree.map(unplaced, (args, kwargs))
     with jax.set_mesh(on):
         function, call = traced_call(fun, *bare)
     before = len(call.values)
     call = map_call(call, on)
-    call = replace(call, values=tuple(map(_unplaced, call.values)))
+    call = replace(call, values=tuple(map(unplaced, call.values)))
     return AutoProgram(function, call, on, place, len(call.values) - before, at_hand)
 
 
@@ -162,12 +166,42 @@ def read_larger(
         yield read_program(fun, args, kwargs, axes, find_topology(slice_name.text))
 
 
+def read_programs(
+    fun: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: Target | None,
+    topology: Topology | str | None = None,
+) -> Iterator[AutoProgram]:
+    """Yield the program on the mesh, or on each mesh to choose from.
+
+    Args:
+        fun: The function.
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments of the call.
+        mesh: As for `read_program`; `auto`, or a topology for a function without a mesh, for all
+            meshes with the axes `data` and `model`.
+        topology: Topology of the devices.
+    """
+    if isinstance(mesh, Topology) or (isinstance(mesh, str) and mesh != "auto"):
+        own = meshes_of_function(unwrapped(fun, args, kwargs)[0])
+        mesh, topology = None if own else "auto", mesh
+    if mesh != "auto":
+        yield read_program(fun, args, kwargs, mesh, topology)
+        return
+    if isinstance(topology, str):
+        topology = find_topology(topology)
+    count = len(jax.devices()) if topology is None else topology.num_devices
+    first, second = _AXES
+    for size in (n for n in divisors(count) if n <= _LONGEST):
+        axes = {first: count // size, second: size} if size > 1 else {first: count}
+        yield read_program(fun, args, kwargs, axes, topology)
+
+
 def _target(
-    mesh: Target | None, topology: Topology | str | None, own: Mapping[str, MeshLike]
+    mesh: MeshLike | None, topology: Topology | str | None, own: Mapping[str, MeshLike]
 ) -> tuple[Topology | None, Mesh, Mesh | None]:
     """Return topology, mesh to compile for, and mesh to run on; None for what there isn't."""
-    if isinstance(mesh, Topology | str):
-        mesh, topology = None, mesh
     if isinstance(topology, str):
         topology = find_topology(topology)
     if mesh is None and own:
@@ -217,8 +251,12 @@ def topology_of(mesh: Mesh) -> Topology | None:
     return found if found.num_devices == mesh.size else None
 
 
-def _unplaced(value: Any) -> Any:
-    """Return shape and dtype of an array; other values unchanged."""
+def unplaced(value: Any) -> Any:
+    """Return shape and dtype of an array; other values unchanged.
+
+    Args:
+        value: A leaf of the arguments of a call.
+    """
     if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return value
     weak = bool(getattr(value, "weak_type", False))

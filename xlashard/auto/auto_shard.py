@@ -1,26 +1,30 @@
 """`auto_shard`: choose the layout of a function on a mesh, and prove it by compilation."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_program
+from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_description import describe_plan
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
-from xlashard.errors import ArgumentError, CompileError
+from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.sharding import PartitionSpec
 from xlashard.tpu.topologies import Topology
 
 PROVEN = 4
-"""Number of the most promising programs that are compiled, beside the usual layouts."""
-_USUAL = ("data", "fsdp", "tensor")
-_HOPELESS = 2.0
-"""A usual layout is compiled unless its predicted time is so many times that of the best."""
+"""Number of layouts whose programs are compiled, whatever time that takes."""
+PROOF_SECONDS = 60.0
+"""Seconds of compilation within which further layouts are compiled."""
+_HOPELESS = 3.0
+"""A layout isn't compiled if its predicted time is so many times that of the best."""
+_MESHES = 2
+"""Number of meshes whose programs are compiled."""
 
 
 def auto_shard(
@@ -45,7 +49,8 @@ def auto_shard(
             shardings that it prescribes; or a plain function.
         *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. Where arrays are now has
             no effect.
-        mesh: Mesh, or its axis sizes such as `{"data": 8, "model": 4}`; None for the mesh in force.
+        mesh: Mesh, or its axis sizes such as `{"data": 8, "model": 4}`; `"auto"`, or a topology,
+            to choose the sizes of the axes `data` and `model`; None for the mesh in force.
         topology: TPU topology, or its name: `"v5e-16"`; None for the devices of the mesh, or those
             of this process. Other devices than TPUs are costed as v5e chips.
         memory: Share of a device's memory that the program may use.
@@ -74,12 +79,17 @@ def auto_shard(
         >>> plan.inputs[1].spec
         "P('data')"
     """
-    with short_tracebacks:
+    with short_tracebacks, warnings.catch_warnings():
+        # Candidates warn of what the plan does not keep.
+        warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure)
-        program = read_program(fun, args, kwargs, mesh, topology)
-        _check_devices(program, measure)
-        problem = program.problem(memory, fixed)
-        found = solve(program, problem, time_limit)
+        solved: list[tuple[AutoProgram, AutoProblem, ProvenLayouts]] = []
+        for program, problem in _promising(
+            read_programs(fun, args, kwargs, mesh, topology), memory, fixed, time_limit
+        ):
+            _check_devices(program, measure)
+            solved.append((program, problem, solve(program, problem, time_limit)))
+        program, problem, found = min(solved, key=lambda each: each[-1].proven[0].rank)
         if measure:
             found = _measured(program, found, measure)
         plan = describe_plan(program, problem, found, (args, kwargs))
@@ -87,6 +97,24 @@ def auto_shard(
             return plan
         larger = read_larger(fun, args, kwargs, program)
         return plan.with_slice(smallest_slice(larger, memory, fixed, time_limit))
+
+
+def _promising(
+    programs: Iterable[AutoProgram],
+    memory: float,
+    fixed: Mapping[str, PartitionSpec] | None,
+    time_limit: float,
+) -> list[tuple[AutoProgram, AutoProblem]]:
+    """Return a program with its problem, or of several those of the fastest predicted layouts."""
+    found = [(program, program.problem(memory, fixed)) for program in programs]
+    if len(found) == 1:
+        return found
+    limit = time_limit / len(found)
+    fastest = {
+        id(problem): min(layout.seconds for layout in Search(problem, limit).run())
+        for _, problem in found
+    }
+    return sorted(found, key=lambda each: fastest[id(each[1])])[:_MESHES]
 
 
 def _check_options(memory: float, measure: int) -> None:
@@ -120,7 +148,11 @@ def _measured(program: AutoProgram, found: ProvenLayouts, count: int) -> ProvenL
 
 
 def solve(
-    program: AutoProgram, problem: AutoProblem, time_limit: float = 60.0, count: int = PROVEN
+    program: AutoProgram,
+    problem: AutoProblem,
+    time_limit: float = 60.0,
+    count: int = PROVEN,
+    seconds: float = PROOF_SECONDS,
 ) -> ProvenLayouts:
     """Search for layouts and compile the most promising.
 
@@ -130,7 +162,8 @@ def solve(
         program: The program.
         problem: The problem of its layout.
         time_limit: Seconds that a search may take.
-        count: Number of programs to compile per search.
+        count: Number of programs to compile per search, whatever time that takes.
+        seconds: Seconds of compilation per search within which further programs are compiled.
 
     Raises:
         CompileError: If the compiler refuses all.
@@ -144,11 +177,9 @@ def solve(
     while True:
         search = Search(replace(problem, memory_bytes=limit), time_limit)
         layouts = sorted(search.run(), key=lambda layout: layout.seconds)
-        proven += prover.prove(layouts, count)
-        known = {p.layout.name for p in proven}
         longest = _HOPELESS * layouts[0].seconds
-        usual = [x for x in layouts if x.name in _USUAL and x.seconds <= longest]
-        proven += prover.prove([x for x in usual if x.name not in known], len(usual))
+        promising = [layout for layout in layouts if layout.seconds <= longest]
+        proven += prover.prove(promising, count, seconds)
         others |= {layout.name: layout for layout in reversed(layouts)}
         closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
         # Half of the memory that is there is the least to plan for.

@@ -112,7 +112,7 @@ class Prover:
 
     Args:
         function: The function.
-        call: Its traced call, on the mesh.
+        call: Its traced call on the mesh, with arguments that are placed nowhere.
         mesh: The mesh.
         topology: Topology of its devices; None for devices that aren't TPUs.
         memory_bytes: Memory of a device that the program may use.
@@ -128,22 +128,24 @@ class Prover:
     ) -> None:
         self._function, self._mesh = function, mesh
         self._topology, self._memory = topology, memory_bytes
-        # A layout places the arguments, wherever they are now.
-        self._call = replace(call, values=tuple(map(_unplaced, call.values)))
+        self._call = call
         self._proven: dict[str, ProvenLayout] = {}
 
     @cached_property
     def _machine(self) -> Machine:
         return machine_of(self._mesh, self._topology)
 
-    def prove(self, layouts: Iterable[ProgramLayout], count: int) -> list[ProvenLayout]:
+    def prove(
+        self, layouts: Iterable[ProgramLayout], count: int, seconds: float = 0.0
+    ) -> list[ProvenLayout]:
         """Compile layouts in order; return them, best first.
 
         Layouts with equal programs are compiled once. One that the compiler refuses has its error.
 
         Args:
             layouts: Layouts, the most promising first.
-            count: Number of programs to compile.
+            count: Number of programs to compile, whatever time that takes.
+            seconds: Seconds of compilation within which further programs are compiled.
         """
         found: list[ProvenLayout] = []
         for layout in layouts:
@@ -152,10 +154,11 @@ class Prover:
                 lowered = Traced(self._function, call).lower()
                 text = lowered.as_text()
                 if text not in self._proven:
-                    if count < 1:
+                    if count < 1 and seconds <= 0:
                         continue
-                    count -= 1
+                    started = time.perf_counter()
                     self._proven[text] = self._compiled(layout, lowered)
+                    count, seconds = count - 1, seconds - (time.perf_counter() - started)
                 found.append(replace(self._proven[text], layout=layout))
             except (XlashardError, ValueError, RuntimeError, NotImplementedError) as error:
                 found.append(ProvenLayout(layout, float("inf"), reason=str(error)))
@@ -184,13 +187,6 @@ class Prover:
             collectives=summarize(found, mesh),
             compilation=compilation,
         )
-
-
-def _unplaced(value: Any) -> Any:
-    if not hasattr(value, "shape"):
-        return value
-    weak = bool(getattr(value, "weak_type", False))
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
 
 
 def nominal_cost(collective: Collective, machine: Machine, mesh: Mesh) -> NetworkCost:

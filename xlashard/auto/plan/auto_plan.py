@@ -51,7 +51,7 @@ class AutoPlan(SerializableReport, PlanFields):
         collectives: Collectives of the compiled program by kind and mesh axes.
         shares: Seconds of a step by the resource that the cores use or wait for.
         fingerprint: Digest of the function's operations.
-        donated: Paths of donated arguments.
+        arguments: Arguments of the call, whose arrays `inputs` lists.
         axis_rules: Mesh axes of logical axes, if arguments name them.
         gap: Share by which a better solution of the integer program may exist; None if unknown.
         unknown_primitives: Primitives without a sharding rule, which each device runs whole.

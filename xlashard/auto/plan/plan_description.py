@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+
 from xlashard._jax.trace.origins import source_frames
-from xlashard._jax.trace.tracing import bodies, equations, shaped, source_of
+from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.op_rules import op_rule
 from xlashard.auto.plan.auto_plan import AutoPlan
@@ -13,6 +15,7 @@ from xlashard.auto.plan.plan_model import (
     HeldMemory,
     LogicalAxisRule,
     Outcome,
+    PlannedArgument,
     PlannedConstraint,
     PlannedLayout,
     PlannedValue,
@@ -61,11 +64,7 @@ def describe_plan(
         collectives=best.collectives,
         shares=best.shares,
         fingerprint=fingerprint_of(jaxpr),
-        donated=tuple(
-            path
-            for path, is_donated in zip(traced.arg_names, program.call.donated, strict=True)
-            if is_donated
-        ),
+        arguments=tuple(_arguments(program)),
         axis_rules=_axis_rules(inputs, best.layout.in_specs[program.closed_over :], arguments),
         gap=found.gap,
         unknown_primitives=unknown_primitives(jaxpr),
@@ -80,8 +79,32 @@ def unknown_primitives(jaxpr: Any) -> tuple[str, ...]:
     Args:
         jaxpr: The closed jaxpr.
     """
-    leaves = (eqn for eqn in equations(jaxpr) if next(iter(bodies(eqn)), None) is None)
-    return tuple(sorted({e.primitive.name for e in leaves if not op_rule(e).known}))
+    found: set[str] = set()
+    for eqn in jaxpr.eqns:
+        inner = list(bodies(eqn))
+        # Inside shard_map each device runs what is written.
+        if eqn.primitive.name != "shard_map":
+            found.update(*map(unknown_primitives, inner))
+        if not inner and not op_rule(eqn).known:
+            found.add(eqn.primitive.name)
+    return tuple(sorted(found))
+
+
+def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
+    """Yield the arguments of the call, without closed-over arrays."""
+    traced, donated = program.call.traced, program.call.donated
+    args, kwargs = traced.in_tree.unflatten(range(traced.in_tree.num_leaves))
+    trees = [*((tree, False) for tree in args), *((tree, True) for tree in kwargs.values())]
+    for tree, keyword in trees[program.closed_over :]:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        prefixes = {
+            path.removesuffix(suffix) if path.endswith(suffix) else ""
+            for keys, leaf in leaves
+            for path, suffix in [(traced.arg_names[leaf], jax.tree_util.keystr(keys))]
+        }
+        path = prefixes.pop() if len(prefixes) == 1 else ""
+        is_donated = bool(leaves) and all(donated[leaf] for _, leaf in leaves)
+        yield PlannedArgument(path, keyword, is_donated)
 
 
 class _Values:

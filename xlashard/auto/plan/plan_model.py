@@ -42,6 +42,22 @@ class PlannedValue:
 
 
 @dataclass(frozen=True)
+class PlannedArgument:
+    """An argument of the call, with all its arrays.
+
+    Attributes:
+        path: Path in Python: `state`, `others[0]`; empty if the arrays have paths of their own, as
+            those of modules have.
+        keyword: Whether it is passed by keyword.
+        donated: Whether its arrays are donated.
+    """
+
+    path: str
+    keyword: bool = False
+    donated: bool = False
+
+
+@dataclass(frozen=True)
 class PlannedConstraint:
     """Sharding constraint inside the function.
 
@@ -154,7 +170,7 @@ class PlanFields:
     collectives: tuple[CollectiveTotal, ...]
     shares: tuple[tuple[str, float], ...]
     fingerprint: str
-    donated: tuple[str, ...] = ()
+    arguments: tuple[PlannedArgument, ...] = ()
     axis_rules: tuple[LogicalAxisRule, ...] = ()
     gap: float | None = None
     unknown_primitives: tuple[str, ...] = ()

@@ -176,8 +176,6 @@ def plan_code(plan: PlanFields) -> str:
     for what, values in (("ARGUMENTS", plan.inputs), ("RESULTS", plan.outputs)):
         rules = path_rules({value.path: value.spec for value in values})
         lines += [f"{what} = [", *(f"    ({p!r}, {spec})," for p, spec in rules), "]"]
-    roots = list(dict.fromkeys(_root(value.path) for value in plan.inputs))
-    results = f"jax.eval_shape({plan.name}, {', '.join(roots)})"
     lines += [
         "",
         "",
@@ -188,27 +186,42 @@ def plan_code(plan: PlanFields) -> str:
         "        return NamedSharding(mesh, spec)",
         "",
         "    return jax.tree_util.tree_map_with_path(sharding, tree)",
-        "",
-        "",
-        "in_shardings = (",
-        *(f"    shardings(ARGUMENTS, {root!r}, {root})," for root in roots),
-        ")",
-        f'out_shardings = shardings(RESULTS, "result", {results})',
-        f"{plan.name}_sharded = jax.jit(",
-        f"    {plan.name},",
-        "    in_shardings=in_shardings,",
+    ]
+    if all(argument.path for argument in plan.arguments):
+        lines += _jit_lines(plan)
+    return "\n".join([*lines, *_constraint_lines(plan)]) + "\n"
+
+
+def _jit_lines(plan: PlanFields) -> list[str]:
+    """Return the lines that compile the function."""
+    name = plan.name if plan.name.isidentifier() else "fun"
+    positional = [argument.path for argument in plan.arguments if not argument.keyword]
+    named = [argument.path for argument in plan.arguments if argument.keyword]
+    call = ", ".join([name, *positional, *(f"{path}={path}" for path in named)])
+    lines = ["", ""]
+    if named:
+        # jax.jit takes no arguments by keyword beside in_shardings.
+        lines += [
+            f"{path} = jax.device_put({path}, shardings(ARGUMENTS, {path!r}, {path}))"
+            for path in (*positional, *named)
+        ]
+    else:
+        lines += [
+            "in_shardings = (",
+            *(f"    shardings(ARGUMENTS, {path!r}, {path})," for path in positional),
+            ")",
+        ]
+    lines += [
+        f'out_shardings = shardings(RESULTS, "result", jax.eval_shape({call}))',
+        f"{name}_sharded = jax.jit(",
+        f"    {name},",
+        *([] if named else ["    in_shardings=in_shardings,"]),
         "    out_shardings=out_shardings,",
     ]
-    donated = {_root(path) for path in plan.donated}
-    if donated:
-        numbers = tuple(n for n, root in enumerate(roots) if root in donated)
-        lines.append(f"    donate_argnums={numbers},")
-    lines += [")", *_constraint_lines(plan)]
-    return "\n".join(lines) + "\n"
-
-
-def _root(path: str) -> str:
-    return path.partition("[")[0].partition(".")[0]
+    donated = [n for n, argument in enumerate(plan.arguments) if argument.donated]
+    if donated and not named:
+        lines.append(f"    donate_argnums={tuple(donated)},")
+    return [*lines, ")"]
 
 
 def _constraint_lines(plan: PlanFields) -> list[str]:

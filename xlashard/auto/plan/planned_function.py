@@ -9,6 +9,7 @@ import jax
 
 from xlashard._jax.trace import jitted, tracing
 from xlashard._jax.trace.tracing import equations
+from xlashard.auto.auto_program import unplaced
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import ProgramLayout
 from xlashard.auto.proof import call_with_layout
@@ -106,9 +107,12 @@ class PlannedFunction(Function):
         """Trace for the arguments of a call, and give the call the layout."""
         if not tracing.is_top_level():
             return self._program.place(super().trace(args, kwargs))
+        # Where arguments are now is no part of the program's types.
+        bare_args, bare_kwargs = jax.tree.map(unplaced, (args, kwargs))
         with jax.set_mesh(self._program.mesh):
-            call = super().trace(args, kwargs)
-        return self._program.place(call)
+            call = super().trace(bare_args, bare_kwargs)
+        values = self.parameters.leaves(args, kwargs)
+        return self._program.place(replace(call, values=tuple(values)))
 
 
 def planned(fun: Any, program: PlannedProgram, options: Mapping[str, Any]) -> Any:
