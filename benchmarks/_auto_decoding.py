@@ -19,7 +19,7 @@ _SIZES = Transformer(32, 4096, 32, 8, 14336, 128_256, 8192, 64)
 
 
 def _arguments() -> tuple[Any, ...]:
-    sizes = (_SIZES.layers, _SIZES.batch, _SIZES.length, _SIZES.kv_heads, _SIZES.head_size)
+    sizes = (_SIZES.layers, _SIZES.length, _SIZES.kv_heads, _SIZES.batch, _SIZES.head_size)
     cached = shape(*sizes, dtype=jnp.bfloat16)
     weights = jax.tree.map(lambda x: shape(*x.shape, dtype=jnp.bfloat16), _SIZES.parameters())
     return (
@@ -31,13 +31,13 @@ def _arguments() -> tuple[Any, ...]:
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, position: jax.Array) -> jax.Array:
-    """Return attention [B, H, D] of one query per sequence to the positions so far."""
-    grouped = q.reshape(q.shape[0], k.shape[2], -1, q.shape[-1])
-    scores = jnp.einsum("bkgd,bmkd->bkgm", grouped, k, preferred_element_type=jnp.float32)
-    seen = jnp.arange(k.shape[1]) <= position
+    """Return attention of queries [B, H, D] to the keys [L, K, B, D] of the positions so far."""
+    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+    scores = jnp.einsum("bkgd,mkbd->bkgm", grouped, k, preferred_element_type=jnp.float32)
+    seen = jnp.arange(k.shape[0]) <= position
     scores = jnp.where(seen, scores * q.shape[-1] ** -0.5, -1e30)
     shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgm,bmkd->bkgd", shares, v).reshape(q.shape)
+    return jnp.einsum("bkgm,mkbd->bkgd", shares, v).reshape(q.shape)
 
 
 def _build(constrain: Constrain) -> Any:
@@ -46,28 +46,35 @@ def _build(constrain: Constrain) -> Any:
     ) -> tuple[Any, jax.Array]:
         """Return the cache with one more position, and the next tokens [B]."""
 
-        def layer(x: jax.Array, one: tuple[Any, ...]) -> tuple[jax.Array, tuple[Any, ...]]:
-            weights, keys, values = one
+        # The cache is carried, not sliced by the scan, and its positions come first: an update in
+        # place copies nothing else.
+        def layer(carry: tuple[jax.Array, ...], one: tuple[Any, ...]) -> tuple[Any, None]:
+            (x, keys, values), (weights, number) = carry, one
             normed = constrain("attention_input", rms_norm(x, weights["attention_norm"]))
             q, k, v = (
                 jnp.einsum("bw,whd->bhd", normed, weights[name]) for name in ("wq", "wk", "wv")
             )
             q, k = (rotate(part[:, None], position[None])[:, 0] for part in (q, k))
             q, k, v = constrain("q", q), constrain("kv", k), constrain("kv", v)
-            keys = jax.lax.dynamic_update_slice_in_dim(keys, k[:, None], position, axis=1)
-            values = jax.lax.dynamic_update_slice_in_dim(values, v[:, None], position, axis=1)
-            keys, values = constrain("cached", keys), constrain("cached", values)
-            mixed = constrain("mixed", _attend(q, keys, values, position))
+            at = (number, position, 0, 0, 0)
+            keys = jax.lax.dynamic_update_slice(keys, k.swapaxes(0, 1)[None, None], at)
+            values = jax.lax.dynamic_update_slice(values, v.swapaxes(0, 1)[None, None], at)
+            keys, values = constrain("cache", keys), constrain("cache", values)
+            own = (
+                constrain("cached", jax.lax.dynamic_index_in_dim(x, number, keepdims=False))
+                for x in (keys, values)
+            )
+            mixed = constrain("mixed", _attend(q, *own, position))
             out = jnp.einsum("bhd,hdw->bw", mixed, weights["wo"])
             x = constrain("stream", x + constrain("attention_output", out))
             normed = constrain("mlp_input", rms_norm(x, weights["mlp_norm"]))
             hidden = jax.nn.silu(normed @ weights["gate"]) * (normed @ weights["up"])
             out = constrain("mlp_output", constrain("hidden", hidden) @ weights["down"])
-            return constrain("stream", x + out), (keys, values)
+            return (constrain("stream", x + out), keys, values), None
 
         x = constrain("stream", jnp.take(parameters["embedding"], tokens, axis=0))
-        layers = (parameters["layers"], cache["keys"], cache["values"])
-        x, (keys, values) = jax.lax.scan(layer, x, layers)
+        layers = (parameters["layers"], jnp.arange(_SIZES.layers))
+        (x, keys, values), _ = jax.lax.scan(layer, (x, cache["keys"], cache["values"]), layers)
         x = constrain("head_input", rms_norm(x, parameters["final_norm"]))
         logits = constrain("logits", x @ parameters["head"])
         return {"keys": keys, "values": values}, jnp.argmax(logits, axis=-1)
@@ -95,7 +102,7 @@ def _layout(rows: Any, heads: Any, width: Any) -> HandLayout:
     """
     # Weights that are sharded in both dimensions stay where they are, and activations move.
     stream = P(rows if width is None else None, width)
-    cached = P(None, rows, None, heads, None)
+    cached = P(None, None, heads, rows, None)
     arguments = {
         **{name: P(None, width, heads, None) for name in ("wq", "wk", "wv")},
         "wo": P(None, heads, None, width),
@@ -111,7 +118,8 @@ def _layout(rows: Any, heads: Any, width: Any) -> HandLayout:
         **dict.fromkeys(("attention_output", "mlp_output"), stream),
         **dict.fromkeys(("q", "kv", "mixed"), P(rows, heads, None)),
         **dict.fromkeys(("hidden", "logits"), P(inner, heads)),
-        "cached": P(rows, None, heads, None),
+        "cache": cached,
+        "cached": P(None, heads, rows, None),
     }
     return HandLayout(arguments, inside)
 
@@ -119,9 +127,10 @@ def _layout(rows: Any, heads: Any, width: Any) -> HandLayout:
 def _positions_layout() -> HandLayout:
     """Return a layout whose cache is sharded over heads and positions."""
     tensor = _layout(None, "model", None)
-    cached = P(None, "data", "model", None)
+    cached = P("data", "model", None, None)
     arguments = dict.fromkeys(("keys", "values"), P(None, *cached))
-    return HandLayout({**tensor.arguments, **arguments}, {**tensor.inside, "cached": cached})
+    inside = {"cache": P(None, *cached), "cached": cached}
+    return HandLayout({**tensor.arguments, **arguments}, {**tensor.inside, **inside})
 
 
 DECODE = BenchmarkProgram(

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from benchmarks._auto_program import (
@@ -65,7 +66,7 @@ def _build_recommender(constrain: Constrain) -> Any:
         looked_up = constrain("features", looked_up)
         features = jnp.concatenate([dense[:, None], looked_up], axis=1)
         products = jnp.einsum("bsf,btf->bst", features, features)
-        above = jnp.triu_indices(_TABLES + 1, 1)
+        above = np.triu_indices(_TABLES + 1, 1)
         crossed = constrain("crossed", products[:, above[0], above[1]])
         out = _mlp(jnp.concatenate([dense, crossed], axis=1), parameters["top"])[:, 0]
         losses = optax.sigmoid_binary_cross_entropy(out.astype(jnp.float32), batch["clicked"])
