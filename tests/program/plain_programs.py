@@ -1,4 +1,4 @@
-"""A script of plain JAX for several processes, of which one runs another program."""
+"""A script of plain JAX for several processes, of which one runs other programs."""
 
 import jax
 import jax.numpy as jnp
@@ -15,3 +15,8 @@ try:
     print("ERROR none", flush=True)
 except Exception as error:
     print("ERROR", type(error).__name__, flush=True)
+if jax.process_index() == 0:
+    try:
+        jax.jit(lambda x: x - 1)(x)
+    except Exception as error:
+        print("ENDED", type(error).__name__, error, flush=True)

@@ -159,5 +159,9 @@ def test_a_script_of_plain_jax_is_compared_without_a_change(monkeypatch):
     monkeypatch.setenv("XLASHARD_CHECK_PROGRAMS", "1")
     command = Path(xlashard.__file__).with_name("__main__.py")
     script = SCRIPT.with_name("plain_programs.py")
-    for output in run_many(command, 2, 1, "run", "--", "python", str(script)):
+    outputs = run_many(command, 2, 1, "run", "--", "python", str(script))
+    for output in outputs:
         assert "SAME 8.0" in output and "ERROR ProgramsDifferError" in output
+    # Long before the timeout of an hour.
+    assert "ENDED DeadlockError" in outputs[0]
+    assert "process 1 has ended (its program has completed)" in outputs[0]

@@ -15,7 +15,7 @@ from xlashard.background import start_background
 from xlashard.processes import format_processes
 from xlashard.processes.connections import Connection, LivenessMonitor
 from xlashard.processes.stack_dump import OWN_THREADS, ThreadStack, own_stacks, stack_server
-from xlashard.processes.wait_graph import own_status
+from xlashard.processes.wait_graph import how_ended, own_status
 
 GONE_EXIT_CODE = 75
 """Exit code of a process that ends because a peer is gone: try again (`EX_TEMPFAIL`)."""
@@ -67,6 +67,7 @@ class ShutdownHandler:
         sys.excepthook = self._note
         # Registered after JAX's handler, so it runs before it: the store still exists.
         atexit.register(self._notify_peers)
+        own_status.ends_at_exit = True
 
     def _note(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -89,12 +90,12 @@ class ShutdownHandler:
             self._failed.wait(_HEARD_FROM)
             if self._failure is not None:
                 self._end_in_vain(*self._failure)
-        _close(_how_text(self._error))
+        _close(how_ended(self._error))
         if self._lines is not None:
             # JAX keeps the service of process 0 until all peers have shut down, but not if an error
             # ends process 0 in an emulated pod.
             serves = coordination.process_index() == 0 and self._error is not None
-            error = "" if self._error is None else _how_text(self._error)
+            error = "" if self._error is None else how_ended(self._error)
             self._lines.goodbye(_ENDING if serves else 0, error)
 
     def _on_peer_gone(self, processes: tuple[int, ...]) -> None:
@@ -186,13 +187,6 @@ def _waiting_place(stack: ThreadStack | None) -> str | None:
     if stack is None or not stack.in_runtime or stack.user_frame is None:
         return None
     return str(stack.user_frame)
-
-
-def _how_text(error: BaseException | None) -> str:
-    if error is None:
-        return "its program has completed"
-    first = str(error).split("\n", 1)[0]
-    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
 
 
 def exit_without_peers(processes: tuple[int, ...]) -> None:

@@ -18,7 +18,12 @@ from xlashard.errors import ArgumentError, DeadlockError
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.process_groups import format_processes
-from xlashard.processes.wait_graph import Deadlock, WaitReporter, describe_statuses
+from xlashard.processes.wait_graph import (
+    Deadlock,
+    WaitReporter,
+    describe_statuses,
+    own_status,
+)
 
 # Extra seconds for the processes that wait for the first one: it determines who is missing.
 _LONGER = 2.0
@@ -134,6 +139,7 @@ class Rendezvous:
         me = coordination.process_index()
         if coordination.client() is None or len(group) < 2:
             return {me: subject}
+        own_status.end_at_exit()
         end = time.monotonic() + barrier.timeout
         key = barrier.series, group
         with self._lock:

@@ -9,6 +9,8 @@ of a pod reach a barrier in the same thread, so a main thread that waits elsewhe
 arriving, and other threads are ignored.
 """
 
+import atexit
+import contextlib
 import logging
 import sys
 import threading
@@ -77,9 +79,14 @@ class ProcessStatus(JsonRecord):
 
 
 class StatusPublisher:
-    """Publisher of this process's status."""
+    """Publisher of this process's status.
+
+    Attributes:
+        ends_at_exit: True once something publishes the end of the program when the process exits.
+    """
 
     def __init__(self) -> None:
+        self.ends_at_exit = False
         self._waits: dict[int, Wait] = {}
         self._ended = ""
         self._number = 0
@@ -110,10 +117,32 @@ class StatusPublisher:
             self._ended = how
             self._write()
 
+    def end_at_exit(self) -> None:
+        """Publish the end of the program when the process exits, if nothing else does.
+
+        JAX's handler stops the store. It is registered when JAX is imported, so it runs later.
+        """
+        if not self.ends_at_exit:
+            self.ends_at_exit = True
+            atexit.register(self._exit)
+
+    def _exit(self) -> None:
+        # The program may have stopped the store itself.
+        with contextlib.suppress(Exception):
+            self.end(how_ended(getattr(sys, "last_exc", None)))
+
     def _write(self) -> None:
         self._number += 1
         note = ProcessStatus(self._number, tuple(self._waits.values()), self._ended)
         store.write(_key(coordination.process_index()), note.to_json().encode(), overwrite=True)
+
+
+def how_ended(error: BaseException | None) -> str:
+    """Describe how a program ended: by an exception, or None."""
+    if error is None:
+        return "its program has completed"
+    first = str(error).split("\n", 1)[0]
+    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
 
 
 own_status = StatusPublisher()
