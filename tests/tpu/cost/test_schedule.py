@@ -2,14 +2,19 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from tests.tpu.preflight.scheduled import scheduled
+from xlashard import NamedSharding, P
 from xlashard.hlo import read
-from xlashard.tpu.cost.network_model import NetworkCost
+from xlashard.tpu import topology
+from xlashard.tpu.cost.network_model import NetworkCost, NetworkModel, multislice_collectives
 from xlashard.tpu.cost.operation import OperationModel, padding
-from xlashard.tpu.cost.rates import Rates
+from xlashard.tpu.cost.rates import Rates, rates_of
 from xlashard.tpu.cost.schedule import StepSchedule, walk_schedule
-from xlashard.tpu.cost.time_estimate import KernelSpread, error_bar
+from xlashard.tpu.cost.time_estimate import KernelSpread, error_bar, schedule_step
 
 RATES = Rates(
     matrix_size=128,
@@ -171,3 +176,76 @@ def test_the_bar_widens_with_what_is_less_certain() -> None:
     assert above == pytest.approx(0.16 + (ratio - 1) / 2)
     lower_bound = error_bar({"matrix": 8.0}, kernels=KernelSpread(unknown=True))
     assert lower_bound == (pytest.approx(-0.2), None)
+
+
+@pytest.mark.slow
+def test_many_tiny_collectives_take_their_latency() -> None:
+    """100 all-reduces of 8 KiB on 256 chips: their bytes would take 8 microseconds."""
+    tiny = "f32[2048]{0:T(1024)}"
+    loop = LOOP.replace(ARRAY, tiny).replace("constant(7)", "constant(100)")
+    loop = loop.replace(
+        "negate(x)", "all-reduce(x), replica_groups=[1,256]<=[256], channel_id=1, to_apply=sum"
+    )
+    total = "sum {\na = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a, b)\n}\n"
+    module = read(
+        f"HloModule m, is_scheduled=true\n{total}{loop}\nENTRY main {{\np = {tiny} parameter(0)\n"
+        f"zero = s32[] constant(0)\nstate = (s32[], {tiny}) tuple(zero, p)\n"
+        f"loop = (s32[], {tiny}) while(state), condition=condition, body=body\n"
+        f"ROOT r = {tiny} get-tuple-element(loop), index=1\n}}\n"
+    )
+    pod = topology("v6e-256")
+    mesh, rates = pod.mesh({"all": 256}), rates_of(pod.generation)
+    network = NetworkModel(pod, mesh)
+    found = [(c, network.of(c)) for c in multislice_collectives(module, mesh)]
+    step = walk_schedule(module, found, OperationModel(module, rates), rates)
+    # To the far side of two rings of 16 chips and back, and four microseconds to launch.
+    latency = 2 * (8 + 8) * 1e-6 + 4e-6
+    assert step.by_resource()["ici"] == pytest.approx(100 * latency, rel=0.01)
+    assert step.seconds < 1.2 * 100 * latency
+
+
+def test_a_convolution_takes_the_places_that_its_window_meets() -> None:
+    """A layer of ResNet-50: 64 channels of 56 x 56 points, a window of 3 x 3."""
+    image = "bf16[256,56,56,64]{3,2,1,0:T(8,128)(2,1)}"
+    body = (
+        f"x = {image} parameter(1)\n"
+        "w = bf16[3,3,64,64]{3,2,1,0:T(8,128)(2,1)} parameter(2)\n"
+        f"ROOT y = {image} convolution(x, w), window={{size=3x3 pad=1_1x1_1}}, "
+        "dim_labels=b01f_01io->b01f"
+    )
+    # Two of the three places of the window at an edge; 64 channels fill half of 128 rows.
+    places = (3 * 56 - 2) ** 2
+    matrix = 2 * 256 * places * 128 * 64 / 100e12
+    # The 64 channels are padded to 128 lanes in HBM.
+    hbm = (2 * 256 * 56 * 56 * 128 + 9 * 64 * 128) * 2 / 1e12
+    assert schedule(body).seconds == pytest.approx(math.hypot(matrix, hbm) + 1e-6)
+
+
+@pytest.mark.slow
+def test_a_decode_step_reads_weights_and_cache_once() -> None:
+    """One token of 8 sequences with a cache of 4096 positions, 4 layers, on one v5e chip."""
+    layers, batch, width, hidden, room = 4, 8, 4096, 16384, 4096
+
+    def layer(x: jax.Array, slices: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        up, down, keys, values = slices
+        shares = jax.nn.softmax(jnp.einsum("bw,btw->bt", x, keys), axis=-1)
+        x += jnp.einsum("bt,btw->bw", shares, values)
+        return x + jax.nn.silu(x @ up) @ down, None
+
+    def decode(x: jax.Array, slices: tuple[jax.Array, ...]) -> jax.Array:
+        return jax.lax.scan(layer, x, slices)[0]
+
+    pod = topology("v5e-1")
+    mesh, rates = pod.mesh({"one": 1}), rates_of(pod.generation)
+
+    def whole(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P()))
+
+    weights = whole(layers, width, hidden), whole(layers, hidden, width)
+    cache = whole(layers, batch, room, width)
+    compilation = scheduled(decode, whole(batch, width), (*weights, cache, cache))
+    step = schedule_step(compilation, pod, mesh)
+    nbytes = 2 * layers * (2 * width * hidden + 2 * batch * room * width)
+    least = nbytes / rates.hbm_bytes
+    assert least < step.seconds < 1.15 * least
+    assert step.by_resource()["hbm"] > 0.9 * step.seconds
