@@ -1,0 +1,88 @@
+"""Programs give the same values under every layout; and what compares them finds mistakes.
+
+`python -m tests.pjit.random_programs --layouts --count 1000` runs many, and shrinks what fails.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+import xlashard
+from tests.auto import random_layouts
+from tests.auto.random_layouts import find_layout_failure
+from tests.pjit.random_programs.checking import XLA
+from tests.pjit.random_programs.generator import draw_program
+from tests.pjit.random_programs.text import program_text
+from xlashard import P
+from xlashard.auto.search import Search
+
+
+@pytest.fixture(autouse=True)
+def few_layouts(monkeypatch):
+    monkeypatch.setattr(random_layouts, "ODD_LAYOUTS", 1)
+
+
+@pytest.mark.own_partitioner
+@pytest.mark.parametrize("seed", [3, 23])
+def test_random_programs(seed):
+    failure = find_layout_failure(program_text(draw_program(seed)))
+    assert failure is None or failure.kind == XLA, failure
+
+
+PROGRAM = '''"""Program 1."""
+axes = {"x": 4}
+backwards = False
+manner = "named"
+call = "call"
+partitioner = "shardy"
+arguments = (numbers((8, 16), "float32"), numbers((16, 16), "float32"), keys((4,)), 1.5)
+placed = (None,) * 4
+in_shardings = (UNSPECIFIED, place(P("x")), UNSPECIFIED, UNSPECIFIED)
+out_shardings = (UNSPECIFIED, place(P(None, "x")), UNSPECIFIED, UNSPECIFIED, UNSPECIFIED)
+donated = ()
+options = {}
+exact = (False, True, True, True, False)
+
+
+def f(state, w, keys, scale):
+    total = jax.new_ref(jnp.zeros_like(state))
+    total[...] += jnp.tanh(state @ w)
+    jax.debug.callback(lambda _: None, state[0, 0])
+    table = jnp.asarray(numbers((16, 16), "float32", 3))
+    empty = jnp.zeros((0, 16)) + state[:0]
+    return total[...] * scale, w + table, jax.random.split(keys[0], 8), empty, jnp.sum(state)
+'''
+
+
+def test_references_effects_keys_empty_arrays_and_closed_over_constants():
+    assert find_layout_failure(PROGRAM) is None
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1.01, "values"), (1.0, None)])
+def test_wrong_values_are_found(monkeypatch, factor, kind):
+    def pjit(fun, **options):
+        right = xlashard.jit(fun, **options)
+        return lambda *args: [x * factor if k == 0 else x for k, x in enumerate(right(*args))]
+
+    monkeypatch.setattr(random_layouts.xlashard, "pjit", pjit)
+    monkeypatch.setattr(random_layouts, "ODD_LAYOUTS", 0)
+    monkeypatch.setattr(Search, "run", lambda self, run=Search.run: run(self)[-1:])
+    found = find_layout_failure(PROGRAM)
+    assert (found and (found.kind, found.jax)) == (kind and (kind, "right"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("fixed", {"in_specs": (P(), P(), P(), P())}),
+        ("uneven", {"in_specs": (P(), P("x"), P(), P("x"))}),
+        ("tied", {"in_specs": (P("x"), P("x"), P(), P())}),
+    ],
+)
+def test_wrong_specs_are_found(monkeypatch, kind, changed):
+    run = Search.run
+    monkeypatch.setattr(Search, "run", lambda self: [replace(run(self)[0], **changed)])
+    monkeypatch.setattr(random_layouts, "_ties", lambda *_: ((0, 0),))
+    monkeypatch.setattr(random_layouts.Dice, "chance", lambda *_: True)
+    found = find_layout_failure(PROGRAM)
+    assert found is not None and found.kind == kind, found

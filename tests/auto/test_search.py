@@ -1,0 +1,210 @@
+"""Layouts of small programs on machines made by hand."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import make_mesh
+from xlashard import P
+from xlashard.auto.insertion import insert_constraints
+from xlashard.auto.problem import AutoProblem, Machine, MeshAxis
+from xlashard.auto.search import Search, find_layouts
+from xlashard.tpu.cost.rates import rates_of
+from xlashard.tpu.generations import GENERATIONS
+
+FLOPS, HBM, LINK, LATENCY = 1e13, 1e12, 1e11, 1e-6
+
+RATES = replace(
+    rates_of(GENERATIONS[0]),
+    matrix_size=1,
+    matrix_flops=(("bfloat16", FLOPS),),
+    hbm_bytes=HBM,
+    vector_ops=1e13,
+    operation_seconds=0.0,
+)
+
+
+def machine(link=LINK, latency=LATENCY, **sizes):
+    axes = tuple(MeshAxis(name, size, link, latency) for name, size in sizes.items())
+    return Machine(axes, RATES, 1e9)
+
+
+def problem(function, *shapes, on=None, ins=None, outs=None, **options):
+    """Return the problem of a function of float32 arrays of these shapes, on a machine."""
+    arguments = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    return AutoProblem(
+        jaxpr,
+        on or machine(x=8),
+        ins or (None,) * len(jaxpr.in_avals),
+        outs or (None,) * len(jaxpr.out_avals),
+        **options,
+    )
+
+
+def best(*args, **options):
+    return find_layouts(problem(*args, **options))[0]
+
+
+def step(w, x):
+    """Return the weights after a step of gradient descent."""
+    return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+
+
+STATE = {"tied": ((0, 0),), "donated": (True, False)}
+
+
+def mlp(v, w, x):
+    return jnp.tanh(x @ v) @ w
+
+
+MLP = (512, 2048), (2048, 512), (1 << 15, 512)
+
+
+def test_a_large_batch_and_small_weights_give_data_parallelism():
+    layout = best(mlp, *MLP)
+    assert layout.in_specs == (P(), P(), P("x")) and layout.out_specs == (P("x"),)
+    trained = best(step, (512, 512), (1 << 16, 512), **STATE)
+    assert trained.in_specs[1] == P("x")
+
+
+def test_weights_that_a_tiny_batch_reads_are_sharded():
+    layout = best(lambda w, x: jnp.tanh(x @ w), (8192, 8192), (1, 8192))
+    assert tuple(layout.in_specs[0]).count("x") == 1
+    # The time to read an eighth of the weights, and little more.
+    read = 8192**2 * 4 / 8 / HBM
+    assert read < layout.seconds < 1.5 * read
+
+
+def test_a_memory_limit_that_sharded_weights_alone_meet_is_met():
+    shapes = (64, 512, 512), (1 << 15, 512)
+    weights, batch = 64 * 512**2 * 4, (1 << 15) * 512 * 4 / 8
+    whole = best(layers, *shapes)
+    assert whole.in_specs == (P(), P("x")) and whole.memory_bytes >= weights + batch
+    limit = whole.memory_bytes - weights / 2
+    tight = best(layers, *shapes, memory_bytes=limit)
+    assert "x" in tight.in_specs[0] and tight.memory_bytes <= limit
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "x"), P(("y", "x"))])
+def test_fixed_specs_are_kept(spec):
+    found = find_layouts(
+        problem(
+            lambda x, y, w: (jnp.sin(x + y) @ w, x * 2),
+            *[(512, 512)] * 3,
+            on=machine(x=4, y=2),
+            ins=(spec, P("x", "y"), None),
+            outs=(None, P("y")),
+        )
+    )
+    assert {layout.in_specs[:2] for layout in found} == {(spec, P("x", "y"))}
+    assert {layout.out_specs[1] for layout in found} == {P("y")}
+    assert len({layout.in_specs[2] for layout in found}) > 1
+
+
+def test_a_replicated_bias_leaves_the_activations_sharded():
+    layout = best(lambda b, x, w: x @ w + b, (64,), (1 << 16, 64), (64, 64), ins=(P(), None, None))
+    assert layout.in_specs[1] == P("x") and layout.out_specs == (P("x"),)
+
+
+@pytest.mark.parametrize(("ins", "outs"), [(None, None), ((P("x"), None), None), (None, (P("x"),))])
+def test_tied_arguments_and_results_have_one_spec(ins, outs):
+    found = find_layouts(problem(step, (512, 512), (4096, 512), ins=ins, outs=outs, **STATE))
+    specs = {(layout.in_specs[0], layout.out_specs[0]) for layout in found}
+    assert all(taken == made for taken, made in specs)
+    assert specs == {(P("x"), P("x"))} if ins or outs else len(specs) > 1
+
+
+def test_dimensions_that_do_not_divide_are_whole():
+    found = find_layouts(problem(lambda x, w: x @ w, (1023, 2048), (2048, 513)))
+    for layout in found:
+        assert layout.in_specs[0] in (P(), P(None, "x")) and layout.out_specs == (P(),)
+    uneven = find_layouts(problem(lambda x: jnp.sin(x) * 2, (12, 4099), on=machine(x=4, y=2)))
+    assert {s for layout in uneven for s in layout.in_specs} <= {P(), P("x"), P("y")}
+
+
+def layers(ws, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), jnp.max(x)), x, ws)
+
+
+def test_layers_of_a_scan_are_solved_once_and_stay_stacked():
+    graphs = []
+    for count in (8, 64):
+        found = problem(layers, (count, 512, 512), (64, 512))
+        graphs.append(Search(found, 10.0).graph)
+        for layout in find_layouts(found):
+            assert (*layout.in_specs[0], None)[0] is None
+            assert layout.in_specs[1] == layout.out_specs[0]
+    first, second = (
+        [(op.path, op.times / n) for op in g.operations]
+        for g, n in zip(graphs, (8, 64), strict=True)
+    )
+    assert first == second and len(first) == 1
+
+
+def test_unknown_primitives_are_named_and_whole():
+    def f(x):
+        y = jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return y * 2
+
+    found = problem(f, (1024, 1024))
+    search = Search(found, 10.0)
+    assert search.graph.unknown == {"pure_callback"}
+    (operation,) = search.graph.operations
+    assert not operation.rule.factors
+    for layout in search.run():
+        operands = [spec for site, spec in layout.constraints if site.kind == "operand"]
+        assert layout.in_specs[0] == P() or operands == [P()]
+
+
+def test_both_axes_shard_one_dimension():
+    layout = best(mlp, *MLP, on=machine(x=4, y=2))
+    assert layout.in_specs == (P(), P(), P(("x", "y"))) and layout.out_specs == (P(("x", "y")),)
+
+
+def test_a_contraction_over_a_sharded_dimension_is_an_all_reduce():
+    rows, depth, columns = 256, 1 << 16, 512
+    slow, fast = (
+        best(
+            jnp.dot,
+            (rows, depth),
+            (depth, columns),
+            on=on,
+            ins=(P(None, "x"), P("x")),
+            outs=(P(),),
+        )
+        for on in (machine(x=8), machine(np.inf, 0.0, x=8))
+    )
+    all_reduce = 2 * (LATENCY + rows * columns * 4 * 7 / 8 / LINK)
+    assert slow.seconds - fast.seconds == pytest.approx(all_reduce, rel=1e-6)
+
+
+def test_one_device_and_programs_without_arrays():
+    (layout,) = find_layouts(problem(step, (8, 8), (8, 8), on=machine(x=1)))
+    assert layout.in_specs == (P(), P()) and layout.seconds > 0
+    for layout in find_layouts(problem(lambda x, y: (x, 2.0), (), (0, 8))):
+        assert layout.in_specs[0] == layout.out_specs[0] == layout.out_specs[1] == P()
+
+
+def test_every_site_is_in_the_jaxpr():
+    def f(key, ws, x):
+        total = jax.new_ref(jnp.zeros_like(x))
+        x = jax.lax.cond(x[0, 0] > 0, lambda x: layers(ws, x)[0], jnp.sin, x)
+        x = jax.lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: x * 2 + 1, x)
+        total[...] += jax.checkpoint(jnp.sort)(x) + jax.random.normal(key, x.shape)
+        jax.debug.print("{}", jnp.max(x))
+        return total[...], jax.random.split(key)
+
+    avals = (
+        jax.typeof(jax.random.key(0)),
+        *(jax.ShapeDtypeStruct(shape, np.float32) for shape in ((4, 64, 64), (32, 64))),
+    )
+    jaxpr = jax.make_jaxpr(f)(*avals)
+    found = AutoProblem(jaxpr, machine(x=4, y=2), (None,) * 3, (None,) * 2)
+    mesh = make_mesh((4, 2), ("x", "y"))
+    for layout in find_layouts(found):
+        new = insert_constraints(jaxpr, mesh, layout.constraints)
+        assert new.in_avals == jaxpr.in_avals and new.out_avals == jaxpr.out_avals
