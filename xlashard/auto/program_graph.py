@@ -309,9 +309,10 @@ class ProgramGraph:
         arrays = [o for o in (*operation.operands, *operation.results) if o is not None]
         for other in arrays[1:]:
             self._join(arrays[0], other)
-        for made in operation.results:
-            if made is not None:
-                self.elementwise.append((made, operation.times))
+        # A value without operands, such as a constant, is made where it is used.
+        if any(o is not None for o in operation.operands):
+            made = [o for o in operation.results if o is not None]
+            self.elementwise.extend((o, operation.times) for o in made)
 
     def _merge_small(self) -> None:
         """Merge small reductions and broadcasts into the clusters of their large sides.
