@@ -17,7 +17,7 @@ from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.sharding import PartitionSpec
 from xlashard.tpu.topologies import Topology
 
-PROVEN = 4
+PROVEN = 6
 """Number of layouts whose programs are compiled, whatever time that takes."""
 PROOF_SECONDS = 60.0
 """Seconds of compilation within which further layouts are compiled."""

@@ -227,3 +227,46 @@ def factor_labels(graph: ProgramGraph, op: GraphOperation, factor: Factor) -> se
             if value is not None and dim is not None:
                 found.add(graph.label(value, dim))
     return found
+
+
+def batch_labels(graph: ProgramGraph) -> frozenset[int]:
+    """Return the labels of the batch.
+
+    These are the labels reached from the first dimension of an argument that isn't fed back, by
+    factors of operations: from the argument whose labels split most of the work.
+    """
+    links: dict[int, set[int]] = defaultdict(set)
+    for op in graph.operations:
+        for factor in op.rule.factors if op.fixed is None else ():
+            labels = factor_labels(graph, op, factor)
+            for label in labels:
+                links[label] |= labels
+    best, most = frozenset[int](), 0.0
+    for index in graph.arguments:
+        if index in graph.state or not graph.values[index].shape:
+            continue
+        reached = _closure(graph.label(graph.inside.get(index, index), 0), links)
+        work = _split_work(graph, reached)
+        if work > most * 1.1:
+            best, most = frozenset(reached), work
+    return best
+
+
+def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
+    reached, waiting = {label}, [label]
+    while waiting:
+        for other in links[waiting.pop()] - reached:
+            reached.add(other)
+            waiting.append(other)
+    return reached
+
+
+def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
+    """Return the FLOP, or else the elements, of the operations that some labels split."""
+    total = 0.0
+    for op in graph.operations:
+        if op.fixed is None and any(factor_labels(graph, op, f) & labels for f in op.rule.factors):
+            arrays = (*op.operands, *op.results)
+            sizes = [graph.values[v].nbytes for v in arrays if v is not None]
+            total += (op.rule.flops + sum(sizes)) * op.times
+    return total
