@@ -226,6 +226,8 @@ def test_reports_show_the_layout(mesh, planner):
         f(X)
     assert [report.inputs[0].spec for report in reports] == [reports[0].inputs[0].spec] * 3
     assert "'x'" in str(reports[0].inputs[0].spec)
+    origins = [(r.inputs[0].decided_by, r.outputs[0].decided_by) for r in reports]
+    assert origins == [("auto", "auto")] * 3
     assert len(programs) == 1 and len(planner.requests) == 1
     assert len(explain_recompile(f).explanations) >= 1
 

@@ -54,6 +54,7 @@ class Call:
         auto: For each argument, True if its sharding is `AUTO`; None for a call without `AUTO`.
         moves: For each argument, True if its sharding was chosen, so that a committed array is
             resharded; empty for a call without `AUTO`.
+        chosen_results: For each result, True if its sharding was chosen; empty likewise.
     """
 
     traced: tracing.TracedFunction
@@ -69,6 +70,7 @@ class Call:
     assign: Callable[[int], tuple[Device, ...]] | None = None
     auto: tuple[bool, ...] | None = None
     moves: tuple[bool, ...] = ()
+    chosen_results: tuple[bool, ...] = ()
 
     def on(self, values: Sequence[Any]) -> "Call":
         """Return the call with other arguments of the same types."""

@@ -6,10 +6,13 @@ from typing import Literal
 from xlashard.hlo.collectives import CollectiveKind
 from xlashard.wording import typed
 
-type Decided = Literal["caller", "argument", "default", "partitioner", "function", "unknown"]
-"""Origin of a value's sharding: the caller's request; the committed argument itself; the default of
-scalars and single devices; the partitioner; the function, for closed-over values. It is unknown for
-arguments of a compiled stage, and for results of a loaded one."""
+type Decided = Literal[
+    "caller", "auto", "argument", "default", "partitioner", "function", "unknown"
+]
+"""Origin of a value's sharding: the caller's request; the search under `AUTO`; the committed
+argument itself; the default of scalars and single devices; the partitioner; the function, for
+closed-over values. It is unknown for arguments of a compiled stage, and for results of a loaded
+one."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ class ProgramValue:
         sharding: Its sharding; None for an argument that the program drops.
         lowered_sharding: Its sharding in the lowered module; None leaves it to the partitioner.
         argument: The argument of the call; None for results, and if the call is unknown.
+        is_chosen: True if its sharding was chosen under `AUTO`.
     """
 
     path: str
@@ -64,6 +65,7 @@ class ProgramValue:
     sharding: XLACompatibleSharding | None
     lowered_sharding: XLACompatibleSharding | None
     argument: CallArgument | None = None
+    is_chosen: bool = False
 
     @property
     def requested(self) -> Sharding | None:
@@ -155,7 +157,8 @@ class ExplainedProgram:
             called = list(map(CallArgument, call.values, placements, call.in_shardings))
         shardings = iter(facts.parts.in_shardings[first:])
         lowered = iter(self.plan.args[first:])
-        arguments = zip(info.paths, info.in_avals, called, facts.kept, strict=True)
+        moves = (call.moves if call else ()) or (False,) * len(info.paths)
+        arguments = zip(info.paths, info.in_avals, called, facts.kept, moves, strict=True)
         return tuple(
             ProgramValue(
                 path=path,
@@ -163,8 +166,9 @@ class ExplainedProgram:
                 sharding=next(shardings) if is_kept else None,
                 lowered_sharding=next(lowered).sharding if is_kept else None,
                 argument=argument,
+                is_chosen=is_chosen,
             )
-            for path, aval, argument, is_kept in arguments
+            for path, aval, argument, is_kept, is_chosen in arguments
         )
 
     @cached_property
@@ -185,7 +189,13 @@ class ExplainedProgram:
             paths.append(f"{at} as written")
         lowered = [plan.sharding for plan in self.plan.results]
         avals = map(shaped, parts.out_avals)
-        return tuple(map(ProgramValue, paths, avals, parts.out_shardings, lowered))
+        values = map(ProgramValue, paths, avals, parts.out_shardings, lowered)
+        chosen = self.call.chosen_results if self.call else ()
+        flags = chain(chosen, repeat(False))
+        return tuple(
+            replace(value, is_chosen=flag) if flag else value
+            for value, flag in zip(values, flags, strict=False)
+        )
 
 
 def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
@@ -221,15 +231,20 @@ def describe_outputs(program: ExplainedProgram) -> tuple[ValueReport, ...]:
     chosen: Decided = "default" if alone else "partitioner"
     # In a loaded program all shardings are final.
     lowered: Decided = "caller" if program.facts.has_requests else "unknown"
-    return tuple(
-        _describe(value, chosen if value.lowered_sharding is None else lowered)
-        for value in program.results
-    )
+
+    def decided(value: ProgramValue) -> Decided:
+        if value.lowered_sharding is None:
+            return chosen
+        return "auto" if value.is_chosen else lowered
+
+    return tuple(_describe(value, decided(value)) for value in program.results)
 
 
 def decided_by(value: ProgramValue) -> Decided:
     """Return what decided the sharding of an argument."""
     argument, is_lowered = value.argument, value.lowered_sharding is not None
+    if value.is_chosen:
+        return "auto"
     if argument is not None and argument.requested is not None:
         return "caller"
     if argument is not None and argument.placement.committed:

@@ -121,6 +121,7 @@ def sharding_text(value: ValueReport) -> str:
 
 _DECIDED = {
     "caller": "you",
+    "auto": "AUTO",
     "argument": "the argument",
     "default": "default",
     "partitioner": "the partitioner",

@@ -109,8 +109,9 @@ def planned_call(function: Any, call: Call) -> Call:
     )
     if layout.jaxpr is not None:
         traced = replace(traced, jaxpr=layout.jaxpr)
-    shardings = {"in_shardings": new_ins, "out_shardings": new_outs}
-    return replace(call, traced=traced, auto=None, moves=moves, **shardings)
+    chosen = tuple([sharding is None for sharding in outs])
+    call = replace(call, traced=traced, auto=None, moves=moves, chosen_results=chosen)
+    return replace(call, in_shardings=new_ins, out_shardings=new_outs)
 
 
 def _own_sharding(requested: Sharding | None, argument: Argument, auto: bool) -> Sharding | None:
