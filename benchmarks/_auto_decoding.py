@@ -60,11 +60,11 @@ def _build(constrain: Constrain) -> Any:
             keys = jax.lax.dynamic_update_slice(keys, k.swapaxes(0, 1)[None, None], at)
             values = jax.lax.dynamic_update_slice(values, v.swapaxes(0, 1)[None, None], at)
             keys, values = constrain("cache", keys), constrain("cache", values)
-            own = (
-                constrain("cached", jax.lax.dynamic_index_in_dim(x, number, keepdims=False))
-                for x in (keys, values)
+            own_keys, own_values = (
+                constrain("cached", jax.lax.dynamic_index_in_dim(whole, number, keepdims=False))
+                for whole in (keys, values)
             )
-            mixed = constrain("mixed", _attend(q, *own, position))
+            mixed = constrain("mixed", _attend(q, own_keys, own_values, position))
             out = jnp.einsum("bhd,hdw->bw", mixed, weights["wo"])
             x = constrain("stream", x + constrain("attention_output", out))
             normed = constrain("mlp_input", rms_norm(x, weights["mlp_norm"]))

@@ -158,7 +158,7 @@ def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
     except XlashardError as error:
         return _refused("auto", began, error)
     spent = time.process_time() - began
-    outcome = _compile("auto", applied, program, topology, memory)
+    outcome = _compile(f"auto: {plan.chosen.name}", applied, program, topology, memory)
     return Outcome(**{**asdict(outcome), "cpu_seconds": spent})
 
 
