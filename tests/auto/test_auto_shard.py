@@ -274,3 +274,15 @@ def test_unknown_primitives_are_named():
     plan = auto_shard(fun, jax.ShapeDtypeStruct((8,), "float32"), mesh={"data": 8})
     assert plan.unknown_primitives == ("pure_callback",)
     assert "pure_callback" in str(plan)
+
+
+@pytest.mark.slow
+def test_high_level_primitives_are_looked_into():
+    edges, x = jnp.arange(64.0), jnp.arange(512.0) / 8
+
+    def fun(edges, x):
+        return jnp.searchsorted(edges, x, side="right") + jnp.outer(x, x) @ x
+
+    plan = auto_shard(fun, edges, x, mesh={"data": 8})
+    assert plan.unknown_primitives == ()
+    np.testing.assert_allclose(plan.apply(fun)(edges, x), fun(edges, x), rtol=1e-6)

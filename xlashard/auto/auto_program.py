@@ -10,6 +10,7 @@ import numpy as np
 
 from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import topology_name
+from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard.auto.problem import AutoProblem, machine_of
 from xlashard.errors import ArgumentError, MeshError, counted
 from xlashard.pjit.function import Function
@@ -135,7 +136,9 @@ def read_program(
         function, call = traced_call(fun, *bare)
     before = len(call.values)
     call = map_call(call, on)
-    call = replace(call, values=tuple(map(unplaced, call.values)))
+    # A search looks inside of high-level primitives, which have no sharding rules.
+    traced = replace(call.traced, jaxpr=without_high_level(call.traced.jaxpr))
+    call = replace(call, traced=traced, values=tuple(map(unplaced, call.values)))
     return AutoProgram(function, call, on, place, len(call.values) - before, at_hand)
 
 

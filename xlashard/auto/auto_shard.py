@@ -20,7 +20,7 @@ from xlashard.tpu.topologies import Topology
 PROVEN = 6
 """Number of layouts whose programs are compiled, whatever time that takes."""
 PROOF_SECONDS = 60.0
-"""Seconds of compilation within which further layouts are compiled."""
+"""CPU seconds of compilation within which further layouts are compiled."""
 _HOPELESS = 3.0
 """A layout isn't compiled if its predicted time is so many times that of the best."""
 _MESHES = 2
@@ -163,7 +163,7 @@ def solve(
         problem: The problem of its layout.
         time_limit: Seconds that a search may take.
         count: Number of programs to compile per search, whatever time that takes.
-        seconds: Seconds of compilation per search within which further programs are compiled.
+        seconds: CPU seconds of compilation per search within which further programs are compiled.
 
     Raises:
         CompileError: If the compiler refuses all.

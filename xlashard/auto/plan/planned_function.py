@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.trace import jitted, tracing
+from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.trace.tracing import equations
 from xlashard.auto.auto_program import unplaced
 from xlashard.auto.insertion import insert_constraints
@@ -30,7 +31,7 @@ def fingerprint_of(jaxpr: Any) -> str:
     Args:
         jaxpr: The closed jaxpr.
     """
-    names = " ".join(eqn.primitive.name for eqn in equations(jaxpr))
+    names = " ".join(eqn.primitive.name for eqn in equations(without_high_level(jaxpr)))
     return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
@@ -70,7 +71,8 @@ class PlannedProgram:
 
     def _constrained(self, call: Call) -> Any:
         self._check(call)
-        return insert_constraints(call.traced.jaxpr, self.mesh, self.layout.constraints)
+        jaxpr = without_high_level(call.traced.jaxpr)
+        return insert_constraints(jaxpr, self.mesh, self.layout.constraints)
 
     def _check(self, call: Call) -> None:
         traced = call.traced
