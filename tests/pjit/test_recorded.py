@@ -1,5 +1,6 @@
 """`record_programs`: which programs it sees, and what `explain` and `preflight` make of them."""
 
+import re
 import threading
 from pathlib import Path
 
@@ -86,6 +87,38 @@ def test_lowered_programs_and_other_threads_are_recorded():
         thread.join()
     (program,) = jitted(programs)
     assert program.calls == 1
+
+
+def test_errors_about_explicit_axes_have_a_note():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    rows, columns = (
+        jax.device_put(np.ones((8, 8)), jax.NamedSharding(mesh, spec))
+        for spec in (P("data"), P(None, "data"))
+    )
+
+    @jax.jit
+    def add(state, batch):
+        return state["w"] + batch
+
+    outer = jax.jit(lambda x: add({"w": x}, columns))
+    with record_programs():
+        for call in (lambda: add({"w": rows}, columns), lambda: outer(rows)):
+            with pytest.raises(Exception, match="illegally sharded") as caught:
+                call()
+            (note,) = [n for n in caught.value.__notes__ if n.startswith("xlashard")]
+            facts = (
+                "test_recorded.py",
+                "state['w'] (",
+                "batch (",
+                "reshard(batch, P('data', None))",
+            )
+            assert re.search(naming(*facts), note)
+        with pytest.raises(TypeError) as other:
+            add(1, 2)
+    with pytest.raises(Exception, match="illegally sharded") as after:
+        add({"w": rows}, columns)
+    for error in (other.value, after.value):
+        assert "xlashard" not in str(getattr(error, "__notes__", ""))
 
 
 def test_an_error_of_the_call_is_the_callers():

@@ -155,6 +155,9 @@ class _LazyRecorder:
     def lowered(self, program: Any) -> None:
         self._inner().lowered(program)
 
+    def failed(self, error: Exception) -> None:
+        self._inner().failed(error)
+
     def called(self, program: Any, run: Callable[[], list[Any]]) -> list[Any]:
         return self._inner().called(program, run)
 

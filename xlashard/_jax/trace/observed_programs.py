@@ -55,6 +55,10 @@ class ProgramObserver(Protocol):
         """Receive a program that is called, and return its results, usually `run()`."""
         ...
 
+    def failed(self, error: Exception) -> None:
+        """Receive the exception of a function of `jax.jit` that can't be traced."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class JitLowering:
@@ -138,7 +142,7 @@ _lock = threading.Lock()
 _thread = threading.local()
 all_observers: tuple[ProgramObserver, ...] = ()
 """Observers of any thread. Each call reads them, and calls `observers()` only if there are any."""
-_PATCHED = ("_resolve_and_lower", "_pjit_call_impl_python")
+_PATCHED = ("_resolve_and_lower", "_pjit_call_impl_python", "_trace_for_jit")
 _originals: dict[str, Any] = {}
 
 
@@ -193,6 +197,7 @@ def _install() -> None:
     _originals.update({name: getattr(jax_pjit, name) for name in _PATCHED})
     jax_pjit._resolve_and_lower = _lower  # pyright: ignore[reportAttributeAccessIssue]
     jax_pjit._pjit_call_impl_python = _call  # pyright: ignore[reportAttributeAccessIssue]
+    jax_pjit._trace_for_jit = _trace
 
 
 def _uninstall() -> None:
@@ -200,6 +205,19 @@ def _uninstall() -> None:
         setattr(jax_pjit, name, _originals[name])
     # They would leave the calls that they have seen since to JAX's Python code.
     forget_calls()
+
+
+def _trace(*args: Any, **kwargs: Any) -> Any:
+    """Replace JAX's `_trace_for_jit`, inside of which tracebacks have all their frames."""
+    is_inner, _thread.is_tracing = getattr(_thread, "is_tracing", False), True
+    try:
+        return _originals["_trace_for_jit"](*args, **kwargs)
+    except Exception as error:
+        for observer in () if is_inner else observers():
+            observer.failed(error)
+        raise
+    finally:
+        _thread.is_tracing = is_inner
 
 
 _LOWERING = ("lowering_platforms", "lowering_parameters", "pgle_profiler")

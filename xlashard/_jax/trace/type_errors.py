@@ -134,6 +134,10 @@ type _Operation = tuple[str, Mapping[str, Any], Sequence[Any]]
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
     frames, at = [], error.__traceback__
+    outside = None if at is None else at.tb_frame.f_back
+    if outside is not None and outside.f_code.co_name == "_infer_params":
+        # The error is read where JAX traces a function, whose operands its caller holds.
+        frames.append((outside, outside.f_lineno))
     while at is not None:
         frames.append((at.tb_frame, at.tb_lineno))
         at = at.tb_next

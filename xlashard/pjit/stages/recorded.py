@@ -31,6 +31,7 @@ from xlashard._jax.trace.tracing import (
     struct_of,
 )
 from xlashard.errors import ArgumentError
+from xlashard.pjit.shardings import explicit_errors
 from xlashard.pjit.stages.equinox_paths import call_under_way, equinox_paths
 from xlashard.pjit.stages.from_jax import call_of_jax
 from xlashard.pjit.stages.nnx_paths import NnxPaths
@@ -185,6 +186,12 @@ class ProgramRecorder:
     def lowered(self, program: ObservedProgram) -> None:
         """Record a program."""
         self._recorded(program)
+
+    def failed(self, error: Exception) -> None:
+        """Add argument, axes and fix to an error of JAX about explicit mesh axes, as a note."""
+        explained = explicit_errors.explained(error)
+        if explained is not error:
+            error.add_note(f"xlashard: {explained}")
 
     def called(self, program: ObservedProgram, run: Run) -> list[Any]:
         """Record a program and count its call, and return the call's results."""
