@@ -35,9 +35,10 @@ from tests.pjit.random_programs.running import (
     under,
 )
 from xlashard._jax.trace.jaxprs import as_function
+from xlashard._jax.trace.tracing import bodies
 from xlashard.auto import axis_costs, axis_program, program_graph, search
 from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import AutoProblem, Machine, ProgramLayout, machine_of
+from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, ProgramLayout, machine_of
 
 ODD_LAYOUTS = 3
 """Number of layouts by random costs that a program runs under."""
@@ -196,23 +197,47 @@ def check_layout(problem: AutoProblem, layout: ProgramLayout) -> None:
         Wrong: If not.
     """
     jaxpr = problem.jaxpr
+    sizes = {axis.name: axis.size for axis in problem.machine.axes}
     sides = (
         ("in_specs", layout.in_specs, problem.in_specs, jaxpr.in_avals),
         ("out_specs", layout.out_specs, problem.out_specs, jaxpr.out_avals),
     )
-    sizes = {axis.name: axis.size for axis in problem.machine.axes}
     for name, specs, fixed, avals in sides:
         for k, (spec, kept, aval) in enumerate(zip(specs, fixed, avals, strict=True)):
             shape = getattr(aval, "shape", ())
             if kept is not None and _axes(spec, shape, sizes) != _axes(kept, shape, sizes):
                 raise Wrong("fixed", f"{layout.name}: {name}[{k}] is {spec} instead of {kept}")
-            tiles = [math.prod(sizes[a] for a in axes) for axes in _axes(spec, shape, sizes)]
-            if len(tiles) > len(shape) or any(n % t for n, t in zip(shape, tiles, strict=True)):
-                raise Wrong("uneven", f"{layout.name}: {name}[{k}] is {spec} for {shape}")
+            _check_even(f"{layout.name}: {name}[{k}]", spec, shape, sizes)
+    for site, spec in layout.constraints:
+        _check_even(f"{layout.name}: {site}", spec, _shape_at(jaxpr, site), sizes)
     for argument, result in problem.tied:
         if layout.in_specs[argument] != layout.out_specs[result]:
             specs = layout.in_specs[argument], layout.out_specs[result]
             raise Wrong("tied", f"{layout.name}: {argument} and {result} are {specs}")
+
+
+def _check_even(name: str, spec: Any, shape: Sequence[int], sizes: dict[str, int]) -> None:
+    axes = _axes(spec, shape, sizes)
+    tiles = [math.prod(sizes[axis] for axis in each) for each in axes]
+    used = [axis for each in axes for axis in each]
+    if len(tiles) > len(shape) or any(n % t for n, t in zip(shape, tiles, strict=True)):
+        raise Wrong("uneven", f"{name} is {spec} for {shape}")
+    if len(set(used)) < len(used):
+        raise Wrong("repeated", f"{name} is {spec}")
+
+
+def _shape_at(jaxpr: Any, site: ConstraintSite) -> Sequence[int]:
+    """Return the shape of the value at a site."""
+    eqn = None
+    for k, number in enumerate(site.path):
+        if k % 2:
+            jaxpr = list(bodies(eqn))[number]
+        else:
+            eqn = jaxpr.eqns[number]
+    sides: dict[str, Any] = {"parameter": jaxpr.invars}
+    if eqn is not None:
+        sides |= {"operand": eqn.invars, "result": eqn.outvars}
+    return sides[site.kind][site.index].aval.shape
 
 
 def _axes(spec: Any, shape: Sequence[int], sizes: dict[str, int]) -> list[tuple[str, ...]]:
