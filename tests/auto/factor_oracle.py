@@ -71,6 +71,8 @@ def in_parts(eqn: Any, factor: Factor, operands: Sequence[Any]) -> list[Any]:
         own = [cut(x, d, part, count) for x, d in zip(operands, factor.operands, strict=True)]
         special = _SPECIAL.get(eqn.primitive.name)
         results = special(eqn, factor, own, part, count) if special else None
+        if factor.halo:
+            results = _with_neighbors(eqn, factor, operands, part, count)
         if results is None:
             results = run(eqn, own, _params(eqn, factor, count))
         made.append(results)
@@ -116,7 +118,9 @@ def _params(eqn: Any, factor: Factor, count: int) -> dict[str, Any]:
         case "reshape":
             return less("new_sizes", result)
         case "slice":
-            return less("limit_indices", operand)
+            limits = list(eqn.params["limit_indices"])
+            limits[operand] = eqn.invars[0].aval.shape[operand] // count
+            return {"limit_indices": tuple(limits)}
         case "dynamic_slice":
             return less("slice_sizes", operand)
         case "gather" if operand is not None:
@@ -129,6 +133,79 @@ def _params(eqn: Any, factor: Factor, count: int) -> dict[str, Any]:
                 key = "batch_group_count"
             return {key: eqn.params[key] // count}
     return {}
+
+
+def _with_neighbors(eqn: Any, factor: Factor, operands: Any, part: int, count: int) -> list[Any]:
+    """Compute a part by the whole equation, where values beyond the halo are wrong."""
+    name, d = eqn.primitive.name, factor.operands[0]
+    if name.startswith("cum"):
+        return _cumulative(eqn, d, operands[0], part, count)
+    wide = operands[0].shape[d]
+    begin, end = part * wide // count, (part + 1) * wide // count
+    operands = list(operands)
+    if name.startswith("select_and_scatter"):
+        # The windows of the part's values, and all that compete with these for them.
+        stride, size = (eqn.params[key][d] for key in ("window_strides", "window_dimensions"))
+        operands[0] = _wrong_outside(operands[0], d, begin - size, end + size)
+        begin, end = begin * stride, end * stride
+        operands[1] = _wrong_outside(operands[1], d, begin - 2 * size, end + 2 * size)
+        return [cut(run(eqn, operands)[0], d, part, count)]
+    first, last = _rows(eqn, factor, part, count)
+    halo = max(0, begin - max(first, 0)) + max(0, min(last, wide) - end)
+    assert halo <= round(factor.halo * wide), (first, last, factor)
+    operands[0] = _wrong_outside(operands[0], d, min(first, begin), max(last, end))
+    if factor.reduced:
+        kernel, k = operands[1], factor.operands[1]
+        size = kernel.shape[k] // count
+        inside = jnp.arange(kernel.shape[k]) // size == part
+        shape = [-1 if i == k else 1 for i in range(kernel.ndim)]
+        operands[1] = jnp.where(inside.reshape(shape), kernel, 0)
+        return run(eqn, operands)
+    return [cut(x, factor.results[0], part, count) for x in run(eqn, operands)]
+
+
+def _wrong_outside(array: Any, dim: int, begin: int, end: int) -> Any:
+    place = jnp.arange(array.shape[dim])
+    shape = [-1 if d == dim else 1 for d in range(array.ndim)]
+    return jnp.where(((place >= begin) & (place < end)).reshape(shape), array, 7)
+
+
+def _rows(eqn: Any, factor: Factor, part: int, count: int) -> tuple[int, int]:
+    """Return the first row of the operand that a part needs, and the one behind its last."""
+    params, d = eqn.params, factor.operands[0]
+    if eqn.primitive.name == "conv_general_dilated":
+        numbers = params["dimension_numbers"]
+        i = numbers.lhs_spec.index(d)
+        window = eqn.invars[1].aval.shape[numbers.rhs_spec[i]]
+        made = eqn.outvars[0].aval.shape[numbers.out_spec[i]]
+        keys, i = ("window_strides", "rhs_dilation", "lhs_dilation"), i - 2
+    else:
+        window, made, i = params["window_dimensions"][d], eqn.outvars[0].aval.shape[d], d
+        keys = ("window_strides", "window_dilation", "base_dilation")
+    stride, spread, dilation = (params[key][i] if key in params else 1 for key in keys)
+    taps, places = (0, window), (0, made)
+    if factor.reduced:
+        taps = (part * window // count, (part + 1) * window // count)
+    else:
+        places = (part * made // count, (part + 1) * made // count)
+    low = params["padding"][i][0]
+    first = places[0] * stride + taps[0] * spread - low
+    last = (places[1] - 1) * stride + (taps[1] - 1) * spread - low
+    return -(-first // dilation), last // dilation + 1
+
+
+def _cumulative(eqn: Any, dim: int, operand: Any, part: int, count: int) -> list[Any]:
+    (made,) = run(eqn, [cut(operand, dim, part, count)])
+    others = range(part + 1, count) if eqn.params["reverse"] else range(part)
+    fold, join = {
+        "cumsum": (jnp.sum, jnp.add),
+        "cumprod": (jnp.prod, jnp.multiply),
+        "cummax": (jnp.max, jnp.maximum),
+        "cummin": (jnp.min, jnp.minimum),
+    }[eqn.primitive.name]
+    for other in others:
+        made = join(made, fold(cut(operand, dim, other, count), axis=dim, keepdims=True))
+    return [made]
 
 
 def _iota(eqn: Any, factor: Factor, own: Any, part: int, count: int) -> list[Any]:

@@ -135,7 +135,8 @@ def moving() -> list[Case]:
         ("wider", lambda x: lax.bitcast_convert_type(x, jnp.uint8), (M,)),
         ("narrower", lambda x: lax.bitcast_convert_type(x, jnp.uint32), (octets,)),
         ("iota", lambda: lax.broadcasted_iota(jnp.int32, (4, 6), 1), ()),
-        ("slice", lambda x: lax.slice(x, (0, 1, 0), (4, 5, 8), (1, 1, 2)), (X,)),
+        ("slice", lambda x: lax.slice(x, (0, 1, 1), (4, 5, 8), (1, 1, 2)), (X,)),
+        ("interleave", lambda x: lax.pad(x, 0.0, ((0, 1, 1), (2, 0, 2), (-1, 1, 0))), (X,)),
     ]
 
 
@@ -143,6 +144,7 @@ def reducing() -> list[Case]:
     """Return reductions, scans, windows and sorts."""
     apart = ((1, 2, 1), (1, 2, 1), "VALID")
     overlapping = ((1, 3, 2), (1, 1, 2), ((0, 0), (1, 1), (0, 0)))
+    halved = ((1, 3, 3), (1, 2, 2), "SAME")
 
     def pooled(start: float, function: Any, *window: Any) -> Any:
         return lambda x: lax.reduce_window(x, start, function, *window)
@@ -171,11 +173,14 @@ def reducing() -> list[Case]:
             (name, lambda x, name=name: getattr(lax, name)(x, 1), (X,))
             for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
         ),
+        ("reverse", lambda x: lax.cumsum(x, 1, reverse=True), (X,)),
         ("sort", lambda x, y: lax.sort((x, y), dimension=1), (X, Y)),
         ("top_k", lambda x: lax.top_k(x, 2), (X,)),
         ("approx_max_k", lambda x: lax.approx_max_k(x, 2, reduction_dimension=1), (X,)),
         ("max pool", largest, (X,)),
         ("overlapping pool", smooth, (X,)),
+        ("halving pool", pooled(-jnp.inf, lax.max, *halved), (X,)),
+        ("gradient of mean", jax.grad(lambda x: pooled(0.0, lax.add, *halved)(x).sum()), (X,)),
         ("mean pool", pooled(0.0, lax.add, *apart), (X,)),
         ("product pool", pooled(1.0, product, *apart), (X,)),
         ("min pool", pooled(jnp.inf, lax.min, *apart), (X,)),
@@ -226,6 +231,8 @@ def products() -> list[Case]:
         ("transposed", conv(padding=((1, 2), (1, 2)), lhs_dilation=(2, 2)), (image, kernel)),
         ("multiplied", conv(feature_group_count=6), (image, floats(3, 3, 1, 12))),
         ("batch groups", conv(batch_group_count=2), (image, kernel)),
+        ("wide window", conv((2, 2)), (image, floats(7, 7, 6, 10))),
+        ("gradients of wide", gradients(conv((2, 2))), (floats(4, 16, 16, 6), floats(7, 7, 6, 10))),
         ("gradients of conv", gradients(conv((2, 2))), (image, kernel)),
         ("gradients of depthwise", gradients(conv(feature_group_count=6)), (image, depthwise)),
         ("gradients of grouped", gradients(conv(feature_group_count=2)), (image, grouped)),

@@ -1,5 +1,6 @@
 """Sharding rules: what equations give in parts, and which collectives the partitioner needs."""
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -8,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
 
 from tests.auto.factor_oracle import COUNTED, in_parts, pieces, run, visited
 from tests.auto.models import MODELS
-from tests.auto.rule_cases import FAMILIES, special
+from tests.auto.rule_cases import FAMILIES, TABLE, M, X, Y, special
 from tests.together import Together
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto import op_rules
@@ -110,8 +112,9 @@ def test_special_functions_are_elementwise() -> None:
 UNCHECKED = {
     *("eig", "schur", "hessenberg", "tridiagonal"),  # TPUs have none.
     "select_and_scatter_add",  # In two dimensions.
+    *("cumsum", "cumprod", "cummax", "cummin"),  # Of a few values, it gathers all.
 }
-"""Primitives that the compiler of TPUs refuses."""
+"""Primitives that the compiler of TPUs refuses, or treats otherwise when they are small."""
 
 
 def sample() -> dict[Any, tuple[Any, Factor]]:
@@ -123,7 +126,7 @@ def sample() -> dict[Any, tuple[Any, Factor]]:
                 for factor in op_rule(eqn).factors:
                     used = [d is not None for d in (*factor.operands, *factor.results)]
                     groups = [eqn.params.get(f"{of}_group_count") for of in ("feature", "batch")]
-                    key = (eqn.primitive.name, *used, factor.reduced, *groups)
+                    key = (eqn.primitive.name, *used, factor.reduced, factor.halo > 0, *groups)
                     if key not in chosen and key[0] not in UNCHECKED | op_rules.ELEMENTWISE:
                         chosen[key] = (eqn, factor)
     return chosen
@@ -168,8 +171,76 @@ def test_partitioner_needs_no_more_than_a_reduction() -> None:
             with together.case(f"{key}: {factor}"):
                 # The best of each device goes with its place, which is gathered.
                 kind = "all-gather" if key[0].startswith("arg") else "all-reduce"
-                collectives = partitioned(eqn, factor, devices)
-                assert set(collectives) == ({kind} if factor.reduced else set())
+                collectives = set(partitioned(eqn, factor, devices))
+                if factor.halo:
+                    collectives -= {"collective-permute"}
+                assert collectives == ({kind} if factor.reduced else set())
+
+
+@pytest.mark.slow
+@pytest.mark.partitioner
+def test_cumulative_sums_exchange_sums_of_blocks() -> None:
+    rule, _ = of(lambda x: lax.cumsum(x, 0), np.ones((1024, 512), np.float32))
+    mesh = jax.sharding.Mesh(np.array(topology("v5e-4").devices), "d")
+    rows = jax.sharding.NamedSharding(mesh, jax.P("d"))
+    summed = jax.jit(lambda x: lax.cumsum(x, 0), in_shardings=rows, out_shardings=rows)
+    text = summed.lower(jax.ShapeDtypeStruct((1024, 512), np.float32)).compile().as_text() or ""
+    made = re.findall(r"= \(?f32\[([\d,]+)\].* (?:all-gather|collective-permute)", text)
+    moved = sum(math.prod(map(int, dims.split(","))) for dims in made)
+    assert 0 < moved <= rule.factors[0].halo * 1024 * 512
+
+
+def test_products_have_flops() -> None:
+    dot, factors = of(jnp.dot, X[0], Y[0].T)
+    assert dot.flops == 2 * 6 * 8 * 6
+    assert factors == [
+        (6, (0, None), (0,), False),
+        (6, (None, 1), (1,), False),
+        (8, (1, 0), (None,), True),
+    ]
+    image, kernel = np.ones((2, 8, 8, 4), np.float32), np.ones((3, 3, 2, 6), np.float32)
+    conv, _ = of(
+        lambda x, k: lax.conv_general_dilated(
+            x, k, (2, 2), "SAME", None, None, ("NHWC", "HWIO", "NHWC"), 2
+        ),
+        *(image, kernel),
+    )
+    assert conv.flops == 2 * (2 * 4 * 4 * 6) * (3 * 3 * 2)
+    sizes = np.ones(4, np.int32)
+    ragged, _ = of(lax.ragged_dot, X[0], np.ones((4, 8, 5), np.float32), sizes)
+    assert ragged.flops == 2 * 6 * 8 * 5
+
+
+def test_rows_of_a_table_are_summed() -> None:
+    rule, factors = of(lambda t, i: t.at[i].get(mode="clip"), TABLE, M)
+    assert factors[-1] == (6, (0, None), (None,), True)
+    assert [f.divides_work for f in rule.factors] == [True, True, True, False]
+
+
+def test_sizes_of_one_have_no_factor() -> None:
+    rule, factors = of(jnp.tanh, np.ones((1, 4), np.float32))
+    assert rule.elementwise
+    assert factors == [(4, (1,), (1,), False)]
+    _, factors = of(lambda x: x.reshape(2, 1, 2), np.ones((1, 4), np.float32))
+    assert factors == [(2, (1,), (0,), False)]
+
+
+def test_pairs_are_apart() -> None:
+    rule, factors = of(lambda x, y: lax.optimization_barrier((x, y)), X[0], M[0])
+    assert rule.pairwise
+    assert not rule.elementwise
+    assert factors == [
+        (6, (0, None), (0, None), False),
+        (8, (1, None), (1, None), False),
+        (6, (None, 0), (None, 0), False),
+    ]
+
+
+def test_unknown_primitives_are_whole() -> None:
+    shape = jax.ShapeDtypeStruct((4,), np.float32)
+    rule, factors = of(lambda x: jax.pure_callback(lambda x: x, shape, x), X[0, 0, :4])
+    assert not rule.known
+    assert not factors
 
 
 def test_cases_reach_every_rule() -> None:

@@ -190,6 +190,15 @@ class CostModel:
             return math.ceil(local / unit) * unit / local / n
         return 1.0 / n
 
+    def halo_seconds(self, number: int, factor: int) -> float:
+        """Return the time to exchange the edges of an operation's pieces in one run."""
+        op = self.graph.operations[number]
+        halo, operand = op.rule.factors[factor].halo, next(iter(op.operands), None)
+        if not halo or operand is None:
+            return 0.0
+        nbytes = self.local_bytes(operand, number) * halo
+        return self.axis.latency + nbytes / self.axis.bytes_per_second
+
     def elementwise_seconds(self, value: int) -> float:
         """Return the time of an elementwise operation with a result, undivided on this axis."""
         made, rates = self.graph.values[value], self.machine.rates

@@ -182,7 +182,8 @@ class AxisProgram:
                     continue
                 if not self._is_allowed(op, f):
                     continue
-                choices[k] = self._variable(seconds * model.share(number, k), integer=True)
+                own = seconds * model.share(number, k) + model.halo_seconds(number, k) * op.times
+                choices[k] = self._variable(own, integer=True)
         self._factors[number] = choices
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
 

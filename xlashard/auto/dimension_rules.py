@@ -1,9 +1,10 @@
 """Sharding rules of operations that move, reduce or repeat whole dimensions."""
 
+import math
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from xlashard.auto.factors import Factors, Operation, remaining
+from xlashard.auto.factors import Factors, Operation, remaining, wide_pieces
 
 
 def broadcast_in_dim(op: Operation) -> Factors:
@@ -86,7 +87,7 @@ def reduce(op: Operation) -> Factors:
 
 
 def windows(op: Operation) -> Factors:
-    """Yield the dimensions whose windows do not overlap."""
+    """Yield the dimensions, whose pieces overlap by a halo where windows do."""
     params = op.params
     operands = [i for i, shape in enumerate(op.operands) if shape]
     wide, narrow = op.operands[0], op.results[0]
@@ -97,13 +98,29 @@ def windows(op: Operation) -> Factors:
     ones = (1,) * len(wide)
     for d, window in enumerate(params["window_dimensions"]):
         stride = params["window_strides"][d]
-        dilation = params.get("window_dilation", ones)[d]
-        if tuple(params["padding"][d]) != (0, 0) or params.get("base_dilation", ones)[d] != 1:
-            continue
-        if (window - 1) * dilation < stride and wide[d] == narrow[d] * stride:
-            yield from op.factor(
-                dict.fromkeys(operands, d), dict.fromkeys(range(len(op.results)), d)
-            )
+        spread = (window - 1) * params.get("window_dilation", ones)[d] + 1
+        dilation = params.get("base_dilation", ones)[d]
+        if wide[d] * dilation == narrow[d] * stride:
+            halo = max(0, -((spread - stride) // -dilation))
+            size = wide_pieces(math.gcd(wide[d], narrow[d]), wide[d], halo)
+            if op.name.startswith("select_and_scatter"):
+                halo *= 3  # Of the source, of the operand, and of the result.
+            results = dict.fromkeys(range(len(op.results)), d)
+            halves = dict.fromkeys(operands, d)
+            yield from op.factor(halves, results, size=size, halo=halo / wide[d])
+
+
+def cumulative(op: Operation) -> Factors:
+    """Yield all dimensions.
+
+    Along that of a cumulative sum, a device sums its part, and takes the sums of the others' blocks
+    of 128 values.
+    """
+    for d in range(len(op.operands[0])):
+        halo = 0.0
+        if d == op.params["axis"]:
+            halo = 1 / 128 + 6 / max(op.operands[0][d], 6)
+        yield from op.factor({0: d}, {0: d}, halo=halo)
 
 
 def leading(core: int) -> Callable[[Operation], Factors]:

@@ -22,6 +22,8 @@ class Factor:
             all of the result, or a partial result if `reduced`.
         reduced: Whether the devices' results are partial and must be combined, as by an all-reduce.
         divides_work: Whether each device does its share of the work only.
+        halo: Share of the first operand that each device takes from others, as its neighbours'
+            edges where windows overlap.
     """
 
     size: int
@@ -29,6 +31,7 @@ class Factor:
     results: tuple[int | None, ...]
     reduced: bool = False
     divides_work: bool = True
+    halo: float = 0.0
 
 
 type Factors = Iterator[Factor]
@@ -81,6 +84,7 @@ class Operation:
         size: int | None = None,
         reduced: bool = False,
         divides_work: bool = True,
+        halo: float = 0.0,
     ) -> Factors:
         """Yield a factor, or nothing if its size is below 2.
 
@@ -90,6 +94,7 @@ class Operation:
             size: Its size; None for the greatest common divisor of the dimensions' sizes.
             reduced: As in `Factor`.
             divides_work: As in `Factor`.
+            halo: As in `Factor`.
         """
         if size is None:
             sizes = [self.operands[i][d] for i, d in operands.items()]
@@ -103,6 +108,7 @@ class Operation:
                 tuple(results.get(i) for i in range(len(self.results))),
                 reduced,
                 divides_work,
+                halo,
             )
 
 
@@ -123,3 +129,14 @@ def remaining(rank: int, *taken: Any) -> list[int]:
     """Return the dimensions of a rank that none of some collections contains."""
     gone = {d for dims in taken for d in dims}
     return [d for d in range(rank) if d not in gone]
+
+
+def wide_pieces(size: int, wide: int, halo: int) -> int:
+    """Return the largest divisor of a factor's size whose pieces are no narrower than a halo.
+
+    Args:
+        size: Size of the factor.
+        wide: Size of the dimension that the halo is a part of.
+        halo: Size of the halo, on both sides together.
+    """
+    return next(n for n in range(size, 0, -1) if size % n == 0 and wide >= n * halo)

@@ -175,7 +175,7 @@ def is_pointwise(operation: GraphOperation, values: Sequence[Value]) -> bool:
     Operands may lack factors, as one does that is broadcast along a dimension of size 1.
     """
     rule = operation.rule
-    if not rule.known or rule.flops or any(f.reduced for f in rule.factors):
+    if not rule.known or rule.flops or any(f.reduced or f.halo for f in rule.factors):
         return False
     for side, arrays in (("operands", operation.operands), ("results", operation.results)):
         for k, index in enumerate(arrays):

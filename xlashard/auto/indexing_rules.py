@@ -81,14 +81,15 @@ def dynamic_update_slice(op: Operation) -> Factors:
 
 
 def slice_(op: Operation) -> Factors:
-    """Yield the dimensions that a slice takes whole."""
+    """Yield the dimensions that a slice takes whole, or every so many values of."""
+    strides = op.params["strides"] or (1,) * len(op.results[0])
     for d, (whole, part) in enumerate(zip(op.operands[0], op.results[0], strict=True)):
-        if part == whole:
+        if whole == part * strides[d]:
             yield from op.factor({0: d}, {0: d})
 
 
 def pad(op: Operation) -> Factors:
-    """Yield the dimensions that are not padded."""
-    for d, padding in enumerate(op.params["padding_config"]):
-        if tuple(padding) == (0, 0, 0):
+    """Yield the dimensions that are padded nowhere, or alike behind every value."""
+    for d, (low, high, interior) in enumerate(op.params["padding_config"]):
+        if low >= 0 and high >= 0 and low + high == interior:
             yield from op.factor({0: d}, {0: d})

@@ -123,7 +123,8 @@ _RULES: dict[str, Callable[[Operation], Factors]] = {
     "sort": dims.beside("dimension"),
     "top_k": dims.beside("axis"),
     "approx_top_k": dims.beside("reduction_dimension"),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), dims.beside("axis")),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), dims.cumulative),
+    "cumlogsumexp": dims.beside("axis"),
     **dict.fromkeys(
         (
             *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and"),

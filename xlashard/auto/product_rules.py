@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from xlashard.auto.factors import Factors, Operation, remaining
+from xlashard.auto.factors import Factors, Operation, remaining, wide_pieces
 
 
 def dot_general(op: Operation) -> Factors:
@@ -46,7 +46,7 @@ def ragged_dot_general(op: Operation) -> Factors:
 
 
 def conv_general_dilated(op: Operation) -> Factors:
-    """Yield the factors of a convolution: batch, features, groups, and windows without overlap."""
+    """Yield the factors of a convolution: batch, features, groups, and spatial dimensions."""
     numbers = op.params["dimension_numbers"]
     left, right, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     groups, batches = op.params["feature_group_count"], op.params["batch_group_count"]
@@ -62,16 +62,30 @@ def conv_general_dilated(op: Operation) -> Factors:
     else:
         yield from op.factor({1: right[0]}, {0: out[1]})
         yield from op.factor({0: left[1], 1: right[1]}, {}, reduced=True)
-    for i, d in enumerate(left[2:]):
-        stride, padding = op.params["window_strides"][i], op.params["padding"][i]
-        if padding != (0, 0) or op.params["lhs_dilation"][i] != 1:
-            continue
-        size, window = op.operands[0][d], op.operands[1][right[i + 2]]
-        spread = (window - 1) * op.params["rhs_dilation"][i] + 1
-        if spread <= stride and size == op.results[0][out[i + 2]] * stride:
-            yield from op.factor({0: d}, {0: out[i + 2]})
-        elif window == size:
-            yield from op.factor({0: d, 1: right[i + 2]}, {}, reduced=True)
+    for i in range(2, len(left)):
+        yield from _spatial(op, i)
+
+
+def _spatial(op: Operation, i: int) -> Factors:
+    """Yield the factor of a spatial dimension, whose pieces overlap by a halo.
+
+    With a window as wide as the image, as in the gradient of a kernel, the window is cut, too, and
+    the devices' results are summed.
+    """
+    params, numbers = op.params, op.params["dimension_numbers"]
+    left, right, out = (spec[i] for spec in numbers)
+    wide, window, made = op.operands[0][left], op.operands[1][right], op.results[0][out]
+    stride, spread, dilation = (
+        params[key][i - 2] for key in ("window_strides", "rhs_dilation", "lhs_dilation")
+    )
+    if wide * dilation == made * stride:
+        halo = max(0, -(((window - 1) * spread + 1 - stride) // -dilation))
+        size = wide_pieces(math.gcd(wide, made), wide, halo)
+        yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide)
+    elif dilation == params["batch_group_count"] == 1 and wide == window * spread:
+        halo = max(0, (made - 1) * stride + 1 - spread)
+        size = wide_pieces(window, wide, halo)
+        yield from op.factor({0: left, 1: right}, {}, size=size, reduced=True, halo=halo / wide)
 
 
 def product_flops(op: Operation) -> float:
