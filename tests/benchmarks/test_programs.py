@@ -11,9 +11,11 @@ import pytest
 from tests.forking import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
-# `truth` compares predictions with published times, `auto` those of layouts; neither measures.
+# `truth` and `operations` compare predictions with published times, `auto` those of layouts; they
+# measure nothing.
 PROGRAMS = sorted(
-    {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")} - {"truth", "auto"}
+    {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    - {"truth", "operations", "auto"}
 )
 QUICK = ("dispatch", "geometry", "legacy", "makers")
 

@@ -2,9 +2,9 @@
 
 An operation keeps several units busy at once: the matrix units, the vector unit, HBM, each at the
 rate that published measurements show (`rates`). They overlap, though not entirely: the time is the
-root of the sum of their squares. Of the exponents 1.5, 2, 3 and infinity, 1.5 and 2 are closest to
-the published times of XLA's operations, by kind and chip. Operations of a program run one after the
-other, so that their times add up.
+cube root of the sum of their cubes. Of the exponents 2, 2.5, 3 and infinity, 2.5 and 3 are closest
+to the published times of XLA's operations (`benchmarks/operations.py`). Operations of a program run
+one after the other, so that their times add up.
 """
 
 import math
@@ -94,7 +94,13 @@ class OperationTime:
         """Time of the units, which overlap, and of the launch."""
         if self.waits_for_hbm:
             return max(self.matrix, self.vector) + self.hbm + self.launch
-        return math.hypot(self.matrix, self.vector, self.hbm, self.kernel) + self.launch
+        return self._overlapped() + self.kernel + self.launch
+
+    def _overlapped(self) -> float:
+        units = (self.matrix, self.vector, self.hbm)
+        # Scaled, so that the cubes of microseconds keep their digits.
+        longest = max(units)
+        return longest * sum((unit / longest) ** 3 for unit in units) ** (1 / 3) if longest else 0.0
 
     @property
     def bound(self) -> Unit:

@@ -42,6 +42,16 @@ _MATRIX_SHARES = {
 _OTHER_MATRIX_SHARE = 0.91
 """Mean of v5e and v6e, for generations without a published product of this size."""
 
+_HBM_SHARES = {
+    # tokamax: softmax and gated products of 0.2 to 34 GB, which wait for HBM alone.
+    "v5p": 0.95,
+    "v6e": 0.95,
+    # recipes: copies of 128 MiB to 8 GiB, 0.861 to 0.870 of 3690 GB/s.
+    "tpu7x": 0.87,
+}
+_OTHER_HBM_SHARE = 0.92
+"""Mean of the others, for generations without a published measurement."""
+
 _KERNEL_SHARES = {
     # tokamax: 55 flash attention kernels forward, and 18 backward on TPU7x, of 512 to 16,384 tokens
     # and heads of 64 to 256, fitted as products plus HBM traffic plus steps: median errors of 8, 4
@@ -53,8 +63,8 @@ _KERNEL_SHARES = {
 """Shares of the rates of products and of HBM that kernels with functions such as exp reach."""
 
 _PRODUCT_KERNEL_SHARES = {
-    # tokamax: 79 ragged products, forward and of weight gradients, fitted as the root of the sum of
-    # the squares of products and HBM traffic, plus steps: median errors of 6, 9 and 5 %.
+    # tokamax: 79 ragged products, forward and of weight gradients, fitted as XLA's operations, plus
+    # steps, beside 20 of XLA's on v5e and TPU7x: median errors of 6 to 15 %.
     "v5e": (0.95, 1.0),
     "v5p": (0.5, 1.0),
     "tpu7x": (0.95, 0.65),
@@ -173,14 +183,14 @@ def rates_of(generation: Generation) -> Rates:
     return Rates(
         matrix_size=MATRIX_UNITS[generation.name][1],
         matrix_flops=tuple((name, share * f) for name, f in generation.device_peak_flops),
-        # recipes, TPU7x: copies of 128 MiB to 8 GiB, 0.861 to 0.870 of 3690 GB/s.
-        hbm_bytes=0.87 * generation.device_hbm_bandwidth,
+        hbm_bytes=_HBM_SHARES.get(generation.name, _OTHER_HBM_SHARE)
+        * generation.device_hbm_bandwidth,
         # tokamax, TPU7x: copies between layouts in the gradient of attention.
         relayout=0.6,
-        # tokamax, TPU7x: normalization and softmax keep two of the four slots for vector
-        # operations busy, and a transcendental function takes two cycles.
+        # tokamax, TPU7x: softmax keeps two of the four slots for vector operations busy, and a
+        # transcendental function takes a cycle.
         vector_ops=2 * vectors,
-        transcendentals=vectors / 2,
+        transcendentals=vectors,
         # recipes, TPU7x: a product of 128 x 128 x 128 takes 1.6 microseconds, a copy of 2 MiB 1.7
         # more than its bytes.
         operation_seconds=0.3e-6,
@@ -190,7 +200,8 @@ def rates_of(generation: Generation) -> Rates:
         # TPU7x: gathers of 256 MiB within a 2x2 plane, 0.89.
         link_share=0.88,
         hop_seconds=1.0e-6,
-        collective_seconds=4.0e-6,
+        # recipes, TPU7x: gathers of 1 and 4 MiB take 13.5 microseconds besides their bytes.
+        collective_seconds=11.5e-6 if generation.name == "tpu7x" else 4.0e-6,
         # recipes, v6e: an all-reduce of 606 MB over both dimensions of 16x16 at 236 of 400 GB/s,
         # half of it a gather at the share above.
         torus_reduction_share=0.44,

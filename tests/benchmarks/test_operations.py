@@ -1,0 +1,37 @@
+"""Published operations: the table, and predictions of a few of its programs."""
+
+import pytest
+
+from benchmarks import operations
+from benchmarks._operation_programs import PROGRAMS
+
+
+def test_the_table_names_its_programs_and_sources() -> None:
+    rows = list(operations.published_operations())
+    assert {row.program for row in rows} <= set(PROGRAMS)
+    assert len(rows) > 100 and all(row.source and row.microseconds > 0 for row in rows)
+    assert {row.group.partition(" ")[0] for row in rows} == {"v5e", "v5p", "v6e", "tpu7x"}
+
+
+def test_large_products_and_copies_take_their_published_time() -> None:
+    # The largest of each: what starts an operation is none of their time.
+    largest: dict[str, operations.PublishedOperation] = {}
+    for row in operations.published_operations():
+        if row.program in ("product", "copy"):
+            largest[row.group] = max(
+                row, largest.get(row.group, row), key=lambda one: one.microseconds
+            )
+    for row in largest.values():
+        found = operations.predict(row).time.seconds * 1e6
+        assert found == pytest.approx(row.microseconds, rel=0.1), row.group
+
+
+def test_a_program_is_known_by_its_memory() -> None:
+    row = next(row for row in operations.published_operations() if row.group == "v5p gated linear")
+    assert row.megabytes == 1410 and row.is_program_of(operations.predict(row))
+
+
+def test_groups_count_by_their_median() -> None:
+    text = operations.summary({"v6e copy": [0.1, -0.3, 0.2], "v6e product": [-0.05]})
+    assert "v6e copy" in text and "median error  20.0%, from  -30.0% to  +20.0%" in text
+    assert text.endswith("4 rows in 2 groups: median of the groups' median errors 12.5%")
