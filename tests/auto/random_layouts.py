@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import xlashard
@@ -167,7 +168,7 @@ class _Case:
                 as_function(jaxpr), in_shardings=ins, out_shardings=outs, donate_argnums=donated
             )
             arguments = [
-                xlashard.device_put(x, s) if flag else x
+                xlashard.device_put(jnp.copy(x), s) if flag else x
                 for x, s, flag in zip(self.arguments, ins, self.problem.donated, strict=True)
             ]
             with warnings.catch_warnings():
@@ -283,7 +284,7 @@ def _flat(module: Module, tree: Any, derived: bool) -> Callable[..., Any]:
             for k, value in zip(module.floats, floats, strict=True):
                 full[k] = value
             found = values(*full)
-            return scalar(*[x for x in jax.tree.leaves(found) if jax.numpy.isrealobj(x)])
+            return scalar(*[x for x in jax.tree.leaves(found) if jnp.isrealobj(x)])
 
         floats = [leaves[k] for k in module.floats]
         loss = jax.checkpoint(loss) if module.call == "remat" else loss
