@@ -124,7 +124,7 @@ def dispatched_experts() -> Any:
         gates = jax.nn.softmax(x @ router)
         mask = jax.nn.one_hot(jnp.argmax(gates, -1), 4)
         place = jnp.cumsum(mask, 1) * mask - 1
-        slots = jax.nn.one_hot(place.max(-1), 6) * mask.max(-1, keepdims=True)
+        slots = jax.nn.one_hot(place.max(-1).astype(int), 6) * mask.max(-1, keepdims=True)
         sent = jnp.einsum("gse,gsc,gsm->egcm", mask, slots, x)
         hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", sent, up))
         made = jnp.einsum("egch,ehm->egcm", hidden, down)
