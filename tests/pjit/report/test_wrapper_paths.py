@@ -13,7 +13,8 @@ from flax import nnx
 import xlashard
 from tests.pjit.helpers import f32
 from xlashard import explain
-from xlashard.pjit.stages.from_jax import traced_call
+from xlashard._jax.trace.jitted import inner_stage
+from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
 
 
 class Block(nnx.Module):
@@ -118,6 +119,20 @@ def test_paths_under_nnx_jit_without_graphs_and_cached_partial() -> None:
     recorded = [p.stage._call.traced for p in programs if not p.is_operation]
     assert (recorded[0].arg_names, recorded[0].result_paths) == paths[0]
     assert recorded[1].result_paths == ("result[0]",)
+
+
+def test_paths_of_modules_in_stages() -> None:
+    model, x = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), f32(2, 4)
+    apply = nnx.jit(lambda model, x: model(x))
+    state = ["model.bias.value", "model.kernel.value"]
+    lowered = apply.lower(model, x)
+    for stage in (apply.trace(model, x), lowered, lowered.compile()):
+        report = explain(stage)
+        assert [v.path for v in report.inputs] == [*state, "x"]
+        assert [v.path for v in report.outputs] == [*state, "result"]
+    for stage in (lowered, jax.jit(lambda x: (x, (x,), {})).lower(x)):
+        names = call_of_stage(inner_stage(stage))[1].traced.arg_names
+        assert names == ((*state, "x") if stage is lowered else ("x",))
 
 
 class Layer(eqx.Module):

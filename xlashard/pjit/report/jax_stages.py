@@ -18,6 +18,7 @@ from xlashard.pjit.report.facts import CompiledFacts, compiled_facts
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.stages.nnx_paths import NnxPaths
 from xlashard.program.donation import refusal
 from xlashard.program.execute import ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
@@ -69,7 +70,9 @@ def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> Explaine
     shardings: Any = [tuple(map(from_jax, side)) for side in read.shardings]
     avals = tuple(map(shaped, read.taken_avals)), tuple(map(shaped, read.out_avals))
     closed = len(avals[0]) - sum(read.kept)
-    names = [*("",) * closed, *compress(read.paths[0], read.kept)], read.paths[1]
+    nnx = NnxPaths.of(*read.trees, read.paths[0])
+    paths = read.paths if nnx is None else (nnx.arguments, nnx.results)
+    names = [*("",) * closed, *compress(paths[0], read.kept)], paths[1]
     plan = ProgramPlan(
         name=read.name,
         devices=read.devices,
@@ -94,7 +97,7 @@ def explained_stage(stage: jax.stages.Lowered | jax.stages.Compiled) -> Explaine
         body=LoweredBody(ordered_effects=read.ordered_effects),
     )
     info = StageInfo(
-        read.name, *read.trees, read.in_avals, avals[1], paths=read.paths[0], donated=read.donated
+        read.name, *read.trees, read.in_avals, avals[1], paths=paths[0], donated=read.donated
     )
     facts = CompiledFacts(
         parts=parts,

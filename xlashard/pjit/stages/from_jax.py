@@ -144,8 +144,7 @@ def call_of_stage(stage: jax.stages.Traced | jax.stages.Lowered) -> tuple[Functi
     if isinstance(stage, Traced):
         return stage._function, stage._call
     if not isinstance(stage, jax.stages.Lowered):
-        program = jitted.read_traced(stage)
-        return _converted(program, as_function(program.jaxpr), _NONE)
+        return _of_program(jitted.read_traced(stage))
     name = jitted.name_and_devices(stage)[0]
     why_not = module_calls.why_not_callable(stage)
     if why_not:
@@ -153,7 +152,17 @@ def call_of_stage(stage: jax.stages.Traced | jax.stages.Lowered) -> tuple[Functi
             f"{name} is a Lowered that {why_not}, so its module fits no other program: pass the "
             "function and its arguments, or what its method trace returns"
         )
-    program = module_calls.read_lowered(stage)
+    return _of_program(module_calls.read_lowered(stage))
+
+
+def _of_program(program: jitted.JaxProgram) -> tuple[Function, Call]:
+    """Return the call of a stage's program, with the paths of modules if it is of `nnx.jit`."""
+    own = program.jaxpr.debug_info.safe_arg_names(len(program.jaxpr.in_avals))
+    own = own[len(program.consts) :]
+    nnx = NnxPaths.of(program.in_tree, program.out_tree, own)
+    if nnx is not None and not program.consts:
+        jaxpr = jitted.renamed(program.jaxpr, nnx.arguments, nnx.results)
+        program = replace(program, jaxpr=jaxpr)
     return _converted(program, as_function(program.jaxpr), _NONE)
 
 
