@@ -45,6 +45,11 @@ class PublishedRun:
         """Name of the chip, such as v5p."""
         return self.name.partition("_")[0]
 
+    @property
+    def slice_of_model(self) -> str:
+        """Chip, model and number of chips, which several runs may share."""
+        return self.name.rpartition("_")[0]
+
 
 def published_runs() -> dict[str, PublishedRun]:
     """Read all published runs, by name."""

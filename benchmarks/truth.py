@@ -8,6 +8,7 @@ each), and its schedule takes the time of `xlashard.tpu.cost`. NAME is a part of
 """
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -43,6 +44,13 @@ class Comparison:
     def error(self) -> float:
         """Prediction over measurement, less 1."""
         return self.seconds / self.run.seconds - 1
+
+    @property
+    def per_token(self) -> tuple[float, float]:
+        """Measured and predicted seconds per token."""
+        settings = self.run.settings
+        tokens = settings.training.batch * settings.model.length
+        return self.run.seconds / tokens, self.seconds / tokens
 
     @property
     def is_in_bar(self) -> bool:
@@ -85,6 +93,39 @@ def summary(found: Sequence[Comparison]) -> str:
     )
 
 
+def ranking(found: Sequence[Comparison]) -> tuple[int, int]:
+    """Count pairs of settings of one model on one slice that the model ranks as measured.
+
+    Pairs whose measured times per token differ by 5 % or less are left out, and equal settings.
+
+    Args:
+        found: The runs.
+
+    Returns:
+        Number of pairs in the measured order, and of all pairs.
+    """
+    right = pairs = 0
+    for one, other in itertools.combinations(found, 2):
+        first, second = one.run, other.run
+        equal = first.settings == second.settings and first.options == second.options
+        if first.slice_of_model != second.slice_of_model or equal:
+            continue
+        measured, predicted = zip(one.per_token, other.per_token, strict=True)
+        if max(measured) > 1.05 * min(measured):
+            pairs += 1
+            right += (measured[0] < measured[1]) == (predicted[0] < predicted[1])
+    return right, pairs
+
+
+def ranking_text(found: Sequence[Comparison]) -> str:
+    """Return the ranking in one line."""
+    right, pairs = ranking(found)
+    return (
+        f"{right} of {pairs} pairs of runs with different settings of one model on one slice, "
+        "which differ by more than 5 % per token, are in the measured order"
+    )
+
+
 def table(found: Sequence[Comparison]) -> str:
     """Return the runs as a Markdown table, with what their settings lack."""
     lines = ["| run | measured | predicted | error | not expressed |", "|---|---|---|---|---|"]
@@ -115,11 +156,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if not found:
         parser.error(f"no run has a name with {' or '.join(options.names)}")
     print(summary(found))
+    print(ranking_text(found))
     if options.page:
         text = options.page.read_text(encoding="utf-8")
         before, _, rest = text.partition(_MARKS[0])
         after = rest.partition(_MARKS[1])[2]
-        body = f"{summary(found)}.\n\n{table(found)}"
+        body = f"{summary(found)}.\n\n{ranking_text(found)}.\n\n{table(found)}"
         options.page.write_text(
             f"{before}{_MARKS[0]}\n{body}\n{_MARKS[1]}{after}", encoding="utf-8"
         )

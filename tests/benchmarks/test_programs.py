@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._published_runs import published_runs
+from benchmarks.truth import Comparison, ranking
 from tests.forking import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,19 @@ PROGRAMS = sorted(
     - {"truth", "operations", "auto"}
 )
 QUICK = ("dispatch", "geometry", "legacy", "makers")
+
+
+def test_rankings_count_pairs_that_differ_per_token() -> None:
+    runs = published_runs()
+    names = [f"tpu7x_llama3.1-70b_256_{number}" for number in (1, 2, 5)]
+    first, second, again = (runs[name] for name in names)
+    assert second.settings == again.settings and second.options == again.options
+    right = [Comparison(run, run.seconds, 0.0, 0.0) for run in (first, second, again)]
+    assert ranking(right) == (2, 2)
+    wrong = [Comparison(run, 1 / run.seconds, 0.0, 0.0) for run in (first, second, again)]
+    assert ranking(wrong) == (0, 2)
+    far = [right[0], Comparison(runs["v4_maxtext-22b-2023_64_1"], 1.0, 0.0, 0.0)]
+    assert ranking(far) == (0, 0)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

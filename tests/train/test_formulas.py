@@ -73,6 +73,38 @@ def test_what_is_kept_is_not_computed_again() -> None:
     tokens = settings().training.batch * run.length
     assert plain - some == 2 * run.layers * tokens * run.width * run.mlp
     assert formulas.step_flops(settings()).recomputed == 0
+    # Results of experts are multiplied by their shares, whose gradient needs them again.
+    experts = ["model.experts=4", "model.active_experts=1", "model.dropless=true"]
+    whole = again(*experts)
+    assert whole - again(*experts, "model.kept=['down']") == plain - some
+
+
+def test_kernels_of_attention_visit_the_blocks_that_the_mask_leaves() -> None:
+    base = ["model.length=2048", "model.heads=2", "model.head_dim=64", "model.layers=4"]
+    blocks = ["block_q=512", "block_kv=512", "block_q_dkv=1024", "block_kv_dkv=512"]
+    words = [*base, "model.kernel.attention=splash", *(f"model.kernel.{x}" for x in blocks)]
+    batch, heads = settings().training.batch, 2 * 64
+
+    def change(*more: str) -> tuple[float, float]:
+        """Return the FLOP of attention, by hand those of all scores less."""
+        plain = formulas.step_flops(settings(*base))
+        scores = 2 * batch * heads * 4 * 2048**2
+        found = formulas.step_flops(settings(*words, *more))
+        forward = found.forward - plain.forward + 2 * scores
+        return forward, found.backward - plain.backward + 4 * scores
+
+    one = 2 * batch * heads * 512**2
+    # Of 4 x 4 blocks of 512 x 512, 10 are not above the diagonal; of 2 x 4 of 1024 x 512, 6.
+    wide = (4 * one * 10 * 2, 4 * one * (12 * 4 + 10 * 3))
+    assert change() == pytest.approx(wide)
+    assert change("model.kernel.fused_backward=true") == pytest.approx((wide[0], 4 * one * 12 * 5))
+    # A window of 512 positions reaches one block back: 1 + 2 + 2 + 2, and 2 + 3 of the larger.
+    near = ["model.window=512", "model.window_cycle=2"]
+    expected = (2 * one * (10 + 7) * 2, 2 * one * ((12 + 10) * 4 + (10 + 7) * 3))
+    assert change(*near) == pytest.approx(expected)
+    kept = [*words, "model.remat=true", "model.kept=['attention']"]
+    again = formulas.step_flops(settings(*words, "model.remat=true")).recomputed
+    assert again - formulas.step_flops(settings(*kept)).recomputed == pytest.approx(wide[0])
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -161,14 +161,20 @@ def step_flops(settings: Settings) -> Flops:
     The backward pass has two products per product of the forward pass. Blockwise attention visits
     the pairs of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b, with five
     products each in the backward pass, which recomputes the scores (Dao 2023, arXiv:2307.08691,
-    section 3.1); else all L² scores are computed. Experts process empty slots, too.
+    section 3.1); else all L² scores are computed. Kernels of attention, which run on TPU, visit the
+    blocks that the mask leaves: with one kernel of the backward pass five products, with two three
+    and four. Experts process empty slots, too.
     """
     model = settings.model
     parts = _products(settings)
     products = sum(value for name, value in parts.items() if name not in ("scores", "mixing"))
     attention = parts["scores"] + parts["mixing"]
     # The gradient of one-hot rows is not computed.
-    backward = 2 * products - parts["lookup"] + (2.5 if _in_blocks(model) else 2) * attention
+    backward = 2 * products - parts["lookup"]
+    if model.kernel.attention == "none":
+        backward += (2.5 if _in_blocks(model) else 2) * attention
+    else:
+        backward += 2 * settings.training.batch * _kernel_gradients(model)
     return Flops(products + attention, backward, _recomputed(parts, model))
 
 
@@ -343,12 +349,43 @@ def _in_blocks(model: ModelSettings) -> bool:
     return 0 < model.attention_block < model.length
 
 
-def _pairs(model: ModelSettings) -> int:
-    """Return the number of scores that are computed per sequence."""
+def _pairs(model: ModelSettings) -> float:
+    """Return the scores that the forward pass computes per sequence and head, over all layers."""
+    if model.kernel.attention != "none":
+        return _kernel_pairs(model, model.kernel.block_q, model.kernel.block_kv)
     if not _in_blocks(model):
-        return model.length**2
+        return model.layers * model.length**2
     count = model.length // model.attention_block
-    return model.attention_block**2 * count * (count + 1) // 2
+    return model.layers * model.attention_block**2 * count * (count + 1) // 2
+
+
+def _kernel_pairs(model: ModelSettings, queries: int, keys: int) -> float:
+    """Return the scores in the blocks that a kernel visits, per sequence and head."""
+    length, wide = model.length, model.layers // model.window_cycle
+    queries, keys = min(queries, length), min(keys, length)
+
+    def visited(window: int) -> int:
+        total = 0
+        for first in range(0, length, queries):
+            end = (first + queries - 1) // keys + 1
+            # The first query of the block sees this position and those after it.
+            start = max(first - window + 1, 0) // keys if window else 0
+            total += end - start
+        return total * queries * keys
+
+    near = visited(model.window) if wide < model.layers else 0
+    return wide * visited(0) + (model.layers - wide) * near
+
+
+def _kernel_gradients(model: ModelSettings) -> float:
+    """Return the multiplications of the kernels of the backward pass, per sequence."""
+    kernel, value = model.kernel, model.heads * model.head_size
+    key = value + model.heads * model.rope_size * bool(model.latent)
+    of_keys = _kernel_pairs(model, kernel.block_q_dkv, kernel.block_kv_dkv)
+    if kernel.attention == "splash" and kernel.fused_backward:
+        return of_keys * (3 * key + 2 * value)
+    of_queries = _kernel_pairs(model, kernel.block_q_dq, kernel.block_kv_dq)
+    return of_keys * (2 * key + 2 * value) + of_queries * (2 * key + value)
 
 
 def _products(settings: Settings) -> dict[str, float]:
@@ -364,7 +401,7 @@ def _products(settings: Settings) -> dict[str, float]:
         rows = sequences * model.experts * places(model, model.length)
     if model.experts and model.dropless:
         rows = tokens * model.active_experts
-    pairs = 2 * layers * sequences * _pairs(model)
+    pairs = 2 * sequences * _pairs(model)
     return {
         **{name: 2 * tokens * sizes[name] for name in ("query", "key", "value", "out")},
         "latent": 2 * tokens * sizes.get("latent", 0),
@@ -392,9 +429,11 @@ def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
     names = {"query", "key", "value", "gate", "up"} - kept
     # The products before a norm are made again even if its results are kept.
     names |= {"latent", "query_down"} | {f"shared_{x}" for x in ("gate", "up") if x in names}
+    # The gradient of the experts' weights in the mixture is a product with their results.
+    names |= {"down"} - kept if model.experts and model.dropless else set()
     names |= {"router"} | ({"out"} - {"out" if kept & {"stream", "out"} else ""})
     if "attention" not in kept:
         names |= {"scores", "mixing"}
-    elif not _in_blocks(model):
+    elif model.kernel.attention == "none" and not _in_blocks(model):
         names |= {"scores"}
     return head + sum(parts[name] for name in names)
