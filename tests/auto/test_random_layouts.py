@@ -23,7 +23,7 @@ def few_layouts(monkeypatch):
 
 
 @pytest.mark.own_partitioner
-@pytest.mark.parametrize("seed", [3, 23])
+@pytest.mark.parametrize("seed", [3, 871])
 def test_random_programs(seed):
     failure = find_layout_failure(program_text(draw_program(seed)))
     assert failure is None or failure.kind == XLA, failure

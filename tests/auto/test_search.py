@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.auto.random_layouts import check_layout
 from tests.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.insertion import insert_constraints
@@ -206,5 +207,6 @@ def test_every_site_is_in_the_jaxpr():
     found = AutoProblem(jaxpr, machine(x=4, y=2), (None,) * 3, (None,) * 2)
     mesh = make_mesh((4, 2), ("x", "y"))
     for layout in find_layouts(found):
+        check_layout(found, layout)
         new = insert_constraints(jaxpr, mesh, layout.constraints)
         assert new.in_avals == jaxpr.in_avals and new.out_avals == jaxpr.out_avals

@@ -1,6 +1,7 @@
 """Search for layouts: one mesh axis after the other, from several starting points."""
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -327,6 +328,14 @@ class Search:
             entries.pop()
         return PartitionSpec(*entries)
 
+    def _divides(self, value: int, states: dict[str, int]) -> bool:
+        """Return True if the dimensions of a value divide by the axes that shard them."""
+        pieces = [1] * len(self.graph.values[value].shape)
+        for axis, dim in states.items():
+            if dim != WHOLE:
+                pieces[dim] *= self._axes[axis].size
+        return not any(map(operator.mod, self.graph.values[value].shape, pieces))
+
     def _constraints(
         self, assignment: Assignment
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
@@ -347,7 +356,7 @@ class Search:
                         for a, s in needed.items()
                     }
                     site = ConstraintSite(op.path, "result", -1 - slot)
-                    if made != stored:
+                    if made != stored and self._divides(value, made):
                         yield site, self._spec(value, made)
                     if graph.is_state(value) and set(stored.values()) == {WHOLE}:
                         # A gradient that is added up needs no constraint, which costs a copy.
