@@ -4,10 +4,10 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from xlashard.auto.factors import Factor
 from xlashard.auto.graph_values import GraphOperation
 from xlashard.auto.problem import Machine, MeshAxis
 from xlashard.auto.program_graph import ProgramGraph
+from xlashard.auto.rules.factors import Factor
 
 PARTIAL = -2
 """State of a result that devices must combine."""

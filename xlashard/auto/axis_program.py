@@ -24,8 +24,8 @@ from xlashard.auto.axis_costs import (
     factor_labels,
     required,
 )
-from xlashard.auto.factors import Factor
 from xlashard.auto.graph_values import GraphOperation
+from xlashard.auto.rules.factors import Factor
 
 _EXCESS_SECONDS = 1e-8
 """Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""

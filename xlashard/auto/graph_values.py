@@ -1,14 +1,14 @@
 """Values and operations of a program's graph, and the labels of their dimensions."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from xlashard.auto.factors import OpRule
 from xlashard.auto.problem import ConstraintSite
+from xlashard.auto.rules.factors import OpRule
 from xlashard.sharding import PartitionSpec
 
 
@@ -103,6 +103,92 @@ class Labels:
         a, b = sorted((self.find(first), self.find(other)))
         if a != b:
             self._parent[b] = a
+
+
+class LabelledValues:
+    """Values of a program, whose dimensions carry labels.
+
+    Attributes:
+        values: The values.
+        labels: The labels.
+        clusters: Sets of values that elementwise operations connect.
+        loops: Labels of the dimensions that loops go through, which aren't sharded.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.labels = Labels()
+        self.clusters = Labels()
+        self.loops: set[int] = set()
+        self._cluster: list[int] = []
+        self._position = 0
+
+    def label(self, value: int, dim: int) -> int:
+        """Return the label of a dimension."""
+        return self.labels.find(self.values[value].labels[dim])
+
+    def labels_of(self, value: int) -> frozenset[int]:
+        """Return the labels of the dimensions of a value."""
+        return frozenset(map(self.labels.find, self.values[value].labels))
+
+    def cluster(self, value: int) -> int:
+        """Return the cluster of a value."""
+        return self.clusters.find(self._cluster[value])
+
+    def _value(
+        self,
+        aval: Any,
+        site: ConstraintSite | None = None,
+        times: float = 1,
+    ) -> int:
+        shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
+        itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
+        labels = tuple(self.labels.new(size) for size in shape)
+        value = Value(shape, itemsize, labels, self._position, self._position, times=times)
+        if site is not None:
+            value.sites.append(site)
+        self.values.append(value)
+        self._cluster.append(self.clusters.new(0))
+        return len(self.values) - 1
+
+    def _join(self, first: int, other: int) -> None:
+        """Put two values into one cluster."""
+        self.clusters.join(self._cluster[first], self._cluster[other])
+
+    def _same(self, first: int, other: int) -> None:
+        """Give two values of one shape the same labels."""
+        a, b = self.values[first], self.values[other]
+        if a.shape != b.shape:
+            return
+        for x, y in zip(a.labels, b.labels, strict=True):
+            self.labels.join(x, y)
+        self._join(first, other)
+
+    def _slice_of(self, whole: int, part: int) -> None:
+        """Give the step of a stacked value the labels of the stack, without its first one."""
+        self.loops.add(self.values[whole].labels[0])
+        for x, y in zip(self.values[whole].labels[1:], self.values[part].labels, strict=True):
+            self.labels.join(x, y)
+        self._join(whole, part)
+        self.values[whole].is_stored = self.values[part].is_stored = True
+
+    def clusters_led_by(self, leaders: Iterable[int]) -> set[int]:
+        """Return the clusters whose largest value is one of some values."""
+        largest: dict[int, int] = {}
+        for cluster, members in self.members():
+            largest[cluster] = max(math.prod(self.values[index].shape) for index in members)
+        return {
+            self.cluster(index)
+            for index in leaders
+            if math.prod(self.values[index].shape) >= largest[self.cluster(index)]
+        }
+
+    def members(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield each cluster with its values."""
+        found: dict[int, list[int]] = {}
+        for index in range(len(self.values)):
+            found.setdefault(self.cluster(index), []).append(index)
+        yield from found.items()
 
 
 type FixedSpec = tuple[tuple[str, ...] | None, ...]

@@ -6,24 +6,23 @@ occur in one value form a cluster, whose sharding on a mesh axis is one of its l
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import Literal, scan_operands
-from xlashard.auto.factors import OpRule
 from xlashard.auto.graph_values import (
     GraphOperation,
-    Labels,
-    Value,
+    LabelledValues,
     boundary_specs,
     fixed_specs,
     is_pointwise,
     is_transparent,
     spec_axes,
 )
-from xlashard.auto.op_rules import op_rule
 from xlashard.auto.problem import ConstraintSite
+from xlashard.auto.rules.factors import OpRule
+from xlashard.auto.rules.op_rules import op_rule
 from xlashard.sharding import PartitionSpec
 
 UNKNOWN_TRIPS = 1
@@ -32,7 +31,7 @@ _SMALL_BYTES = 1 << 21
 """Smaller values of the state, in bytes, follow what they are broadcast to or reduced from."""
 
 
-class ProgramGraph:
+class ProgramGraph(LabelledValues):
     """Values, operations and labels of a jaxpr.
 
     Args:
@@ -42,20 +41,17 @@ class ProgramGraph:
         out_specs: The same for results.
 
     Attributes:
-        values: All values.
         operations: Operations that aren't elementwise, in order of execution.
         arguments: Indices of the arguments among the values.
         results: Indices of the results; None for literals.
         fixed: Fixed specs of arguments and of results, by position.
         inside: For each argument and result with a fixed spec, the value inside of which it is a
             copy, whose sharding is free.
-        labels: The labels.
         reductions: Merged reductions: value, label that is reduced away, and runs.
         elementwise: Elementwise operations: index of the result, and runs.
         unknown: Names of primitives without a sharding rule.
         state: The tied arguments.
         state_clusters: Clusters of the tied arguments and what is made of them elementwise.
-        loops: Labels of the dimensions that loops go through, which aren't sharded.
     """
 
     def __init__(
@@ -65,17 +61,12 @@ class ProgramGraph:
         in_specs: Sequence[PartitionSpec | None] = (),
         out_specs: Sequence[PartitionSpec | None] = (),
     ) -> None:
-        self.values: list[Value] = []
+        super().__init__()
         self.operations: list[GraphOperation] = []
-        self.labels = Labels()
-        self.clusters = Labels()
         self.reductions: list[tuple[int, int, float]] = []
         self.elementwise: list[tuple[int, float]] = []
         self.unknown: set[str] = set()
         self.state: set[int] = set()
-        self.loops: set[int] = set()
-        self._cluster: list[int] = []
-        self._position = 0
         self._delayed: list[tuple[GraphOperation, int, int]] = []
         consts = [self._value(v.aval) for v in jaxpr.constvars]
         self.arguments = [
@@ -115,58 +106,9 @@ class ProgramGraph:
         """Number of positions in the order of execution."""
         return self._position + 1
 
-    def label(self, value: int, dim: int) -> int:
-        """Return the label of a dimension."""
-        return self.labels.find(self.values[value].labels[dim])
-
-    def labels_of(self, value: int) -> frozenset[int]:
-        """Return the labels of the dimensions of a value."""
-        return frozenset(map(self.labels.find, self.values[value].labels))
-
-    def cluster(self, value: int) -> int:
-        """Return the cluster of a value."""
-        return self.clusters.find(self._cluster[value])
-
     def is_state(self, value: int) -> bool:
         """Return True for a value in a cluster of the state."""
         return self.cluster(value) in self.state_clusters
-
-    def _value(
-        self,
-        aval: Any,
-        site: ConstraintSite | None = None,
-        times: float = 1,
-    ) -> int:
-        shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
-        itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
-        labels = tuple(self.labels.new(size) for size in shape)
-        value = Value(shape, itemsize, labels, self._position, self._position, times=times)
-        if site is not None:
-            value.sites.append(site)
-        self.values.append(value)
-        self._cluster.append(self.clusters.new(0))
-        return len(self.values) - 1
-
-    def _join(self, first: int, other: int) -> None:
-        """Put two values into one cluster."""
-        self.clusters.join(self._cluster[first], self._cluster[other])
-
-    def _same(self, first: int, other: int) -> None:
-        """Give two values of one shape the same labels."""
-        a, b = self.values[first], self.values[other]
-        if a.shape != b.shape:
-            return
-        for x, y in zip(a.labels, b.labels, strict=True):
-            self.labels.join(x, y)
-        self._join(first, other)
-
-    def _slice_of(self, whole: int, part: int) -> None:
-        """Give the step of a stacked value the labels of the stack, without its first one."""
-        self.loops.add(self.values[whole].labels[0])
-        for x, y in zip(self.values[whole].labels[1:], self.values[part].labels, strict=True):
-            self.labels.join(x, y)
-        self._join(whole, part)
-        self.values[whole].is_stored = self.values[part].is_stored = True
 
     def _enter(
         self,
@@ -277,7 +219,11 @@ class ProgramGraph:
             ),
             fixed=fixed_specs(eqn),
         )
-        if operation.fixed is None and is_transparent(operation, self.values):
+        if operation.fixed is None and rule.pairwise:
+            for taken, result in zip(operands, outs, strict=False):
+                if taken is not None:
+                    self._same(taken, result)
+        elif operation.fixed is None and is_transparent(operation, self.values):
             self._unify(operation)
         elif operation.fixed is None and (
             operation.name in _FOLLOWING or is_pointwise(operation, self.values)
@@ -341,18 +287,7 @@ class ProgramGraph:
                             if made is not None:
                                 label = self.values[o].labels[d]
                                 self.reductions.append((made, label, operation.times))
-        self.state_clusters = self._find_state_clusters()
-
-    def _find_state_clusters(self) -> set[int]:
-        """Return the clusters whose largest value is a tied argument."""
-        largest: dict[int, int] = {}
-        for cluster, members in self.members():
-            largest[cluster] = max(math.prod(self.values[index].shape) for index in members)
-        return {
-            self.cluster(index)
-            for index in self.state
-            if math.prod(self.values[index].shape) >= largest[self.cluster(index)]
-        }
+        self.state_clusters = self.clusters_led_by(self.state)
 
     def _scan(
         self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
@@ -448,13 +383,6 @@ class ProgramGraph:
                 if result is not None:
                     self._same(out, result)
         return list(outs)
-
-    def members(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield each cluster with its values."""
-        found: dict[int, list[int]] = {}
-        for index in range(len(self.values)):
-            found.setdefault(self.cluster(index), []).append(index)
-        yield from found.items()
 
 
 _CLOSED = frozenset({"pallas_call", "shard_map", "custom_partitioning"})

@@ -8,7 +8,6 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard.auto.auto_program import AutoProgram
-from xlashard.auto.op_rules import op_rule
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.path_rules import axis_rules, logical_axes
 from xlashard.auto.plan.plan_model import (
@@ -24,6 +23,7 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.auto.plan.planned_function import fingerprint_of
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
+from xlashard.auto.rules.op_rules import op_rule
 from xlashard.errors import counted
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from xlashard.auto.factors import Factors, Operation, remaining, wide_pieces
+from xlashard.auto.rules.factors import Factors, Operation, remaining, wide_pieces
 
 
 def dot_general(op: Operation) -> Factors:

@@ -13,14 +13,14 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from tests.auto.factor_oracle import COUNTED, in_parts, pieces, run, visited
-from tests.auto.models import MODELS
-from tests.auto.rule_cases import FAMILIES, TABLE, M, X, Y, special
+from tests.auto.rules.factor_oracle import COUNTED, in_parts, pieces, run, visited
+from tests.auto.rules.models import MODELS
+from tests.auto.rules.rule_cases import FAMILIES, TABLE, M, X, Y, special
 from tests.together import Together
 from xlashard._jax.trace.tracing import bodies
-from xlashard.auto import op_rules
-from xlashard.auto.factors import Factor
-from xlashard.auto.op_rules import op_rule
+from xlashard.auto.rules import op_rules
+from xlashard.auto.rules.factors import Factor
+from xlashard.auto.rules.op_rules import op_rule
 from xlashard.tpu import topology
 
 COLLECTIVES = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(")

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from xlashard._jax.trace.tracing import bodies
-from xlashard.auto.factors import Factor
-from xlashard.auto.op_rules import op_rule
+from xlashard.auto.rules.factors import Factor
+from xlashard.auto.rules.op_rules import op_rule
 
 COMBINED = {
     **dict.fromkeys(("reduce_max", "reduce_or", "scatter-max"), "maximum"),

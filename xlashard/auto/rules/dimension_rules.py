@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from xlashard.auto.factors import Factors, Operation, remaining, wide_pieces
+from xlashard.auto.rules.factors import Factors, Operation, remaining, wide_pieces
 
 
 def broadcast_in_dim(op: Operation) -> Factors:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from xlashard.auto import dimension_rules as dims
-from xlashard.auto import indexing_rules, product_rules
-from xlashard.auto.factors import Factor, Factors, Operation, OpRule, operation_of
+from xlashard.auto.rules import dimension_rules as dims
+from xlashard.auto.rules import indexing_rules, product_rules
+from xlashard.auto.rules.factors import Factor, Factors, Operation, OpRule, operation_of
 
 __all__ = ["Factor", "OpRule", "op_rule"]
 

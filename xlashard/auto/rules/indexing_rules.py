@@ -1,6 +1,6 @@
 """Sharding rules of operations that read or write at indices."""
 
-from xlashard.auto.factors import Factors, Operation, remaining
+from xlashard.auto.rules.factors import Factors, Operation, remaining
 
 
 def gather(op: Operation) -> Factors:
