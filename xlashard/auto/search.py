@@ -341,11 +341,13 @@ class Search:
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
         """Yield the constraints inside: what operations need and make, and the carries of loops."""
         graph = self.graph
+        # The shards of smaller values are negligible: they follow, or the partitioner decides.
+        small = _SMALL_BYTES * self.problem.machine.size
         for number, op in enumerate(graph.operations):
             if op.fixed is not None:
                 continue
             for slot, value in _slots(op):
-                if value is None or graph.values[value].nbytes < _SMALL_BYTES:
+                if value is None or graph.values[value].nbytes < small:
                     continue
                 stored = {a: self._state(assignment, a, value) for a in self._axes}
                 needed = {a: self._needed(assignment, a, number, slot) for a in self._axes}
@@ -367,7 +369,7 @@ class Search:
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
         arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):
-            if not value.is_stored or value.nbytes < _SMALL_BYTES:
+            if not value.is_stored or value.nbytes < small:
                 continue
             for site in value.sites:
                 if site.kind == "parameter" and (site.path or index not in arguments):
