@@ -169,14 +169,14 @@ def test_transfers_wait_for_links_of_their_own_direction(second: str, *, togethe
 
 def test_the_bar_widens_with_what_is_less_certain() -> None:
     """Waiting for links and hosts, transfers between slices, and kernels of unknown cost."""
-    assert error_bar({"matrix": 6.0, "hbm": 2.0}) == pytest.approx((-0.2, 0.16))
+    assert error_bar({"matrix": 6.0, "hbm": 2.0}) == pytest.approx((-0.2, 0.2))
     waiting = {"matrix": 6.0, "ici": 1.5, "host": 0.5}
-    assert error_bar(waiting) == pytest.approx((-0.2 - 0.3 / 4, 0.16 + 0.2 / 4))
+    assert error_bar(waiting) == pytest.approx((-0.2 - 0.3 / 4, 0.2 + 0.2 / 4))
     # Transfers that overlap today may take 73.7 / 32.2 of their time, those that show less.
     ratio = 73.7 / 32.2
     below, above = error_bar({"matrix": 6.0, "dcn": 2.0}, dcn=4.0)
     assert below == pytest.approx(-0.2 - (1 - 1 / ratio) / 4)
-    assert above == pytest.approx(0.16 + (ratio - 1) / 2)
+    assert above == pytest.approx(0.2 + (ratio - 1) / 2)
     lower_bound = error_bar({"matrix": 8.0}, kernels=KernelSpread(unknown=True))
     assert lower_bound == (pytest.approx(-0.2), None)
 

@@ -169,9 +169,13 @@ def _counted(module: HloModule, computation: Computation, call: Instruction) -> 
         kernel,
         prefetched,
         [KernelOperand(array.dims, array.memory_space == HBM) for array in arrays],
-        sorted_blocks="ragged_dot_tiling" in call.attributes.frontend,
+        sorted_blocks="ragged_dot_tiling" in call.attributes.frontend
+        or kernel_name(call) in _RAGGED_KERNELS,
     )
 
+
+_RAGGED_KERNELS = ("gmm", "tgmm")
+"""Kernels of JAX's megablox, which visit the groups in order."""
 
 _BODY = re.compile(r'"body":\s*"([A-Za-z0-9+/=\\]+)"')
 

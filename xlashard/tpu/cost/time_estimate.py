@@ -158,7 +158,7 @@ def error_bar(
     below += (kernels.ragged * ragged_below - kernels.faster) / whole
     if kernels.unknown:
         return max(below, -1.0), None
-    above = 0.16 + 0.2 * waiting + dcn / whole * (slowest / fastest - 1)
+    above = 0.2 + 0.2 * waiting + dcn / whole * (slowest / fastest - 1)
     above += (kernels.ragged * ragged_above + kernels.slower) / whole
     return max(below, -1.0), above
 
