@@ -105,6 +105,7 @@ def test_nnx_and_equinox_name_the_line_of_the_user():
         assert {e.file for e in report.explanations} == {__file__}
         (difference,) = report.explanations[1].differences
         assert (difference.part, difference.after[:7]) == ("dtype", "float16")
+    assert difference.path == "x"
 
 
 class Model:

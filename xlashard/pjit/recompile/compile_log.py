@@ -34,8 +34,10 @@ from xlashard.pjit.signature import Parameters
 
 if TYPE_CHECKING:
     from xlashard.pjit.recompile import recompile_report
+    from xlashard.pjit.stages import equinox_paths
 else:
     recompile_report = deferred("xlashard.pjit.recompile.recompile_report")
+    equinox_paths = deferred("xlashard.pjit.stages.equinox_paths")
 
 LOGGER = logging.getLogger(RECOMPILE_LOGGER)
 
@@ -272,10 +274,14 @@ class _JitLog:
         avals = list(map(abstractify, values))
         dynamic = tuple(a for i, a in enumerate(args) if i not in parameters.static_argnums)
         named = {n: a for n, a in kwargs.items() if n not in parameters.static_argnames}
+        paths = parameters.paths(args, kwargs)
+        equinox_call = equinox_paths.call_under_way(tuple(paths))
+        if equinox_call is not None:
+            paths, _ = equinox_paths.equinox_paths(equinox_call, tuple(paths), ())
         return CallKey(
             source=self._options.fun_sourceinfo or "",
             in_tree=jax.tree_util.tree_structure((dynamic, named)),
-            arguments=describe_arguments(values, parameters.paths(args, kwargs), avals),
+            arguments=describe_arguments(values, paths, avals),
             statics=tuple(StaticValue.of(*s) for s in parameters.statics(args, kwargs)),
             mesh=mesh_in_force(),
             # Options of a function of `jax.jit`, which are the same in all calls.
