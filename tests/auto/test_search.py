@@ -10,6 +10,7 @@ import pytest
 from tests.auto.random_layouts import check_layout
 from tests.pjit.helpers import make_mesh
 from xlashard import P
+from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import AutoProblem, Machine, MeshAxis
 from xlashard.auto.search import Search, find_layouts
@@ -210,3 +211,37 @@ def test_every_site_is_in_the_jaxpr():
         check_layout(found, layout)
         new = insert_constraints(jaxpr, mesh, layout.constraints)
         assert new.in_avals == jaxpr.in_avals and new.out_avals == jaxpr.out_avals
+
+
+def test_an_operation_reads_all_of_what_its_split_does_not_index():
+    found = problem(lambda x, w: x @ w, (8, 4096), (4096, 8192))
+    graph = Search(found, 1.0).graph
+    (product,) = graph.operations
+    model = CostModel(graph, found.machine, found.machine.axes[0], Assignment())
+    rows, columns, depth = (
+        next(k for k, f in enumerate(product.rule.factors) if f.size == size)
+        for size in (8, 8192, 4096)
+    )
+    weights, inputs, results = 4096 * 8192 * 4 / HBM, 8 * 4096 * 4 / HBM, 8 * 8192 * 4 / HBM
+    assert model.work_seconds(0) == pytest.approx(weights + inputs + results)
+    assert model.work_seconds(0, rows) == pytest.approx(weights + (inputs + results) / 8)
+    assert model.work_seconds(0, columns) == pytest.approx(inputs + (weights + results) / 8)
+    assert model.work_seconds(0, depth) == pytest.approx(results + (weights + inputs) / 8)
+
+
+def test_a_split_of_the_minor_dimension_below_a_tile_saves_no_bytes():
+    found = problem(lambda table, rows: table * 2 + rows, (8, 8), (8,))
+    jaxpr = jax.make_jaxpr(lambda table, rows: table[rows])(
+        jax.ShapeDtypeStruct((1 << 16, 128), np.float32), jax.ShapeDtypeStruct((4096,), np.int32)
+    )
+    graph = Search(replace(found, jaxpr=jaxpr), 1.0).graph
+    number = next(k for k, op in enumerate(graph.operations) if op.name == "gather")
+    model = CostModel(graph, found.machine, found.machine.axes[0], Assignment())
+    factors = graph.operations[number].rule.factors
+    lookups = next(k for k, f in enumerate(factors) if f.size == 4096)
+    width = next(k for k, f in enumerate(factors) if f.size == 128)
+    whole = model.work_seconds(number)
+    assert model.work_seconds(number, lookups) == pytest.approx(whole / 8)
+    assert model.work_seconds(number, width) == pytest.approx(whole)
+    # The rows that are read, not the table.
+    assert whole < 2 * 4096 * 128 * 4 / HBM

@@ -9,6 +9,8 @@ from xlashard.auto.problem import Machine, MeshAxis
 from xlashard.auto.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import Factor
 
+_LANES = 128
+"""Elements of the minor dimension of a tile."""
 PARTIAL = -2
 """State of a result that devices must combine."""
 WHOLE = -1
@@ -151,8 +153,13 @@ class CostModel:
             return self.gather(nbytes) * (2 if needed == WHOLE else 1)
         return self.gather(nbytes) if needed == WHOLE else self.exchange(nbytes)
 
-    def work_seconds(self, number: int) -> float:
-        """Return the time of one run of an operation, undivided on this axis."""
+    def work_seconds(self, number: int, factor: int | None = None) -> float:
+        """Return the time of one run of an operation.
+
+        Args:
+            number: The operation.
+            factor: Factor that is split over this axis, or None.
+        """
         op, rates = self.graph.operations[number], self.machine.rates
         if op.name == "sharding_constraint":
             return 0.0
@@ -162,33 +169,33 @@ class CostModel:
             if (chosen := self._others.factors[name].get(number)) is not None
             and op.rule.factors[chosen].divides_work
         )
-        nbytes = sum(
-            self.local_bytes(v, number, k)
-            for slots in (
-                enumerate(op.operands),
-                ((-1 - k, v) for k, v in enumerate(op.results)),
-            )
-            for k, v in slots
-            if v is not None
-        )
-        dtype = "bfloat16"
-        compute = rates.product_seconds(op.rule.flops / split, dtype)
+        share = 1.0 if factor is None else self.share(number, factor)
+        compute = rates.product_seconds(op.rule.flops / split * share, "bfloat16")
+        nbytes = 0.0
+        for slot, value in _touched(op):
+            local, dim = self.local_bytes(value, number, slot), required(op, factor, slot)
+            if factor is None or dim in (WHOLE, PARTIAL):
+                nbytes += local
+                continue
+            size = self.graph.values[value].shape[dim]
+            pieces = self.factor_pieces(number, factor) * self.axis.size
+            is_minor = dim == len(self.graph.values[value].shape) - 1
+            padded = _in_lanes(size / pieces) / _in_lanes(size) * pieces if is_minor else 1.0
+            nbytes += local / self.axis.size * padded
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
 
     def share(self, number: int, factor: int) -> float:
-        """Return the share of an operation's work that a device has if a factor is split."""
+        """Return the share of a product's FLOP that a device has if a factor is split."""
         op, n = self.graph.operations[number], self.axis.size
         f = op.rule.factors[factor]
         if not f.divides_work:
             return 1.0
-        if op.rule.flops:
-            # Matrix units are padded to whole tiles.
-            alike = [k for k, other in enumerate(op.rule.factors) if _role(other) == _role(f)]
-            pieces = math.prod(self.factor_pieces(number, k) for k in alike) * n
-            local = math.prod(op.rule.factors[k].size for k in alike) / pieces
-            unit = self.machine.rates.matrix_size
-            return math.ceil(local / unit) * unit / local / n
-        return 1.0 / n
+        # Matrix units are padded to whole tiles.
+        alike = [k for k, other in enumerate(op.rule.factors) if _role(other) == _role(f)]
+        pieces = math.prod(self.factor_pieces(number, k) for k in alike) * n
+        local = math.prod(op.rule.factors[k].size for k in alike) / pieces
+        unit = self.machine.rates.matrix_size
+        return math.ceil(local / unit) * unit / local / n
 
     def halo_seconds(self, number: int, factor: int) -> float:
         """Return the time to exchange the edges of an operation's pieces in one run."""
@@ -204,6 +211,25 @@ class CostModel:
         made, rates = self.graph.values[value], self.machine.rates
         elements = math.prod(made.shape) / self.divided(value)
         return elements / rates.vector_ops + elements * made.itemsize / 3 / rates.hbm_bytes
+
+
+def _in_lanes(size: float) -> float:
+    """Return the size to which a minor dimension is padded in memory."""
+    return math.ceil(size / _LANES) * _LANES
+
+
+def _touched(op: GraphOperation) -> list[tuple[int, int]]:
+    """Return the operands and results that an operation reads and writes, with their slots.
+
+    A gather reads as much of its operand as its result has, and a scatter is in place.
+    """
+    slots = [*enumerate(op.operands), *[(-1 - k, value) for k, value in enumerate(op.results)]]
+    skipped: tuple[int, ...] = ()
+    if op.name in ("gather", "dynamic_slice"):
+        skipped = (0,)
+    elif op.name.startswith("scatter") or op.name == "dynamic_update_slice":
+        skipped = (0, -1)
+    return [(slot, value) for slot, value in slots if value is not None and slot not in skipped]
 
 
 def _role(factor: Factor) -> tuple[bool, ...]:

@@ -182,8 +182,8 @@ class AxisProgram:
                     continue
                 if not self._is_allowed(op, f):
                     continue
-                own = seconds * model.share(number, k) + model.halo_seconds(number, k) * op.times
-                choices[k] = self._variable(own, integer=True)
+                own = model.work_seconds(number, k) + model.halo_seconds(number, k)
+                choices[k] = self._variable(own * op.times, integer=True)
         self._factors[number] = choices
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
 
