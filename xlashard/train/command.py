@@ -70,8 +70,10 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
         traceback.print_exc()
         return _end(1)
     code = exit_code(outcome.stopped) if outcome.stopped else 0
-    if is_compiling():
-        leave(code, "it was stopped")  # A compilation can't be ended, and Python would wait for it.
+    if is_compiling() or (outcome.stopped and jax.process_count() > 1):
+        # A compilation can't be ended, and Python would wait for it. A process that leaves because
+        # it compiles is missing in the shutdown of a peer that has compiled already.
+        leave(code, "it was stopped")
     return code
 
 
