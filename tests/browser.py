@@ -8,6 +8,7 @@ import base64
 import itertools
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 COMMAND = "apt-get install --yes --no-install-recommends chromium fonts-liberation"
+_GONE = re.compile("navigated|collected|context was destroyed|Cannot find context")
 _PATIENCE = 60.0
 _FLAGS = (
     "--headless",
@@ -229,11 +231,18 @@ class Tab:
         return done["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Waits until an expression in the page is true."""
-        self.run(
-            "new Promise(done => { const look = () => "
-            f"({script}) ? done() : requestAnimationFrame(look); look(); }})"
-        )
+        """Waits until an expression in the page, or in the one that follows it, is true."""
+        while True:
+            try:
+                self.run(
+                    "new Promise(done => { const look = () => "
+                    f"({script}) ? done() : requestAnimationFrame(look); look(); }})"
+                )
+                break
+            except BrowserError as error:
+                # A click leads to another page, in which the promise of this one is gone.
+                if not _GONE.search(str(error)):
+                    raise
 
     def texts(self, selector: str) -> list[str]:
         """What one reads in all elements that are seen, without blanks around."""
