@@ -163,7 +163,6 @@ def partitioned(eqn: Any, factor: Factor, devices: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.partitioner
 def test_partitioner_needs_no_more_than_a_reduction() -> None:
     devices = topology("v5e-4").devices
     with Together() as together:
@@ -178,7 +177,6 @@ def test_partitioner_needs_no_more_than_a_reduction() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.partitioner
 def test_cumulative_sums_exchange_sums_of_blocks() -> None:
     rule, _ = of(lambda x: lax.cumsum(x, 0), np.ones((1024, 512), np.float32))
     mesh = jax.sharding.Mesh(np.array(topology("v5e-4").devices), "d")
