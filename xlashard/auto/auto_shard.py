@@ -23,6 +23,8 @@ PROOF_SECONDS = 60.0
 """CPU seconds of compilation within which further layouts are compiled."""
 _HOPELESS = 3.0
 """A layout isn't compiled if its predicted time is so many times that of the best."""
+_THINNED = 2
+"""Number of the fastest layouts for TPUs that are compiled with fewer constraints, too."""
 _MESHES = 2
 """Number of meshes whose programs are compiled."""
 
@@ -180,6 +182,11 @@ def solve(
         longest = _HOPELESS * layouts[0].seconds
         promising = [layout for layout in layouts if layout.seconds <= longest]
         proven += prover.prove(promising, count, seconds)
+        if program.topology is not None:
+            fitting = sorted((p for p in proven if p.fits), key=lambda p: p.rank)
+            for fastest in fitting[:_THINNED]:
+                thinned = search.thinned(fastest.layout)
+                proven += prover.prove(thinned, len(thinned))
         others |= {layout.name: layout for layout in reversed(layouts)}
         closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
         # Half of the memory that is there is the least to plan for.
