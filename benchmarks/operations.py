@@ -41,7 +41,7 @@ class PublishedOperation:
         topology: The smallest slice of the chip, or that of a collective.
         ring: Devices along which a collective runs; 1 for other programs.
         microseconds: Published time.
-        megabytes: Published memory; None if there is none.
+        megabytes: Published memory, or None.
         options: Compiler options.
         source: Repository and commit, or address.
     """

@@ -14,7 +14,7 @@ def test_the_table_names_its_programs_and_sources() -> None:
 
 
 def test_large_products_and_copies_take_their_published_time() -> None:
-    # The largest of each: what starts an operation is none of their time.
+    # The largest of each, whose time isn't that of a launch.
     largest: dict[str, operations.PublishedOperation] = {}
     for row in operations.published_operations():
         if row.program in ("product", "copy"):

@@ -39,6 +39,14 @@ class Assignment:
         copied.factors.update({k: v for k, v in self.factors.items() if k != axis})
         return copied
 
+    def state(self, graph: ProgramGraph, axis: str, value: int) -> int:
+        """Return the dimension of a value that is sharded over an axis, or WHOLE."""
+        sharded = self.labels[axis]
+        for dim in range(len(graph.values[value].shape)) if sharded else ():
+            if graph.label(value, dim) in sharded:
+                return dim
+        return WHOLE
+
 
 class CostModel:
     """Costs of shardings on one axis, given the other axes.
@@ -91,22 +99,9 @@ class CostModel:
             return nbytes / self.divided(value)
         op = self.graph.operations[operation]
         for name, size in self._sizes.items():
-            chosen = self._others.factors[name].get(operation)
-            if chosen is None:
-                continue
-            f = op.rule.factors[chosen]
-            dim = f.operands[slot] if slot >= 0 else f.results[-1 - slot]
-            if dim is not None:
+            if required(op, self._others.factors[name].get(operation), slot) >= 0:
                 nbytes /= size
         return nbytes
-
-    def state(self, axis: str, value: int) -> int:
-        """Return the dimension of a value that is sharded over another axis, or WHOLE."""
-        sharded = self._others.labels[axis]
-        for dim in range(len(self.graph.values[value].shape)) if sharded else ():
-            if self.graph.label(value, dim) in sharded:
-                return dim
-        return WHOLE
 
     def transfer_bytes(self, value: int, number: int, slot: int, *, exchanged: bool) -> float:
         """Return the bytes of a transfer on this axis.
@@ -125,7 +120,7 @@ class CostModel:
         op, together = self.graph.operations[number], 1
         for name in self._sizes:
             needed = required(op, self._others.factors[name].get(number), slot)
-            stored = self.state(name, value)
+            stored = self._others.state(self.graph, name, value)
             if needed == PARTIAL or (slot >= 0 and needed == WHOLE and stored != WHOLE):
                 together += 1
         return own / together
@@ -174,7 +169,7 @@ class CostModel:
         nbytes = 0.0
         for slot, value in _touched(op):
             local, dim = self.local_bytes(value, number, slot), required(op, factor, slot)
-            if factor is None or dim in (WHOLE, PARTIAL):
+            if factor is None or dim < 0:
                 nbytes += local
                 continue
             size = self.graph.values[value].shape[dim]
@@ -223,13 +218,12 @@ def _touched(op: GraphOperation) -> list[tuple[int, int]]:
 
     A gather reads as much of its operand as its result has, and a scatter is in place.
     """
-    slots = [*enumerate(op.operands), *[(-1 - k, value) for k, value in enumerate(op.results)]]
     skipped: tuple[int, ...] = ()
     if op.name in ("gather", "dynamic_slice"):
         skipped = (0,)
     elif op.name.startswith("scatter") or op.name == "dynamic_update_slice":
         skipped = (0, -1)
-    return [(slot, value) for slot, value in slots if value is not None and slot not in skipped]
+    return [(slot, value) for slot, value in op.slots if slot not in skipped]
 
 
 def _role(factor: Factor) -> tuple[bool, ...]:
@@ -252,6 +246,22 @@ def required(op: GraphOperation, factor: int | None, slot: int) -> int:
     if dim is not None:
         return dim
     return PARTIAL if slot < 0 and f.reduced else WHOLE
+
+
+def prescribed(op: GraphOperation, axis: str, slot: int) -> int | None:
+    """Return the state that the fixed spec of an operation has for a slot; None if it is open.
+
+    Args:
+        op: The operation.
+        axis: The mesh axis.
+        slot: Position of the operand, or `-1 - position` of the result.
+    """
+    assert op.fixed is not None
+    spec = op.fixed[0][slot] if slot >= 0 else op.fixed[1][-1 - slot]
+    for dim, axes in enumerate(spec):
+        if axes and axis in axes:
+            return dim
+    return None if None in spec else WHOLE
 
 
 def factor_labels(graph: ProgramGraph, op: GraphOperation, factor: Factor) -> set[int]:
@@ -297,11 +307,10 @@ def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
 
 
 def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
-    """Return the FLOP, or else the elements, of the operations that some labels split."""
+    """Return the FLOP and bytes of the operations that some labels split."""
     total = 0.0
     for op in graph.operations:
         if op.fixed is None and any(factor_labels(graph, op, f) & labels for f in op.rule.factors):
-            arrays = (*op.operands, *op.results)
-            sizes = [graph.values[v].nbytes for v in arrays if v is not None]
-            total += (op.rule.flops + sum(sizes)) * op.times
+            nbytes = sum(graph.values[value].nbytes for _, value in op.slots)
+            total += (op.rule.flops + nbytes) * op.times
     return total

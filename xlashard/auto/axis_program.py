@@ -1,6 +1,7 @@
 """Integer program that shards a program over one mesh axis, given its other axes.
 
-Every cluster of values gets one of its labels or none, every operation one of its factors or none.
+Every label is sharded or not, at most one of each value; every operation is split along one of its
+factors or none.
 A value that an operation needs otherwise than it is stored is gathered or exchanged, once for all
 operations of a jaxpr that need it alike; partial results are reduced or scattered. The objective is
 the time of the work and of these transfers; memory is bounded where most of it is live.
@@ -8,7 +9,7 @@ the time of the work and of these transfers; memory is bounded where most of it 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,9 @@ from xlashard.auto.axis_costs import (
     WHOLE,
     CostModel,
     factor_labels,
+    prescribed,
     required,
 )
-from xlashard.auto.graph_values import GraphOperation
-from xlashard.auto.rules.factors import Factor
 
 _EXCESS_SECONDS = 1e-8
 """Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""
@@ -48,11 +48,11 @@ class Restriction:
     mode: str = "free"
     overlap: float = 0.4
 
-    def allows(self, label: int) -> bool:
-        """Return True if operations may be split along a label."""
+    def allows(self, labels: Collection[int]) -> bool:
+        """Return True if operations may be split along a factor of some labels."""
         if self.mode == "free":
             return True
-        return (label in self.batch) == (self.mode in ("data", "fsdp"))
+        return (not self.batch.isdisjoint(labels)) == (self.mode in ("data", "fsdp"))
 
 
 class AxisProgram:
@@ -131,7 +131,7 @@ class AxisProgram:
             label
             for label in found
             if label not in refused
-            and (label in self._fixed or label in free or self._restriction.allows(label))
+            and (label in self._fixed or label in free or self._restriction.allows({label}))
         ]
 
     def _shard_state(self) -> None:
@@ -180,29 +180,19 @@ class AxisProgram:
             for k, f in enumerate(op.rule.factors):
                 if f.size % (model.factor_pieces(number, k) * model.axis.size):
                     continue
-                if not self._is_allowed(op, f):
+                if not self._restriction.allows(factor_labels(graph, op, f)):
                     continue
                 own = model.work_seconds(number, k) + model.halo_seconds(number, k)
                 choices[k] = self._variable(own * op.times, integer=True)
         self._factors[number] = choices
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
 
-    def _is_allowed(self, op: GraphOperation, factor: Factor) -> bool:
-        if self._restriction.mode == "free":
-            return True
-        labels = factor_labels(self._graph, op, factor)
-        batch = bool(labels & self._restriction.batch)
-        return batch == (self._restriction.mode in ("data", "fsdp"))
-
     def _needed(self, number: int, slot: int) -> dict[int, list[int]]:
         """Return the variables of an operation by the state that they need of a slot."""
         op = self._graph.operations[number]
         if op.fixed is not None:
-            spec = op.fixed[0][slot] if slot >= 0 else op.fixed[1][-1 - slot]
-            name = self._model.axis.name
-            dims = [d for d, axes in enumerate(spec) if axes and name in axes]
-            state = dims[0] if dims else WHOLE
-            if not dims and any(axes is None for axes in spec):
+            state = prescribed(op, self._model.axis.name, slot)
+            if state is None:
                 return {}
             return {state: [self._factors[number][None]]}
         needed: dict[int, list[int]] = defaultdict(list)
@@ -222,22 +212,20 @@ class AxisProgram:
         graph = self._graph
         taken: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
         for number, op in enumerate(graph.operations):
-            for slot, value in enumerate(op.operands):
-                if value is not None:
+            for slot, value in op.slots:
+                if slot >= 0:
                     taken[value, op.scope].append((number, slot))
-            for k, value in enumerate(op.results):
-                if value is not None:
-                    self._transfer(value, [(number, -1 - k)], op.times)
+                else:
+                    self._transfer(value, [(number, slot)], op.times)
         for (value, _), uses in taken.items():
             self._transfer(value, uses, graph.operations[uses[0][0]].times)
 
-    def _transfer(self, value: int, uses: Iterable[tuple[int, int]], times: float) -> None:
+    def _transfer(self, value: int, uses: Sequence[tuple[int, int]], times: float) -> None:
         """Add the change of a value's sharding, which some operations share."""
         stored = self._stored(value)
         if self._graph.values[value].nbytes < NEGLIGIBLE_BYTES:
             return
         times *= self._restriction.overlap if self._graph.is_state(value) else 1.0
-        uses = list(uses)
         shared: dict[tuple[int, int], int] = {}
         for number, slot in uses:
             needed = self._needed(number, slot)

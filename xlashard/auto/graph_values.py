@@ -45,7 +45,7 @@ class Value:
 
 @dataclass(eq=False)
 class GraphOperation:
-    """GraphOperation of a program that isn't elementwise.
+    """Operation of a program that isn't elementwise.
 
     Attributes:
         path: Path of its equation.
@@ -54,7 +54,6 @@ class GraphOperation:
         operands: Its operands, as indices of values; None for literals and scalars.
         results: Its results.
         times: Number of its runs.
-        signature: What equal operations of equal layers have in common.
         fixed: Spec that a constraint or shard_map prescribes for each operand, and each result.
     """
 
@@ -64,13 +63,18 @@ class GraphOperation:
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
     times: float
-    signature: Any
     fixed: tuple[Any, Any] | None = None
 
     @property
     def scope(self) -> tuple[int, ...]:
         """Path of the jaxpr that the operation stands in."""
         return self.path[:-1]
+
+    @property
+    def slots(self) -> list[tuple[int, int]]:
+        """Operands with their positions, and results with `-1 - position`; no literals."""
+        every = [*enumerate(self.operands), *[(-1 - k, v) for k, v in enumerate(self.results)]]
+        return [(slot, value) for slot, value in every if value is not None]
 
 
 class Labels:

@@ -135,7 +135,7 @@ class _LayoutStore:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def _kept(self, digest: str) -> ProgramLayout:
-        """Return the layout from its file, which is written if there is none."""
+        """Return the layout from its file; plan it and write the file if it doesn't exist."""
         folder = _cache_folder()
         if folder is None:
             return plan_program(self._program)
@@ -167,7 +167,7 @@ class _LayoutStore:
         """Return the layout that a peer planned.
 
         Raises:
-            ProcessesError: If there is none.
+            ProcessesError: If the peer failed, or sent no layout.
         """
         name, seconds = self._program.call.traced.name, CONSISTENCY.policy.timeout
         text = store.read(f"layouts/{digest}", seconds)

@@ -1,8 +1,7 @@
 """Graph of a program: values whose dimensions carry labels, and the operations between them.
 
 Inner jaxprs are entered once, with the number of their runs. Values that elementwise operations
-connect share the labels of their dimensions: one label is sharded alike in all of them. Labels that
-occur in one value form a cluster, whose sharding on a mesh axis is one of its labels or none.
+connect share the labels of their dimensions: one label is sharded alike in all of them.
 """
 
 import math
@@ -182,7 +181,6 @@ class ProgramGraph(LabelledValues):
                 operands=(value,),
                 results=(copy,),
                 times=1.0,
-                signature=("sharding_constraint", axes, self.values[value].shape),
                 fixed=((axes,), (axes,)),
             )
         )
@@ -211,12 +209,6 @@ class ProgramGraph(LabelledValues):
             operands=arrays,
             results=tuple(o if self.values[o].shape else None for o in outs),
             times=times,
-            signature=(
-                eqn.primitive.name,
-                tuple(None if o is None else self.values[o].shape for o in arrays),
-                tuple(self.values[o].shape for o in outs),
-                times,
-            ),
             fixed=fixed_specs(eqn),
         )
         if operation.fixed is None and rule.pairwise:

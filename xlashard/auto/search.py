@@ -13,10 +13,11 @@ from xlashard.auto.axis_costs import (
     Assignment,
     CostModel,
     batch_labels,
+    prescribed,
     required,
 )
 from xlashard.auto.axis_program import AxisProgram, Restriction
-from xlashard.auto.graph_values import GraphOperation
+from xlashard.auto.graph_values import spec_axes
 from xlashard.auto.problem import AutoProblem, ConstraintSite, MeshAxis, ProgramLayout
 from xlashard.auto.program_graph import ProgramGraph
 from xlashard.sharding import PartitionSpec
@@ -191,10 +192,8 @@ class Search:
         seconds = 0.0
         counted: set[tuple[int, tuple[int, ...], int]] = set()
         for number, op in enumerate(self.graph.operations):
-            for slot, value in _slots(op):
-                if value is None:
-                    continue
-                stored = self._state(assignment, axis.name, value)
+            for slot, value in op.slots:
+                stored = assignment.state(self.graph, axis.name, value)
                 needed = self._needed(assignment, axis.name, number, slot)
                 if needed is None or stored == needed:
                     continue
@@ -212,25 +211,15 @@ class Search:
                 seconds += 2 * model.gather(model.local_bytes(value)) * times
         return seconds
 
-    def _state(self, assignment: Assignment, axis: str, value: int) -> int:
-        """Return the dimension of a value that is sharded over an axis, or WHOLE."""
-        sharded = assignment.labels[axis]
-        for dim in range(len(self.graph.values[value].shape)) if sharded else ():
-            if self.graph.label(value, dim) in sharded:
-                return dim
-        return WHOLE
-
     def _needed(self, assignment: Assignment, axis: str, number: int, slot: int) -> int | None:
         op = self.graph.operations[number]
         if op.fixed is None:
             return required(op, assignment.factors[axis].get(number), slot)
-        spec = op.fixed[0][slot] if slot >= 0 else op.fixed[1][-1 - slot]
-        for dim, axes in enumerate(spec):
-            if axes is None:
-                return None
-            if axis in axes:
-                return dim
-        return WHOLE
+        return prescribed(op, axis, slot)
+
+    def _states(self, assignment: Assignment, value: int) -> dict[str, int]:
+        """Return by axis the dimension of a value that is sharded over it, or WHOLE."""
+        return {axis: assignment.state(self.graph, axis, value) for axis in self._axes}
 
     def _fixed(self, axis: str) -> dict[int, bool]:
         """Return the labels that fixed specs shard over an axis, and those that they don't."""
@@ -242,11 +231,8 @@ class Search:
         for value, spec in pairs:
             if spec is None or value is None:
                 continue
-            entries = [*tuple(spec), *(None,) * len(self.graph.values[value].shape)]
-            for dim in range(len(self.graph.values[value].shape)):
-                entry = entries[dim]
-                axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
-                fixed.setdefault(self.graph.label(value, dim), axis in axes)
+            for dim, axes in enumerate(spec_axes(spec, len(self.graph.values[value].shape))):
+                fixed.setdefault(self.graph.label(value, dim), axis in (axes or ()))
         return fixed
 
     def _stored_values(self) -> list[int]:
@@ -289,11 +275,8 @@ class Search:
         return [i for i in self._stored if values[i].first <= position <= values[i].last]
 
     def _pieces(self, assignment: Assignment, value: int) -> int:
-        return math.prod(
-            axis.size
-            for name, axis in self._axes.items()
-            if self._state(assignment, name, value) != WHOLE
-        )
+        states = self._states(assignment, value)
+        return math.prod(self._axes[axis].size for axis, state in states.items() if state != WHOLE)
 
     def _memory(self, assignment: Assignment) -> float:
         """Return the memory of a layout where it is largest, in bytes."""
@@ -306,7 +289,7 @@ class Search:
         def stored(value: int | None) -> PartitionSpec:
             if value is None:
                 return PartitionSpec()
-            return self._spec(value, {a: self._state(assignment, a, value) for a in self._axes})
+            return self._spec(value, self._states(assignment, value))
 
         ins, outs = self.graph.fixed
         return ProgramLayout(
@@ -346,10 +329,10 @@ class Search:
         for number, op in enumerate(graph.operations):
             if op.fixed is not None:
                 continue
-            for slot, value in _slots(op):
-                if value is None or graph.values[value].nbytes < small:
+            for slot, value in op.slots:
+                if graph.values[value].nbytes < small:
                     continue
-                stored = {a: self._state(assignment, a, value) for a in self._axes}
+                stored = self._states(assignment, value)
                 needed = {a: self._needed(assignment, a, number, slot) for a in self._axes}
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
@@ -373,13 +356,8 @@ class Search:
                 continue
             for site in value.sites:
                 if site.kind == "parameter" and (site.path or index not in arguments):
-                    stored = {a: self._state(assignment, a, index) for a in self._axes}
+                    stored = self._states(assignment, index)
                     yield site, self._spec(index, stored)
-
-
-def _slots(op: GraphOperation) -> list[tuple[int, int | None]]:
-    """Return operands with their positions, and results with `-1 - position`."""
-    return [*enumerate(op.operands), *[(-1 - k, value) for k, value in enumerate(op.results)]]
 
 
 def _key(layout: ProgramLayout) -> tuple[object, ...]:

@@ -92,7 +92,7 @@ class PlannedLayout:
         seconds: Time of a step of the compiled program; None if it wasn't compiled.
         total_bytes: Memory of a device of the compiled program; None likewise.
         measured_seconds: Median time of a step on the devices; None if not measured.
-        reason: The compiler's error; empty if there is none.
+        reason: The compiler's error, or empty.
     """
 
     name: str

@@ -132,7 +132,7 @@ def _usable(mesh: Mesh | None, function: Any, call: Call) -> Mesh:
     """Return the mesh, if a layout can be chosen on it.
 
     Raises:
-        MeshError: If there is none, or one with explicit axes.
+        MeshError: Without a mesh, or for one with explicit axes.
     """
     if mesh is not None and AxisType.Explicit not in mesh.axis_types:
         return mesh
