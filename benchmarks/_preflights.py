@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from xlashard import tpu
-from xlashard.tpu.preflight.preflight_run import preflight
-from xlashard.tpu.preflight.report.preflight_report import PreflightReport
+from xlashard.preflights.preflight_run import preflight
+from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.model.programs import training_step
 

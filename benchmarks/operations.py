@@ -3,7 +3,7 @@
     python -m benchmarks.operations [WORD ...] [--each]
 
 Each row of `published_operations.toml` is compiled for the smallest slice of its chip without
-generating code, and its schedule takes the time of `xlashard.tpu.cost`. WORD is a part of a group's
+generating code, and its schedule takes the time of `xlashard.costs`. WORD is a part of a group's
 name, such as v6e or attention. Where today's compiler makes another program than that of the
 publication, which the memory shows, the times don't compare: such rows don't count. The constants
 of the cost model come from these rows and from pages of chips.

@@ -3,7 +3,7 @@
     python -m benchmarks.truth [NAME ...] [--page docs/tpu/step_times.md]
 
 Each run of `published_runs.toml` is compiled for its topology without generating code (seconds
-each), and its schedule takes the time of `xlashard.tpu.cost`. NAME is a part of a run's name.
+each), and its schedule takes the time of `xlashard.costs`. NAME is a part of a run's name.
 `--page` writes the table into a page. No constant of the cost model is fitted to these runs.
 """
 

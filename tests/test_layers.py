@@ -25,18 +25,20 @@ XLASHARD = Layers(
         "multihost": 6,
         "tpu": 6,
         "testing": 6,
+        "costs": 7,
+        "preflights": 8,
         # Above the compilers, by which it proves its layouts; called by pjit through a hook.
-        "auto": 7,
+        "auto": 9,
         # The package's own face: what `import xlashard` shows, made of the rooms below it.
-        "": 8,
-        "train": 9,
+        "": 10,
+        "train": 11,
         # Stands on all of it, and is imported by nothing but those who ask for it.
-        "legacy": 9,
-        "commands": 10,
+        "legacy": 11,
+        "commands": 12,
         # What the scripts of tpu_scripts/ do.
-        "cloud": 10,
-        "cli": 11,
-        "__main__": 12,
+        "cloud": 12,
+        "cli": 13,
+        "__main__": 14,
     },
     common=frozenset(
         {

@@ -148,6 +148,9 @@ else:
         )
         from xlashard.pjit.explicit import reshard, shard_map
         from xlashard.pjit.padding import pad_to_mesh, unpad
+        from xlashard.preflights import PreflightReport, preflight
+        from xlashard.preflights.sweep.sweep_report import SweepReport
+        from xlashard.preflights.sweep.sweep_run import preflight_sweep
         from xlashard.sharding import Chunked as Chunked
         from xlashard.sharding import NoSharding as NoSharding
         from xlashard.sharding import OpShardingSharding as OpShardingSharding
@@ -157,9 +160,6 @@ else:
         from xlashard.sharding import ShardingSpec as ShardingSpec
         from xlashard.sharding import Unstacked as Unstacked
         from xlashard.sharding import XLACompatibleSharding as XLACompatibleSharding
-        from xlashard.tpu.preflight import PreflightReport, preflight
-        from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
-        from xlashard.tpu.preflight.sweep.sweep_run import preflight_sweep
     else:
         # Names that `__all__` lacks are of 2022; `xlashard.legacy` lists them.
         __getattr__, _ = _on_demand(
@@ -218,9 +218,9 @@ else:
                 ),
                 "xlashard.testing": ("testing",),
                 "xlashard.tpu": ("tpu",),
-                "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
-                "xlashard.tpu.preflight.sweep.sweep_report": ("SweepReport",),
-                "xlashard.tpu.preflight.sweep.sweep_run": ("preflight_sweep",),
+                "xlashard.preflights": ("PreflightReport", "preflight"),
+                "xlashard.preflights.sweep.sweep_report": ("SweepReport",),
+                "xlashard.preflights.sweep.sweep_run": ("preflight_sweep",),
             },
         )
 

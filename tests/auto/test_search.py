@@ -14,7 +14,7 @@ from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import AutoProblem, Machine, MeshAxis
 from xlashard.auto.search import Search, find_layouts
-from xlashard.tpu.cost.rates import rates_of
+from xlashard.costs.rates import rates_of
 from xlashard.tpu.generations import GENERATIONS
 
 FLOPS, HBM, LINK, LATENCY = 1e13, 1e12, 1e11, 1e-6

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from xlashard import NamedSharding, P, pjit
-from xlashard.tpu.preflight import Workload
+from xlashard.preflights import Workload
 
 
 def product(mesh):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.forking import python_command
-from tests.tpu.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
+from tests.preflights.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
 from xlashard.cli import main

@@ -9,8 +9,8 @@ import pytest
 from jax.experimental import mesh_utils
 
 from xlashard.cli import main
+from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 TRAIN = """\
 import sys

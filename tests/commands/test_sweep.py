@@ -8,11 +8,11 @@ import pytest
 from xlashard import Compiled, P, PreflightReport
 from xlashard.cli import main
 from xlashard.commands import sweep
+from xlashard.preflights.sweep import sweep_run
+from xlashard.preflights.sweep.sweep_report import SweepReport
+from xlashard.preflights.sweep.sweep_results import SweepResult
+from xlashard.preflights.sweep.sweep_worker import named
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import sweep_run
-from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
-from xlashard.tpu.preflight.sweep.sweep_results import SweepResult
-from xlashard.tpu.preflight.sweep.sweep_worker import named
 
 PRODUCT = "tests.commands.programs:product"
 JITTED = "tests.commands.programs:jitted_product"

@@ -12,10 +12,10 @@ from tests.facts import naming
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, pjit
 from xlashard._jax.runtime import topologies
 from xlashard.errors import TopologyError
+from xlashard.preflights.compilation import compile_for_report
+from xlashard.preflights.report.build import describe_topology
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.generations import BY_NAME
-from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.report.build import describe_topology
 from xlashard.tpu.topologies import wraps_of
 
 

@@ -12,8 +12,8 @@ from jax.experimental import mesh_utils
 from tests.facts import naming
 from xlashard import Mesh
 from xlashard.errors import TopologyError
+from xlashard.preflights.report.build import describe_mesh
 from xlashard.tpu import axis_links, topology
-from xlashard.tpu.preflight.report.build import describe_mesh
 
 
 def along(name: str, axes: dict[str, int], slices: int = 1) -> dict[str, tuple[str, ...]]:

@@ -16,14 +16,14 @@ from xlashard.errors import ArgumentError, MeshError, counted
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import traced_call, unwrapped
 from xlashard.pjit.trace import Call
-from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.tpu.mesh_layout import resolve_axis_sizes
-from xlashard.tpu.preflight.mesh_mapping import (
+from xlashard.preflights.mesh_mapping import (
     MeshLike,
     map_call,
     meshes_of_function,
     resolve_mesh,
 )
+from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.tpu.mesh_layout import resolve_axis_sizes
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
 from xlashard.tpu.topology_names import SliceName, chip_counts, default_shape, divisors

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from xlashard.costs.rates import Rates, rates_of
 from xlashard.sharding import Mesh, PartitionSpec
-from xlashard.tpu.cost.rates import Rates, rates_of
 from xlashard.tpu.generations import GENERATIONS
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.topologies import Topology

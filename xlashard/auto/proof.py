@@ -17,19 +17,19 @@ import jax.numpy as jnp
 
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import Machine, ProgramLayout, machine_of
+from xlashard.costs.network_model import NetworkCost
+from xlashard.costs.operation import OperationModel
+from xlashard.costs.schedule import walk_schedule
 from xlashard.errors import XlashardError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
 from xlashard.hlo.shapes import HBM
 from xlashard.pjit import Compiled, Lowered, Traced
 from xlashard.pjit.function import Function
 from xlashard.pjit.trace import Call
+from xlashard.preflights.compilation import Compilation, compile_for_report
+from xlashard.preflights.mesh_mapping import map_call
+from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.sharding import Mesh, NamedSharding
-from xlashard.tpu.cost.network_model import NetworkCost
-from xlashard.tpu.cost.operation import OperationModel
-from xlashard.tpu.cost.schedule import walk_schedule
-from xlashard.tpu.cost.time_estimate import estimate_time, schedule_step
-from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
-from xlashard.tpu.preflight.mesh_mapping import map_call
 from xlashard.tpu.topologies import Topology
 
 _ROUNDS = 5

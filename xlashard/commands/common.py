@@ -19,16 +19,16 @@ from xlashard.background import StopSignal, end_thread, listening_to_signals, st
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.pjit import ProgramReport, explain
-from xlashard.tpu import Topology, topology
-from xlashard.tpu.preflight.dump_folder import remove_own_folders
-from xlashard.tpu.preflight.report.budget import Limit, broken_limits
-from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.target_loading import (
+from xlashard.preflights.dump_folder import remove_own_folders
+from xlashard.preflights.report.budget import Limit, broken_limits
+from xlashard.preflights.report.preflight_report import PreflightReport
+from xlashard.preflights.target_loading import (
     TargetProgram,
     load_function,
     load_program,
     user_code_errors,
 )
+from xlashard.tpu import Topology, topology
 from xlashard.wording import printable
 
 # Seconds between two lines about long work, and between two updates in a terminal.

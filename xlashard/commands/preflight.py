@@ -42,24 +42,24 @@ from xlashard.commands.script_run import (
     select,
 )
 from xlashard.commands.script_words import Script, change_interpreter, matches, parse_script
+from xlashard.costs.kernel_costs import read_kernel_cost_words
+from xlashard.costs.rates import Rates
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.pjit import RecordedProgram
+from xlashard.preflights.preflight_run import preflight
+from xlashard.preflights.render.html import page
+from xlashard.preflights.render.summary_table import SummaryText
+from xlashard.preflights.report.budget import read_budget
+from xlashard.preflights.report.calibration import calibration_text, read_rates
+from xlashard.preflights.report.comparison import compare
+from xlashard.preflights.report.measured import compare_with_profile
+from xlashard.preflights.report.preflight_report import PreflightReport, make_schema
+from xlashard.preflights.report.pricing import parse_price
+from xlashard.preflights.script_devices import ScriptDevices
+from xlashard.preflights.target_loading import check_target, user_code_errors
 from xlashard.program_runner import ProgramStopped
 from xlashard.tpu import Topology
-from xlashard.tpu.cost.kernel_costs import read_kernel_cost_words
-from xlashard.tpu.cost.rates import Rates
-from xlashard.tpu.preflight.preflight_run import preflight
-from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.summary_table import SummaryText
-from xlashard.tpu.preflight.report.budget import read_budget
-from xlashard.tpu.preflight.report.calibration import calibration_text, read_rates
-from xlashard.tpu.preflight.report.comparison import compare
-from xlashard.tpu.preflight.report.measured import compare_with_profile
-from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
-from xlashard.tpu.preflight.report.pricing import parse_price
-from xlashard.tpu.preflight.script_devices import ScriptDevices
-from xlashard.tpu.preflight.target_loading import check_target, user_code_errors
 from xlashard.wording import print_error
 
 _CALLS = 20

@@ -18,17 +18,16 @@ from xlashard.commands.common import (
     topologies_for,
 )
 from xlashard.commands.result_files import check_outputs, check_writable, prints_results, write
+from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.changes.comparison import Comparison
-from xlashard.tpu import Topology
-from xlashard.tpu.cost.kernel_costs import read_kernel_cost_words
-from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.report.budget import read_budget
-from xlashard.tpu.preflight.report.comparison import compare
-from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
-from xlashard.tpu.preflight.sweep.sweep_pool import default_limits
-from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
-from xlashard.tpu.preflight.sweep.sweep_run import (
+from xlashard.preflights.render.html import page
+from xlashard.preflights.report.budget import read_budget
+from xlashard.preflights.report.comparison import compare
+from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
+from xlashard.preflights.sweep.sweep_pool import default_limits
+from xlashard.preflights.sweep.sweep_report import SweepProgress, SweepReport
+from xlashard.preflights.sweep.sweep_run import (
     AxisRange,
     Prices,
     Sweep,
@@ -38,7 +37,8 @@ from xlashard.tpu.preflight.sweep.sweep_run import (
     read_prices,
     run_sweep,
 )
-from xlashard.tpu.preflight.target_loading import TargetProgram, load_function
+from xlashard.preflights.target_loading import TargetProgram, load_function
+from xlashard.tpu import Topology
 
 _RUNNER = "xlashard.commands.sweep:run_target"
 # How many of the best meshes a page shows.

@@ -1,9 +1,7 @@
-"""TPU topologies, device meshes on them, and preflight reports, on a machine without a TPU.
+"""TPU topologies and device meshes on them, on a machine without a TPU.
 
 `generations` holds public chip figures, `topology_names` parses names, `mesh_layout` lays mesh axes
 on a torus, `topologies` makes device meshes, and `links` computes the bandwidth along mesh axes.
-`cost` predicts the time of operations and steps; `preflight` reports the memory, time and price of
-a program.
 """
 
 from typing import TYPE_CHECKING

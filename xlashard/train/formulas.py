@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard.tpu.preflight.report.pricing import Workload
+from xlashard.preflights.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
 from xlashard.train.model.experts import places
 

@@ -27,8 +27,8 @@ from xlashard.auto.rules.op_rules import op_rule
 from xlashard.errors import counted
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator
+from xlashard.preflights.memory_breakdown import describe_temporaries
 from xlashard.sharding import NamedSharding, PartitionSpec
-from xlashard.tpu.preflight.memory_breakdown import describe_temporaries
 from xlashard.wording import typed
 
 _MOST_HELD = 20

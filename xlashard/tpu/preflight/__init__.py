@@ -1,55 +1,11 @@
-"""Preflight: compile a program for a TPU topology, without a TPU, and report memory, time and cost.
+"""Public names of `xlashard.preflights`, under the path that they had before GPUs."""
 
-| folder or module | contents |
-|---|---|
-| `preflight_run`, `compilation`, `dump_folder` | `preflight()`: shard arguments, compile, report |
-| `buffer_assignment`, `memory_breakdown` | memory by argument, result and temporary |
-| `attribution/` | causes of collectives, time by source line, scores that leave VMEM |
-| `report/` | the report: data model, JSON schema, comparison, budget, prices, profiles beside it |
-| `render/` | reports in a terminal, as HTML pages, and as traces for Perfetto |
-| `target_loading`, `sweep/` | programs named `module:function`; every mesh, in worker processes |
-"""
+from importlib import import_module
+from typing import Any
 
-import typing as _typing
 
-from xlashard.lazily import on_demand as _on_demand
-
-if _typing.TYPE_CHECKING:
-    from xlashard.tpu.cost.kernel_costs import KernelCost
-    from xlashard.tpu.preflight.preflight_run import preflight
-    from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
-    from xlashard.tpu.preflight.report.comparison import Comparison, compare
-    from xlashard.tpu.preflight.report.measured import MeasuredStep, compare_with_profile
-    from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
-    from xlashard.tpu.preflight.report.pricing import Workload
-else:
-    _report = "xlashard.tpu.preflight.report"
-    __getattr__, __dir__ = _on_demand(
-        __name__,
-        globals(),
-        {
-            "xlashard.tpu.cost.kernel_costs": ("KernelCost",),
-            "xlashard.tpu.preflight.preflight_run": ("preflight",),
-            f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
-            f"{_report}.comparison": ("Comparison", "compare"),
-            f"{_report}.measured": ("MeasuredStep", "compare_with_profile"),
-            f"{_report}.preflight_report": ("PreflightReport", "make_schema"),
-            f"{_report}.pricing": ("Workload",),
-        },
-    )
-
-__all__ = [
-    "Breach",
-    "Comparison",
-    "KernelCost",
-    "Limit",
-    "MeasuredStep",
-    "PreflightReport",
-    "Workload",
-    "broken_limits",
-    "compare",
-    "compare_with_profile",
-    "make_schema",
-    "preflight",
-    "read_budget",
-]
+def __getattr__(name: str) -> Any:
+    """Return a name of `xlashard.preflights`, which imports the compilers."""
+    if name.startswith("__"):
+        raise AttributeError(name)  # no-catalogue: Python probes modules for such names
+    return getattr(import_module("xlashard.preflights"), name)

@@ -16,8 +16,8 @@ import optax
 from jax.typing import ArrayLike
 
 import xlashard
+from xlashard.preflights.report.pricing import Workload
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, OptimizerSettings, Settings
 from xlashard.train.data import token_type
 from xlashard.train.formulas import workload

@@ -1,0 +1,119 @@
+"""The processes of a sweep: each costs its own job only, and none is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_for
+from xlashard.preflights.sweep import sweep_pool
+from xlashard.preflights.sweep.sweep_pool import (
+    SweepJob,
+    WorkerLimits,
+    default_limits,
+    run_jobs,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNNERS = "tests.preflights.sweep.runners"
+
+
+def behaving(*ways, **more):
+    return [
+        SweepJob(f"{i} {way}", f"{RUNNERS}:behave", {"how": way, **more})
+        for i, way in enumerate(ways)
+    ]
+
+
+def ran(jobs, **limits):
+    return {job.key: found for job, found in run_jobs(jobs, WorkerLimits(**limits))}
+
+
+def test_processes_take_job_after_job():
+    jobs = [SweepJob(str(n), f"{RUNNERS}:square", {"number": n}) for n in range(12)]
+    found = ran(jobs, workers=2)
+    assert {key: answer["number"] for key, answer in found.items()} == {
+        str(n): n * n for n in range(12)
+    }
+    pids = {answer["pid"] for answer in found.values()}
+    assert 1 <= len(pids) <= 2 and os.getpid() not in pids
+    assert not any(map(is_alive, pids))
+
+
+def test_a_failure_costs_its_own_job_only():
+    found = ran(behaving("raise", "die", "well", "leave", "well"), workers=1)
+    reasons = {key.split()[1]: answer["reason"] for key, answer in found.items()}
+    assert [answer["outcome"] for answer in found.values()] == [
+        *("failed", "failed", "fits", "failed", "fits")
+    ]
+    assert reasons["raise"] == "ValueError: no such thing"
+    assert "SIGKILL" in reasons["die"] and "out of memory" in reasons["die"]
+    assert reasons["die"].endswith("a line / the last words")
+    assert "exit code 3" in reasons["leave"]
+
+
+@pytest.mark.slow
+def test_a_process_that_takes_too_much_is_ended():
+    large = behaving("grow", "well", bytes=300 * 2**20)
+    found = ran(large, workers=1, bytes=150 * 2**20)
+    assert found["0 grow"]["reason"] == ("compiling it exceeded 150.0 MiB of this machine's memory")
+    assert found["1 well"]["outcome"] == "fits"
+    found = ran(behaving("wait", "well"), workers=1, seconds=1.0)
+    assert found["0 wait"]["reason"] == "it timed out after 1 s"
+    assert found["1 well"]["outcome"] == "fits"
+
+
+def test_a_missing_runner_fails():
+    (found,) = ran([SweepJob("a", f"{RUNNERS}:nothing", {})], workers=1).values()
+    assert found["outcome"] == "failed" and "nothing" in found["reason"]
+
+
+def test_workers_end_with_the_iterator(tmp_path):
+    answers = run_jobs(
+        behaving("well", "wait", "wait", mark=str(tmp_path)), WorkerLimits(workers=2)
+    )
+    _, first = next(answers)
+    assert first["outcome"] == "fits"
+    wait_for(lambda: any(tmp_path.iterdir()), "process that waits")
+    answers.close()
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert pids and not any(map(is_alive, pids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path, number):
+    command = [sys.executable, "-m", "tests.preflights.sweep.stopped", str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
+    ) as sweep:
+        try:
+            wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "second process")
+            pids = [int(file.name) for file in tmp_path.iterdir()]
+            sweep.send_signal(number)
+            sweep.wait(60)
+        finally:
+            sweep.kill()
+    wait_for(lambda: not any(map(is_alive, pids)), "end of both")
+    assert sweep.returncode in (-number, 130, 1)
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    for free, workers in ((7 * 2**30, 2), (2**30, 1), (400 * 2**30, 16), (0, 16)):
+        monkeypatch.setattr(sweep_pool, "_free_bytes", lambda free=free: free)
+        limits = default_limits()
+        assert limits.workers == workers and limits.bytes * workers <= free
+    assert default_limits(3).workers == 3

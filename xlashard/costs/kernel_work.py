@@ -1,0 +1,253 @@
+"""Work of kernels: operations of a compiled program that are not XLA code.
+
+Its sources are the caller (`KernelCost`), the cost estimate of the kernel's author, and the Mosaic
+module in the call's configuration.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from xlashard._jax.mosaic import KernelModule, read_kernel
+from xlashard.costs.flops import dtype_name, kernel_estimate, operand_arrays
+from xlashard.costs.kernel_costs import KernelCost
+from xlashard.costs.kernel_count import KernelCount, KernelOperand, count_kernel
+from xlashard.hlo.call_graph import constant_of
+from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.shapes import HBM
+
+_NUMPY = {"s8": "i1", "u8": "u1", "s16": "i2", "u16": "u2", "s32": "i4", "u32": "u4"}
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """Work of one run of a kernel on one device.
+
+    Attributes:
+        matmul_flops: FLOP of matrix products, by operand dtype.
+        transcendentals: Elements of functions such as exp, in whole vector registers.
+        vector_ops: Elements of other arithmetic, in whole vector registers.
+        hbm_bytes: Bytes that the kernel reads and writes in HBM.
+        steps: Steps of the grid; 1 if it is unknown.
+        origin: `given` by the caller, `estimate` of the kernel's author, or `module`: counted in
+            the Mosaic module.
+        seconds: Time that the caller gave.
+        products: Number of matrix products by operand dtype, rows, depth and columns; empty if
+            they are unknown.
+        upper_bound: Whether blocks count that data may skip.
+        unknown_loops: Loops of unknown trip count, counted as one iteration.
+    """
+
+    matmul_flops: Mapping[str, float] = field(default_factory=dict)
+    transcendentals: float = 0.0
+    vector_ops: float = 0.0
+    hbm_bytes: float = 0.0
+    steps: int = 1
+    origin: Literal["given", "estimate", "module"] = "module"
+    seconds: float | None = None
+    products: Mapping[tuple[str, int, int, int], float] = field(default_factory=dict)
+    upper_bound: bool = False
+    unknown_loops: int = 0
+
+
+def is_kernel(call: Instruction) -> bool:
+    """Return whether an instruction runs a kernel of Pallas or Mosaic."""
+    return call.opcode == "custom-call" and call.attributes.call_target == "tpu_custom_call"
+
+
+def is_ragged(call: Instruction) -> bool:
+    """Return whether a kernel is a ragged product of XLA or of JAX's megablox."""
+    is_megablox = not {"gmm", "tgmm"}.isdisjoint(_names(call))
+    return is_megablox or "ragged_dot_tiling" in call.attributes.frontend
+
+
+def kernel_name(call: Instruction) -> str:
+    """Return the name of a kernel, which reports show and `kernel_costs` takes.
+
+    It is the last part of the op name: `splash_mha_dq` for
+    `step/transpose(jvp(attention))/splash_mha_dq/pallas_call`.
+    """
+    parts = [part for part in call.op_name.split("/") if part not in ("", "pallas_call")]
+    named = _WRAPPED.sub("", parts[-1]).rstrip(")") if parts else ""
+    return named or _without_number(call.name)
+
+
+_WRAPPED = re.compile(r"^(?:[\w.]+\()+")
+_NUMBERED = re.compile(r"(?:\.(?:\d+|clone|remat\d*))+$")
+
+
+def _without_number(name: str) -> str:
+    return _NUMBERED.sub("", name)
+
+
+def kernel_work(
+    module: HloModule,
+    computation: Computation,
+    call: Instruction,
+    given: Mapping[str, KernelCost] | None = None,
+) -> KernelWork | None:
+    """Return the work of one run of a kernel, or None if it is unknown.
+
+    The caller's figures come first. A count in the kernel's module is next where it is exact: an
+    author's estimate mostly leaves out that a causal mask skips blocks, and that blocks are read
+    again. Where the count is an upper bound, a lower estimate of the author replaces it.
+
+    Args:
+        module: The module.
+        computation: Computation of the call.
+        call: Custom call of the kernel.
+        given: Costs by kernel name or op name.
+    """
+    cost = cost_of(call, given or {})
+    if cost is not None:
+        return KernelWork(
+            {cost.dtype: cost.flops} if cost.flops else {},
+            cost.transcendentals,
+            cost.vector_ops,
+            cost.hbm_bytes,
+            origin="given",
+            seconds=cost.seconds,
+        )
+    counted = _counted(module, computation, call)
+    estimate = kernel_estimate(call)
+    if counted is None:
+        return _estimated(estimate) if estimate else None
+    if "ragged_dot_tiling" in call.attributes.frontend:
+        return _ragged(computation, call, counted)
+    return _smaller(counted, estimate)
+
+
+def cost_of(call: Instruction, given: Mapping[str, KernelCost]) -> KernelCost | None:
+    """Return the caller's cost of a kernel.
+
+    Args:
+        call: Custom call of the kernel.
+        given: Costs by kernel name, op name or name of the instruction.
+    """
+    return next((given[name] for name in _names(call) if name in given), None)
+
+
+def _names(call: Instruction) -> tuple[str, ...]:
+    return kernel_name(call), call.op_name, call.name, _without_number(call.name)
+
+
+def unmatched_costs(module: HloModule, given: Mapping[str, KernelCost]) -> tuple[str, ...]:
+    """Return the names of costs that no kernel of a module has.
+
+    Args:
+        module: The module.
+        given: Costs by name, as `cost_of` takes them.
+    """
+    names = {
+        name
+        for computation in module.computations.values()
+        for call in computation.instructions.values()
+        if is_kernel(call)
+        for name in _names(call)
+    }
+    return tuple(sorted(set(given) - names))
+
+
+def _counted(module: HloModule, computation: Computation, call: Instruction) -> KernelCount | None:
+    found = _BODY.search(call.attributes.backend_config)
+    kernel = _read(found[1]) if found else None
+    if kernel is None:
+        return None
+    # The sizes of dimensions of the grid that are known at run time precede the other operands.
+    first = kernel.grid.count(None)
+    scalars = call.operands[first:][: kernel.scalar_prefetch]
+    prefetched = [_constant(module, computation, name) for name in scalars]
+    arrays = operand_arrays(computation, call)[first + kernel.scalar_prefetch :]
+    arrays += call.shape.arrays
+    return count_kernel(
+        kernel,
+        prefetched,
+        [KernelOperand(array.dims, array.memory_space == HBM) for array in arrays],
+        sorted_blocks="ragged_dot_tiling" in call.attributes.frontend
+        or kernel_name(call) in _RAGGED_KERNELS,
+    )
+
+
+_RAGGED_KERNELS = ("gmm", "tgmm")
+"""Kernels of JAX's megablox, which visit the groups in order."""
+
+_BODY = re.compile(r'"body":\s*"([A-Za-z0-9+/=\\]+)"')
+
+
+@lru_cache(maxsize=256)
+def _read(body: str) -> KernelModule | None:
+    try:
+        return read_kernel(base64.b64decode(body.replace("\\", "")))
+    except binascii.Error:
+        return None
+
+
+def _constant(
+    module: HloModule, computation: Computation, name: str
+) -> "np.ndarray[Any, Any] | None":
+    constant = constant_of(module, computation, name)
+    if constant is None:
+        return None
+    shape, integers = constant.shape, constant.attributes.integers
+    if shape.dtype not in _NUMPY or len(integers) != shape.size:
+        return None
+    return np.array(integers, _NUMPY[shape.dtype]).reshape(shape.dims).astype(np.int64)
+
+
+def _estimated(estimate: Mapping[str, float]) -> KernelWork:
+    """Return the work that an author estimates; it has no dtype, mostly that is bfloat16."""
+    flops = estimate.get("flops", 0.0)
+    return KernelWork(
+        {"bfloat16": flops} if flops else {},
+        estimate.get("transcendentals", 0.0),
+        hbm_bytes=estimate.get("bytes_accessed", 0.0),
+        origin="estimate",
+    )
+
+
+def _smaller(count: KernelCount, estimate: Mapping[str, float]) -> KernelWork:
+    """Return a count, scaled to an author's estimate if that is below an upper bound."""
+    flops = count.matmul_flops
+    total, estimated = sum(flops.values()), estimate.get("flops", 0.0)
+    nbytes = estimate.get("bytes_accessed", 0.0)
+    bounded = count.upper_bound or count.unknown_loops
+    below = bool(bounded and estimated and (estimated < total or count.unknown_loops))
+    part = estimated / total if below and total else 1.0
+    if below and not total:
+        flops = {"bfloat16": estimated}
+    fewer = bool(bounded and nbytes and (nbytes < count.hbm_bytes or count.unknown_loops))
+    return KernelWork(
+        {dtype: n * part for dtype, n in flops.items()},
+        count.transcendentals * part,
+        count.vector_ops * part,
+        nbytes if fewer else count.hbm_bytes,
+        count.steps,
+        "estimate" if below or fewer else "module",
+        products={product: runs * part for product, runs in count.products.items()},
+        upper_bound=count.upper_bound and not below,
+        unknown_loops=count.unknown_loops,
+    )
+
+
+def _ragged(computation: Computation, call: Instruction, count: KernelCount) -> KernelWork:
+    """Return the work of XLA's ragged product, whose FLOP follow from the shapes.
+
+    Rows `[m, k]` times groups `[g, k, n]`, or times `[m, n]` where the contraction is ragged. The
+    kernel multiplies a block of rows once for each group in it: these are the products.
+    """
+    rows = operand_arrays(computation, call)[-2]
+    flops = 2.0 * rows.size * call.shape.arrays[0].dims[-1]
+    return KernelWork(
+        {dtype_name(rows.dtype): flops},
+        count.transcendentals,
+        count.vector_ops,
+        count.hbm_bytes,
+        count.steps,
+        products=count.products,
+    )

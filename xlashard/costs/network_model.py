@@ -1,0 +1,390 @@
+"""Network model: time of collectives on the links of a torus and between slices.
+
+Times are bytes divided by bandwidth; latency (about a microsecond per hop) is left out, so programs
+with many tiny collectives take longer. The formulas are those of rings, as in Patarasuk and Yuan,
+Bandwidth optimal all-reduce algorithms for clusters of workstations (Journal of Parallel and
+Distributed Computing 69(2), 2009), and of parallel rings on a torus, as in the chapter on sharded
+matrices of How to Scale Your Model (https://jax-ml.github.io/scaling-book).
+
+For groups of `n` devices that hold `D` bytes in total, links of `w` bytes per second per direction,
+and `k` links per device along the dimensions of the group (2 for a ring, 1 for a line, summed over
+dimensions, and divided among groups or devices that share the links):
+
+- all-gather and reduce-scatter: `D (n-1)/n / (k w)`; all-reduce: twice that;
+- all-to-all: bisection of the longest dimension. Along a dimension of size `m`, half of the
+  devices send half of their `d = D/n` bytes: `m d / 4 / (k w)` with the `k` of that dimension;
+- collective-permute: each transfer follows x, then y, then z, the shorter way around; the busiest
+  link determines the time;
+- between slices: with `s` slices per group, the devices of a slice share its traffic. A gather
+  sends `D (s-1)/s` per slice, an all-reduce twice that; the rest stays on the links of the slice.
+
+TPU's compiler emits the program of a single slice: device numbers start at 0, collectives stay
+inside the slice, and transfers to other slices are sends to and receives from the host, whose
+runtime uses the data-center network.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from xlashard.costs.rates import rates_of
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
+from xlashard.hlo.call_graph import nearest_user
+from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Computation, Instruction
+from xlashard.sharding import Mesh
+from xlashard.tpu.links import ici_speed
+from xlashard.tpu.mesh_layout import AxisSegment, part
+from xlashard.tpu.topologies import Topology
+
+_KINDS: dict[str, CollectiveKind] = {
+    "ALL_GATHER": "all-gather",
+    "ALL_REDUCE": "all-reduce",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+    "REDUCE_SCATTER": "reduce-scatter",
+}
+_TRANSFER, _RENDEZVOUS = "_xla_megascale_transfer_type", "_xla_host_transfer_rendezvous"
+"""Frontend attributes of a send and its recv."""
+
+
+def multislice_collectives(module: HloProgram, mesh: Mesh) -> list[Collective]:
+    """Return the collectives of a program, in all of its slices and between them.
+
+    Args:
+        module: The compiled module.
+        mesh: Its mesh; replica groups index the mesh order.
+    """
+    found = list(module.collectives)
+    slices = _slices(mesh)
+    if len(slices) == 1 or module.num_partitions * module.num_replicas == mesh.size:
+        return found
+    spread = [replace(c, groups=_in_all(c.groups, slices)) for c in found]
+    return [*spread, *_transfers(module, slices)]
+
+
+def rendezvous_name(instruction: Instruction) -> str:
+    """Return the rendezvous name shared by a send and its recv; empty for other instructions."""
+    if instruction.opcode not in ("send", "recv"):
+        return ""
+    return instruction.attributes.frontend.get(_RENDEZVOUS, "")
+
+
+def _slices(mesh: Mesh) -> list[list[int]]:
+    """Return the mesh positions of the devices of each slice."""
+    slices: dict[int, list[int]] = {}
+    for position, device in enumerate(mesh.devices.flat):
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(position)
+    return [slices[number] for number in sorted(slices)]
+
+
+def _in_all(
+    groups: ReplicaGroups | SourceTargetPairs, slices: Sequence[list[int]]
+) -> ReplicaGroups | SourceTargetPairs:
+    """Return the groups of one slice, replicated for every slice."""
+    if isinstance(groups, SourceTargetPairs):
+        pairs = groups.pairs
+        return SourceTargetPairs(tuple((s[a], s[b]) for s in slices for a, b in pairs))
+    listed = groups.devices()
+    return ReplicaGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
+
+
+def _transfers(module: HloProgram, slices: Sequence[list[int]]) -> list[Collective]:
+    sites = module.call_sites
+    return [
+        replace(
+            _transfer(computation, instruction, slices),
+            times=sites[computation.name].times,
+            times_known=sites[computation.name].known,
+            conditional=sites[computation.name].conditional,
+        )
+        for computation in module.computations.values()
+        if computation.name in sites
+        for instruction in computation.instructions.values()
+        if instruction.opcode == "send" and _TRANSFER in instruction.attributes.frontend
+    ]
+
+
+def _transfer(
+    computation: Computation, send: Instruction, slices: Sequence[list[int]]
+) -> Collective:
+    kind = _KINDS.get(send.attributes.frontend[_TRANSFER], "collective-permute")
+    operands = send.shape.arrays[:1]
+    received = next(
+        (
+            i
+            for i in computation.instructions.values()
+            if i.opcode == "recv" and rendezvous_name(i) == rendezvous_name(send)
+        ),
+        None,
+    )
+    results = operands if received is None else received.shape.arrays[:1]
+    user = None if received is None else nearest_user(computation, received)
+    groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
+        [list(group) for group in zip(*slices, strict=True)]
+    )
+    if kind == "collective-permute":
+        turned = [*slices[1:], slices[0]]
+        pairs = zip(slices, turned, strict=True)
+        groups = SourceTargetPairs(tuple(p for a, b in pairs for p in zip(a, b, strict=True)))
+    return Collective(
+        kind=kind,
+        name=send.name,
+        computation=computation.name,
+        operands=operands,
+        results=results,
+        groups=groups,
+        asynchronous=True,
+        op_name=send.op_name,
+        frames=send.frames,
+        needed_by="" if user is None else user.op_name,
+        needed_by_frames=() if user is None else user.frames,
+    )
+
+
+_NOT_LINKS = ("slice", "core")
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """Network cost of one run of a collective.
+
+    Attributes:
+        sent_bytes: Bytes that a device sends within its slice.
+        seconds: Time of the transfers within slices.
+        dimensions: Dimensions whose links are busy.
+        links: Directions of those links, such as `x+` and `x-`, which carry traffic independently.
+        dcn_bytes: Bytes that a device sends to other slices.
+        dcn_seconds: Time of the transfers between slices.
+        expected_seconds: Time within and between slices, in sequence, at the rates that links
+            reach, with the latency of the hops.
+    """
+
+    sent_bytes: float = 0.0
+    seconds: float = 0.0
+    dimensions: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    dcn_bytes: float = 0.0
+    dcn_seconds: float = 0.0
+    expected_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _GroupLinks:
+    """Links of a collective's replica groups.
+
+    Attributes:
+        parts: Extent along each dimension of a slice.
+        slices: Number of slices that a group spans.
+        members: Devices of a group per slice.
+        speed: Bytes per second that a device sends within its slice.
+    """
+
+    parts: tuple[AxisSegment, ...]
+    slices: int
+    members: int
+    speed: float
+
+
+class NetworkModel:
+    """Network between the devices of a mesh."""
+
+    def __init__(self, topology: Topology, mesh: Mesh) -> None:
+        """Model the network of a mesh.
+
+        Args:
+            topology: Topology of the devices.
+            mesh: Mesh of the program.
+        """
+        self._topology = topology
+        self._mesh = mesh
+        self._rates = rates_of(topology.generation)
+        self._group_links: dict[ReplicaGroups, _GroupLinks] = {}
+        self._loads: dict[SourceTargetPairs, _LinkLoad] = {}
+
+    def of(self, collective: Collective) -> NetworkCost:
+        """Return the network cost of one run of a collective."""
+        groups, payload = collective.groups, float(collective.payload_bytes)
+        if isinstance(groups, SourceTargetPairs):
+            return self._permutation(groups, payload)
+        if groups not in self._group_links:
+            self._group_links[groups] = self._find_group_links(groups)
+        lines = self._group_links[groups]
+        slices, members = lines.slices, lines.members
+        if collective.kind in ("all-to-all", "ragged-all-to-all"):
+            within = payload / slices
+            return self._wire(
+                within * (members - 1) / members,
+                max((p.size * within / 4 / self._speed((p,)) for p in lines.parts), default=0.0),
+                lines.parts,
+                payload * (slices - 1) / slices,
+            )
+        twice = 2 if collective.kind == "all-reduce" else 1
+        reduced = {"all-reduce": 0.5, "reduce-scatter": 1.0}.get(collective.kind, 0.0)
+        if collective.kind == "collective-broadcast":
+            # Every device forwards the value once.
+            sent, between = payload, payload if slices > 1 else 0.0
+        else:
+            sent = twice * payload * (members - 1) / members
+            between = twice * payload * (slices - 1) / slices / members
+        sent = sent if lines.parts else 0.0
+        return self._wire(sent, sent / lines.speed, lines.parts, between, twice, reduced)
+
+    def _wire(
+        self,
+        sent: float,
+        seconds: float,
+        parts: Sequence[AxisSegment],
+        dcn: float,
+        rounds: int = 1,
+        reduced: float = 0.0,
+    ) -> NetworkCost:
+        """Return the cost of traffic of which a share is reduced on its way."""
+        rates = self._rates
+        on_torus = [p for p in parts if p.dimension not in _NOT_LINKS]
+        hops = sum(p.size // 2 if p.ring else p.size - 1 for p in on_torus)
+        links = tuple(p.dimension + way for p in parts for way in "+-")
+        reduction = rates.torus_reduction_share if len(on_torus) > 1 else rates.link_share
+        expected = seconds * (reduced / reduction + (1 - reduced) / rates.link_share)
+        return self._cost(sent, seconds, links, dcn, expected, rounds * hops)
+
+    def _cost(
+        self,
+        sent: float,
+        seconds: float,
+        links: tuple[str, ...],
+        dcn: float,
+        expected: float,
+        hops: int,
+    ) -> NetworkCost:
+        rates = self._rates
+        dcn_seconds = self._dcn_seconds(dcn)
+        expected += dcn_seconds / rates.dcn_share + hops * rates.hop_seconds
+        if links or dcn:
+            expected += rates.collective_seconds
+        dimensions = tuple(dict.fromkeys(link[:-1] for link in links))
+        return NetworkCost(sent, seconds, dimensions, links, dcn, dcn_seconds, expected)
+
+    def _dcn_seconds(self, nbytes: float) -> float:
+        bandwidth = self._topology.generation.device_dcn_bandwidth
+        return nbytes / bandwidth if nbytes and bandwidth else 0.0
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Coordinates of the devices, in mesh order."""
+        positions = self._topology.positions
+        found = [positions[device.id] for device in self._mesh.devices.flat]
+        return self._topology.coordinates[np.array(found)]
+
+    def _find_group_links(self, groups: ReplicaGroups) -> _GroupLinks:
+        """Return the links of the first group, which stands for all groups."""
+        members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
+        places = self._places[members[members < len(self._places)]]
+        parts, slices = [], 1
+        for number, dimension in enumerate(self._topology.dimensions):
+            values = np.unique(places[:, number])
+            if len(values) < 2:
+                continue
+            if dimension.name == "slice":
+                slices = len(values)
+                continue
+            parts.append(part(dimension, len(values), int(np.diff(values).min())))
+        inside = max(groups.size // slices, 1)
+        speed = self._speed(parts)
+        if math.prod(p.size for p in parts) != inside:
+            # The group is not a box: assume a share of one link per device.
+            generation = self._topology.generation
+            speed = generation.ici_bandwidth / generation.devices_per_chip
+        return _GroupLinks(tuple(parts), slices, inside, speed)
+
+    def _speed(self, parts: Sequence[AxisSegment]) -> float:
+        """Return the bytes per second that a device sends along some dimensions."""
+        links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
+        return ici_speed(self._topology.generation, parts, links)
+
+    def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+        if pairs not in self._loads:
+            self._loads[pairs] = _load(pairs, self._topology, self._places)
+        load = self._loads[pairs]
+        generation = self._topology.generation
+        speeds = {"core": generation.core_bandwidth}
+        times = [
+            count * payload / speeds.get(name[:-1], generation.ici_bandwidth)
+            for name, count in load.busiest
+        ]
+        dcn = payload * load.between_slices
+        longest = max(times, default=0.0)
+        return self._cost(
+            payload * load.within_slices,
+            longest,
+            tuple(name for name, _ in load.busiest),
+            dcn,
+            longest / self._rates.link_share,
+            load.hops,
+        )
+
+
+@dataclass(frozen=True)
+class _LinkLoad:
+    """Load of a permutation on the links.
+
+    Attributes:
+        busiest: Transfers over the busiest link of each dimension and direction.
+        within_slices: Transfers within slices, per participating device.
+        between_slices: Transfers between slices, per participating device.
+        hops: Links of the longest route.
+    """
+
+    busiest: tuple[tuple[str, int], ...]
+    within_slices: float
+    between_slices: float
+    hops: int
+
+
+def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _LinkLoad:
+    links: Counter[tuple[int, tuple[int, ...], int]] = Counter()
+    within = between = hops = 0
+    for source, target in pairs.pairs:
+        if source == target or max(source, target) >= len(places):
+            continue
+        here, there = places[source].tolist(), places[target].tolist()
+        if here[0] != there[0]:
+            between += 1
+            continue
+        within += 1
+        hops = max(hops, _route(here, there, topology, links))
+    named = max(len({device for pair in pairs.pairs for device in pair}), 1)
+    busiest: Counter[str] = Counter()
+    for (number, _, step), count in links.items():
+        name = topology.dimensions[number].name + ("+" if step > 0 else "-")
+        busiest[name] = max(busiest[name], count)
+    return _LinkLoad(tuple(busiest.items()), within / named, between / named, hops)
+
+
+def _route(
+    here: list[int],
+    there: list[int],
+    topology: Topology,
+    links: Counter[tuple[int, tuple[int, ...], int]],
+) -> int:
+    """Count a transfer on each link of its route, and return the number of links.
+
+    Devices of a chip share its links.
+    """
+    core = len(here) - 1
+    hops = 0
+    for number, dimension in enumerate(topology.dimensions):
+        distance = there[number] - here[number]
+        if dimension.wraps and 2 * abs(distance) > dimension.size:
+            distance -= dimension.size if distance > 0 else -dimension.size
+        step = 1 if distance > 0 else -1
+        hops += abs(distance)
+        for _ in range(abs(distance)):
+            links[number, tuple(here if number == core else here[:core]), step] += 1
+            here[number] = (here[number] + step) % dimension.size
+    return hops

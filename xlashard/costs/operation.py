@@ -1,0 +1,306 @@
+"""Time of one HLO operation on one device, by the unit that it occupies.
+
+An operation keeps several units busy at once: the matrix units, the vector unit, HBM, each at the
+rate that published measurements show (`rates`). They overlap, though not entirely: the time is the
+cube root of the sum of their cubes. Of the exponents 2, 2.5, 3 and infinity, 2.5 and 3 are closest
+to the published times of XLA's operations (`benchmarks/operations.py`). Operations of a program run
+one after the other, so that their times add up.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from xlashard.costs.flops import (
+    TRANSCENDENTAL,
+    instruction_flops,
+    operand_arrays,
+)
+from xlashard.costs.hbm_traffic import hbm_bytes
+from xlashard.costs.kernel_costs import KernelCost
+from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work
+from xlashard.costs.rates import Rates
+from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.shapes import Shape
+
+Unit = Literal["matrix", "vector", "hbm", "kernel", "launch"]
+"""Units that an operation can wait for."""
+
+_VECTOR_NAMES = """
+    abs add and ceil clamp compare convert divide floor is-finite maximum minimum multiply negate
+    not or popcnt reduce-precision remainder round-nearest-afz round-nearest-even select
+    shift-left shift-right-arithmetic shift-right-logical sign subtract xor
+"""
+_ON_VECTORS = frozenset(_VECTOR_NAMES.split())
+_FREE_NAMES = """
+    add-dependency after-all bitcast constant domain get-tuple-element iota opt-barrier parameter
+    partition-id replica-id tuple
+"""
+_NO_TIME = frozenset(_FREE_NAMES.split())
+_MOVES = ("copy", "transpose")
+
+
+@dataclass
+class Work:
+    """Work of an operation, with everything that it fuses.
+
+    Attributes:
+        products: FLOP of matrix products with the padding to whole matrix units, by dtype.
+        vector_ops: Elements of elementwise operations and reductions, in whole registers.
+        transcendentals: Elements of functions such as exp, in whole registers.
+        changes_layout: Whether it reorders elements in memory.
+    """
+
+    products: dict[str, float] = field(default_factory=dict)
+    vector_ops: float = 0.0
+    transcendentals: float = 0.0
+    changes_layout: bool = False
+
+    def add(self, other: "Work") -> None:
+        """Add the work of another operation."""
+        for dtype, flops in other.products.items():
+            self.products[dtype] = self.products.get(dtype, 0.0) + flops
+        self.vector_ops += other.vector_ops
+        self.transcendentals += other.transcendentals
+        self.changes_layout |= other.changes_layout
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTime:
+    """Time of one run of an operation.
+
+    Attributes:
+        matrix: Seconds of the matrix units.
+        vector: Seconds of the vector unit.
+        hbm: Seconds of HBM traffic.
+        kernel: Seconds that the caller gave for a kernel.
+        launch: Seconds to start it.
+        known: False for a kernel of unknown cost.
+        waits_for_hbm: Whether HBM traffic does not overlap with arithmetic, as in kernels.
+    """
+
+    matrix: float = 0.0
+    vector: float = 0.0
+    hbm: float = 0.0
+    kernel: float = 0.0
+    launch: float = 0.0
+    known: bool = True
+    waits_for_hbm: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Time of the units, which overlap, and of the launch."""
+        if self.waits_for_hbm:
+            return max(self.matrix, self.vector) + self.hbm + self.launch
+        return self._overlapped() + self.kernel + self.launch
+
+    def _overlapped(self) -> float:
+        units = (self.matrix, self.vector, self.hbm)
+        # Scaled, so that the cubes of microseconds keep their digits.
+        longest = max(units)
+        return longest * sum((unit / longest) ** 3 for unit in units) ** (1 / 3) if longest else 0.0
+
+    @property
+    def bound(self) -> Unit:
+        """Unit that determines the time."""
+        units: dict[Unit, float] = {
+            "matrix": self.matrix,
+            "vector": self.vector,
+            "hbm": self.hbm,
+            "kernel": self.kernel,
+            "launch": self.launch,
+        }
+        return max(units, key=lambda unit: units[unit])
+
+
+NO_TIME = OperationTime()
+
+
+class OperationModel:
+    """Times of the operations of a module."""
+
+    def __init__(
+        self,
+        module: HloModule,
+        rates: Rates,
+        kernel_costs: Mapping[str, KernelCost] | None = None,
+    ) -> None:
+        """Model the operations of a module.
+
+        Args:
+            module: Compiled module.
+            rates: Rates of the device.
+            kernel_costs: Costs of kernels that the caller gives, by name.
+        """
+        self._module = module
+        self._rates = rates
+        self._kernel_costs = dict(kernel_costs or {})
+        self._fused: dict[str, Work] = {}
+
+    def of(self, computation: Computation, instruction: Instruction) -> OperationTime:
+        """Return the time of one run of an operation that is not asynchronous.
+
+        Args:
+            computation: Computation of the instruction, not that of a fusion.
+            instruction: The instruction, neither a call nor a loop nor a collective.
+        """
+        if instruction.opcode in _NO_TIME:
+            return NO_TIME
+        nbytes = hbm_bytes(self._module, computation, instruction)
+        if instruction.opcode == "custom-call":
+            return self._custom_call(computation, instruction, nbytes)
+        return self._time(self._work(computation, instruction), nbytes)
+
+    def _time(self, work: Work, nbytes: float) -> OperationTime:
+        rates = self._rates
+        # A product reads its operands in any order.
+        reorders = work.changes_layout and not work.products
+        bandwidth = rates.hbm_bytes * (rates.relayout if reorders else 1.0)
+        hbm = nbytes / bandwidth
+        return OperationTime(
+            sum(rates.product_seconds(flops, dtype) for dtype, flops in work.products.items()),
+            work.vector_ops / rates.vector_ops + work.transcendentals / rates.transcendentals,
+            hbm,
+            launch=rates.operation_seconds + (rates.hbm_seconds if nbytes else 0.0),
+        )
+
+    def _custom_call(
+        self, computation: Computation, call: Instruction, nbytes: float
+    ) -> OperationTime:
+        if not is_kernel(call):
+            return self._time(Work(), nbytes) if nbytes else NO_TIME
+        work = kernel_work(self._module, computation, call, self._kernel_costs)
+        if work is None:
+            return OperationTime(hbm=nbytes / self._rates.hbm_bytes, known=False)
+        return self._kernel_time(work)
+
+    def _kernel_time(self, work: KernelWork) -> OperationTime:
+        rates = self._rates
+        if work.seconds is not None:
+            return OperationTime(kernel=work.seconds)
+        vector = work.vector_ops / rates.kernel_vector_ops
+        vector += work.transcendentals / rates.kernel_transcendentals
+        matrix_share, hbm_share = rates.kernel_matrix_share, rates.kernel_hbm_share
+        only_products = bool(work.products) and not work.transcendentals
+        if only_products:
+            matrix_share = rates.product_kernel_matrix_share
+            hbm_share = rates.product_kernel_hbm_share
+        return OperationTime(
+            self._kernel_products(work) / matrix_share,
+            # Softmax hides behind the products: the shares above hold what shows of it.
+            0.0 if work.products else vector,
+            work.hbm_bytes / rates.hbm_bytes / hbm_share,
+            launch=rates.hbm_seconds + work.steps * rates.kernel_step_seconds,
+            known=not work.unknown_loops,
+            waits_for_hbm=not only_products,
+        )
+
+    def _kernel_products(self, work: KernelWork) -> float:
+        rates, counted = self._rates, sum(work.matmul_flops.values())
+        seconds = sum(rates.product_seconds(f, dtype) for dtype, f in work.matmul_flops.items())
+        if not work.products or not counted:
+            return seconds
+        # Blocks that only a part of a ragged product fills are multiplied as a whole.
+        size = rates.matrix_size
+        return sum(
+            rates.product_seconds(2.0 * runs * depth * rows * columns, dtype)
+            * padding(rows, depth, columns, size, turned=False)
+            for (dtype, rows, depth, columns), runs in work.products.items()
+        )
+
+    def _work(self, computation: Computation, instruction: Instruction) -> Work:
+        """Return the work of an operation, with that of the computations that it fuses."""
+        opcode = instruction.opcode
+        if opcode in ("fusion", "map", "async-start"):
+            work = Work()
+            for name in instruction.calls:
+                if name in self._module.computations:
+                    work.add(self._fusion(name))
+            return work
+        if opcode in ("convolution", "dot"):
+            return self._product(computation, instruction)
+        if opcode in TRANSCENDENTAL:
+            return Work(transcendentals=_in_registers(instruction.shape.arrays))
+        if opcode in _ON_VECTORS:
+            return Work(vector_ops=_in_registers(instruction.shape.arrays[:1]))
+        if opcode in ("reduce", "reduce-window"):
+            operands = operand_arrays(computation, instruction)
+            return Work(vector_ops=_in_registers(operands[: max(len(operands) // 2, 1)]))
+        if opcode in _MOVES:
+            return Work(changes_layout=_changes_layout(computation, instruction))
+        return Work()
+
+    def _fusion(self, name: str) -> Work:
+        if name not in self._fused:
+            work = Work()
+            computation = self._module.computations[name]
+            for instruction in computation.instructions.values():
+                work.add(self._work(computation, instruction))
+            self._fused[name] = work
+        return self._fused[name]
+
+    def _product(self, computation: Computation, instruction: Instruction) -> Work:
+        found = instruction_flops(self._module, computation, instruction)
+        ratio = _padding_of(computation, instruction, self._rates.matrix_size)
+        return Work({found.dtype: found.matmul_flops * ratio} if found.matmul_flops else {})
+
+
+def _changes_layout(computation: Computation, instruction: Instruction) -> bool:
+    if instruction.opcode == "transpose":
+        return True
+    operands = operand_arrays(computation, instruction)
+    return bool(operands) and operands[0].minor_to_major != instruction.shape.minor_to_major
+
+
+def _in_registers(arrays: tuple[Shape, ...] | list[Shape]) -> float:
+    """Return the elements of arrays, with the padding to whole vector registers."""
+    return float(sum(_padded_size(array) for array in arrays))
+
+
+def _padded_size(array: Shape) -> int:
+    dims = list(array.dims)
+    if len(array.minor_to_major) == len(dims):
+        dims = [dims[n] for n in reversed(array.minor_to_major)]
+    if not dims:
+        return 0
+    dims[-1] = _up(dims[-1], 128)
+    if len(dims) > 1:
+        dims[-2] = _up(dims[-2], 8)
+    return math.prod(dims)
+
+
+def _padding_of(computation: Computation, product: Instruction, size: int) -> float:
+    operands = operand_arrays(computation, product)
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", product.attributes.dim_labels)
+    if len(operands) < 2 or labels is None or not product.shape.arrays:
+        return 1.0
+    _, kernel, result = labels.groups()
+    out = product.shape.arrays[0].dims
+    depth = operands[1].dims[kernel.index("i")]
+    rows, columns = out[result.index("b")], out[result.index("f")]
+    return padding(rows, depth, columns, size) if depth and rows and columns else 1.0
+
+
+def padding(rows: int, depth: int, columns: int, size: int, *, turned: bool = True) -> float:
+    """Return the ratio of a product's FLOP in whole matrix units to its FLOP.
+
+    One operand stays in the units, cut into squares; the rows of the other pass by, eight at a
+    time. XLA chooses the better of both ways.
+
+    Args:
+        rows: Rows of the result.
+        depth: Contracted dimension.
+        columns: Columns of the result.
+        size: Rows and columns of a matrix unit.
+        turned: Whether the first operand may stay in the units; in kernels it is the second.
+    """
+    waste = _up(columns, size) / columns * _up(rows, 8) / rows
+    if turned:
+        waste = min(waste, _up(rows, size) / rows * _up(columns, 8) / columns)
+    return _up(depth, size) / depth * waste
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,247 @@
+"""Dataflow of an HLO module: trace a value to its producer, past data movement."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from xlashard.costs.network_model import rendezvous_name
+from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.hlo_program import HloProgram
+from xlashard.hlo.module import Computation, Instruction
+
+_MOVES = frozenset(
+    (
+        *("bitcast", "convert", "copy", "dynamic-slice"),
+        *("opt-barrier", "pad", "reshape", "slice", "transpose", "async-update"),
+    )
+)
+_JOINS = "ConcatBitcast"
+
+
+@dataclass(frozen=True, eq=False)
+class HloDataflow:
+    """Dataflow of an HLO module.
+
+    Attributes:
+        module: The compiled module.
+    """
+
+    module: HloProgram
+
+    def argument(self, computation: Computation, name: str) -> str:
+        """Return the path of the argument that a value is, or a slice of; empty if it is computed.
+
+        Args:
+            computation: Computation of the value.
+            name: Instruction that produces the value.
+        """
+        origin = self._origin_before_permutes(computation, name)
+        if origin is None:
+            return ""
+        home, instruction = origin
+        is_argument = home.name == self.module.entry and instruction.opcode == "parameter"
+        return instruction.op_name if is_argument else ""
+
+    def producing_collective(self, computation: Computation, name: str) -> str:
+        """Return the name of the collective that produces a value; empty if another operation does.
+
+        Asynchronous collectives have the name of their start.
+        """
+        origin = self._origin(computation, name, ())
+        if origin is None or origin[1].opcode.removesuffix("-done") not in KINDS:
+            return ""
+        done = origin[1].opcode.endswith("-done")
+        return origin[1].operands[0] if done else origin[1].name
+
+    @cached_property
+    def results(self) -> dict[str, int]:
+        """Result position by name of the collective that produces the result."""
+        entry = self.module.computations.get(self.module.entry)
+        if entry is None or entry.root is None:
+            return {}
+        names = entry.root.operands if entry.root.opcode == "tuple" else [entry.root.name]
+        found = {}
+        for number, name in enumerate(names):
+            if collective := self.producing_collective(entry, name):
+                found[collective] = number
+        return found
+
+    def arguments(self, computation: Computation, instruction: Instruction) -> frozenset[str]:
+        """Return the paths of all arguments that a value of the entry depends on."""
+        waiting, seen, found = [instruction.name], set[str](), set[str]()
+        while waiting:
+            name = waiting.pop()
+            made = computation.instructions.get(name)
+            if made is None or name in seen:
+                continue
+            seen.add(name)
+            if made.opcode == "parameter":
+                found.add(self.argument(computation, name))
+            waiting += made.operands
+        return frozenset(found)
+
+    def nearest_named_producer(
+        self, computation: Computation, instruction: Instruction
+    ) -> Instruction | None:
+        """Return the nearest producer of a value that has source lines."""
+        waiting, seen = [instruction.name], set[str]()
+        while waiting:
+            name = waiting.pop(0)
+            found = computation.instructions.get(name)
+            if found is None or name in seen:
+                continue
+            seen.add(name)
+            if found is not instruction and found.frames:
+                return found
+            waiting += found.operands
+        return None
+
+    def _origin_before_permutes(
+        self, computation: Computation, name: str
+    ) -> tuple[Computation, Instruction] | None:
+        """Return the producer of a value; a permuted value is still the same value."""
+        origin = self._origin(computation, name, ())
+        while origin is not None and origin[1].opcode.startswith("collective-permute"):
+            origin = self._origin(origin[0], origin[1].operands[0], ())
+        return origin
+
+    def _origin(
+        self, computation: Computation, name: str, path: tuple[int, ...]
+    ) -> tuple[Computation, Instruction] | None:
+        """Return the producer of a value, or of an element of a tuple."""
+        for _ in range(1000):  # nested loops end at the entry
+            instruction = computation.instructions.get(name)
+            if instruction is None:
+                return None
+            step = self._step(computation, instruction, path)
+            if step is None:
+                return computation, instruction
+            computation, name, path = step
+        return None
+
+    def _step(
+        self, computation: Computation, instruction: Instruction, path: tuple[int, ...]
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        opcode, names = instruction.opcode, instruction.operands
+        if opcode == "get-tuple-element":
+            index = instruction.attributes.tuple_index
+            return None if index is None else (computation, names[0], (index, *path))
+        if opcode == "tuple":
+            return (computation, names[path[0]], path[1:]) if path else None
+        base = opcode.removesuffix("-start").removesuffix("-done")
+        if base in _MOVES and names:
+            # A start returns the result, the operand and a context.
+            return computation, names[0], () if opcode.endswith("-start") else path
+        if opcode == "custom-call" and instruction.attributes.call_target == _JOINS and names:
+            # Concatenated slices of one value.
+            return computation, names[0], ()
+        if opcode == "async-done" and names:
+            return computation, names[0], path
+        if opcode in ("async-start", "fusion"):
+            inner = self._called(instruction)
+            return None if inner is None or inner.root is None else (inner, inner.root.name, path)
+        if opcode == "recv-done" and names:
+            return self._sent(computation, names[0])
+        if opcode == "parameter":
+            return self._outside(computation, instruction, path)
+        if opcode == "while" and path and self._carried(instruction, path[0]) == path[0]:
+            return computation, names[0], path
+        return None
+
+    def _sent(
+        self, computation: Computation, received: str
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        """Return the value sent to other slices that corresponds to a received one."""
+        recv = computation.instructions.get(received)
+        if recv is None:
+            return None
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "send" and rendezvous_name(instruction) == rendezvous_name(
+                recv
+            ):
+                return computation, instruction.operands[0], ()
+        return None
+
+    def _called(self, instruction: Instruction) -> Computation | None:
+        return self.module.computations.get(instruction.calls[0]) if instruction.calls else None
+
+    def _outside(
+        self, computation: Computation, parameter: Instruction, path: tuple[int, ...]
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        """Return the value that the caller passes for a parameter."""
+        run = self.module.call_sites.get(computation.name)
+        if run is None or run.caller is None:
+            return None
+        site, caller = self.module.computations[run.site], run.caller
+        if caller.opcode == "while":
+            before = self._carried(caller, path[0]) if path else None
+            # A prefetched element is a slice of a loop-invariant one.
+            if before is None or self._carried(caller, before) != before:
+                return None
+            return site, caller.operands[0], (before, *path[1:])
+        operand = run.operand_for(computation, parameter)
+        return (site, operand, path) if operand else None
+
+    def _carried(self, loop: Instruction, index: int) -> int | None:
+        """Return the loop state element that an element becomes, or a slice of it.
+
+        An element that only moves around the devices becomes itself. None for a computed element.
+        """
+        body = self.module.computations.get(loop.calls[0])
+        if body is None or body.root is None or body.root.opcode != "tuple":
+            return None
+        names = body.root.operands
+        if index >= len(names):
+            return None
+        home, name, path = body, names[index], ()
+        for _ in range(200):
+            found = home.instructions.get(name)
+            if found is None:
+                return None
+            if found.opcode == "parameter" and home is body:
+                return path[0] if path else None
+            if found.opcode.startswith("collective-permute"):
+                name, path = found.operands[0], ()
+                continue
+            step = self._step(home, found, path)
+            if step is None:
+                return None
+            home, name, path = step
+        return None
+
+    def windowed(self, computation: Computation) -> str:
+        """Return `gather` or `scatter` for the loop of a windowed product, else an empty string.
+
+        TPU's compiler splits a product with a gathered operand or a scattered result into steps,
+        and sends the data of the next step while it multiplies.
+        """
+        found = re.search(r"windowed_dot_general_body_(ag|rs)", computation.name)
+        return {"ag": "gather", "rs": "scatter"}[found[1]] if found else ""
+
+    def unrolled(self, computation: Computation, step: Instruction) -> str:
+        """Return the kind of windowed product that an unrolled loop step belongs to.
+
+        A scattered result circulates as partial sums that the product produces, starting from
+        zeros; a gathered operand was produced before.
+
+        Args:
+            computation: Computation of the step.
+            step: Collective-permute of a product around a ring.
+        """
+        step_origin = step.op_name, step.frames
+        origin = self._origin_before_permutes(computation, step.operands[0])
+        if origin is None:
+            return ""
+        made = origin[1]
+        by_itself = (made.op_name, made.frames) == step_origin
+        return "scatter" if by_itself else "gather"
+
+    def sites(self, computation: Computation) -> Iterator[Computation]:
+        """Yield a computation and its callers, from the inside out."""
+        current: Computation | None = computation
+        while current is not None:
+            yield current
+            run = self.module.call_sites.get(current.name)
+            outside = None if run is None or run.caller is None else run.site
+            current = None if outside is None else self.module.computations.get(outside)

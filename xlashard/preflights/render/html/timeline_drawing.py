@@ -1,0 +1,191 @@
+"""The timeline of a step: rows of operations, and memory, over folded time."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from xlashard.pjit.report.tables import line_text, operation_text
+from xlashard.preflights.render.report_text import SHARES
+from xlashard.preflights.report.preflight_model import MemoryBreakdown, TimeEstimate
+from xlashard.preflights.report.step_model import (
+    CORES,
+    FoldedSpan,
+    FoldedTimeline,
+    TimelineSpan,
+)
+from xlashard.wording import in_bytes, in_seconds
+
+LANE = 20
+"""Pixels of a lane."""
+
+_MOST_LANES = 4
+_LEAST_TEXT = 0.2
+"""Least percent of the width at which a span has a text, which shows when it is zoomed."""
+_WIDTH, _HEIGHT = 1000, 100
+_ROUNDING = 1e-12
+"""Seconds by which neighbours may overlap, as sums of times are rounded."""
+
+
+class DrawnSpan(NamedTuple):
+    """Operation in a row.
+
+    Attributes:
+        x: Percent of the width.
+        width: Percent of the width.
+        y: Pixels from the top of the row.
+        kind: CSS class.
+        text: Text inside; empty for a short one.
+        title: Description.
+    """
+
+    x: float
+    width: float
+    y: int
+    kind: str
+    text: str
+    title: str
+
+
+class TimelineRow(NamedTuple):
+    """Row of operations that occupy the same.
+
+    Attributes:
+        label: Name of the track.
+        height: Pixels.
+        spans: Its operations, in order.
+    """
+
+    label: str
+    height: int
+    spans: list[DrawnSpan]
+
+
+class MemoryCurve(NamedTuple):
+    """HBM in use over folded time, in a box of 1000 x 100.
+
+    Attributes:
+        points: Corners of the area.
+        limit: Height of the available HBM; None if it lies far above.
+        words: Peak in words.
+    """
+
+    points: str
+    limit: float | None
+    words: str
+
+
+def timeline_rows(time: TimeEstimate) -> list[TimelineRow]:
+    """Return the rows: loops by depth, the cores, networks, copies, host."""
+    if time.timeline is None:
+        return []
+    folded = FoldedTimeline(time.timeline)
+    whole = folded.seconds or 1.0
+    tracks: dict[str, list[FoldedSpan]] = defaultdict(list)
+    for each in sorted(folded.spans(), key=lambda each: each.start):
+        is_loop = each.span.block >= 0
+        tracks[f"loops {each.depth}" if is_loop else each.span.track].append(each)
+    rows = []
+    for track in sorted(tracks, key=_track_order):
+        lanes = list(lanes_of([(e.start, e.start + e.seconds) for e in tracks[track]]))
+        spans = [
+            DrawnSpan(
+                x=100 * each.start / whole,
+                width=100 * each.seconds / whole,
+                y=LANE * min(lane, _MOST_LANES - 1),
+                kind=each.span.resource,
+                text=_text(each, time) if 100 * each.seconds / whole >= _LEAST_TEXT else "",
+                title=span_title(each.span, each.runs, time),
+            )
+            for each, lane in zip(tracks[track], lanes, strict=True)
+        ]
+        height = LANE * min(max(lanes) + 1, _MOST_LANES)
+        rows.append(TimelineRow("loops" if track.startswith("loops") else track, height, spans))
+    return rows
+
+
+def track_order(track: str) -> tuple[int, str]:
+    """Return the key that sorts tracks: the cores, networks, copies, host."""
+    places = {CORES: 1, "HBM copies": 3, "host": 4, "asynchronous": 5}
+    return places.get(track, 2), track
+
+
+def _track_order(track: str) -> tuple[int, str]:
+    return (0, track) if track.startswith("loops") else track_order(track)
+
+
+def lanes_of(intervals: Iterable[tuple[float, float]]) -> Iterator[int]:
+    """Yield a lane for each interval, in order of their starts, so that none overlap in a lane.
+
+    Example:
+        >>> list(lanes_of([(0, 4), (1, 2), (2, 3), (4, 5)]))
+        [0, 1, 1, 0]
+    """
+    ends: list[float] = []
+    for start, end in intervals:
+        lane = next((n for n, last in enumerate(ends) if last <= start + _ROUNDING), len(ends))
+        ends[lane:] = [end, *ends[lane + 1 :]]
+        yield lane
+
+
+def _text(each: FoldedSpan, time: TimeEstimate) -> str:
+    span = each.span
+    if span.block >= 0:
+        return f"× {span.times:,}: {in_seconds(span.seconds)}"
+    return operation_text(time.lines[span.line].op_name) if span.line >= 0 else span.name
+
+
+def span_title(span: TimelineSpan, runs: int, time: TimeEstimate) -> str:
+    """Return the description of an operation.
+
+    Args:
+        span: The operation.
+        runs: Number of its runs in a step.
+        time: Time of the step.
+    """
+    if span.block >= 0:
+        name = time.timeline.blocks[span.block].name if time.timeline is not None else ""
+        return f"{span.name} runs {name} {span.times:,} ×: {in_seconds(span.seconds)}"
+    parts = [span.name]
+    if span.line >= 0:
+        line = time.lines[span.line]
+        parts += [line.kind, operation_text(line.op_name)] if line.op_name else [line.kind]
+        parts += [line_text(line.source)] if line.source is not None else []
+    parts.append(in_seconds(span.seconds) + (f", {runs:,} ×" if runs > 1 else ""))
+    parts.append(SHARES.get(span.resource, span.resource) if span.track == CORES else span.track)
+    return " · ".join(part for part in parts if part)
+
+
+def timeline_ticks(time: TimeEstimate) -> list[tuple[float, str]]:
+    """Return percents of the width with their folded times."""
+    whole = 0.0 if time.timeline is None else FoldedTimeline(time.timeline).seconds
+    return [(20.0 * n, in_seconds(whole * n / 5)) for n in range(5)]
+
+
+def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | None:
+    """Return the memory over the folded time, or None if it is unknown."""
+    found: Sequence[tuple[float, int]] = () if time.timeline is None else time.timeline.memory
+    if time.timeline is None or not found:
+        return None
+    whole = FoldedTimeline(time.timeline).seconds or 1.0
+    place, peak = max(found, key=lambda point: point[1])
+    least = min(nbytes for _, nbytes in found)
+    top = memory.available_bytes if memory.available_bytes < 2 * peak else peak
+    top = max(top, peak) * 1.05
+
+    def corner(seconds: float, nbytes: float) -> str:
+        x, y = _WIDTH * seconds / whole, _HEIGHT * (1 - nbytes / top)
+        return f"{x:.2f},{y:.2f}"
+
+    corners = [corner(0.0, 0), corner(0.0, found[0][1])]
+    corners += [corner(seconds, nbytes) for seconds, nbytes in found]
+    corners += [corner(whole, found[-1][1]), corner(whole, 0)]
+    limit = _HEIGHT * (1 - memory.available_bytes / top)
+    words = f"between {in_bytes(least)} and {in_bytes(peak)}, at its most after {in_seconds(place)}"
+    return MemoryCurve(" ".join(corners), limit if limit >= 0 else None, words)
+
+
+def timeline_key(time: TimeEstimate) -> Mapping[str, str]:
+    """Return the names of the resources that the timeline shows, by CSS class."""
+    blocks = () if time.timeline is None else time.timeline.blocks
+    used = {span.resource for block in blocks for span in block.spans}
+    return {name: words for name, words in SHARES.items() if name in used}

@@ -1,0 +1,213 @@
+"""Texts for the fields of a preflight report, shared by terminal and HTML."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from xlashard.errors import counted
+from xlashard.preflights.report.preflight_model import (
+    AxisReport,
+    PreflightFields,
+    TimeEstimate,
+    TopologyReport,
+)
+from xlashard.preflights.report.pricing import PriceReport, ThroughputReport
+from xlashard.preflights.report.step_model import SpillReport
+from xlashard.wording import (
+    in_amount,
+    in_bytes,
+    in_seconds,
+    numbered,
+)
+
+BOUNDS: Mapping[str, str] = {
+    "compute": "arithmetic",
+    "hbm": "HBM",
+    "ici": "links within a slice",
+    "dcn": "network between slices",
+    "host": "transfers to and from the host",
+}
+"""Resources that bound the time."""
+
+SHARES: Mapping[str, str] = {
+    "matrix": "matrix units",
+    "vector": "vector unit",
+    "hbm": "HBM",
+    "kernel": "kernels",
+    "launch": "launches",
+    "ici": "waiting for ICI",
+    "dcn": "waiting for DCN",
+    "host": "waiting for the host",
+}
+"""Parts of the time of a schedule."""
+
+ESTIMATE = "compiled without code, which the memory lacks"
+"""Note on a report whose compilation was stopped before code generation."""
+
+NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
+"""Networks of collectives."""
+
+ORIGINS: Mapping[str, str] = {
+    "constraint": "a constraint",
+    "explicit": "the program itself",
+    "gradient": "the sum of a gradient",
+    "reduction": "a sum over a cut dimension",
+    "argument": "an argument's sharding",
+    "result": "a result's sharding",
+    "resharding": "a resharding",
+}
+"""Causes of collectives."""
+
+
+def topology_text(topology: TopologyReport) -> str:
+    """Return the topology with its number of chips: `2 × v5p:4x4x2 (64 chips)`."""
+    devices = ""
+    if topology.devices != topology.chips:
+        devices = f", {topology.devices:,} devices"
+    return f"{topology_name(topology)} ({many(topology.chips, 'chip')}{devices})"
+
+
+def topology_name(topology: TopologyReport) -> str:
+    """Return the topology with its number of slices: `2 × v5p:4x4x2`."""
+    return topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
+
+
+def axes_text(mesh: Sequence[AxisReport]) -> str:
+    """Return the axes of a mesh with their sizes: `data=4 × model=2`."""
+    return " × ".join(f"{axis.name}={axis.size}" for axis in mesh)
+
+
+def memory_summary(report: PreflightFields) -> str:
+    """Return the memory use and the bytes to spare or missing."""
+    m = report.memory
+    have = in_bytes(m.available_bytes)
+    if report.outcome == "fits":
+        spare = f"{in_bytes(m.spare_bytes)} ({m.spare_bytes / m.available_bytes:.0%}) to spare"
+        return f"{in_bytes(m.total_bytes)} of {have} of HBM on each device, {spare}"
+    needs = f"needs {in_bytes(m.total_bytes)} of HBM on each device"
+    if m.fits:
+        return f"{needs}, which the compiler could not fit into {have}"
+    return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} available"
+
+
+def time_summary(time: TimeEstimate) -> str:
+    """Return the time with its error, the resource that bounds it, and the roofline."""
+    least = f"at least {in_seconds(time.roofline_seconds)} by the roofline"
+    if time.is_lower_bound:
+        names, first = numbered(time.unknown_kernels), time.unknown_kernels[0][0]
+        text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
+        return f"{text}; give it: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
+    return f"{time_with_error(time)}, bound by {BOUNDS[time.bound]}; {least}"
+
+
+def time_with_error(time: TimeEstimate) -> str:
+    """Return the time with its error: `7.4 s (-8 % to +10 %)`."""
+    return f"{in_seconds(time.seconds)} ({error_text(time)})"
+
+
+def error_text(time: TimeEstimate) -> str:
+    """Return the error of the time: `-8 % to +10 %`."""
+    above = "more" if time.above is None else f"{time.above * 100:+.0f} %"
+    return f"{time.below * 100:+.0f} % to {above}"
+
+
+def throughput_text(throughput: ThroughputReport) -> str:
+    """Return tokens per second, MFU and parameters."""
+    workload = throughput.workload
+    parameters = f"{in_amount(workload.parameters)} parameters"
+    if workload.active_parameters != workload.parameters:
+        parameters += f", {in_amount(workload.active_parameters)} of them active"
+    speed, use = in_amount(throughput.tokens_per_second), f"{throughput.utilisation:.1%}"
+    details = f"{parameters}, {in_amount(workload.tokens)} tokens a step"
+    return f"{speed} tokens/s at {use} model FLOP utilisation ({details})"
+
+
+def price_summary(price: PriceReport) -> str:
+    """Return the cost of a step, an hour and 10⁹ tokens."""
+
+    def cost(amount: float) -> str:
+        return price_with_currency(amount, price.currency)
+
+    text = f"{cost(price.step)} a step, {cost(price.hour)} an hour"
+    if price.billion_tokens is not None:
+        text += f", {cost(price.billion_tokens)} for a billion tokens"
+    return f"{text} (at {cost(price.chip_hour)} a chip and hour)"
+
+
+def price_text(amount: float) -> str:
+    """Return a price with two decimals, or more for a small one."""
+    if amount >= 0.1 or amount == 0:
+        return f"{amount:,.2f}"
+    return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
+
+
+def mesh_text(mesh: Sequence[AxisReport]) -> str:
+    """Return the position of each mesh axis on the torus."""
+    return ", ".join(_axis(axis) for axis in mesh)
+
+
+def is_visible_ring(axis: AxisReport) -> bool:
+    """Return whether a mesh axis is a ring of more than two chips.
+
+    Two chips along a dimension, or the two devices of a chip, have a single link.
+    """
+    chips = [count for dimension, count in axis.along if dimension not in ("core", "slice")]
+    return axis.ring and (len(chips) > 1 or max(chips, default=0) > 2)
+
+
+def _axis(axis: AxisReport) -> str:
+    if not axis.along:
+        return f"{axis.name} along no dimension"
+    along = " and ".join(
+        {"core": "the cores of a chip", "slice": "the slices"}.get(d, d) for d, _ in axis.along
+    )
+    if is_visible_ring(axis):
+        return f"{axis.name} around {along}"
+    return f"{axis.name} along {along}"
+
+
+def three_digits(number: float) -> str:
+    """Return a number with three digits, or more if it is larger: `4.05`, `128`, `12,300`."""
+    if abs(number) >= 99.95:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
+
+
+def in_thousands(number: float) -> str:
+    """Return a large number with an SI prefix: `1.23 M`."""
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{three_digits(number / size)} {unit}"
+    return three_digits(number)
+
+
+def price_with_currency(amount: float, currency: str = "") -> str:
+    """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
+    return f"{price_text(amount)} {currency}".rstrip()
+
+
+def many(number: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 leaf`, `8,960 chips`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def spill_remedy(spill: SpillReport) -> str:
+    """Return how to keep attention scores in VMEM."""
+    return (
+        f"the scores of {spill.block:,} queries and keys stay in VMEM: attention_block = "
+        f"{spill.block} in [model], or a kernel such as splash attention"
+    )
+
+
+def uncounted_work(time: TimeEstimate) -> Iterator[str]:
+    """Yield notes on work that the times leave out."""
+    if time.unknown_loops:
+        loops = counted(time.unknown_loops, "loop")
+        verb = "counts" if time.unknown_loops == 1 else "count"
+        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
+    if time.unknown_calls:
+        yield f"Calls and operations of unknown cost count as zero: {numbered(time.unknown_calls)}."
+    if time.unmatched_kernel_costs:
+        names = ", ".join(map(repr, time.unmatched_kernel_costs))
+        kernels = numbered((*time.kernels, *time.unknown_kernels)) or "none"
+        yield f"kernel_costs names no kernel of the program: {names}. Its kernels: {kernels}."
+    if time.not_understood:
+        yield f"Not understood in the compiled program: {numbered(time.not_understood)}."

@@ -1,0 +1,237 @@
+"""Build the report of a compiled or rejected program: devices, mesh, values, throughput, cost."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.topologies import libtpu_version
+from xlashard._version import __version__
+from xlashard.costs.kernel_costs import KernelCost
+from xlashard.costs.rates import Rates
+from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
+from xlashard.pjit.report.program_values import (
+    describe_donations,
+    describe_inputs,
+    describe_outputs,
+)
+from xlashard.pjit.report.repeated import describe_repeated
+from xlashard.pjit.report.replication import (
+    describe_replications,
+    describe_uneven,
+    is_needlessly_replicated,
+)
+from xlashard.preflights.attribution.attribution import describe_traffic
+from xlashard.preflights.attribution.step_lines import add_lines
+from xlashard.preflights.attribution.vmem_spill import SpillFinder
+from xlashard.preflights.compilation import Compilation
+from xlashard.preflights.memory_breakdown import describe_memory
+from xlashard.preflights.report.preflight_model import (
+    AxisReport,
+    TimeEstimate,
+    TopologyReport,
+    VersionsReport,
+)
+from xlashard.preflights.report.preflight_report import PreflightReport
+from xlashard.preflights.report.pricing import Price, ThroughputReport, Workload, describe_price
+from xlashard.preflights.time_estimate import estimate_time, schedule_step
+from xlashard.sharding import Mesh
+from xlashard.tpu.links import axis_links
+from xlashard.tpu.topologies import Topology
+
+
+def describe_topology(topology: Topology) -> TopologyReport:
+    """Return the figures of the devices for a report.
+
+    Args:
+        topology: Topology that the program is compiled for.
+    """
+    generation = topology.generation
+    return TopologyReport(
+        name=topology.name,
+        generation=generation.name,
+        slices=topology.slices,
+        shape=topology.shape,
+        wraps=topology.wraps,
+        chips=topology.chips,
+        devices=topology.num_devices,
+        hosts=topology.hosts,
+        hbm_bytes=generation.device_hbm_bytes,
+        available_bytes=generation.available_bytes,
+        peak_flops=generation.device_peak_flops,
+        hbm_bandwidth=generation.device_hbm_bandwidth,
+        ici_bandwidth=generation.ici_bandwidth,
+        dcn_bandwidth=generation.device_dcn_bandwidth,
+    )
+
+
+def describe_mesh(topology: Topology, mesh: Mesh) -> tuple[AxisReport, ...]:
+    """Return the position of each mesh axis on the torus, in mesh order.
+
+    Args:
+        topology: Topology of the mesh devices.
+        mesh: Mesh in any device order.
+
+    Raises:
+        TopologyError: If the mesh has devices of another topology.
+    """
+    links = [axis_links(topology, mesh, (name,)) for name in mesh.axis_names]
+    return tuple(
+        AxisReport(
+            name=name,
+            size=axis.size,
+            along=tuple((part.dimension, part.size) for part in axis.parts),
+            ring=axis.ring,
+            strides=tuple(part.stride for part in axis.parts),
+        )
+        for name, axis in zip(mesh.axis_names, links, strict=True)
+    )
+
+
+REPLICATED_ABOVE = 2**20
+"""Default minimum bytes of the fully replicated values that a report lists."""
+
+
+@dataclass(frozen=True)
+class ValueReports:
+    """Inputs and outputs of a program.
+
+    Attributes:
+        inputs: Arguments and closed-over arrays.
+        outputs: Results.
+        donations: Donated arguments, and arguments that could be donated.
+        replications: Values with more copies than specified.
+        replicated: Fully replicated arguments and results that mesh axes could shard, largest
+            first.
+    """
+
+    inputs: tuple[ValueReport, ...]
+    outputs: tuple[ValueReport, ...]
+    donations: tuple[DonationReport, ...]
+    replications: tuple[ReplicationReport, ...]
+    replicated: tuple[ValueReport, ...]
+
+
+def describe_values(
+    compilation: Compilation, replicated_above: int = REPLICATED_ABOVE
+) -> ValueReports:
+    """Return the shardings and donations of a program's inputs and outputs.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        replicated_above: Minimum bytes of the fully replicated values to list.
+
+    Raises:
+        CompileError: If the compiler reports no shardings.
+    """
+    program = compilation.program
+    inputs, outputs = describe_inputs(program), describe_outputs(program)
+    values = (*program.arguments, *program.closed_over, *program.results)
+    whole = [
+        report
+        for value, report in zip(values, (*inputs, *outputs), strict=True)
+        if report.used
+        and report.device_bytes >= replicated_above
+        and is_needlessly_replicated(program, value)
+    ]
+    collectives = compilation.module.collectives
+    return ValueReports(
+        inputs=inputs,
+        outputs=outputs,
+        donations=describe_donations(program),
+        replications=describe_replications(program, collectives, program.sources),
+        replicated=tuple(sorted(whole, key=lambda r: -r.device_bytes)),
+    )
+
+
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def build_report(
+    compilation: Compilation,
+    topology: Topology,
+    mesh: Mesh,
+    *,
+    title: str = "",
+    workload: Workload | None = None,
+    price: Price | None = None,
+    replicated_above: int = REPLICATED_ABOVE,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
+) -> PreflightReport:
+    """Return the report of a compiled program.
+
+    Args:
+        compilation: Program compiled for the topology.
+        topology: The topology.
+        mesh: The mesh.
+        title: Title of the report.
+        workload: Workload of a training step.
+        price: Price of a chip-hour.
+        replicated_above: Minimum bytes of the fully replicated values to list.
+        kernel_costs: Costs of kernels by name.
+        rates: Rates of a device; those of published measurements if None.
+    """
+    program = compilation.program
+    chips = describe_topology(topology)
+    memory = describe_memory(compilation, topology)
+    schedule = schedule_step(compilation, topology, mesh, kernel_costs, rates)
+    time = estimate_time(compilation, topology, mesh, kernel_costs, schedule)
+    other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
+    time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
+    values = describe_values(compilation, replicated_above)
+    return PreflightReport(
+        name=program.info.name,
+        title=title,
+        outcome="out of memory" if compilation.too_large else "fits",
+        topology=chips,
+        mesh=describe_mesh(topology, mesh),
+        partitioner=program.plan.partitioner.value,
+        memory=memory,
+        time=time,
+        traffic=describe_traffic(compilation, topology, mesh),
+        inputs=values.inputs,
+        outputs=values.outputs,
+        donations=values.donations,
+        replications=values.replications,
+        replicated=values.replicated,
+        replicated_above=replicated_above,
+        throughput=_throughput(workload, time, chips),
+        price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
+        compile_seconds=compilation.seconds,
+        versions=_versions(compilation, topology),
+        uneven=describe_uneven(program),
+        repeated=describe_repeated(program, [compilation.module]),
+        is_estimate=compilation.is_estimate,
+        spills=SpillFinder(compilation.module, topology.generation, program.sources).find(),
+        forgotten=program.forgotten,
+    )
+
+
+def _throughput(
+    workload: Workload | None, time: TimeEstimate, topology: TopologyReport
+) -> ThroughputReport | None:
+    """Return tokens per second and MFU, or None without a workload."""
+    if workload is None or not time.seconds:
+        return None
+    peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
+    return ThroughputReport(
+        workload=workload,
+        tokens_per_second=workload.tokens / time.seconds,
+        utilisation=workload.model_flops / (time.seconds * peak),
+    )
+
+
+def _versions(compilation: Compilation, topology: Topology) -> VersionsReport:
+    set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
+    options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
+    return VersionsReport(
+        xlashard=__version__,
+        jax=jax.__version__,
+        jaxlib=executables.jaxlib_version(),
+        libtpu=libtpu_version() or "",
+        runtime=compiler.client_of(topology.devices[0]).platform_version,
+        flags=(*set_outside, *options),
+    )

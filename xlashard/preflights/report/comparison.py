@@ -1,0 +1,127 @@
+"""Comparison of two preflight reports."""
+
+from xlashard.pjit.report.changes.comparison import Comparison
+from xlashard.pjit.report.changes.report_changes import (
+    Amounts,
+    BytesUse,
+    Facts,
+    amount_changes,
+    fact_changes,
+    traffic_use,
+    usage_changes,
+    value_changes,
+)
+from xlashard.pjit.report.tables import line_text, operation_text
+from xlashard.preflights.render.report_text import (
+    BOUNDS,
+    axes_text,
+    mesh_text,
+    topology_text,
+)
+from xlashard.preflights.report.preflight_report import PreflightReport
+
+
+def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
+    """Compare two reports.
+
+    Args:
+        old: Report before the change, or of the first alternative.
+        new: Report after the change, or of the second alternative.
+
+    Example:
+        >>> import jax
+        >>> from xlashard import P, pjit, preflight
+        >>> x = jax.ShapeDtypeStruct((1024, 512), "bfloat16")
+        >>> gram = pjit(lambda x: x @ x.T, in_shardings=P("data"))
+        >>> small = preflight(gram, x, topology="v5e-8", mesh={"data": 8})
+        >>> large = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
+        >>> [(c.old, c.new) for c in compare(small, large).facts if c.name == "topology"]
+        [('v5e:2x4 (8 chips)', 'v5e:4x4 (16 chips)')]
+    """
+    return Comparison(
+        old=_title(old),
+        new=_title(new),
+        facts=fact_changes(_FACTS, old, new),
+        amounts=amount_changes(_AMOUNTS, old, new),
+        memory=usage_changes(_held(old), _held(new)),
+        traffic=usage_changes(_sent(old), _sent(new)),
+        **value_changes(old, new),
+    )
+
+
+def _title(report: PreflightReport) -> str:
+    kind = " (estimate)" if report.is_estimate else ""
+    return f"{report.title or report.name} on {topology_text(report.topology)}{kind}"
+
+
+_FACTS: Facts[PreflightReport] = {
+    "outcome": lambda r: r.outcome,
+    "compilation": lambda r: "without code" if r.is_estimate else "whole",
+    "bound by": lambda r: BOUNDS[r.time.bound],
+    "function": lambda r: r.name,
+    "topology": lambda r: topology_text(r.topology),
+    "mesh": lambda r: axes_text(r.mesh),
+    "mesh on the torus": lambda r: mesh_text(r.mesh),
+    "partitioner": lambda r: r.partitioner,
+    "xlashard": lambda r: r.versions.xlashard,
+    "jax": lambda r: r.versions.jax,
+    "jaxlib": lambda r: r.versions.jaxlib,
+    "libtpu": lambda r: r.versions.libtpu,
+    "flags": lambda r: " ".join(f"{where}: {flag}" for where, flag in r.versions.flags),
+}
+
+
+_AMOUNTS: Amounts[PreflightReport] = {
+    "memory": ("bytes", lambda r: r.memory.total_bytes),
+    "memory: arguments": ("bytes", lambda r: r.memory.argument_bytes),
+    "memory: other results": ("bytes", lambda r: r.memory.result_bytes),
+    "memory: temporaries": ("bytes", lambda r: r.memory.temporary_bytes),
+    "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
+    "time": ("seconds", lambda r: r.time.seconds),
+    "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
+    "time of the schedule": ("seconds", lambda r: r.time.seconds),
+    "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
+    "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
+    "time: links within a slice": ("seconds", lambda r: r.time.ici_seconds),
+    "time: network between slices": ("seconds", lambda r: r.time.dcn_seconds),
+    "arithmetic": ("flop", lambda r: r.time.flops),
+    "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
+    "sent within a slice": ("bytes", lambda r: _on(r, "ici")),
+    "sent between slices": ("bytes", lambda r: _on(r, "dcn")),
+    "tokens per second": (
+        "number",
+        lambda r: None if r.throughput is None else r.throughput.tokens_per_second,
+    ),
+    "model FLOP utilisation": (
+        "part",
+        lambda r: None if r.throughput is None else r.throughput.utilisation,
+    ),
+    "price of a step": ("number", lambda r: None if r.price is None else r.price.step),
+    "price of a billion tokens": (
+        "number",
+        lambda r: None if r.price is None else r.price.billion_tokens,
+    ),
+    "time to compile": ("seconds", lambda r: r.compile_seconds),
+}
+
+
+def _on(report: PreflightReport, network: str) -> int:
+    return sum(t.collective.sent_bytes for t in report.traffic if t.network == network)
+
+
+def _held(report: PreflightReport) -> list[BytesUse]:
+    memory = report.memory
+    fresh = [h for h in memory.results if not h.aliased]
+    values = [BytesUse(("value", h.path), h.path, "", h.device_bytes) for h in memory.arguments]
+    values += [BytesUse(("value", h.path), h.path, "", h.device_bytes) for h in fresh]
+    for t in memory.temporaries:
+        operation = operation_text(t.op_name) if t.op_name else t.type
+        function = t.source.function if t.source is not None else ""
+        where = line_text(t.source) if t.source is not None else ""
+        key = ("temporary", operation, function)
+        values.append(BytesUse(key, f"temporary of {operation}", where, t.device_bytes))
+    return values
+
+
+def _sent(report: PreflightReport) -> list[BytesUse]:
+    return [traffic_use(t.collective, t.network, t.seconds) for t in report.traffic]

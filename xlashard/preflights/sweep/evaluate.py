@@ -1,0 +1,263 @@
+"""Request to evaluate one mesh of a sweep, its cache key, and its evaluation in a worker."""
+
+import ast
+import hashlib
+import json
+import math
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.topologies import libtpu_version
+from xlashard._jax.trace.tracing import is_extended
+from xlashard.errors import XlashardError
+from xlashard.preflights.mesh_mapping import argument_placer
+from xlashard.preflights.preflight_run import preflight
+from xlashard.preflights.report.pricing import Workload
+from xlashard.preflights.sweep.sweep_results import ResultStore, SweepFacts
+from xlashard.preflights.target_loading import TargetProgram, load_program, user_code_errors
+from xlashard.program.environment import flags_here
+from xlashard.sharding import Mesh
+from xlashard.tpu.topologies import Topology, topology
+from xlashard.wording import in_bytes
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """Request to evaluate one mesh.
+
+    Attributes:
+        target: JSON value that the runner turns into a program.
+        title: Title of the report.
+        topology: Name in libtpu.
+        slices: Number of slices.
+        mesh: Mesh axis names and sizes.
+        options: Compiler options.
+        estimate: Whether to stop the compiler before code generation.
+        kernel_costs: Costs of kernels by name.
+        workload: Workload of a training step, if specified.
+        folder: Folder for the report.
+        key: Cache key.
+    """
+
+    target: Any
+    title: str
+    topology: str
+    slices: int
+    mesh: tuple[tuple[str, int], ...]
+    options: Mapping[str, Any]
+    estimate: bool
+    kernel_costs: Mapping[str, Any]
+    workload: Mapping[str, Any] | None
+    folder: str = ""
+    key: str = ""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "SweepRequest":
+        """Return the request of a JSON value."""
+        axes = tuple((str(name), int(size)) for name, size in values["mesh"])
+        return cls(**{**values, "mesh": axes})
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Mesh axis sizes by name."""
+        return dict(self.mesh)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the request as a JSON value."""
+        return asdict(self)
+
+
+def run_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluate a `module:function` on one mesh; the default runner."""
+    return evaluate_mesh(
+        SweepRequest.from_json(values), lambda r, place: load_program(r.target, place, r.axes)
+    )
+
+
+def evaluate_mesh(
+    request: SweepRequest, make: Callable[[SweepRequest, Topology], TargetProgram]
+) -> dict[str, Any]:
+    """Load a program for one mesh and compile it.
+
+    Args:
+        request: The request.
+        make: Function that returns the program for the mesh of a topology.
+
+    Returns:
+        Outcome, reason, facts and file of the report, as in `SweepResult`.
+    """
+    try:
+        place = topology(request.topology, request.slices)
+        program = make(request, place)
+        mesh = program.mesh or place.mesh(request.axes)
+        too_much = _too_much(program, place, mesh)
+        if too_much:
+            return {"outcome": "out of memory", "reason": too_much}
+        return _compiled(request, program, place, mesh)
+    except XlashardError as error:
+        return {"outcome": "impossible", "reason": str(error)}
+
+
+def _compiled(
+    request: SweepRequest, program: TargetProgram, place: Topology, mesh: Mesh
+) -> dict[str, Any]:
+    workload = program.workload
+    if request.workload is not None:
+        workload = Workload(**request.workload)
+    with user_code_errors(f"{request.title} can't be traced"):
+        report = preflight(
+            program.function,
+            *program.args,
+            topology=place,
+            mesh=mesh,
+            workload=workload,
+            compiler_options=dict(request.options) or None,
+            estimate=request.estimate,
+            kernel_costs=request.kernel_costs,
+            title=request.title,
+            **program.kwargs,
+        )
+    reason = ""
+    if not report.fits:
+        memory = report.memory
+        reason = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)}"
+    return {
+        "outcome": report.outcome,
+        "reason": reason,
+        "facts": asdict(SweepFacts.of(report)),
+        "report": ResultStore(Path(request.folder)).keep_report(_report_name(request), report),
+    }
+
+
+def _report_name(request: SweepRequest) -> str:
+    """Return a readable, unique file name."""
+    slices = f"{request.slices}x" if request.slices > 1 else ""
+    sizes = "-".join(f"{name}{size}" for name, size in request.mesh)
+    return f"{slices}{request.topology.replace(':', '-')}.{sizes}.{request.key[:8]}"
+
+
+def _too_much(program: TargetProgram, place: Topology, mesh: Mesh) -> str:
+    """Return the reason why arguments alone exceed the memory, or an empty string."""
+    leaves = jax.tree.leaves(
+        jax.tree.map(argument_placer(mesh), (program.args, dict(program.kwargs)))
+    )
+    taken = sum(map(_device_bytes, leaves))
+    available = place.generation.available_bytes
+    if taken <= available:
+        return ""
+    return (
+        f"not compiled: its arguments alone take {in_bytes(taken)} of the {in_bytes(available)} "
+        f"of each device"
+    )
+
+
+def _device_bytes(leaf: Any) -> int:
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is None:
+        return 0
+    if is_extended(leaf):
+        return 0
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * leaf.dtype.itemsize
+
+
+_PACKAGE = Path(__file__).parents[2]
+_LENGTH = 24
+
+
+def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
+    """Return the digest of a request, the user's sources, and all versions and flags.
+
+    Args:
+        request: Request as a JSON value.
+        sources: Other files that the result depends on.
+    """
+    inputs = {
+        "request": request,
+        "sources": _digest_of_files(sources),
+        "xlashard": _package_digest(),
+        "jax": jax.__version__,
+        "jaxlib": executables.jaxlib_version(),
+        "libtpu": libtpu_version(),
+        "flags": flags_here(),
+        "config": _config(),
+    }
+    text = json.dumps(inputs, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+
+def _config() -> list[tuple[str, str]]:
+    """Return JAX's environment variables, which worker processes inherit."""
+    return sorted((k, v) for k, v in os.environ.items() if k.startswith("JAX_"))
+
+
+@lru_cache(maxsize=16)
+def _package_digest() -> str:
+    return _digest_of_files(sorted(_PACKAGE.rglob("*.py")))
+
+
+def source_files(module: str) -> list[Path]:
+    """Return the files of a module and its imports, without installed packages.
+
+    Args:
+        module: Name of an imported module.
+    """
+    brought = [Path(p).resolve() for p in _installed()]
+    found: dict[str, Path | None] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name in found or not file or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        found[name] = None
+        if not any(path.is_relative_to(folder) for folder in brought):
+            found[name] = path
+            waiting += _imports(path, name)
+    return sorted(path for path in found.values() if path is not None)
+
+
+def _imports(file: Path, module: str) -> Iterator[str]:
+    """Yield the names of the modules that a file imports, including packages."""
+    package = sys.modules[module].__package__ or ""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            name = f"{'.' * node.level}{node.module or ''}"
+            base = resolve_name(name, package) if node.level else name
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _installed() -> Iterator[str]:
+    paths = sysconfig.get_paths()
+    yield from (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    yield from site.getsitepackages()
+    yield str(_PACKAGE)
+    yield sys.prefix
+    yield sys.base_prefix
+
+
+def _digest_of_files(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError:
+            continue
+        # Digest name and content, so that the folder doesn't matter.
+        digest.update(f"{file.name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,277 @@
+"""Report of a sweep, its terminal output, and its progress display."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from xlashard.documents import read_text
+from xlashard.errors import ArgumentError, counted
+from xlashard.pjit.report.serde import ReportFormat, SerializableReport
+from xlashard.pjit.report.tables import Page, head, section, table
+from xlashard.preflights.render.report_text import (
+    BOUNDS,
+    ESTIMATE,
+    NETWORKS,
+    price_with_currency,
+)
+from xlashard.preflights.report.preflight_report import PreflightReport
+from xlashard.preflights.report.pricing import Price, PriceReport, describe_price
+from xlashard.preflights.sweep.sweep_results import (
+    FORMAT,
+    ChipPrice,
+    SkippedTopology,
+    SweepResult,
+)
+from xlashard.wording import in_amount, in_bytes, in_seconds
+
+_SHOWN = 12
+_REASON = 160
+_TITLES = {
+    "out of memory": "Out of memory",
+    "impossible": "Impossible",
+    "failed": "Failed",
+}
+
+
+def _head(report: "SweepReport") -> RenderableType:
+    counts = Counter(r.outcome for r in report.results)
+    text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
+    topologies = list(dict.fromkeys(r.where for r in report.results))
+    best = report.best
+    kind = [("estimate", ESTIMATE)] if report.is_estimate else []
+    facts: list[tuple[str, str | Text]] = [
+        ("meshes", f"{len(report.results)}: {', '.join(text).replace('fits', 'fit')}")
+    ]
+    if best is not None and best.facts is not None:
+        step = in_seconds(best.facts.seconds)
+        facts.insert(0, ("best", f"{best.axes} on {best.where}, {step}"))
+    if report.reused_results:
+        facts.append(("known", f"{counted(report.reused_results, 'result')} from an earlier run"))
+    facts.append(("reports", report.folder))
+    return head(report.title, topologies, [*kind, *facts])
+
+
+def _ranking(report: "SweepReport", fitting: Sequence[SweepResult], page: Page) -> RenderableType:
+    shown = fitting if page.is_full else fitting[:_SHOWN]
+    facts = [r.facts for r in shown if r.facts is not None]
+    prices = map(report.step_price, shown)
+    columns: dict[str, list[RenderableType]] = {
+        "": [Text(f"{i}.", style="dim") for i, _ in enumerate(shown, 1)],
+        "topology": [r.where for r in shown],
+        "mesh": [Text(r.axes, style="" if i else "bold") for i, r in enumerate(shown)],
+        ">step": [in_seconds(f.seconds) for f in facts],
+        ">tokens/s": [
+            "" if f.tokens_per_second is None else in_amount(f.tokens_per_second) for f in facts
+        ],
+        ">MFU": ["" if f.utilisation is None else f"{f.utilisation:.1%}" for f in facts],
+        ">HBM": [f"{f.total_bytes / f.available_bytes:.0%}" for f in facts],
+        "waits for": [NETWORKS.get(f.bound) or BOUNDS[f.bound] for f in facts],
+        ">price": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
+    }
+    known = {name: column for name, column in columns.items() if any(map(str, column))}
+    rest = page.left(len(fitting) - len(shown), "more that fit")
+    body = table(list(known), list(zip(*known.values(), strict=True)))
+    return section("Fastest first", "by the estimated time of a step", body, rest)
+
+
+def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
+    rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(found)]
+    rest = page.left(len(found) - len(rows))
+    return section(title, "", table(["topology", "mesh", "why"], rows), rest)
+
+
+def _reason(result: SweepResult, page: Page) -> str:
+    facts = result.facts
+    if result.outcome == "out of memory" and facts is not None:
+        return f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
+    line = " ".join(result.reason.split())
+    return line if page.is_full or len(line) <= _REASON else f"{line[: _REASON - 1]}…"
+
+
+class SweepProgress:
+    """Progress of a sweep: a bar in a terminal, else one line per mesh.
+
+    Args:
+        shown: Whether to show progress.
+        console: Console; None for standard error.
+    """
+
+    def __init__(self, *, shown: bool = True, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._is_shown = shown
+        self._total = self._done = 0
+        self._best: SweepResult | None = None
+        self._bar = _bar(self._console) if shown and self._console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def start(self, total: int, known: Sequence[SweepResult]) -> None:
+        """Start with the number of results.
+
+        Args:
+            total: Number of meshes.
+            known: Cached results.
+        """
+        self._total, self._done = total, len(known)
+        for result in known:
+            self._compare(result)
+        self._show()
+
+    def update(self, result: SweepResult) -> None:
+        """Add a result."""
+        self._done += 1
+        self._compare(result)
+        self._show()
+        if self._is_shown and not self._bar:
+            self._console.print(
+                f"{self._done}/{self._total} {result.where} {result.axes}: {_result_text(result)}",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
+            )
+
+    def _compare(self, result: SweepResult) -> None:
+        if result.outcome == "fits" and (self._best is None or result.rank < self._best.rank):
+            self._best = result
+
+    def _show(self) -> None:
+        if not self._bar:
+            return
+        best = self._best
+        text = "" if best is None else f"best {_result_text(best)}: {best.axes} on {best.where}"
+        (task,) = self._bar.task_ids
+        self._bar.update(task, total=self._total, completed=self._done, description=text)
+
+
+def _bar(console: Console) -> Bar:
+    bar = Bar(
+        TextColumn("meshes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )
+    bar.add_task("", total=None)
+    return bar
+
+
+def _result_text(result: SweepResult) -> str:
+    if result.outcome == "fits" and result.facts is not None:
+        return in_seconds(result.facts.seconds)
+    reason = " ".join(result.reason.split())
+    return f"{result.outcome}: {reason}" if reason else result.outcome
+
+
+@dataclass(frozen=True, repr=False)
+class SweepReport(SerializableReport):
+    """Results of a sweep, best mesh first. Made by `xlashard.preflight_sweep`.
+
+    `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it.
+
+    Attributes:
+        title: Source of the program: settings file, or `module:function`.
+        folder: Folder of the results and reports.
+        results: One result per mesh: fitting ones by time, then out of memory, impossible, failed.
+        reused_results: Number of results cached by an earlier sweep in this folder.
+        prices: Prices of chips, as specified by the caller.
+        skipped_topologies: Topologies without a mesh of these axes.
+        is_estimate: Whether the compiler was stopped before code generation.
+
+    Example:
+        >>> from xlashard import preflight_sweep
+        >>> report = preflight_sweep("model:step", "v5e-16")  # doctest: +SKIP
+        >>> report.best.axes  # doctest: +SKIP
+        'data=8 model=2'
+    """
+
+    _format = ReportFormat("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")
+
+    title: str
+    folder: str
+    results: tuple[SweepResult, ...]
+    reused_results: int = field(default=0, compare=False)
+    prices: tuple[ChipPrice, ...] = ()
+    skipped_topologies: tuple[SkippedTopology, ...] = ()
+    is_estimate: bool = False
+
+    @property
+    def best(self) -> SweepResult | None:
+        """The fastest mesh that fits; None if none fits."""
+        return next(iter(self.fitting), None)
+
+    @property
+    def fitting(self) -> tuple[SweepResult, ...]:
+        """The meshes that fit, fastest first."""
+        return tuple(r for r in self.results if r.outcome == "fits")
+
+    def price(self, result: SweepResult) -> Price | None:
+        """Return the price of a chip of a result's topology, or None if unspecified."""
+        generation = result.topology.partition(":")[0]
+        known = {price.generation: price for price in self.prices}
+        found = known.get(generation) or known.get("")
+        return None if found is None else Price(found.chip_hour, found.currency)
+
+    def step_price(self, result: SweepResult) -> PriceReport | None:
+        """Return the cost of one execution, or None without a price or an estimate."""
+        price, facts = self.price(result), result.facts
+        if price is None or facts is None:
+            return None
+        return describe_price(price, facts.seconds, facts.chips, None)
+
+    def report(self, result: SweepResult) -> PreflightReport:
+        """Return the whole report of a result.
+
+        Raises:
+            ArgumentError: If the mesh was not compiled, or the file is missing or invalid.
+        """
+        if not result.report:
+            raise ArgumentError(
+                f"{result.axes} on {result.where} has no report, because it was not compiled: "
+                f"{result.reason}"
+            )
+        file = Path(self.folder) / result.report
+        try:
+            found = PreflightReport.from_json(read_text(file))
+        except (OSError, ValueError) as error:
+            raise ArgumentError(
+                f"the report of {result.axes} on {result.where} can't be read: {error}; run the "
+                f"sweep with again=True to compile it again"
+            ) from None
+        price = self.price(result)
+        if price is None:
+            return found
+        workload = None if found.throughput is None else found.throughput.workload
+        cost = describe_price(price, found.time.seconds, found.topology.chips, workload)
+        return replace(found, price=cost)
+
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
+        yield _head(self)
+        if self.fitting:
+            yield _ranking(self, self.fitting, page)
+        for outcome, title in _TITLES.items():
+            found = [r for r in self.results if r.outcome == outcome]
+            if found:
+                yield _left_out(title, found, page)
+        if self.skipped_topologies:
+            rows = [(t.where, Text(t.reason, style="dim")) for t in self.skipped_topologies]
+            yield section("Without a mesh", "", table(["topology", "why"], rows))
+
+    def __repr__(self) -> str:
+        fit = f"{len(self.fitting)} of {len(self.results)} fit"
+        kind = "estimate, " if self.is_estimate else ""
+        return f"<SweepReport of {self.title}: {kind}{fit}; print it>"

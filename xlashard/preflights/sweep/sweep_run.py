@@ -1,0 +1,423 @@
+"""`preflight_sweep`: compile every mesh shape of given topologies and rank them."""
+
+import contextlib
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
+from xlashard.errors import ArgumentError
+from xlashard.preflights.dump_folder import remove_abandoned_folders
+from xlashard.preflights.report.pricing import Workload, parse_price
+from xlashard.preflights.sweep.evaluate import SweepRequest, cache_key, source_files
+from xlashard.preflights.sweep.sweep_pool import (
+    SweepJob,
+    WorkerLimits,
+    default_limits,
+    run_jobs,
+)
+from xlashard.preflights.sweep.sweep_report import SweepProgress, SweepReport
+from xlashard.preflights.sweep.sweep_results import (
+    ChipPrice,
+    ResultStore,
+    SkippedTopology,
+    SweepFacts,
+    SweepResult,
+    ranked,
+)
+from xlashard.preflights.target_loading import load_function
+from xlashard.tpu.topologies import Topology, topology
+from xlashard.tpu.topology_names import divisors
+
+_RANGE = re.compile(r"(\d*)\.\.(\d*)")
+
+
+@dataclass(frozen=True)
+class AxisRange:
+    """Valid sizes of a mesh axis.
+
+    Attributes:
+        least: Minimum.
+        most: Maximum; None for the number of devices.
+    """
+
+    least: int = 1
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.least < 1 or (self.most is not None and self.most < self.least):
+            raise ArgumentError(
+                f"invalid range of mesh axis sizes, {self.least} to {self.most}: write 2..8, "
+                f"..8, 2.. "
+                "or auto"
+            )
+
+    def __contains__(self, size: object) -> bool:
+        if not isinstance(size, int):
+            return False
+        return self.least <= size and (self.most is None or size <= self.most)
+
+    def __str__(self) -> str:
+        if self == AxisRange():
+            return "auto"
+        if self.least == self.most:
+            return str(self.least)
+        least = "" if self.least == 1 else self.least
+        return f"{least}..{'' if self.most is None else self.most}"
+
+
+type AxisSizes = int | str | AxisRange
+"""Valid sizes of a mesh axis: a size, `"auto"`, `"2..8"`, `"..8"`, `"2.."`, or a range."""
+
+
+def read_axes(axes: Mapping[str, AxisSizes]) -> dict[str, AxisRange]:
+    """Parse the valid sizes of mesh axes.
+
+    Raises:
+        ArgumentError: If there are no axes, or a size is invalid.
+
+    Example:
+        >>> read_axes({"data": "auto", "model": "..8", "expert": 4})["model"]
+        AxisRange(least=1, most=8)
+    """
+    if not isinstance(axes, Mapping) or not axes:
+        raise ArgumentError(
+            f"mesh={axes!r} is invalid: expected axis names with sizes, "
+            "{'data': 'auto', 'model': '..8'}"
+        )
+    with short_tracebacks:
+        return {name: _range(name, size) for name, size in axes.items()}
+
+
+def _range(name: str, size: AxisSizes) -> AxisRange:
+    if isinstance(size, AxisRange):
+        return size
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
+        return AxisRange(size, size)
+    text = size.strip() if isinstance(size, str) else ""
+    if text == "auto":
+        return AxisRange()
+    if text.isascii() and text.isdecimal() and int(text):
+        return AxisRange(int(text), int(text))
+    found = _RANGE.fullmatch(text)
+    if found is None or text == "..":
+        raise ArgumentError(
+            f"mesh axis {name!r} has the invalid size {size!r}: write a number of devices, auto, "
+            f"or a range such as {name}=2..8 or {name}=..8"
+        )
+    return AxisRange(int(found[1] or 1), int(found[2]) if found[2] else None)
+
+
+def parse_axes(text: str) -> dict[str, AxisRange]:
+    """Parse the axes of a command line: `data=auto,tensor=..8,expert=4`.
+
+    Raises:
+        ArgumentError: If the text is invalid.
+
+    Example:
+        >>> {name: str(sizes) for name, sizes in parse_axes("data=auto,tensor=..8").items()}
+        {'data': 'auto', 'tensor': '..8'}
+    """
+    found: dict[str, AxisRange] = {}
+    for part in text.split(","):
+        name, equals, size = (word.strip() for word in part.partition("="))
+        if not equals or not name or name in found:
+            raise ArgumentError(
+                f"--mesh {text}: {part!r} is not NAME=SIZE; write --mesh "
+                "data=auto,tensor=..8,expert=4"
+            )
+        found[name] = _range(name, size)
+    return found
+
+
+def factorisations(count: int, axes: Mapping[str, AxisRange]) -> tuple[dict[str, int], ...]:
+    """Return all meshes of a number of devices, the first axis largest first.
+
+    Args:
+        count: Number of devices.
+        axes: Valid sizes of each axis, in mesh order.
+
+    Returns:
+        Axis sizes of each mesh.
+
+    Raises:
+        ArgumentError: If no mesh has this many devices.
+
+    Example:
+        >>> factorisations(8, {"data": AxisRange(), "model": AxisRange(most=2)})
+        ({'data': 8, 'model': 1}, {'data': 4, 'model': 2})
+    """
+    found = tuple(
+        dict(zip(axes, sizes, strict=True)) for sizes in _products(count, tuple(axes.values()))
+    )
+    if not found:
+        size = ", ".join(f"{name}={sizes}" for name, sizes in axes.items())
+        raise ArgumentError(
+            f"no mesh of {size} has {count:,} devices: the axis sizes must multiply to that; "
+            f"make one of them auto"
+        )
+    return found
+
+
+def _products(count: int, ranges: tuple[AxisRange, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield sizes within ranges that multiply to a count."""
+    if not ranges:
+        if count == 1:
+            yield ()
+        return
+    first, *rest = ranges
+    least = math.prod(r.least for r in rest)
+    for size in reversed(divisors(count)):
+        if size in first and count // size >= least:
+            for others in _products(count // size, tuple(rest)):
+                yield (size, *others)
+
+
+type Prices = float | str | Mapping[str, float | str]
+"""Cost per chip-hour of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
+
+type Meshes = Sequence[tuple[Topology, Mapping[str, int]]]
+"""Topologies with mesh axis sizes."""
+
+_RUNNER = "xlashard.preflights.sweep.evaluate:run_target"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Specification of a sweep.
+
+    Attributes:
+        title: Title of the reports.
+        target: JSON value that the runner turns into a program.
+        topologies: Topologies to try.
+        axes: Valid sizes of each mesh axis.
+        runner: `module:function` that evaluates one mesh in a worker process.
+        options: Compiler options.
+        estimate: Whether to stop the compiler before code generation.
+        kernel_costs: Costs of kernels by name.
+        workload: Workload of a training step.
+        sources: Other files that results depend on.
+    """
+
+    title: str
+    target: Any
+    topologies: tuple[Topology, ...]
+    axes: Mapping[str, AxisRange]
+    runner: str = _RUNNER
+    options: tuple[tuple[str, Any], ...] = ()
+    estimate: bool = False
+    kernel_costs: Mapping[str, KernelCost] = field(default_factory=dict)
+    workload: Workload | None = None
+    sources: tuple[Path, ...] = ()
+
+
+def preflight_sweep(
+    target: str | Callable[..., Any],
+    *,
+    topologies: str | Topology | Sequence[str | Topology],
+    mesh: Mapping[str, AxisSizes],
+    slices: int = 1,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    timeout: float = 0.0,
+    again: bool = False,
+    workload: Workload | None = None,
+    price: Prices | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    estimate: bool = False,
+    kernel_costs: KernelCosts | None = None,
+    progress: bool = True,
+) -> SweepReport:
+    """Compile every mesh of some topologies and rank them by estimated step time.
+
+    Worker processes compile the meshes in parallel. Results are cached in a folder, keyed by
+    everything they depend on: another sweep there continues an interrupted one and compiles what
+    has changed.
+
+    Args:
+        target: Function of a module, or `"package.module:function"`: it takes `mesh` and returns a
+            function and its arguments, as shapes with shardings on that mesh, or a stage of one.
+        topologies: Topologies: `"v5e-16"`, `["v5e-16", "v5p-16"]`.
+        mesh: Valid sizes by axis name: `"auto"` for any, `"2..8"`, `4`.
+        slices: Number of slices per topology.
+        folder: Folder of the results. Default: a new temporary folder.
+        workers: Number of worker processes. Default: as many as CPUs and memory allow.
+        timeout: Timeout per mesh in seconds; 0 for none.
+        again: Whether to recompile cached results.
+        workload: Workload of a training step, for tokens per second and MFU.
+        price: Cost per chip-hour, by generation where prices differ.
+        compiler_options: Compiler options.
+        estimate: Whether to stop the compiler before code generation, as `preflight` does.
+        kernel_costs: Costs of kernels by name, as `preflight` takes them.
+        progress: Whether to show a progress bar if standard error is a terminal.
+
+    Returns:
+        Results, best mesh first. `print(report)` displays them.
+
+    Raises:
+        ArgumentError: If the target is not a function of a module, no mesh is possible, or
+            `kernel_costs` is invalid.
+        TopologyError: If a topology is unknown, or libtpu is missing.
+
+    Example:
+        >>> meshes = {"data": "auto", "model": "..8"}
+        >>> report = preflight_sweep("model:step", "v5e-16", mesh=meshes)  # doctest: +SKIP
+        >>> report.best.axes  # doctest: +SKIP
+        'data=8 model=2'
+    """
+    name = target_name(target)
+    load_function(name)
+    sweep = Sweep(
+        title=name,
+        target=name,
+        topologies=find_topologies(topologies, slices),
+        axes=read_axes(mesh),
+        options=tuple((compiler_options or {}).items()),
+        estimate=estimate,
+        kernel_costs=read_kernel_costs(kernel_costs),
+        workload=workload,
+        sources=tuple(source_files(name.partition(":")[0])),
+    )
+    prices = read_prices(price)
+    limits = default_limits(workers, timeout)
+    results = tempfile.mkdtemp(prefix="xlashard-sweep-") if folder is None else folder
+    with SweepProgress(shown=progress) as bar:
+        return run_sweep(sweep, Path(results), limits, bar, again=again, prices=prices)
+
+
+def target_name(target: str | Callable[..., Any]) -> str:
+    """Return the `module:function` that worker processes import."""
+    if isinstance(target, str):
+        return target
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if not callable(target) or module in (None, "__main__") or "<" in name:
+        raise ArgumentError(
+            f"{name or target!r} can't be imported by worker processes: define it at the top "
+            f"level of a module, preflight_sweep('module:function', ...)"
+        )
+    return f"{module}:{name}"
+
+
+def find_topologies(
+    names: str | Topology | Sequence[str | Topology], slices: int = 1
+) -> tuple[Topology, ...]:
+    """Return the named topologies without duplicates."""
+    requested = [names] if isinstance(names, str | Topology) else list(names)
+    if not requested:
+        raise ArgumentError("topologies is empty: write topologies=['v5e-16', 'v5p-16']")
+    found = (t if isinstance(t, Topology) else topology(t, slices) for t in requested)
+    return tuple(dict.fromkeys(found))
+
+
+def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
+    """Parse the prices of a sweep."""
+    if price is None:
+        return ()
+    by_generation = price if isinstance(price, Mapping) else {"": price}
+    with short_tracebacks:
+        found = {name: parse_price(value) for name, value in by_generation.items()}
+        return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in found.items())
+
+
+def run_sweep(
+    sweep: Sweep,
+    folder: Path,
+    limits: WorkerLimits,
+    progress: SweepProgress,
+    *,
+    again: bool = False,
+    prices: tuple[ChipPrice, ...] = (),
+) -> SweepReport:
+    """Evaluate the meshes without a cached result, and rank all results.
+
+    Args:
+        sweep: Specification of the sweep.
+        folder: Folder of the results.
+        limits: Limits of the worker processes.
+        progress: Progress display.
+        again: Whether to recompile cached results.
+        prices: Prices of chips.
+    """
+    meshes, without = _meshes(sweep)
+    requests = _requests(sweep, meshes)
+    store = ResultStore(folder)
+    # Failed results are tried again.
+    known = {k: r for k, r in store.known().items() if k in requests and r.outcome != "failed"}
+    if again:
+        known = {}
+    found = dict(known)
+    progress.start(len(requests), tuple(known.values()))
+    jobs = [
+        SweepJob(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
+        for key, request in requests.items()
+        if key not in known
+    ]
+    with contextlib.ExitStack() as stack:
+        # Killed worker processes leave their folders.
+        stack.callback(remove_abandoned_folders)
+        answers = stack.enter_context(contextlib.closing(run_jobs(jobs, limits)))
+        for job, answer in answers:
+            result = _result(requests[job.key], job.key, answer)
+            store.keep(result)
+            found[job.key] = result
+            progress.update(result)
+    results = ranked(found.values())
+    kind = sweep.estimate
+    return SweepReport(sweep.title, str(folder), results, len(known), prices, without, kind)
+
+
+def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
+    """Return the requests by cache key."""
+    found = {}
+    for place, sizes in meshes:
+        request = SweepRequest(
+            target=sweep.target,
+            title=sweep.title,
+            topology=place.name,
+            slices=place.slices,
+            mesh=tuple(sizes.items()),
+            options=dict(sweep.options),
+            estimate=sweep.estimate,
+            kernel_costs={name: asdict(cost) for name, cost in sweep.kernel_costs.items()},
+            workload=None if sweep.workload is None else asdict(sweep.workload),
+        )
+        found[cache_key(request.to_json(), sweep.sources)] = request
+    return found
+
+
+def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
+    """Return all meshes, grouped by topology, and the topologies without one.
+
+    Raises:
+        ArgumentError: If no topology has a mesh with these axes.
+    """
+    found: list[tuple[Topology, dict[str, int]]] = []
+    refusals: list[tuple[Topology, ArgumentError]] = []
+    for place in sweep.topologies:
+        try:
+            found += ((place, sizes) for sizes in factorisations(place.num_devices, sweep.axes))
+        except ArgumentError as error:
+            refusals.append((place, error))
+    if not found:
+        raise refusals[0][1]  # no-catalogue: raises an error of factorisations() again
+    return found, tuple(SkippedTopology(t.name, t.slices, str(error)) for t, error in refusals)
+
+
+def _result(request: SweepRequest, key: str, answer: Mapping[str, Any]) -> SweepResult:
+    facts = answer.get("facts")
+    return SweepResult(
+        key=key,
+        topology=request.topology,
+        slices=request.slices,
+        mesh=request.mesh,
+        outcome=answer["outcome"],
+        reason=answer["reason"],
+        facts=None if facts is None else SweepFacts(**facts),
+        report=answer.get("report", ""),
+    )

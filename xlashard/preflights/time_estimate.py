@@ -1,0 +1,269 @@
+"""Time estimate of a program: bounds by resource, and the time of its schedule."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from xlashard.costs.cost_analysis import analyze_cost
+from xlashard.costs.kernel_costs import KernelCost
+from xlashard.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
+from xlashard.costs.network_model import NetworkCost, NetworkModel
+from xlashard.costs.operation import OperationModel
+from xlashard.costs.rates import Rates, borrowed_rates, product_seconds, rates_of
+from xlashard.costs.schedule import StepSchedule, walk_schedule
+from xlashard.hlo.collectives import Collective, along_text
+from xlashard.hlo.module import HloModule
+from xlashard.preflights.compilation import Compilation
+from xlashard.preflights.report.preflight_model import AxisTraffic, Bound, TimeEstimate
+from xlashard.sharding import Mesh
+from xlashard.sharding.named import grid_of
+from xlashard.tpu.generations import Generation
+from xlashard.tpu.topologies import Topology
+
+
+def estimate_time(
+    compilation: Compilation,
+    topology: Topology,
+    mesh: Mesh,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    schedule: StepSchedule | None = None,
+) -> TimeEstimate:
+    """Return the time of one execution, and lower bounds by resource.
+
+    The time follows the compiler's schedule, with each operation at the rates that published
+    measurements show (`rates`). The bounds let each resource run at its peak, independent of the
+    others: matrix units by operand dtype, HBM, the links of each torus dimension (collectives on
+    the same dimension run in sequence), and the network between slices. The longest is the
+    roofline; no schedule is faster.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+        schedule: Result of `schedule_step`; None to make it.
+    """
+    module = compilation.module
+    work = analyze_cost(module, kernel_costs)
+    collectives = _network_costs(compilation, topology, mesh)
+    generation = topology.generation
+    schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs)
+    resources: dict[Bound, float] = {
+        "compute": compute_seconds(work.matmul_flops, generation),
+        "hbm": work.hbm_bytes / generation.device_hbm_bandwidth,
+        "ici": _busiest(collectives),
+        "dcn": sum(c.times * cost.dcn_seconds for c, cost in collectives),
+    }
+    roofline = max(resources.values())
+    shares = schedule.by_resource()
+    kernels = kernel_spread(module, schedule, generation, kernel_costs)
+    below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels)
+    return TimeEstimate(
+        flops=work.flops,
+        flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
+        hbm_bytes=work.hbm_bytes,
+        traffic=_traffic(collectives, mesh),
+        compute_seconds=resources["compute"],
+        hbm_seconds=resources["hbm"],
+        ici_seconds=resources["ici"],
+        dcn_seconds=resources["dcn"],
+        roofline_seconds=roofline,
+        bound=_bound(shares, resources),
+        seconds=max(schedule.seconds, roofline),
+        below=below,
+        above=above,
+        shares=tuple(sorted(shares.items(), key=lambda item: -item[1])),
+        kernels=tuple(sorted(_runs_of_kernels(schedule, known=True).items())),
+        unknown_kernels=tuple(sorted(_runs_of_kernels(schedule, known=False).items())),
+        unmatched_kernel_costs=unmatched_costs(module, kernel_costs or {}),
+        unknown_loops=work.unknown_loops,
+        elementwise_flops=work.elementwise,
+        transcendentals=work.transcendental,
+        unknown_calls=tuple(sorted(work.unknown_calls.items())),
+        not_understood=tuple(sorted(module.not_understood.items())),
+    )
+
+
+def schedule_step(
+    compilation: Compilation,
+    topology: Topology,
+    mesh: Mesh,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
+) -> StepSchedule:
+    """Return the times of a program's operations in the compiler's order.
+
+    Args:
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+        rates: Rates of a device; those of published measurements if None.
+    """
+    rates = rates or rates_of(topology.generation)
+    model = OperationModel(compilation.module, rates, kernel_costs)
+    collectives = _network_costs(compilation, topology, mesh)
+    return walk_schedule(compilation.module, collectives, model, rates)
+
+
+def _network_costs(
+    compilation: Compilation, topology: Topology, mesh: Mesh
+) -> list[tuple[Collective, NetworkCost]]:
+    network = NetworkModel(topology, mesh)
+    return [(c, network.of(c)) for c in compilation.collectives(mesh)]
+
+
+@dataclass(frozen=True)
+class KernelSpread:
+    """Uncertain time of the kernels of a step.
+
+    Attributes:
+        faster: Seconds that they take less at the best rates of other generations.
+        slower: Seconds that they take more at the worst rates of other generations.
+        ragged: Seconds of ragged products.
+        unknown: Whether there are kernels of unknown cost.
+    """
+
+    faster: float = 0.0
+    slower: float = 0.0
+    ragged: float = 0.0
+    unknown: bool = False
+
+
+def error_bar(
+    shares: Mapping[str, float], *, dcn: float = 0.0, kernels: KernelSpread | None = None
+) -> tuple[float, float | None]:
+    """Return the error of a predicted time below and above it, as shares of the time.
+
+    Its widths hold nine in ten of the published training runs (`benchmarks/truth.py`); waiting for
+    links and hosts is less certain than arithmetic. What the model does not know is added.
+
+    Args:
+        shares: Seconds of a step by the resource that the cores use or wait for.
+        dcn: Seconds of transfers between slices, also those that overlap with arithmetic.
+        kernels: Uncertainty of the kernels.
+
+    Returns:
+        A negative share, and a positive one; None instead of it with kernels of unknown cost,
+        without which the time is a lower bound.
+    """
+    whole, kernels = sum(shares.values()) or 1.0, kernels or KernelSpread()
+    waiting = (shares.get("ici", 0.0) + shares.get("host", 0.0)) / whole
+    slowest, fastest = _DCN_TIMES
+    ragged_below, ragged_above = _RAGGED_ERRORS
+    below = -0.2 - 0.3 * waiting
+    below += shares.get("dcn", 0.0) / whole * (fastest / slowest - 1)
+    below += (kernels.ragged * ragged_below - kernels.faster) / whole
+    if kernels.unknown:
+        return max(below, -1.0), None
+    above = 0.2 + 0.2 * waiting + dcn / whole * (slowest / fastest - 1)
+    above += (kernels.ragged * ragged_above + kernels.slower) / whole
+    return max(below, -1.0), above
+
+
+_DCN_TIMES = (73.7, 32.2)
+"""Milliseconds of the same reduction over 2 and 8 slices: the README of the v6e benchmarks
+(https://github.com/AI-Hypercomputer/tpu-recipes) gives no other figures between slices."""
+
+_RAGGED_ERRORS = (-0.63, 0.2)
+"""Errors that hold nine in ten of 79 ragged products of tokamax: with how many rows each group has,
+the time changes, and the compiler does not know them."""
+
+
+def kernel_spread(
+    module: HloModule,
+    schedule: StepSchedule,
+    generation: Generation,
+    kernel_costs: Mapping[str, KernelCost] | None = None,
+) -> KernelSpread:
+    """Return the uncertainty of the kernels of a schedule.
+
+    Args:
+        module: The program.
+        schedule: Its schedule.
+        generation: Generation of the chips.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+    """
+    others = [OperationModel(module, r, kernel_costs) for r in borrowed_rates(generation)]
+    faster = slower = ragged = 0.0
+    unknown = False
+    for operation, runs in schedule:
+        call = operation.instruction
+        if not is_kernel(call):
+            continue
+        unknown |= not operation.known
+        ragged += runs * operation.seconds * is_ragged(call)
+        computation = module.computations[operation.computation]
+        times = [other.of(computation, call).seconds for other in others]
+        faster += runs * max(operation.seconds - min(times, default=math.inf), 0.0)
+        slower += runs * max(max(times, default=0.0) - operation.seconds, 0.0)
+    return KernelSpread(faster, slower, ragged, unknown)
+
+
+_BOUNDS: dict[str, Bound] = {
+    "matrix": "compute",
+    "vector": "compute",
+    "kernel": "compute",
+    "launch": "compute",
+}
+
+
+def _bound(shares: Mapping[str, float], resources: Mapping[Bound, float]) -> Bound:
+    """Return the resource that the cores work with or wait for most of the time."""
+    sums: dict[Bound, float] = defaultdict(float)
+    for resource, seconds in shares.items():
+        sums[_BOUNDS.get(resource, cast(Bound, resource))] += seconds
+    return max(sums or resources, key=lambda name: (sums or resources)[name])
+
+
+def _runs_of_kernels(schedule: StepSchedule, *, known: bool) -> dict[str, int]:
+    """Return the number of runs of kernels of known or unknown cost, by name."""
+    found: dict[str, int] = defaultdict(int)
+    for operation, runs in schedule:
+        if operation.known == known and is_kernel(operation.instruction):
+            found[kernel_name(operation.instruction)] += round(runs)
+    return dict(found)
+
+
+def compute_seconds(matmul_flops: Mapping[str, float], generation: Generation) -> float:
+    """Return the time of matrix products at peak FLOP/s.
+
+    Args:
+        matmul_flops: FLOP by dtype; `bfloat16 x6` counts six passes.
+        generation: Generation of the chips.
+    """
+    peaks = dict(generation.device_peak_flops)
+    return sum(product_seconds(flops, dtype, peaks) for dtype, flops in matmul_flops.items())
+
+
+def _busiest(collectives: Iterable[tuple[Collective, NetworkCost]]) -> float:
+    """Return the time of the dimension with the busiest links."""
+    busy: dict[str, float] = defaultdict(float)
+    for collective, cost in collectives:
+        for dimension in cost.dimensions:
+            busy[dimension] += collective.times * cost.seconds
+    return max(busy.values(), default=0.0)
+
+
+def _traffic(
+    collectives: Iterable[tuple[Collective, NetworkCost]], mesh: Mesh
+) -> tuple[AxisTraffic, ...]:
+    grid = grid_of(mesh)
+    sums: dict[tuple[str, str], list[float]] = {}
+    for collective, cost in collectives:
+        along = along_text(collective, grid)
+        for network, sent, seconds in (
+            ("ici", cost.sent_bytes, cost.seconds),
+            ("dcn", cost.dcn_bytes, cost.dcn_seconds),
+        ):
+            if sent:
+                total = sums.setdefault((along, network), [0.0, 0.0])
+                total[0] += collective.times * sent
+                total[1] += collective.times * seconds
+    found = [
+        AxisTraffic(along, "dcn" if network == "dcn" else "ici", round(sent), seconds)
+        for (along, network), (sent, seconds) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes, t.along)))
