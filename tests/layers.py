@@ -21,7 +21,8 @@ class Layers:
 
     Attributes:
         package: Name of the package.
-        rooms: Its direct members to their numbers; a room imports from lower numbers only.
+        rooms: Its direct members to their numbers; a room imports from lower numbers only. A module
+            with an entry of its own ("room.module") counts as a room.
         common: Members that everything may import and that themselves import only each other.
         door: The one room that may import `INTERNALS`.
         pure: Rooms that import nothing but the standard library and `pure_allowed`, however far
@@ -186,9 +187,11 @@ def find_violations(root: Path, layers: Layers) -> list[Violation]:
 
 
 def _room(name: str, layers: Layers) -> str | None:
-    """The direct member of the package that the module is or lies in; '' for the package."""
+    """Return the room that the module is or lies in; '' for the package, None outside of it."""
     head, _, rest = name.partition(".")
-    return rest.partition(".")[0] if head == layers.package else None
+    if head != layers.package:
+        return None
+    return rest if rest in layers.rooms else rest.partition(".")[0]
 
 
 def _violation(module: Module, line: int, what: str) -> Violation:

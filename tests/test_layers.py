@@ -27,6 +27,8 @@ XLASHARD = Layers(
         "testing": 6,
         "costs": 7,
         "preflights": 8,
+        # The path of the preflight's names before GPUs.
+        "tpu.preflight": 9,
         # Above the compilers, by which it proves its layouts; called by pjit through a hook.
         "auto": 9,
         # The package's own face: what `import xlashard` shows, made of the rooms below it.
