@@ -1,18 +1,23 @@
 """Layouts compiled for a mesh: times, memory, collectives, and refusals."""
 
+import sys
+
 import jax
+import optax
 import pytest
 
 from tests.auto.examples import hand_layout, shapes, step
 from tests.facts import naming
 from xlashard import P, pjit
+from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.auto_program import read_program
-from xlashard.auto.problem import machine_of
+from xlashard.auto.problem import ConstraintSite, ProgramLayout, machine_of
 from xlashard.auto.proof import Prover, measure, nominal_cost
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
 from xlashard.pjit.shardings.resources import UNSPECIFIED
+from xlashard.preflights import compilation
 
 GIB = 2**30
 
@@ -163,3 +168,68 @@ def test_fixed_specs_hold_by_paths(program):
     assert specs["state['params'][0]['down']"] is None
     with pytest.raises(ValueError, match=naming("fixed['^btach']", "state['opt'][0].count")):
         program.problem(fixed={"^btach": P("data")})
+
+
+EVERYWHERE = P(("data", "model"))
+
+
+def losses(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@pytest.fixture(scope="module")
+def lookup():
+    args = jax.ShapeDtypeStruct((2048, 1000), "float32"), jax.ShapeDtypeStruct((2048,), "int32")
+    return read_program(losses, args, {}, {"data": 16, "model": 4}, "v6e-64")
+
+
+def lookup_layout(name, spec, *inside):
+    return ProgramLayout(name, (spec, spec), (P(),), inside, 1.0, 1.0)
+
+
+def prove_lookup(lookup, *layouts):
+    with Prover(lookup.function, lookup.call, lookup.mesh, lookup.topology, GIB) as prover:
+        return {p.layout.name: p for p in prover.prove(layouts, len(layouts))}
+
+
+def gather_path(jaxpr, path=()):
+    for number, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive.name == "gather":
+            return (*path, number)
+        for inner, body in enumerate(bodies(eqn)):
+            if found := gather_path(body, (*path, number, inner)):
+                return found
+    return None
+
+
+@pytest.mark.slow
+def test_a_crash_of_the_compiler_costs_its_layout_only(lookup):
+    # XLA's partitioner aborts on a lookup of labels whose result is resharded.
+    site = ConstraintSite(gather_path(lookup.call.traced.jaxpr), "result", 0)
+    inside = (site, EVERYWHERE), (site, P("data"))
+    found = prove_lookup(
+        lookup,
+        lookup_layout("crash", EVERYWHERE, *inside),
+        lookup_layout("rows", EVERYWHERE),
+        lookup_layout("refused", P(None, "nowhere")),
+    )
+    assert next(iter(found)) == "rows" and found["rows"].fits and found["rows"].cpu_seconds > 0
+    crash = found["crash"]
+    assert crash.compilation is None and crash.rank == found["refused"].rank
+    assert crash.reason.startswith("compiling losses failed: the worker process ended with SIGABRT")
+    assert "Check failed: grouped_sharding" in crash.reason and "\n" not in crash.reason
+
+
+@pytest.mark.slow
+def test_this_process_compiles_where_no_other_can(lookup, monkeypatch):
+    rows = lookup_layout("rows", EVERYWHERE)
+    expected = prove_lookup(lookup, rows)["rows"]
+    monkeypatch.setattr(sys, "executable", "")
+    without = prove_lookup(lookup, rows, lookup_layout("whole", P()))
+    monkeypatch.undo()
+    monkeypatch.setattr(compilation, "_RUNNER", "tests.auto:nothing")
+    elsewhere = prove_lookup(lookup, rows)
+    for proven in (without["rows"], elsewhere["rows"]):
+        assert proven.fits and proven.cpu_seconds > 0
+        assert (proven.seconds, proven.memory_bytes) == (expected.seconds, expected.memory_bytes)
+    assert without["whole"].memory_bytes > expected.memory_bytes

@@ -170,29 +170,27 @@ def solve(
     Raises:
         CompileError: If the compiler refuses all.
     """
-    prover = Prover(
-        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
-    )
     proven: list[ProvenLayout] = []
     others: dict[str, ProgramLayout] = {}
     limit = problem.memory_bytes
-    while True:
-        search = Search(replace(problem, memory_bytes=limit), time_limit)
-        layouts = sorted(search.run(), key=lambda layout: layout.seconds)
-        longest = _HOPELESS * layouts[0].seconds
-        promising = [layout for layout in layouts if layout.seconds <= longest]
-        proven += prover.prove(promising, count, seconds)
-        if program.topology is not None:
-            fitting = sorted((p for p in proven if p.fits), key=lambda p: p.rank)
-            for fastest in fitting[:_THINNED]:
-                thinned = search.thinned(fastest.layout)
-                proven += prover.prove(thinned, len(thinned))
-        others |= {layout.name: layout for layout in reversed(layouts)}
-        closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
-        # Half of the memory that is there is the least to plan for.
-        if closest <= problem.memory_bytes or limit < problem.memory_bytes / 2:
-            break
-        limit *= min(0.8, problem.memory_bytes / closest)
+    with _prover(program, problem) as prover:
+        while True:
+            search = Search(replace(problem, memory_bytes=limit), time_limit)
+            layouts = sorted(search.run(), key=lambda layout: layout.seconds)
+            longest = _HOPELESS * layouts[0].seconds
+            promising = [layout for layout in layouts if layout.seconds <= longest]
+            proven += prover.prove(promising, count, seconds)
+            if program.topology is not None:
+                fitting = sorted((p for p in proven if p.fits), key=lambda p: p.rank)
+                for fastest in fitting[:_THINNED]:
+                    thinned = search.thinned(fastest.layout)
+                    proven += prover.prove(thinned, len(thinned))
+            others |= {layout.name: layout for layout in reversed(layouts)}
+            closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
+            # Half of the memory that is there is the least to plan for.
+            if closest <= problem.memory_bytes or limit < problem.memory_bytes / 2:
+                break
+            limit *= min(0.8, problem.memory_bytes / closest)
     # A layout of a later search replaces a worse one of its name.
     named = {p.layout.name: p for p in sorted(proven, key=lambda p: p.rank, reverse=True)}
     proven = sorted(named.values(), key=lambda p: p.rank)
@@ -206,6 +204,12 @@ def solve(
     left = [layout for name, layout in others.items() if name not in known]
     left.sort(key=lambda layout: layout.seconds)
     return ProvenLayouts(tuple(proven), tuple(left), search.gap)
+
+
+def _prover(program: AutoProgram, problem: AutoProblem) -> Prover:
+    return Prover(
+        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
+    )
 
 
 def smallest_slice(
@@ -226,11 +230,9 @@ def smallest_slice(
         problem = program.problem(memory, fixed)
         layouts = Search(problem, time_limit).run()
         smallest = sorted(layouts, key=lambda layout: layout.memory_bytes)
-        prover = Prover(
-            program.function, program.call, program.mesh, program.topology, problem.memory_bytes
-        )
         if smallest[0].memory_bytes > problem.memory_bytes:
             continue
-        if any(proven.fits for proven in prover.prove(smallest, 2)):
-            return str(program.topology)
+        with _prover(program, problem) as prover:
+            if any(proven.fits for proven in prover.prove(smallest, 2)):
+                return str(program.topology)
     return ""

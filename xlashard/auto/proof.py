@@ -7,10 +7,10 @@ rates of the nominal chip, with one link per mesh axis.
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,25 @@ from xlashard.auto.problem import Machine, ProgramLayout, machine_of
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationModel
 from xlashard.costs.schedule import walk_schedule
-from xlashard.errors import XlashardError
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
 from xlashard.hlo.shapes import HBM
 from xlashard.pjit import Compiled, Lowered, Traced
 from xlashard.pjit.function import Function
 from xlashard.pjit.trace import Call
-from xlashard.preflights.compilation import Compilation, compile_for_report
+from xlashard.preflights.compilation import (
+    COMPILER_ERRORS,
+    Compilation,
+    Estimate,
+    compile_estimates,
+    compile_for_report,
+)
 from xlashard.preflights.mesh_mapping import map_call
+from xlashard.preflights.sweep.sweep_pool import JobPool, WorkerLimits, default_limits
 from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.tpu.topologies import Topology
 
+_MOST_WORKERS = 4
 _ROUNDS = 5
 """Timed runs of each program, after one that isn't timed."""
 
@@ -50,6 +57,7 @@ class ProvenLayout:
         reason: The compiler's error; empty if it accepted the program.
         compilation: The compiled program; None if the compiler refused it.
         measured_seconds: Median time of a step on the devices; None if not measured.
+        cpu_seconds: CPU time of the compilation.
     """
 
     layout: ProgramLayout
@@ -61,6 +69,7 @@ class ProvenLayout:
     reason: str = ""
     compilation: Compilation | None = None
     measured_seconds: float | None = None
+    cpu_seconds: float = 0.0
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -107,8 +116,38 @@ def call_with_layout(call: Call, layout: ProgramLayout, mesh: Mesh, jaxpr: Any =
     )
 
 
+@dataclass
+class _Budget:
+    """Programs to compile, and CPU seconds within which more are compiled."""
+
+    count: int
+    seconds: float
+
+    @property
+    def lasts(self) -> bool:
+        """True if another program may be compiled."""
+        return self.count > 0 or self.seconds > 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """Program to compile: its layout, its text, and its compilation for a topology."""
+
+    layout: ProgramLayout
+    text: str
+    program: Lowered
+    estimate: Estimate | None
+
+
+def _refused(layout: ProgramLayout, error: Exception) -> ProvenLayout:
+    return ProvenLayout(layout, float("inf"), reason=str(error))
+
+
 class Prover:
     """Compiles layouts of one program.
+
+    Programs for a topology are compiled by worker processes, so that a crash of the compiler costs
+    its layout only. A context manager, which ends the processes.
 
     Args:
         function: The function.
@@ -130,6 +169,14 @@ class Prover:
         self._topology, self._memory = topology, memory_bytes
         self._call = call
         self._proven: dict[str, ProvenLayout] = {}
+        self._pool = None if topology is None else JobPool(_limits())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
 
     @cached_property
     def _machine(self) -> Machine:
@@ -140,34 +187,83 @@ class Prover:
     ) -> list[ProvenLayout]:
         """Compile layouts in order; return them, best first.
 
-        Layouts with equal programs are compiled once. One that the compiler refuses has its error.
+        Layouts with equal programs are compiled once. One that the compiler refuses, or that
+        crashes it, has the error.
 
         Args:
             layouts: Layouts, the most promising first.
             count: Number of programs to compile, whatever time that takes.
             seconds: CPU seconds of compilation within which further programs are compiled.
         """
-        found: list[ProvenLayout] = []
+        lowered: list[tuple[ProgramLayout, str]] = []
+        refused: list[ProvenLayout] = []
+        budget = _Budget(count, seconds)
+        for text, proven in self._proofs(self._candidates(layouts, budget, lowered, refused)):
+            budget.seconds -= proven.cpu_seconds
+            self._proven[text] = proven
+        found = [
+            replace(self._proven[text], layout=layout)
+            for layout, text in lowered
+            if text in self._proven
+        ]
+        return sorted([*found, *refused], key=lambda p: p.rank)
+
+    def _candidates(
+        self,
+        layouts: Iterable[ProgramLayout],
+        budget: "_Budget",
+        lowered: list[tuple[ProgramLayout, str]],
+        refused: list[ProvenLayout],
+    ) -> Iterator["_Candidate"]:
+        """Yield the programs to compile, while the budget lasts.
+
+        Args:
+            layouts: The layouts.
+            budget: The budget.
+            lowered: List that gets each layout with the text of its program.
+            refused: List that gets the layouts without one.
+        """
+        texts = set(self._proven)
         for layout in layouts:
             try:
                 call = call_with_layout(self._call, layout, self._mesh)
-                lowered = Traced(self._function, call).lower()
-                text = lowered.as_text()
-                if text not in self._proven:
-                    if count < 1 and seconds <= 0:
-                        continue
-                    # Other work of the machine has no say in what is compiled.
-                    started = time.process_time()
-                    self._proven[text] = self._compiled(layout, lowered)
-                    count, seconds = count - 1, seconds - (time.process_time() - started)
-                found.append(replace(self._proven[text], layout=layout))
-            except (XlashardError, ValueError, RuntimeError, NotImplementedError) as error:
-                found.append(ProvenLayout(layout, float("inf"), reason=str(error)))
-        return sorted(found, key=lambda p: p.rank)
+                program = Traced(self._function, call).lower()
+                text = program.as_text()
+                lowered.append((layout, text))
+                if text in texts or not budget.lasts:
+                    continue
+                estimate = None if self._topology is None else Estimate.saved(program)
+            except COMPILER_ERRORS as error:
+                refused.append(_refused(layout, error))
+                continue
+            texts.add(text)
+            budget.count -= 1
+            yield _Candidate(layout, text, program, estimate)
 
-    def _compiled(self, layout: ProgramLayout, lowered: Lowered) -> ProvenLayout:
+    def _proofs(self, candidates: Iterable["_Candidate"]) -> Iterator[tuple[str, ProvenLayout]]:
+        """Compile programs; those for a topology in worker processes."""
+        if self._pool is None:
+            for candidate in candidates:
+                began = time.process_time()
+                try:
+                    proven = self._proof(candidate.layout, compile_for_report(candidate.program))
+                except COMPILER_ERRORS as error:
+                    proven = _refused(candidate.layout, error)
+                # Other work of the machine has no say in what is compiled.
+                yield candidate.text, replace(proven, cpu_seconds=time.process_time() - began)
+            return
+        started: dict[Estimate | None, _Candidate] = {}
+        estimates = (started.setdefault(c.estimate, c).estimate for c in candidates)
+        for estimate, found in compile_estimates(filter(None, estimates), self._pool):
+            candidate = started.pop(estimate)
+            if isinstance(found, Exception):
+                proven = _refused(candidate.layout, found)
+            else:
+                proven = self._proof(candidate.layout, found)
+            yield candidate.text, replace(proven, cpu_seconds=estimate.cpu_seconds)
+
+    def _proof(self, layout: ProgramLayout, compilation: Compilation) -> ProvenLayout:
         topology, mesh = self._topology, self._mesh
-        compilation = compile_for_report(lowered, estimate=topology is not None)
         module = compilation.module
         found = compilation.collectives(mesh)
         if topology is None:
@@ -188,6 +284,11 @@ class Prover:
             collectives=summarize(found, mesh),
             compilation=compilation,
         )
+
+
+def _limits() -> WorkerLimits:
+    usual = default_limits()
+    return usual if usual.workers <= _MOST_WORKERS else default_limits(_MOST_WORKERS)
 
 
 def nominal_cost(collective: Collective, machine: Machine, mesh: Mesh) -> NetworkCost:

@@ -6,14 +6,17 @@ cases: the scheduled module, buffer assignment and live ranges.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.phases import BEGUN, PhaseError, PhaseInput
 from xlashard.costs.network_model import multislice_collectives
-from xlashard.errors import ProgramTooLargeError
+from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
@@ -22,6 +25,7 @@ from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.jax_stages import explained_executable
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.preflights.dump_folder import temporary_dump_folder
+from xlashard.preflights.sweep.sweep_pool import FAILED, JobPool, SweepJob
 from xlashard.sharding import Mesh
 
 
@@ -77,26 +81,177 @@ def compile_for_report(
         ProgramTooLargeError: If the program exceeds a memory other than HBM.
         TopologyError: If the installed libtpu can't stop before code generation.
     """
-    caller_options = dict(options or {})
+    if estimate:
+        with Estimate(lowered, options, forgotten=forgotten) as started:
+            return started.run()
+    compiled, error = None, None
+    given = dict(options or {})
     with temporary_dump_folder() as folder:
-        started = time.perf_counter()
-        all_options = {**caller_options, **_DUMPS, "xla_dump_to": str(folder)}
-        compiled, too_large = None, False
+        began = time.perf_counter()
         try:
-            if estimate:
-                lowered._run_hlo_passes(all_options)
-            else:
-                compiled = lowered.compile(all_options)
-        except ProgramTooLargeError as error:
-            if not _ran_out_of_hbm(folder):
-                # no-catalogue: an error of libtpu
-                raise _with_advice(error, lowered.fun_name, folder) from None
-            too_large = True
-        seconds = time.perf_counter() - started
-        module = _read(folder, compiled)
-    given = tuple(caller_options.items())
+            compiled = lowered.compile(given | _dumps_to(folder))
+        except ProgramTooLargeError as raised:
+            error = raised
+        seconds = time.perf_counter() - began
+        module = _read(folder, compiled, lowered.fun_name, error)
     program = _program(lowered, compiled, module, forgotten)
-    return Compilation(program, compiled, module, seconds, given, too_large, estimate)
+    return Compilation(program, compiled, module, seconds, tuple(given.items()), error is not None)
+
+
+class Estimate:
+    """Compilation of a program up to its code, by this process or by a worker process.
+
+    A context manager, which removes its folder.
+
+    Args:
+        lowered: Program lowered for the devices of a topology.
+        options: Compiler options.
+        forgotten: As for `compile_for_report`.
+
+    Attributes:
+        cpu_seconds: CPU time of the compiler, once it has run.
+    """
+
+    def __init__(
+        self, lowered: Lowered, options: Mapping[str, Any] | None = None, *, forgotten: str = ""
+    ) -> None:
+        self._lowered, self._options, self._forgotten = lowered, dict(options or {}), forgotten
+        self.cpu_seconds = 0.0
+        self._request: dict[str, Any] = {}
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(temporary_dump_folder())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self) -> Compilation:
+        """Compile the program in this process.
+
+        Raises:
+            CompileError: If compilation fails for a reason other than memory.
+            ProgramTooLargeError: If the program exceeds a memory other than HBM.
+            TopologyError: If the installed libtpu can't stop before code generation.
+        """
+        began, error = time.perf_counter(), None
+        # Other work of the machine has no say in the CPU time.
+        cpu_began = time.process_time()
+        try:
+            with self._passes() as passes:
+                passes.run()
+        except ProgramTooLargeError as raised:
+            error = raised
+        self.cpu_seconds = time.process_time() - cpu_began
+        return self._compilation(time.perf_counter() - began, error)
+
+    @classmethod
+    def saved(cls, lowered: Lowered) -> Self:
+        """Return the compilation of a program that is written to its folder, for a worker process.
+
+        Args:
+            lowered: The program.
+
+        Raises:
+            DonationError: If a donated argument can't be reused, under `donation="strict"`.
+        """
+        with ExitStack() as stack:
+            made = stack.enter_context(cls(lowered))
+            with made._passes() as passes:
+                made._request = passes.save(made._folder)
+            stack.pop_all()
+        return made
+
+    def job(self, key: str) -> SweepJob:
+        """Return the job of a worker process for the saved program, with a key."""
+        return SweepJob(key, _RUNNER, self._request)
+
+    def result(self, answer: Mapping[str, Any]) -> Compilation:
+        """Return the program that a worker process compiled; if it couldn't, compile it here.
+
+        Args:
+            answer: Answer of the process.
+
+        Raises:
+            CompileError: If the compiler refused the program, or crashed.
+            ProgramTooLargeError: If the program exceeds a memory other than HBM.
+        """
+        if answer.get("outcome") == FAILED:
+            if not (self._folder / BEGUN).exists():
+                return self.run()
+            # no-catalogue: needs a crash of the compiler
+            raise CompileError(f"compiling {self._lowered.fun_name} failed: {answer['reason']}")
+        self.cpu_seconds, error = answer["cpu_seconds"], None
+        if answer["error"]:
+            try:
+                with self._passes():
+                    # no-catalogue: an error of libtpu
+                    raise PhaseError(answer["error"], answer["code"])
+            except ProgramTooLargeError as raised:
+                error = raised
+        return self._compilation(answer["seconds"], error)
+
+    def _passes(self) -> AbstractContextManager[PhaseInput]:
+        return self._lowered._hlo_passes(self._options | _dumps_to(self._folder))
+
+    def _compilation(self, seconds: float, error: ProgramTooLargeError | None) -> Compilation:
+        lowered, options = self._lowered, tuple(self._options.items())
+        module = _read(self._folder, None, lowered.fun_name, error)
+        program = _program(lowered, None, module, self._forgotten)
+        too_large = error is not None
+        return Compilation(program, None, module, seconds, options, too_large, is_estimate=True)
+
+
+_RUNNER = "xlashard._jax.runtime.phases:run_saved"
+
+
+def compile_estimates(
+    estimates: Iterable[Estimate], pool: JobPool
+) -> Iterator[tuple[Estimate, Compilation | Exception]]:
+    """Compile saved programs in worker processes; yield each as soon as it is done.
+
+    A crash of the compiler is an error of its program. Where no process can be started, this
+    process compiles.
+
+    Args:
+        estimates: The compilations, which are closed when they are done. Each is taken from the
+            iterable when a process is idle.
+        pool: The worker processes.
+    """
+    waiting: dict[str, Estimate] = {}
+
+    def jobs() -> Iterator[SweepJob]:
+        for number, estimate in enumerate(estimates):
+            waiting[str(number)] = estimate
+            yield estimate.job(str(number))
+
+    def done(key: str, run: Callable[[], Compilation]) -> Compilation | Exception:
+        with waiting.pop(key):
+            try:
+                return run()
+            except COMPILER_ERRORS as error:
+                return error
+
+    series = jobs()
+    try:
+        try:
+            for job, answer in pool.run(series):
+                estimate = waiting[job.key]
+                yield estimate, done(job.key, partial(estimate.result, answer))
+        except OSError:
+            for key, estimate in list(waiting.items()):
+                yield estimate, done(key, estimate.run)
+            for job in series:
+                estimate = waiting[job.key]
+                yield estimate, done(job.key, estimate.run)
+    finally:
+        for estimate in waiting.values():
+            estimate.__exit__()
+
+
+COMPILER_ERRORS = (XlashardError, ValueError, RuntimeError, NotImplementedError)
+"""Errors of a program that can't be lowered or compiled."""
 
 
 def _program(
@@ -129,7 +284,9 @@ def read_compiled(stage: Any, forgotten: str) -> Compilation:
     return Compilation(program, stage, module, 0.0)
 
 
-_DUMPS = {"xla_dump_hlo_as_proto": True}
+def _dumps_to(folder: Path) -> dict[str, Any]:
+    """Return the compiler options that write its dumps to a folder."""
+    return {"xla_dump_hlo_as_proto": True, "xla_dump_to": str(folder)}
 
 
 def _ran_out_of_hbm(folder: Path) -> bool:
@@ -148,11 +305,25 @@ def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> Progra
     )
 
 
-def _read(folder: Path, compiled: Compiled | None) -> HloProgram:
+def _read(
+    folder: Path, compiled: Compiled | None, name: str, error: ProgramTooLargeError | None
+) -> HloProgram:
     """Read the dump, or the executable's module with the buffer assignment of the dump.
 
     The executable's module has the compiler's cycle estimates; dumps are written earlier.
+
+    Args:
+        folder: Folder of the dump.
+        compiled: The executable; None without one.
+        name: Name of the program.
+        error: The compiler's error if the program exceeds a memory.
+
+    Raises:
+        ProgramTooLargeError: If the program exceeds a memory other than HBM.
     """
+    if error is not None and not _ran_out_of_hbm(folder):
+        # no-catalogue: an error of libtpu
+        raise _with_advice(error, name, folder) from None
     # The name of the CPU compiler's dump is `cpu_after_optimizations`.
     dump = min(folder.glob("*after_optimizations.hlo.pb"))
     if compiled is None:

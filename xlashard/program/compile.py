@@ -272,8 +272,13 @@ def compile_program(
     return Program(loaded, parts, source, fingerprint)
 
 
-def run_hlo_passes(lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = ()) -> None:
-    """Partition and schedule an annotated module for TPUs and assign its buffers, without its code.
+@contextmanager
+def hlo_passes(
+    lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = ()
+) -> "Iterator[phases.PhaseInput]":
+    """Yield the first phase of a compilation for TPUs; raise its errors as this package's.
+
+    It partitions and schedules the module and assigns its buffers, and makes no code.
 
     Args:
         lowered: The annotated module.
@@ -286,7 +291,7 @@ def run_hlo_passes(lowered: LoweredProgram, options: Sequence[tuple[str, Any]] =
     """
     request = _request(lowered, options)
     with _compiler_errors(lowered.plan, request):
-        phases.run_hlo_passes(lowered.body.module, request)
+        yield phases.PhaseInput.of(lowered.body.module, request)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 from tests.waiting import wait_for
 from xlashard.preflights.sweep import sweep_pool
 from xlashard.preflights.sweep.sweep_pool import (
+    JobPool,
     SweepJob,
     WorkerLimits,
     default_limits,
@@ -41,6 +42,32 @@ def test_processes_take_job_after_job():
     pids = {answer["pid"] for answer in found.values()}
     assert 1 <= len(pids) <= 2 and os.getpid() not in pids
     assert not any(map(is_alive, pids))
+
+
+def test_processes_are_kept_between_series_of_jobs():
+    running, answered = 0, []
+
+    def jobs():
+        nonlocal running
+        for n in range(6):
+            # A job is taken when a process is idle.
+            assert running < 2
+            running += 1
+            yield SweepJob(str(n), f"{RUNNERS}:square", {"number": n})
+
+    with JobPool(WorkerLimits(workers=2)) as pool:
+        for _, answer in pool.run(jobs()):
+            running -= 1
+            answered.append(answer["pid"])
+        assert len(answered) == 6
+        ((_, again),) = pool.run([SweepJob("a", f"{RUNNERS}:square", {"number": 1})])
+        assert again["pid"] in answered
+        # A series that is given up leaves no answer for the next one.
+        unfinished = pool.run(behaving("well", "wait"))
+        next(unfinished)
+        unfinished.close()
+        assert [job.key for job, _ in pool.run(behaving("well"))] == ["0 well"]
+    assert not any(map(is_alive, {*answered, again["pid"]}))
 
 
 def test_a_failure_costs_its_own_job_only():

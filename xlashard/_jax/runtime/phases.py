@@ -8,17 +8,19 @@ the API, fields and functions are only added, at the end.
 """
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from jax._src import cloud_tpu_init
 
 from xlashard._jax import modules, wire
 from xlashard._jax.runtime.compiler import CompileRequest, compile_options
-from xlashard._jax.runtime.topologies import serialized_slice
+from xlashard._jax.runtime.topologies import load_libtpu, serialized_slice
 from xlashard.errors import TopologyError
 
 _PHASE = b"phase1_hlo_opts"
@@ -36,43 +38,113 @@ class PhaseError(RuntimeError):
     """Error of the compiler, as jaxlib raises it for a whole compilation.
 
     Attributes:
+        code: Number of the error's class.
         error_code_string: `RESOURCE_EXHAUSTED` for a program that exceeds a memory, else empty.
     """
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
+        self.code = code
         self.error_code_string = "RESOURCE_EXHAUSTED" if code == _OUT_OF_MEMORY else ""
 
 
-def run_hlo_passes(module: modules.Module, request: CompileRequest) -> None:
-    """Partition, optimize and schedule a module for TPUs and assign its buffers, without its code.
+class PhaseInput(NamedTuple):
+    """Input of the phase, serialized: any process can run it.
 
-    The options of the request name the folder of the compiler's dumps, which are the result: those
-    of a whole compilation up to `after_optimizations`.
+    Attributes:
+        module: Bytecode of the module.
+        options: Options of the compiler, with the folder of its dumps.
+        topology: Description of one slice.
+        slices: Number of slices.
+    """
+
+    module: bytes
+    options: bytes
+    topology: bytes
+    slices: int
+
+    @classmethod
+    def of(cls, module: modules.Module, request: CompileRequest) -> Self:
+        """Return the input of a compilation.
+
+        Args:
+            module: The module.
+            request: Devices of a TPU topology, and options.
+
+        Raises:
+            RuntimeError: For an unknown option of the compiler.
+        """
+        topology, slices = serialized_slice(request.devices)
+        options = compile_options(module, request).SerializeAsString()
+        return cls(modules.to_bytecode(module), options, topology, slices)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the input to a folder, and return the request of `run_saved`."""
+        for name, value in zip(_FILES, self[:3], strict=True):
+            (folder / name).write_bytes(value)
+        return {"folder": str(folder), "slices": self.slices}
+
+    def run(self) -> None:
+        """Partition, optimize and schedule the module for TPUs and assign its buffers.
+
+        The compiler's dumps are the result: those of a whole compilation up to
+        `after_optimizations`.
+
+        Raises:
+            RuntimeError: With the compiler's message, if it refuses the module or an option.
+            TopologyError: If the installed libtpu can't run this phase alone.
+        """
+        options = self.options
+        fields = ((1, self.module), (2, b"stablehlo_bytecode"), (4, _PHASE))
+        program = b"".join(wire.field(number, value) for number, value in fields)
+        with ExitStack() as stack:
+            topology = stack.enter_context(_topology(self.topology))
+            if self.slices > 1:
+                config = stack.enter_context(_multi_slice_config(topology, self.slices))
+                options += wire.field(6, config)
+            *_, compiler = _checked(_PHASE_COMPILE, 0, 0, 0)
+            stack.callback(_call, _PHASE_COMPILE, 1, 0, compiler)
+            texts = (c_char_p * 2)(program, _PHASE)
+            sizes = (c_size_t * 2)(len(program), len(_PHASE))
+            text, size = ctypes.addressof(texts), ctypes.addressof(sizes)
+            run = (compiler, text, size, 1, text + 8, size + 8, 1, _address(options), len(options))
+            results = _checked(_PHASE_COMPILE, 2, 0, *run, topology, 0, 0, 0)
+            _call(_PHASE_COMPILE, 4, 0, *results[-3:])
+
+
+_FILES = ("module", "options", "topology")
+BEGUN = "begun"
+"""File in the folder of a saved input while the compiler runs; it stays after a crash."""
+
+
+def run_saved(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the phase on a saved input; for a worker process.
 
     Args:
-        module: The module.
-        request: Devices of a TPU topology, and options.
+        request: `folder` of the input, and number of `slices`.
 
-    Raises:
-        RuntimeError: With the compiler's message, if it refuses the module or an option.
-        TopologyError: If the installed libtpu can't run this phase alone.
+    Returns:
+        `error` and `code` of the compiler, which are empty if it accepted the module, and its
+        `seconds` and `cpu_seconds`.
     """
-    description, slices = serialized_slice(request.devices)
-    options = compile_options(module, request).SerializeAsString()
-    fields = ((1, modules.to_bytecode(module)), (2, b"stablehlo_bytecode"), (4, _PHASE))
-    program = b"".join(wire.field(number, value) for number, value in fields)
-    with ExitStack() as stack:
-        topology = stack.enter_context(_topology(description))
-        if slices > 1:
-            options += wire.field(6, stack.enter_context(_multi_slice_config(topology, slices)))
-        *_, compiler = _checked(_PHASE_COMPILE, 0, 0, 0)
-        stack.callback(_call, _PHASE_COMPILE, 1, 0, compiler)
-        texts, sizes = (c_char_p * 2)(program, _PHASE), (c_size_t * 2)(len(program), len(_PHASE))
-        text, size = ctypes.addressof(texts), ctypes.addressof(sizes)
-        run = (compiler, text, size, 1, text + 8, size + 8, 1, _address(options), len(options))
-        *_, outputs, output_sizes, count = _checked(_PHASE_COMPILE, 2, 0, *run, topology, 0, 0, 0)
-        _call(_PHASE_COMPILE, 4, 0, outputs, output_sizes, count)
+    folder = Path(request["folder"])
+    load_libtpu()
+    values = [(folder / name).read_bytes() for name in _FILES]
+    begun = folder / BEGUN
+    begun.touch()
+    began, cpu_began, error, code = time.perf_counter(), time.process_time(), "", 0
+    try:
+        PhaseInput(values[0], values[1], values[2], request["slices"]).run()
+    except PhaseError as raised:
+        error, code = str(raised), raised.code
+    finally:
+        begun.unlink()
+    return {
+        "error": error,
+        "code": code,
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - cpu_began,
+    }
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 from jax._src import cloud_tpu_init, tpu_info, xla_bridge
-from jax._src.lib import _jax
+from jax._src.lib import _jax, xla_client
 
 from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.errors import CompileOnlyError, TopologyError
@@ -91,6 +91,17 @@ def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
         one = {option: value for option, value in options.items() if option != "num_slices"}
         devices = compile_only_devices(name, one)
     return _jax.get_topology_for_devices(list(devices)).serialize(), slices
+
+
+def load_libtpu() -> None:
+    """Load libtpu to compile, without the use of a chip; another process may use the chips."""
+    with _environment(_COMPILE_ONLY):
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+        if not xla_client.pjrt_plugin_loaded("tpu"):
+            path = cloud_tpu_init.get_tpu_library_path()
+            xla_client.load_pjrt_plugin_dynamically("tpu", path or "")
+        if not xla_client.pjrt_plugin_initialized("tpu"):
+            xla_client.initialize_pjrt_plugin("tpu")
 
 
 def probe_for_tpus_quietly() -> None:

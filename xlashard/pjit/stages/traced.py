@@ -1,8 +1,9 @@
 """The stages `Traced` and `Lowered` of a pjit-ed function."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental.layout import Format
@@ -23,8 +24,11 @@ from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
-from xlashard.program.compile import LoweredProgram, run_hlo_passes
+from xlashard.program.compile import LoweredProgram, hlo_passes
 from xlashard.sharding import XLACompatibleSharding, to_jax
+
+if TYPE_CHECKING:
+    from xlashard._jax.runtime.phases import PhaseInput
 
 
 class Traced(Stage, jax.stages.Traced):
@@ -227,11 +231,13 @@ class Lowered(Stage, jax.stages.Lowered):
         function.report_donation(self._program, compiled)
         return Compiled(self._info, compiled, call.traced.jaxpr)
 
-    def _run_hlo_passes(self, compiler_options: Mapping[str, Any]) -> None:
-        """Compile the module for a TPU topology up to its code; see `run_hlo_passes`."""
+    def _hlo_passes(
+        self, compiler_options: Mapping[str, Any]
+    ) -> "AbstractContextManager[PhaseInput]":
+        """Return the first phase of a compilation for a TPU topology; see `hlo_passes`."""
         self._check_platform(self._request)
         self._traced._function.report_donation(self._program)
-        run_hlo_passes(self._program, compiler_option_items(compiler_options))
+        return hlo_passes(self._program, compiler_option_items(compiler_options))
 
     def _check_platform(self, request: LoweringRequest) -> None:
         own = compiler.platform_of(request.placement.devices[0])

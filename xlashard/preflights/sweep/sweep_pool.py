@@ -13,20 +13,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from xlashard.wording import in_bytes
 
 _WORKER = Path(__file__).with_name("sweep_worker.py")
+FAILED = "failed"
+"""Outcome of a job without a result."""
 # Polling interval, in seconds.
 _TICK = 0.5
 # Memory of a worker with a program of usual size.
 _USUAL_BYTES = 3 * 2**30
 _SHOWN_LINES = 4
+_CHECK = "Check failed: "
 
 
 @dataclass(frozen=True)
@@ -83,35 +85,94 @@ def _free_bytes() -> int:
 
 
 def run_jobs(
-    jobs: Sequence[SweepJob], limits: WorkerLimits
+    jobs: Iterable[SweepJob], limits: WorkerLimits
 ) -> Generator[tuple[SweepJob, dict[str, Any]]]:
     """Run jobs and yield each result as soon as it is available.
 
     A failed job yields `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the
     processes.
     """
-    waiting = deque(jobs)
-    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        workers: list[_Worker] = []
-        while waiting or any(w.job is not None for w in workers):
-            for worker in workers:
-                if worker.job is None and waiting:
-                    worker.give(waiting.popleft())
-            if waiting and len(workers) < limits.workers:
-                worker = stack.enter_context(contextlib.closing(_Worker()))
-                selector.register(worker.answers, selectors.EVENT_READ, worker)
-                workers.append(worker)
-                worker.give(waiting.popleft())
-                continue
-            ready = {key.data for key, _ in selector.select(_TICK)}
-            for worker in list(workers):
-                found = worker.answer() if worker in ready else worker.overdue(limits)
-                if found is not None and worker.job is not None:
-                    yield worker.done(), found
-                if not worker.is_alive:
-                    selector.unregister(worker.answers)
-                    workers.remove(worker)
-                    worker.close()
+    with JobPool(limits) as pool:
+        yield from pool.run(jobs)
+
+
+class JobPool:
+    """Worker processes, kept from one series of jobs to the next.
+
+    They are started by the first jobs. A context manager, which ends them.
+
+    Args:
+        limits: Limits of the processes.
+    """
+
+    def __init__(self, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._workers: list[_Worker] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in list(self._workers):
+            self._remove(worker)
+        self._selector.close()
+
+    def run(self, jobs: Iterable[SweepJob]) -> Iterator[tuple[SweepJob, dict[str, Any]]]:
+        """Run jobs and yield each result as soon as it is available.
+
+        Args:
+            jobs: The jobs. Each is taken from the iterable when a worker is idle.
+
+        Raises:
+            OSError: If no process can be started.
+        """
+        waiting, more = iter(jobs), True
+        try:
+            while True:
+                while more and (len(self._busy()) < self._limits.workers):
+                    job = next(waiting, None)
+                    more = job is not None
+                    if job is not None:
+                        self._idle().give(job)
+                if not self._busy():
+                    return
+                yield from self._answers()
+        finally:
+            for worker in self._busy():
+                self._remove(worker)
+
+    def _answers(self) -> Iterator[tuple[SweepJob, dict[str, Any]]]:
+        """Yield the results that are available soon, and remove workers that ended."""
+        ready = {key.data for key, _ in self._selector.select(_TICK)}
+        for worker in list(self._workers):
+            found = worker.answer() if worker in ready else worker.overdue(self._limits)
+            if found is not None and worker.job is not None:
+                yield worker.done(), found
+            if not worker.is_alive:
+                self._remove(worker)
+
+    def _busy(self) -> "list[_Worker]":
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def _idle(self) -> "_Worker":
+        """Return an idle worker, which is started if there is none."""
+        for worker in self._workers:
+            if worker.job is None:
+                return worker
+        worker = _Worker()
+        self._workers.append(worker)
+        self._selector.register(worker.answers, selectors.EVENT_READ, worker)
+        return worker
+
+    def _remove(self, worker: "_Worker") -> None:
+        self._selector.unregister(worker.answers)
+        self._workers.remove(worker)
+        worker.close()
 
 
 class _Worker:
@@ -122,6 +183,9 @@ class _Worker:
         self.is_alive = True
         self._started = 0.0
         self._unread = b""
+        if not sys.executable or getattr(sys, "frozen", False):
+            # no-catalogue: needs a program that Python is a part of
+            raise OSError(f"this process has no Python interpreter to start: {sys.executable!r}")
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         try:
             self._process = subprocess.Popen(
@@ -213,6 +277,9 @@ class _Worker:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         last = [line.strip() for line in lines if line.strip()][-_SHOWN_LINES:]
+        # XLA's reason to abort, among its stack.
+        checks = [line[line.index(_CHECK) :].strip() for line in lines if _CHECK in line]
+        last = checks[:1] or last
         return f": {' / '.join(last)}" if last else ""
 
 
@@ -227,7 +294,7 @@ def _environment() -> dict[str, str]:
 
 
 def _failure(reason: str) -> dict[str, Any]:
-    return {"outcome": "failed", "reason": reason}
+    return {"outcome": FAILED, "reason": reason}
 
 
 def _code_text(code: int) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -43,6 +44,8 @@ def _end_with(parent: int) -> None:
         raise SystemExit("the sweep is over")  # no-catalogue: the parent process has ended
     # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A crash of the compiler is reported by its job.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _own_streams() -> tuple[IO[str], IO[str]]:
