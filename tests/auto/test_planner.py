@@ -40,7 +40,7 @@ def solved(monkeypatch):
     """Stands in for the search and the compilations, and lists the programs that they get."""
     programs = []
 
-    def solve(program, problem):
+    def solve(program, problem, **_):
         programs.append((program, problem))
         return SimpleNamespace(proven=(SimpleNamespace(layout=LAYOUT),))
 

@@ -1,11 +1,15 @@
 """Small runs that several tests share."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
+from xlashard.auto import planner
+from xlashard.auto.search import find_layouts
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings
 
@@ -55,6 +59,18 @@ MESHES = {
     "tensor": over({"tensor": 8}, vocab="tensor", heads="tensor", mlp="tensor"),
     "mixed": {},
 }
+
+
+def choose_layout(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let automatic layouts be the one of a name that the search considers."""
+    monkeypatch.setattr(planner, "plan_program", functools.partial(named_layout, name=name))
+
+
+def named_layout(program: Any, name: str) -> Any:
+    """The layout of a name that a search considers, without its proof."""
+    layouts = {layout.name: layout for layout in find_layouts(program.problem())}
+    # The arguments of an evaluation are given, so its search has other names.
+    return layouts.get(name) or next(iter(layouts.values()))
 
 
 def devices(count: int) -> list[Any]:

@@ -22,7 +22,7 @@ from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.trace.tracing import equations
 from xlashard._version import __version__
 from xlashard.auto.auto_program import AutoProgram, topology_of
-from xlashard.auto.auto_shard import solve
+from xlashard.auto.auto_shard import PROOF_SECONDS, solve
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.errors import ProcessesError
@@ -70,7 +70,9 @@ def plan_program(program: AutoProgram) -> ProgramLayout:
     Raises:
         CompileError: If the compiler refuses every layout.
     """
-    return solve(program, program.problem()).proven[0].layout
+    # The nominal chip of other devices is too rough for more proofs than the least.
+    seconds = 0.0 if program.topology is None else PROOF_SECONDS
+    return solve(program, program.problem(), seconds=seconds).proven[0].layout
 
 
 _LAYOUTS = cleared_with_jax(BoundedCache())

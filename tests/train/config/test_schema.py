@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.facts import naming
 from xlashard.train.config.schema import Bounds, leaves, read, reference, section, setting
 from xlashard.train.config.settings import Settings
 from xlashard.train.config.toml_text import to_toml, toml_value
@@ -49,6 +50,18 @@ def test_an_integer_serves_as_a_number_and_a_string_as_a_list() -> None:
     got = read(Settings, {"optimizer": {"clip": 2}, "sharding": {"rules": {"batch": "data"}}})
     assert type(got.optimizer.clip) is float
     assert got.sharding.rules.batch == ("data",)
+
+
+def test_a_value_stands_for_a_table() -> None:
+    for got in (
+        read(Settings, {"sharding": "auto"}),
+        read(Settings, {"sharding": {"rules": {"batch": "data"}}}, ["sharding=auto"]),
+        read(Settings, {"sharding": "rules"}, ["sharding.layout=auto"]),
+    ):
+        assert got.sharding.is_auto
+    for raw, words in (({"sharding": "atuo"}, []), ({"sharding": 3}, []), ({}, ["sharding=atuo"])):
+        with pytest.raises(SettingsError, match=naming("sharding.layout", '"rules", "auto"')):
+            read(Settings, raw, words)
 
 
 def test_words_win_over_the_table() -> None:

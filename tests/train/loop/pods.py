@@ -85,6 +85,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+_CHOSEN = """
+import functools, os, sys
+from tests.train.examples import named_layout
+from xlashard.auto import planner
+from xlashard.cli import main
+# The first process plans for all.
+named = functools.partial(named_layout, name=sys.argv.pop(1))
+planner.plan_program = named if os.environ["XLASHARD_POD_PROCESS_ID"] == "0" else None
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def train(
     folder: Path,
     size: PodSize,
@@ -92,6 +104,7 @@ def train(
     watch: Watcher | None = None,
     own: OwnSignal | None = None,
     apart: bool = False,
+    layout: str = "",
 ) -> Pod:
     """Runs ``xlashard train`` in the processes of a pod, to their end.
 
@@ -103,10 +116,13 @@ def train(
         own: A signal that a process sends to itself.
         apart: Each process runs in a folder of its own below, named by its number, which also
             stands for ``{process}`` in the words.
+        layout: Name of the layout that the search of the first process chooses.
     """
     program = ["-c", _APART] if apart else ["-m", "xlashard"]
     if own is not None:
         program = ["-c", _SIGNALLED, f"{int(own.number)},{own.process},{own.step}"]
+    if layout:
+        program = ["-c", _CHOSEN, layout]
     kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     environment = {**kept, "PYTHONPATH": str(ROOT)}
     plan = LaunchPlan(

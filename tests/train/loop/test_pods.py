@@ -219,3 +219,14 @@ def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> Non
     assert set(pod.codes.values()) == {0}, pod.report()
     assert_same_bits(saved(folder, settings, 200), saved(calm, settings, 200))
     assert losses(folder) == losses(calm)
+
+
+@pytest.mark.slow
+def test_a_pod_trains_in_the_layout_that_one_process_chose(tmp_path: Path) -> None:
+    few = "training.steps=3"
+    path = written(tmp_path, nano(few, "sharding=auto"))
+    pod = train(tmp_path, PAIR, "--config", str(path), layout="data: tensor, tensor: fsdp")
+    assert set(pod.codes.values()) == {0}, pod.report()
+    assert "each with 2 devices, reading 4 of the 8 sequences of a batch" in pod.texts[0]
+    measured = losses(tmp_path / "runs" / "nano")
+    assert measured == pytest.approx(losses(alone(nano(few), tmp_path).folder), rel=CLOSE)

@@ -1,10 +1,12 @@
 import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.facts import naming
-from tests.train.examples import devices, settings, shallow
+from tests.train.examples import choose_layout, devices, settings, shallow
 from tests.train.loop.test_job import Recorder, records, run
 from tests.train.loop.test_run_folder import opened
 from xlashard.train.errors import DataError, SettingsError
@@ -12,8 +14,8 @@ from xlashard.train.loop.job import Outcome, run_job
 from xlashard.train.loop.run_folder import changes, last_run, newest_resumable, read_run
 
 
-def go_on(folder: Path, *words: str) -> tuple[Recorder, Outcome]:
-    resumed, screen = read_run(folder, words), Recorder()
+def go_on(folder: Path, *words: str, screen: Recorder | None = None) -> tuple[Recorder, Outcome]:
+    resumed, screen = read_run(folder, words), screen or Recorder()
     return screen, run_job(resumed.settings, devices(8), screen, folder.parent, resumed)
 
 
@@ -118,3 +120,27 @@ def test_a_finished_run_is_reported_and_accepts_more_steps(tmp_path: Path) -> No
     other.write_text("one two three five " * 60)
     _, again = go_on(outcome.folder, "training.steps=4", f"data.paths=['{other}']")
     assert again.steps == 4
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_an_automatic_layout_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    six = shallow("training.steps=6")
+    whole = run(Recorder(), tmp_path / "whole", six)
+    choose_layout(monkeypatch, "data: data, fsdp: fsdp, tensor: tensor")
+    first = run(stopping_after(1), tmp_path / "parts", six)
+    screen, second = go_on(first.folder, "sharding=auto", screen=stopping_after(3))
+    assert f"Resuming after step {first.checkpoint}" in screen.text
+    assert any("parameters" in x and "'fsdp'" in x for x in screen.text.splitlines())
+    assert re.search(r"^ +batch +P\(None, .*'data'", screen.text, re.MULTILINE)
+    assert 1 <= first.steps < second.steps < 6
+    _, last = go_on(first.folder, "sharding=rules")
+    assert last.held_out == pytest.approx(whole.held_out, rel=1e-4)
+    measured = {(x["kind"], x["step"]): x["loss"] for x in records(last) if "loss" in x}
+    expected = {(x["kind"], x["step"]): x["loss"] for x in records(whole) if "loss" in x}
+    assert measured == pytest.approx(expected, rel=1e-4)
+
+
+def stopping_after(step: int) -> Recorder:
+    return Recorder(step, lambda: os.kill(os.getpid(), signal.SIGINT))

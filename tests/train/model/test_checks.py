@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.train.examples import MESHES, settings
+from tests.train.examples import MESHES, WHOLE, settings
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.checks import check_settings
 
@@ -118,6 +118,19 @@ def test_the_examples_fit(name: str) -> None:
         ),
         (["model.experts=4", "model.gated=false"], ["have a gate", "gated = true"]),
         (
+            [
+                "sharding=auto",
+                "sharding.rules.batch=[]",
+                "model.kernel.attention=splash",
+                *(f"sharding.rules.{axis}=[]" for axis in WHOLE),
+            ],
+            ["sharding.rules has none", "whole batch", 'batch = ["data"]'],
+        ),
+        (
+            ["sharding=auto", "model.experts=3", "model.dropless=true", "training.batch=6"],
+            ["training.batch = 6 does not divide over data=2 × fsdp=2 = 4 devices", "batch = 8"],
+        ),
+        (
             ["model.experts=4", "model.dropless=true", "sharding.rules.experts=data"],
             ["sharding.rules.experts", "a device has all of them", "experts = []"],
         ),
@@ -143,6 +156,10 @@ def test_a_misfit_is_reported_with_its_keys(words: list[str], expected: list[str
     text = refusal(*words)
     for part in expected:
         assert part in text
+
+
+def test_an_automatic_layout_has_no_use_for_rules() -> None:
+    check_settings(settings("sharding=auto", "sharding.rules.mlp=tensr", "training.batch=7"))
 
 
 def test_each_misfit_is_reported_once() -> None:

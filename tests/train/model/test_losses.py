@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.examples import MESHES, devices, over, settings
+from tests.train.examples import MESHES, choose_layout, devices, over, settings
 from xlashard import device_put
 from xlashard.train.config.settings import Settings
 from xlashard.train.data import Text, plan_batch, read_corpus, training_starts
@@ -60,7 +60,7 @@ def plain() -> np.ndarray:
 
 def spread_losses(run: Settings, *words: str) -> np.ndarray:
     """Return the losses over the mesh of the settings; `words` are those of `first_state`."""
-    layout = Layout(build_mesh(run.mesh, devices(math.prod(run.mesh.values()))), run.sharding.rules)
+    layout = Layout.of(run, build_mesh(run.mesh, devices(math.prod(run.mesh.values()))))
     programs = build_programs(make_recipe(run), layout, run)
     state = device_put(first_state(*words), programs.state)
     return losses(run, state, programs.train_step, planned(run, programs))
@@ -82,11 +82,22 @@ def test_losses_do_not_depend_on_the_mesh(name: str, plain: np.ndarray) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp", "data: data, fsdp: fsdp, tensor: tensor"])
+def test_losses_do_not_depend_on_an_automatic_layout(
+    name: str, plain: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose_layout(monkeypatch, name)
+    run = settings(RUN, "sharding=auto", "model.remat=true")
+    spread = spread_losses(run)
+    np.testing.assert_allclose(spread, plain, rtol=CLOSE)
+
+
+@pytest.mark.slow
 def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
     run = settings(RUN)
     layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
     programs = build_programs(make_recipe(run), layout, run)
-    state = initial_state(make_recipe(run), layout)(np.uint32(run.run.seed))
+    state = initial_state(make_recipe(run), programs.state)(np.uint32(run.run.seed))
     bound = programs.train_step.bind(state)
 
     def step(state: None, batch: Any) -> tuple[None, Any]:

@@ -58,9 +58,15 @@ def setting(default: Any, note: str, bounds: Bounds | None = None) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def section(cls: type, note: str) -> Any:
-    """Declare a nested table with another settings class."""
-    return field(default_factory=cls, metadata={"note": note})
+def section(cls: type, note: str, short: str = "") -> Any:
+    """Declare a nested table with another settings class.
+
+    Args:
+        cls: The settings class.
+        note: One line for the reference table.
+        short: Setting of the table that a value in place of the table sets; empty for none.
+    """
+    return field(default_factory=cls, metadata={"note": note, "short": short})
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,16 @@ def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -
     return _build(cls, reader.values, "")
 
 
+def _shorthands(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each table that a value can stand for, with the path of that value."""
+    for spec, kind in _fields(cls):
+        if is_dataclass(kind):
+            path = prefix + spec.name
+            if short := spec.metadata["short"]:
+                yield path, f"{path}.{short}"
+            yield from _shorthands(typing.cast(type, kind), path + ".")
+
+
 def reference(cls: type) -> list[tuple[str, str, str, str]]:
     """Return rows of (key, type, default, note) for every value of a settings class."""
     return [(x.path, describe(x.kind), toml_value(x.default), x.note) for x in leaves(cls)]
@@ -147,6 +163,7 @@ class _Reader:
     def __init__(self, cls: type) -> None:
         self._roots = {spec.name: kind for spec, kind in _fields(cls)}
         self._known = {leaf.path: leaf for leaf in leaves(cls)}
+        self._short = dict(_shorthands(cls))
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
 
@@ -162,6 +179,8 @@ class _Reader:
                 self._read_value(self._known[path], raw, word=False)
             elif isinstance(raw, Mapping):
                 self.read_table(typing.cast(type, kind), raw, path + ".")
+            elif path in self._short:
+                self._read_value(self._known[self._short[path]], raw, word=False)
             else:
                 first = next(x for x in self._known.values() if x.path.startswith(path + "."))
                 shown = _line(first.path, first.default, word=False)
@@ -171,7 +190,7 @@ class _Reader:
         """Read an override of the command line."""
         known = self._known
         path, equals, text = word.partition("=")
-        path = path.strip()
+        path = self._short.get(path.strip(), path.strip())
         table, _, name = path.rpartition(".")
         if not equals:
             leaf = _nearest(path, known) or next(iter(known.values()))

@@ -79,7 +79,17 @@ class Rules:
 class ShardingSettings:
     """Sharding of the model."""
 
+    layout: Literal["rules", "auto"] = setting(
+        "rules",
+        "auto: specs and constraints by search, rules inside of kernels only; `sharding = "
+        '"auto"` for short',
+    )
     rules: Rules = section(Rules, "logical axis → mesh axes")
+
+    @property
+    def is_auto(self) -> bool:
+        """Return True if a search chooses the layout."""
+        return self.layout == "auto"
 
 
 @dataclass(frozen=True)
@@ -289,7 +299,7 @@ class Settings:
     run: RunSettings = section(RunSettings, "the run")
     devices: DeviceSettings = section(DeviceSettings, "devices")
     mesh: dict[str, int] = setting({"data": 1}, "mesh axes and their sizes", _POSITIVE)
-    sharding: ShardingSettings = section(ShardingSettings, "sharding")
+    sharding: ShardingSettings = section(ShardingSettings, "sharding", short="layout")
     model: ModelSettings = section(ModelSettings, "model")
     optimizer: OptimizerSettings = section(OptimizerSettings, "optimiser")
     training: TrainingSettings = section(TrainingSettings, "training")

@@ -29,18 +29,11 @@ from xlashard.train.loop.run_folder import (
     measured_until,
     new_folder,
 )
-from xlashard.train.loop.steps import Progress, Run, is_due, train
+from xlashard.train.loop.steps import Progress, Run, compile_step, is_due, train
 from xlashard.train.loop.stop import Stop, broadcast_from_first, check_same_corpus, make_stop
 from xlashard.train.model.checks import check_settings
-from xlashard.train.model.layout import Layout, build_mesh
-from xlashard.train.model.programs import (
-    State,
-    batch_sharding,
-    initial_state,
-    make_recipe,
-    state_shapes,
-    state_shardings,
-)
+from xlashard.train.model.layout import Layout, build_mesh, path_name
+from xlashard.train.model.programs import State, initial_state, make_recipe, state_shapes
 from xlashard.wording import in_bytes
 
 _DRAWN = 4
@@ -100,7 +93,7 @@ def run_job(
             a checkpoint cannot be written, or another process failed.
     """
     check_settings(settings)
-    layout = Layout(build_mesh(settings.mesh, devices), settings.sharding.rules)
+    layout = Layout.of(settings, build_mesh(settings.mesh, devices))
     task = f"--resume {resumed.folder}" if resumed else "a new run"
     group = form_group(settings, task)
     stop = make_stop(group, screen.show if group.index == 0 else _ignore)
@@ -142,11 +135,16 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
     ):
         kept = checkpoints if settings.checkpoint.keep else None
         run = Run(settings, layout, corpus, recipe, screen, path, _ignore, stop, watchdog, kept)
-        _introduce(run, group)
-        with run.paused("starting"):
-            state, progress = _first_state(run, checkpoints, resumed)
-        with _records(place, path, settings, progress.steps) as record:
-            finished = _train(replace(run, record=record), state, progress, group)
+        last, finished = checkpoints.latest() if resumed else None, False
+        progress = Progress(steps=last or 0, saved=last)
+        if layout.automatic:
+            run = replace(run, programs=compile_step(run))
+        if run.programs or not layout.automatic:
+            _introduce(run, group)
+            with run.paused("starting"):
+                state, progress = _first_state(run, checkpoints, resumed)
+            with _records(place, path, settings, progress.steps) as record:
+                finished = _train(replace(run, record=record), state, progress, group)
         call = stop.call.reason if stop.call else "SIGINT"
         outcome = _outcome(path, progress, "" if finished else call)
         _conclude(outcome, screen)
@@ -234,10 +232,10 @@ def _first_state(
 ) -> tuple[State, Progress]:
     """Return the state to start from, initialised or restored, and its progress."""
     if resumed is None:
-        drawn = initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
+        drawn = initial_state(run.recipe, run.state_shardings)(np.uint32(run.settings.run.seed))
         return drawn, Progress()
     _check_checkpoint(checkpoints, run.settings, resumed)
-    like = state_shapes(run.recipe, run.layout)
+    like = state_shapes(run.recipe, run.state_shardings)
     restored = checkpoints.restore(like, settings=to_toml(run.settings))
     metadata = restored.metadata
     if metadata.data["text"] != run.corpus.mark and resumed.before.data == run.settings.data:
@@ -265,7 +263,9 @@ def _introduce(run: Run, group: Group) -> None:
         f"out: {text.source}"
     )
     shapes = jax.eval_shape(run.recipe.initial_state, 0)
-    shardings = state_shardings(run.recipe, run.layout)
+    shardings = run.state_shardings
+    if run.layout.automatic:
+        show(f"Layout      {_chosen(shapes['parameters'], run)}")
     tree = read_tree(shapes["parameters"], shardings["parameters"])
     show(f"Parameters  {parameters(run.settings.model):,}: {_held(tree)}")
     show(f"With AdamW  {_held(read_tree(shapes, shardings))}")
@@ -276,10 +276,24 @@ def _part(run: Run) -> str:
     """Describe the devices and the part of a batch of this process."""
     training = run.settings.training
     plan = plan_batch(
-        batch_sharding(run.layout), training.batch, training.accumulate, run.settings.model.length
+        run.batch_sharding, training.batch, training.accumulate, run.settings.model.length
     )
     rows, local = len(plan.rows) * training.accumulate, len(run.layout.mesh.local_devices)
     return f"each with {local} devices, reading {rows} of the {training.batch} sequences of a batch"
+
+
+def _chosen(parameters: Any, run: Run) -> str:
+    """Describe an automatic layout in two lines: parameters by their specs, and the batch."""
+    sizes = {path_name(p): x.size for p, x in jax.tree.leaves_with_path(parameters)}
+    specs = jax.tree.leaves_with_path(run.state_shardings["parameters"])
+    alike: dict[str, list[str]] = {}
+    for path, sharding in specs:
+        alike.setdefault(str(sharding.spec), []).append(path_name(path))
+    texts = []
+    for spec, names in alike.items():
+        largest = max(names, key=lambda name: sizes[name])
+        texts.append(f"{largest}{f' and {len(names) - 1} more' if names[1:] else ''} {spec}")
+    return f"parameters  {'; '.join(texts)}\n            batch       {run.batch_sharding.spec}"
 
 
 def _held(tree: TreePicture) -> str:

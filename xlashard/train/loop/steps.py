@@ -21,20 +21,25 @@ from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, 
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
 from xlashard.train.loop.stop import Stop
+from xlashard.train.model.generation import readable, write_text
 from xlashard.train.model.layout import Layout
 from xlashard.train.model.programs import (
     Programs,
     Recipe,
     State,
+    batch_sharding,
     build_programs,
-    readable,
-    write_text,
+    state_shardings,
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """Constants of a run."""
+    """Constants of a run.
+
+    Attributes:
+        programs: Programs of an automatic layout, which are compiled before the first state exists.
+    """
 
     settings: Settings
     layout: Layout
@@ -46,6 +51,18 @@ class Run:
     stop: Stop
     watchdog: Watchdog | None
     checkpoints: Checkpoints | None
+    programs: Programs | None = None
+
+    @property
+    def state_shardings(self) -> State:
+        """Return the shardings of the state."""
+        programs = self.programs
+        return state_shardings(self.recipe, self.layout) if programs is None else programs.state
+
+    @property
+    def batch_sharding(self) -> Any:
+        """Return the sharding of a batch [parts, sequences, length + 1]."""
+        return batch_sharding(self.layout) if self.programs is None else self.programs.batch
 
     def mark_progress(self) -> None:
         """Report progress to the watchdog."""
@@ -88,12 +105,10 @@ def train(run: Run, state: State, progress: Progress) -> None:
         state: State after `progress.steps` steps; donated.
         progress: Progress of the run; updated.
     """
-    run.screen.show("Compiling the training step ...")
-    programs = _in_thread(run, lambda: build_programs(run.recipe, run.layout, run.settings))
-    if run.stop.reached() or programs is None:
+    programs = run.programs or compile_step(run)
+    if programs is None:
         _stop(run, state, progress)
         return
-    run.screen.show(f"Compiled in {programs.seconds:.1f} s")
     run.record("compile", seconds=round(programs.seconds, 3))
     loop = _Loop(run, programs, progress, programs.train_step.bind(state))
     loop.steps()
@@ -109,6 +124,19 @@ def train(run: Run, state: State, progress: Progress) -> None:
         with run.paused("writing text"):
             _write(run, loop.state["parameters"], progress)
     _finish_saving(run)
+
+
+def compile_step(run: Run) -> Programs | None:
+    """Choose the layout, if it is automatic, and compile the step; return None at a stop."""
+    automatic = run.layout.automatic
+    choosing = "Choosing a layout, and compiling" if automatic else "Compiling"
+    run.screen.show(f"{choosing} the training step ...")
+    programs = _in_thread(run, lambda: build_programs(run.recipe, run.layout, run.settings))
+    if run.stop.reached() or programs is None:
+        return None
+    chosen = "Chosen and compiled" if automatic else "Compiled"
+    run.screen.show(f"{chosen} in {programs.seconds:.1f} s")
+    return programs
 
 
 class _Loop:

@@ -38,11 +38,19 @@ def check_settings(settings: Settings) -> None:
         SettingsError: Lists every misfit with the keys and values that fit.
     """
     check_mesh(settings)
-    problems = [*_model(settings), *_pieces(settings), *_rules(settings)]
-    if not problems:
-        problems = [*_parameters(settings), *_length(settings), *_batch(settings)]
+    problems = [*_model(settings), *_pieces(settings)]
+    # A search has no use for rules, except inside of kernels.
+    if not settings.sharding.is_auto or _in_kernels(settings.model):
+        problems += _rules(settings)
+        if not problems:
+            problems = [*_parameters(settings), *_length(settings), *_batch(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
+
+
+def _in_kernels(model: ModelSettings) -> bool:
+    """Return True if parts of the model are computed inside of `shard_map`."""
+    return model.kernel.attention != "none" or bool(model.experts and model.dropless)
 
 
 def _model(settings: Settings) -> Iterator[str]:
@@ -103,6 +111,7 @@ def _pieces(settings: Settings) -> Iterator[str]:
     yield from _latent(model)
     yield from _windows(model)
     yield from _kernel(model)
+    yield from _automatic(settings)
     yield from _tokens(settings)
 
 
@@ -195,6 +204,18 @@ def _kernel(model: ModelSettings) -> Iterator[str]:
                 f"model.kernel.{key} = {block} does not divide model.length = {model.length}. "
                 f"Write:\n  [model.kernel]\n  {key} = {near}"
             )
+
+
+def _automatic(settings: Settings) -> Iterator[str]:
+    """Check that kernels have rules, which no search replaces."""
+    sharding = settings.sharding
+    if sharding.is_auto and _in_kernels(settings.model) and not any(vars(sharding.rules).values()):
+        axes = tuple(settings.mesh)[:1]
+        yield (
+            f'sharding.layout = "auto", but inside of kernels and of dropless experts the rules '
+            f"hold, and sharding.rules has none: each device would compute the whole batch. "
+            f"Write:\n{_rule('batch', axes)}"
+        )
 
 
 def _tokens(settings: Settings) -> Iterator[str]:

@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -53,10 +53,22 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Layout:
-    """Mesh and the rules that map logical axes to mesh axes."""
+    """Mesh and the rules that map logical axes to mesh axes.
+
+    Attributes:
+        mesh: The mesh.
+        rules: The rules; of an automatic layout they hold inside of kernels.
+        automatic: True if a search chooses shardings and constraints in place of the rules.
+    """
 
     mesh: Any
     rules: Rules
+    automatic: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings, mesh: Any) -> Self:
+        """Return the layout of settings on a mesh."""
+        return cls(mesh, settings.sharding.rules, settings.sharding.is_auto)
 
     def spec(self, axes: Axes) -> Any:
         """Return the partition spec of an array with these logical axes.
@@ -86,6 +98,8 @@ class Layout:
         Axes beyond the rank of `x` are dropped, but still occupy their mesh axes: tokens can get
         the sharding of the features that are looked up for them.
         """
+        if self.automatic:
+            return x
         spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
         return xlashard.with_sharding_constraint(x, xlashard.NamedSharding(self.mesh, spec))
 
@@ -96,6 +110,8 @@ class Layout:
 
     def ways(self, axis: str) -> int:
         """Return the number of shards of a logical axis."""
+        if self.automatic:
+            return 1
         return math.prod(self.mesh.shape[name] for name in getattr(self.rules, axis))
 
 
@@ -111,7 +127,7 @@ def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
         axes: Logical axes for the array.
         back: Logical axes for its gradient.
     """
-    if place is unplaced:
+    if place.automatic:
         return x
 
     @jax.custom_vjp
@@ -125,6 +141,8 @@ def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
 class Unplaced:
     """`Place` of a program without a mesh."""
 
+    automatic = True
+    """Nothing is constrained."""
     platform = ""
     """Unknown: the program may be lowered for any devices."""
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.typing import ArrayLike
 
 import xlashard
 from xlashard.preflights.report.pricing import Workload
@@ -24,7 +22,7 @@ from xlashard.train.formulas import workload
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, Place, initial_parameters, unplaced
 from xlashard.train.model.parameters import declare
-from xlashard.train.model.transformer import decode, empty_cache, loss, measure
+from xlashard.train.model.transformer import loss, measure
 
 type State = dict[str, Any]
 """``parameters``, ``optimizer`` (AdamW's moments) and ``step`` (steps done, int32)."""
@@ -211,7 +209,8 @@ class Programs:
         evaluate: Function of parameters and batch that returns a loss.
         state: Shardings of the state.
         batch: Sharding of a batch [parts, sequences, length + 1].
-        seconds: Time to trace, lower and compile the step.
+        seconds: Time to choose the layout, if it is automatic, to trace, lower and compile the
+            step.
     """
 
     train_step: Any
@@ -233,115 +232,55 @@ def _batch_shape(settings: Settings, sharding: Any = None) -> jax.ShapeDtypeStru
     return jax.ShapeDtypeStruct(shape, token_type(settings), sharding=sharding)
 
 
-def state_shapes(recipe: Recipe, layout: Layout) -> State:
+def state_shapes(recipe: Recipe, shardings: State) -> State:
     """Return the shapes of the state, with shardings."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         jax.eval_shape(recipe.initial_state, 0),
-        state_shardings(recipe, layout),
+        shardings,
     )
 
 
 def pjit_step(recipe: Recipe, layout: Layout) -> Any:
     """Return the training step over the mesh, which donates the state."""
-    state, whole = state_shardings(recipe, layout), layout.sharding()
+    state, batch = xlashard.AUTO, xlashard.AUTO
+    if not layout.automatic:
+        state, batch = state_shardings(recipe, layout), batch_sharding(layout)
     return xlashard.pjit(
         functools.partial(recipe.train_step, place=layout),
-        in_shardings=(state, batch_sharding(layout)),
-        out_shardings=(state, whole),
+        in_shardings=(state, batch),
+        out_shardings=(state, layout.sharding()),
         donate_argnums=(0,),
     )
 
 
-def initial_state(recipe: Recipe, layout: Layout) -> Any:
+def initial_state(recipe: Recipe, shardings: State) -> Any:
     """Return the program from a seed to the initial state."""
-    return xlashard.pjit(recipe.initial_state, out_shardings=state_shardings(recipe, layout))
+    return xlashard.pjit(recipe.initial_state, out_shardings=shardings)
 
 
 def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Programs:
     """Compile the step; the other programs compile at their first call."""
-    state, batch = state_shardings(recipe, layout), batch_sharding(layout)
     began = time.perf_counter()
     lowered = pjit_step(recipe, layout).lower(
         jax.eval_shape(recipe.initial_state, 0), _batch_shape(settings)
     )
     step = lowered.compile()
+    if layout.automatic:
+        (state, batch), _ = step.input_shardings
+    else:
+        state, batch = state_shardings(recipe, layout), batch_sharding(layout)
     return Programs(
         train_step=step,
         evaluate=xlashard.pjit(
             functools.partial(recipe.evaluate, place=layout),
             in_shardings=(state["parameters"], batch),
-            out_shardings=layout.sharding(),
+            out_shardings=xlashard.AUTO if layout.automatic else layout.sharding(),
         ),
         state=state,
         batch=batch,
         seconds=time.perf_counter() - began,
     )
-
-
-def write_text(parameters: Any, layout: Layout, settings: Settings) -> bytes:
-    """Generate the text that the settings request, without its prompt."""
-    asked = settings.generation
-    prompt = np.frombuffer(asked.prompt.encode() or b"\n", np.uint8)
-    program = xlashard.pjit(
-        functools.partial(generate, count=asked.bytes, model=settings.model),
-        out_shardings=layout.sharding(),
-    )
-    seed, temperature = np.uint32(settings.run.seed), np.float32(asked.temperature)
-    return np.asarray(program(parameters, prompt, seed, temperature)).tobytes()
-
-
-def generate(
-    parameters: Any,
-    prompt: ArrayLike,
-    seed: ArrayLike,
-    temperature: ArrayLike,
-    count: int,
-    model: ModelSettings,
-) -> jax.Array:
-    """Continue a prompt byte by byte with cached keys and values.
-
-    One loop reads the prompt and writes the continuation.
-
-    Args:
-        parameters: The model's arrays.
-        prompt: Bytes [P], at least one.
-        seed: Scalar integer; equal seeds give equal texts.
-        temperature: Scalar; 0 selects the most likely byte.
-        count: Number of bytes to generate.
-        model: The shape of the model.
-
-    Returns:
-        The generated bytes [count], uint8.
-    """
-    prompt = jnp.asarray(prompt)
-    size = prompt.shape[0]
-    window = min(model.length, size + count)
-
-    def advance(carry: tuple[Any, jax.Array], position: jax.Array):
-        cache, written = carry
-        token = jnp.where(position < size, prompt[jnp.minimum(position, size - 1)], written)
-        scores, cache = decode(parameters, cache, token[None], position, model)
-        key = jax.random.fold_in(jax.random.key(seed), position)
-        written = choose(scores[0], key, jnp.asarray(temperature))
-        return (cache, written), written
-
-    start = (empty_cache(1, window, model), jnp.zeros((), jnp.uint8))
-    _, written = jax.lax.scan(advance, start, jnp.arange(size + count - 1))
-    return written[size - 1 :]
-
-
-def choose(scores: jax.Array, key: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Sample a byte from the softmax of scores [256] / temperature; at 0 take the most likely."""
-    greedy = jnp.argmax(scores)
-    drawn = jax.random.categorical(key, scores / jnp.maximum(temperature, 1e-6))
-    return jnp.where(temperature > 0, drawn, greedy).astype(jnp.uint8)
-
-
-def readable(written: bytes) -> str:
-    """Decode generated bytes for a terminal; invalid text and control characters become ``·``."""
-    text = written.decode("utf-8", errors="replace").replace("\ufffd", "·")
-    return "".join(x if x.isprintable() or x == "\n" else "·" for x in text)
 
 
 @dataclass(frozen=True)
@@ -386,8 +325,12 @@ def training_step(settings: Settings, mesh: Mesh) -> Target:
     settings = on_mesh(settings, mesh)
     check_settings(settings)
     recipe = make_recipe(settings)
-    layout = Layout(mesh, settings.sharding.rules)
-    args = state_shapes(recipe, layout), _batch_shape(settings, batch_sharding(layout))
+    layout = Layout.of(settings, mesh)
+    if layout.automatic:
+        args = jax.eval_shape(recipe.initial_state, 0), _batch_shape(settings)
+    else:
+        state = state_shapes(recipe, state_shardings(recipe, layout))
+        args = state, _batch_shape(settings, batch_sharding(layout))
     return Target(pjit_step(recipe, layout), args, workload(settings))
 
 

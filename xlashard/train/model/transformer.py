@@ -230,7 +230,7 @@ def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) ->
     never holds the gathered weights of two layers. Without remat the residuals would include the
     gathered weights of all layers; there the partitioner chooses the point of the gather.
     """
-    if "embed" not in axes or (model.dropless and "experts" in axes):
+    if place.automatic or "embed" not in axes or (model.dropless and "experts" in axes):
         return weight
     # First of all dimensions but the experts': TPUs reduce-scatter the major dimension only.
     side, first = axes.index("embed"), int("experts" in axes)
