@@ -131,7 +131,7 @@ def test_one_process_plans_and_the_others_receive(mesh, solved, monkeypatch):
     assert error.value.processes == (0,)
     assert as_process(0) == as_process(1) and len(solved) == 1
 
-    def refuse(program, problem):
+    def refuse(program, problem, **_):
         raise ValueError("no room")
 
     monkeypatch.setattr(planner, "solve", refuse)
