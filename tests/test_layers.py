@@ -21,26 +21,27 @@ XLASHARD = Layers(
         "pictures": 3,
         "array": 4,
         "pjit": 5,
-        "numpy": 6,
-        "multihost": 6,
-        "tpu": 6,
-        "testing": 6,
-        "costs": 7,
-        "preflights": 8,
+        "hardware": 6,
+        "numpy": 7,
+        "multihost": 7,
+        "tpu": 7,
+        "testing": 7,
+        "costs": 8,
+        "preflights": 9,
         # The path of the preflight's names before GPUs.
-        "tpu.preflight": 9,
+        "tpu.preflight": 10,
         # Above the compilers, by which it proves its layouts; called by pjit through a hook.
-        "auto": 9,
+        "auto": 10,
         # The package's own face: what `import xlashard` shows, made of the rooms below it.
-        "": 10,
-        "train": 11,
+        "": 11,
+        "train": 12,
         # Stands on all of it, and is imported by nothing but those who ask for it.
-        "legacy": 11,
-        "commands": 12,
+        "legacy": 12,
+        "commands": 13,
         # What the scripts of tpu_scripts/ do.
-        "cloud": 12,
-        "cli": 13,
-        "__main__": 14,
+        "cloud": 13,
+        "cli": 14,
+        "__main__": 15,
     },
     common=frozenset(
         {

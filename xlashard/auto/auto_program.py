@@ -13,6 +13,7 @@ from xlashard._jax.runtime.topologies import topology_name
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard.auto.problem import AutoProblem, machine_of
 from xlashard.errors import ArgumentError, MeshError, counted
+from xlashard.hardware.mesh_layout import resolve_axis_sizes
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import traced_call, unwrapped
 from xlashard.pjit.trace import Call
@@ -23,7 +24,6 @@ from xlashard.preflights.mesh_mapping import (
     resolve_mesh,
 )
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.tpu.mesh_layout import resolve_axis_sizes
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
 from xlashard.tpu.topology_names import SliceName, chip_counts, default_shape, divisors

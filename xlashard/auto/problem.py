@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from xlashard.costs.rates import Rates, rates_of
+from xlashard.hardware.links import axis_links
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
-from xlashard.tpu.links import axis_links
 from xlashard.tpu.topologies import Topology
 
 NOMINAL_GENERATION = "v5e"

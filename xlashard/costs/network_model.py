@@ -33,14 +33,13 @@ import numpy as np
 
 from xlashard.costs.rates import rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
+from xlashard.hardware.mesh_layout import AxisSegment, part
 from xlashard.hlo.call_graph import nearest_user
 from xlashard.hlo.collectives import Collective, CollectiveKind
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.sharding import Mesh
-from xlashard.tpu.links import ici_speed
-from xlashard.tpu.mesh_layout import AxisSegment, part
-from xlashard.tpu.topologies import Topology
+from xlashard.tpu.topologies import Topology, ici_speed
 
 _KINDS: dict[str, CollectiveKind] = {
     "ALL_GATHER": "all-gather",

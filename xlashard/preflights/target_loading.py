@@ -17,9 +17,9 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, XlashardError
+from xlashard.hardware.mesh_layout import resolve_axis_sizes
 from xlashard.preflights.report.pricing import Workload
 from xlashard.sharding import Mesh
-from xlashard.tpu.mesh_layout import resolve_axis_sizes
 from xlashard.tpu.topologies import Topology
 
 _NOT_THE_USERS = tuple(

@@ -1,7 +1,6 @@
 """TPU topologies and device meshes on them, on a machine without a TPU.
 
-`generations` holds public chip figures, `topology_names` parses names, `mesh_layout` lays mesh axes
-on a torus, `topologies` makes device meshes, and `links` computes the bandwidth along mesh axes.
+`generations` holds public chip figures, `topology_names` parses names, `topologies` makes devices.
 """
 
 from typing import TYPE_CHECKING
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING
 from xlashard.lazily import on_demand
 
 if TYPE_CHECKING:
+    from xlashard.hardware.base_topology import AxisLinks
+    from xlashard.hardware.links import axis_links
     from xlashard.tpu.generations import GENERATIONS, Generation
-    from xlashard.tpu.links import AxisLinks, axis_links
     from xlashard.tpu.topologies import Topology, topology
 else:
     # The command line completes names of topologies without importing JAX.
@@ -18,8 +18,9 @@ else:
         __name__,
         globals(),
         {
+            "xlashard.hardware.base_topology": ("AxisLinks",),
+            "xlashard.hardware.links": ("axis_links",),
             "xlashard.tpu.generations": ("GENERATIONS", "Generation"),
-            "xlashard.tpu.links": ("AxisLinks", "axis_links"),
             "xlashard.tpu.topologies": ("Topology", "topology"),
         },
     )

@@ -7,62 +7,42 @@ chips per host and the available memory with libtpu.
 import math
 from dataclasses import dataclass
 
-GB = 10**9
-MIB = 2**20
-GIB = 2**30
-TERA = 10**12
+from xlashard.hardware.chip import GB, GIB, MIB, TERA, Chip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Chip):
     """A generation of TPUs.
 
+    The name is libtpu's: `v5e`; the title is Cloud TPU's. Two cores that form one device work as a
+    megacore.
+
     Attributes:
-        name: Name in libtpu: `v5e`.
-        title: Name in Cloud TPU: `TPU v5e`.
-        device_kind: `device_kind` of its JAX devices.
         cores_per_chip: TensorCores.
-        devices_per_chip: JAX devices per chip. Two cores that form one device work as a megacore.
         host_bounds: Chips per host of a large slice, along x, y and z.
         single_host_shapes: Larger slices that still lie on a single host.
         counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
         pod_shape: Shape of the largest slice, in chips.
         ring_size: Dimension size at which links wrap around: in two dimensions exactly this size,
             in three dimensions every slice made of whole cubes of this size.
-        hbm_bytes: HBM per chip.
-        available_bytes: HBM that the compiler makes available to a program on one device.
-        hbm_bandwidth: Bytes per second per chip.
-        peak_flops: FLOP per second per chip, by dtype.
         ici_links: ICI links per chip.
         ici_bandwidth: Bytes per second per ICI link in one direction.
         core_bandwidth: Bytes per second in one direction between the devices of a chip; 0 for one
             device per chip.
         dcn_bandwidth: Bytes per second per host to other slices; 0 if the generation has no
             multislice.
-        host_bandwidth: Bytes per second per chip in one direction to or from the host's memory.
-        sources: Source of each figure.
     """
 
-    name: str
-    title: str
-    device_kind: str
     cores_per_chip: int
-    devices_per_chip: int
     host_bounds: tuple[int, int, int] = (2, 2, 1)
     single_host_shapes: tuple[tuple[int, ...], ...] = ()
     counts_cores: bool
     pod_shape: tuple[int, ...]
     ring_size: int
-    hbm_bytes: int
-    available_bytes: int
-    hbm_bandwidth: float
-    peak_flops: tuple[tuple[str, float], ...]
     ici_links: int
     ici_bandwidth: float
     core_bandwidth: float = 0
     dcn_bandwidth: float
-    host_bandwidth: float
-    sources: tuple[tuple[str, str], ...]
 
     @property
     def dimensions(self) -> int:
@@ -89,21 +69,6 @@ class Generation:
     def is_megacore(self) -> bool:
         """True if both cores of a chip form one device."""
         return self.cores_per_chip > self.devices_per_chip
-
-    @property
-    def device_hbm_bytes(self) -> int:
-        """HBM per device."""
-        return self.hbm_bytes // self.devices_per_chip
-
-    @property
-    def device_hbm_bandwidth(self) -> float:
-        """HBM bytes per second per device."""
-        return self.hbm_bandwidth / self.devices_per_chip
-
-    @property
-    def device_peak_flops(self) -> tuple[tuple[str, float], ...]:
-        """FLOP per second per device, by dtype."""
-        return tuple((dtype, flops / self.devices_per_chip) for dtype, flops in self.peak_flops)
 
     @property
     def device_dcn_bandwidth(self) -> float:

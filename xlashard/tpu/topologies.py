@@ -1,7 +1,7 @@
 """TPU topologies by name, whose devices programs can be compiled for on any machine."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -12,27 +12,24 @@ from xlashard._jax.runtime import topologies
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError, counted
-from xlashard.sharding import Mesh
+from xlashard.hardware.base_topology import AxisLinks, BaseTopology
+from xlashard.hardware.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.mesh_layout import Dimension, arrange_devices, resolve_axis_sizes
 from xlashard.tpu.topology_names import SliceName, accelerator_type, parse_topology_name
 
 _DIMENSIONS = ("x", "y", "z")
 
 
 @dataclass(frozen=True, repr=False)
-class Topology:
+class Topology(BaseTopology):
     """One or more slices of TPU chips.
 
     Two topologies with the same name and number of slices are equal and share their devices.
 
     Attributes:
         name: Name in libtpu: `v5p:2x2x4`.
-        slices: Number of slices of this shape, joined by the data-center network.
-        generation: Figures of the chips.
         shape: Chips per dimension of a slice.
         twisted: Whether the long dimension is a twisted torus.
-        devices: Compile-only devices, by slice and host.
 
     Example:
         >>> from xlashard.tpu import topology
@@ -43,12 +40,9 @@ class Topology:
         OrderedDict({'data': 4, 'model': 4})
     """
 
-    name: str
-    slices: int
-    generation: Generation = field(compare=False)
+    chip: Generation = field(compare=False)
     shape: tuple[int, ...] = field(compare=False)
     twisted: bool = field(compare=False)
-    devices: tuple[Device, ...] = field(compare=False)
 
     def __repr__(self) -> str:
         many = f" in {self.slices} slices" if self.slices > 1 else ""
@@ -62,24 +56,14 @@ class Topology:
         return topology, (self.name, self.slices)
 
     @property
+    def generation(self) -> Generation:
+        """Figures of the chips."""
+        return self.chip
+
+    @property
     def accelerator_type(self) -> str:
         """Name of the slice size in Cloud TPU: `v5p-128`, `v5litepod-16`."""
         return accelerator_type(SliceName(self.generation, self.shape, self.twisted))
-
-    @property
-    def chips(self) -> int:
-        """Number of chips in all slices."""
-        return self.slices * math.prod(self.shape)
-
-    @cached_property
-    def hosts(self) -> int:
-        """Number of hosts in all slices."""
-        return len({device.process_index for device in self.devices})
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices in all slices."""
-        return len(self.devices)
 
     @property
     def wraps(self) -> tuple[bool, ...]:
@@ -107,45 +91,47 @@ class Topology:
             [(_slice(d), *d.coords[:rank], d.core_on_chip) for d in self.devices], dtype=np.int64
         )
 
-    @cached_property
-    def positions(self) -> Mapping[int, int]:
-        """Position in `devices` by device id."""
-        return {device.id: position for position, device in enumerate(self.devices)}
+    def links_of(
+        self,
+        axes: tuple[str, ...],
+        size: int,
+        parts: tuple[AxisSegment, ...] | None,
+        domains: int,
+    ) -> AxisLinks:
+        """Return the links of a group of devices: ICI within a slice, else the network as well."""
+        generation = self.generation
+        network = "dcn" if domains > 1 else "ici"
+        dcn = generation.device_dcn_bandwidth
+        if parts is None:
+            # The routes are unknown: assume a share of one link per device.
+            shared = generation.ici_bandwidth / generation.devices_per_chip
+            return AxisLinks(axes, size, (), 1.0, False, network, dcn if domains > 1 else shared)
+        links = usable_links([p for p in parts if p.dimension not in ("slice", "core")])
+        speed = ici_speed(generation, parts, links)
+        if domains > 1:
+            # All devices of a slice receive from the other slices in parallel.
+            speed = min(speed, dcn * (size // domains))
+        ring = domains == 1 and bool(parts) and all(p.ring and p.stride == 1 for p in parts)
+        return AxisLinks(axes, size, parts, links, ring, network, speed)
 
-    @cached_property
-    def _grid(self) -> npt.NDArray[np.object_]:
-        """Devices by coordinates."""
-        grid = np.empty(tuple(d.size for d in self.dimensions), dtype=object)
-        grid[tuple(self.coordinates.T)] = self.devices
-        return grid
 
-    def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> Mesh:
-        """Return a mesh over all devices, laid on the torus for the highest bandwidth per axis.
+def ici_speed(generation: Generation, parts: Sequence[AxisSegment], links: float) -> float:
+    """Return the bytes per second that a device sends within its slice.
 
-        Axes take whole dimensions where possible, so that their devices form rings. Devices of a
-        chip belong to the axes with the most communication, slices to the axes with the least,
-        because slices communicate over the data-center network.
+    Devices of a chip share its links. Inside one group, data received by the chip serves both.
 
-        Args:
-            axes: Size per axis name, in the order of the mesh; one size may be -1.
-            order: Axis names, the axis with the most communication first. Default: the last mesh
-                axis first.
-
-        Raises:
-            TopologyError: If the axis sizes don't multiply to the number of devices.
-
-        Example:
-            >>> from xlashard.tpu import topology
-            >>> topology("v5p-128").mesh({"data": -1, "model": 4}).shape
-            OrderedDict({'data': 16, 'model': 4})
-        """
-        with short_tracebacks:
-            sizes = resolve_axis_sizes(axes, self.num_devices, str(self))
-            return Mesh(arrange_devices(self._grid, self.dimensions, sizes, order), tuple(sizes))
-
-    def __str__(self) -> str:
-        """Return the name with the number of slices: `2 slices of v5e:4x4`."""
-        return self.name if self.slices == 1 else f"{self.slices} slices of {self.name}"
+    Args:
+        generation: Generation of the chips.
+        parts: Dimensions that the group spans.
+        links: Links of a chip that the group uses.
+    """
+    together = any(p.dimension == "core" for p in parts)
+    if not links:
+        return generation.core_bandwidth if together else math.inf
+    speed = links * generation.ici_bandwidth
+    if together:
+        return min(speed, generation.core_bandwidth)
+    return speed / generation.devices_per_chip
 
 
 def topology(name: str, slices: int = 1) -> Topology:
@@ -193,7 +179,7 @@ def _made(name: SliceName, slices: int) -> Topology:
         name.text, _options(name.generation, name.shape, slices)
     )
     ordered = sorted(devices, key=lambda device: (_slice(device), device.process_index))
-    return Topology(name.text, slices, name.generation, name.shape, name.twisted, tuple(ordered))
+    return Topology(name.text, slices, name.generation, tuple(ordered), name.shape, name.twisted)
 
 
 def wraps_of(generation: Generation, shape: tuple[int, ...]) -> tuple[bool, ...]:

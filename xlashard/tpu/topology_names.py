@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 from xlashard.errors import TopologyError
+from xlashard.hardware.mesh_layout import divisors
 from xlashard.tpu.generations import BY_NAME, GENERATIONS, Generation
 
 _ALIASES = {
@@ -119,12 +120,6 @@ def default_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
         if a * b * c == cubes
     ]
     return min(shapes, key=lambda s: s[0] * s[1] + s[1] * s[2] + s[0] * s[2])
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, smallest first."""
-    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return low + [number // n for n in reversed(low) if n * n != number]
 
 
 def chip_counts(generation: Generation) -> tuple[int, ...]:

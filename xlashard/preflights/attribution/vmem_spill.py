@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xlashard.costs.flops import instruction_flops
+from xlashard.hardware.chip import MIB
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.hlo.shapes import HBM, Shape
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.preflights.report.step_model import SpillReport
-from xlashard.tpu.generations import MIB, Generation
+from xlashard.tpu.generations import Generation
 
 _VMEM_BYTES = {
     # jax/_src/tpu_info.py of https://github.com/jax-ml/jax, by TensorCore.

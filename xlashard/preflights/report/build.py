@@ -11,6 +11,7 @@ from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._version import __version__
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.rates import Rates
+from xlashard.hardware.links import axis_links
 from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
 from xlashard.pjit.report.program_values import (
     describe_donations,
@@ -38,7 +39,6 @@ from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Price, ThroughputReport, Workload, describe_price
 from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.sharding import Mesh
-from xlashard.tpu.links import axis_links
 from xlashard.tpu.topologies import Topology
 
 

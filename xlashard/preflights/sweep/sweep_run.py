@@ -13,6 +13,7 @@ from typing import Any
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
 from xlashard.errors import ArgumentError
+from xlashard.hardware.mesh_layout import divisors
 from xlashard.preflights.dump_folder import remove_abandoned_folders
 from xlashard.preflights.report.pricing import Workload, parse_price
 from xlashard.preflights.sweep.evaluate import SweepRequest, cache_key, source_files
@@ -33,7 +34,6 @@ from xlashard.preflights.sweep.sweep_results import (
 )
 from xlashard.preflights.target_loading import load_function
 from xlashard.tpu.topologies import Topology, topology
-from xlashard.tpu.topology_names import divisors
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")
 

@@ -42,7 +42,7 @@ class Plane:
     z: int
 
 
-class Chip(NamedTuple):
+class DrawnChip(NamedTuple):
     """Square of a device.
 
     Attributes:
@@ -177,7 +177,7 @@ class DevicePositions:
     def _middle(self, place: int) -> int:
         return _AROUND + place * self.cell + self.cell // 2
 
-    def chips(self, plane: Plane) -> Iterator[Chip]:
+    def chips(self, plane: Plane) -> Iterator[DrawnChip]:
         """Yield the devices of a plane, row by row."""
         x, y, _ = self.size
         gap = 2 if self.cell < 24 else 4 if self.cell < 44 else 7
@@ -192,7 +192,7 @@ class DevicePositions:
             )
             left = _AROUND + column * self.cell + gap + core * width
             top = _AROUND + row * self.cell + gap
-            yield Chip(at, core, places, colours, left, top, width, height)
+            yield DrawnChip(at, core, places, colours, left, top, width, height)
 
     def hosts(self) -> str:
         """Return the SVG path around the chips of each host; empty if these are no rectangles."""

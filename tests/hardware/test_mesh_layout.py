@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.tpu.mesh_layout import AxisSegment, Dimension, lay_out_axes, part, usable_links
+from xlashard.hardware.mesh_layout import AxisSegment, Dimension, lay_out_axes, part, usable_links
 
 
 def torus(*sizes: int, wraps: bool = True) -> list[Dimension]:

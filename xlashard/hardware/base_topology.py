@@ -1,0 +1,152 @@
+"""Base class of topologies: devices with coordinates, and the meshes that are laid on them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.hardware.chip import Chip
+from xlashard.hardware.mesh_layout import (
+    AxisSegment,
+    Dimension,
+    arrange_devices,
+    resolve_axis_sizes,
+)
+from xlashard.sharding import Mesh
+
+
+@dataclass(frozen=True)
+class AxisLinks:
+    """Links between the devices along some mesh axes.
+
+    Attributes:
+        axes: Names of the mesh axes.
+        size: Group size: devices that differ in these axes alone.
+        parts: Extent of the axes along each topology dimension, including `slice` and `core`; empty
+            if the devices follow no dimensions.
+        links: Links per chip, weighted by the share of this group where groups share a link.
+        ring: Whether the devices form a ring of neighbours in each dimension.
+        network: `dcn` if the group spans slices.
+        bytes_per_second: Bytes per second that one device sends while all groups are active. A ring
+            sends `(size - 1) / size` of the gathered bytes at this speed.
+    """
+
+    axes: tuple[str, ...]
+    size: int
+    parts: tuple[AxisSegment, ...]
+    links: float
+    ring: bool
+    network: Literal["ici", "dcn"]
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, repr=False)
+class BaseTopology(ABC):
+    """Chips that programs can be compiled for, on a machine without them.
+
+    Two topologies with the same name and number of slices are equal and share their devices.
+
+    Attributes:
+        name: Name of one slice.
+        slices: Number of slices of this shape, joined by the data-center network.
+        chip: Figures of the chips.
+        devices: Compile-only devices, by slice and host.
+    """
+
+    name: str
+    slices: int
+    chip: Chip = field(compare=False)
+    devices: tuple[Device, ...] = field(compare=False)
+
+    def __str__(self) -> str:
+        """Return the name with the number of slices: `2 slices of v5e:4x4`."""
+        return self.name if self.slices == 1 else f"{self.slices} slices of {self.name}"
+
+    @property
+    @abstractmethod
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """Dimensions for laying out a mesh, outermost first.
+
+        The first one crosses the network between groups of chips with faster links, the last one
+        lies within such a group.
+        """
+
+    @property
+    @abstractmethod
+    def coordinates(self) -> npt.NDArray[np.int64]:
+        """Coordinates of each device: `[devices, dimensions]`."""
+
+    @abstractmethod
+    def links_of(
+        self,
+        axes: tuple[str, ...],
+        size: int,
+        parts: tuple[AxisSegment, ...] | None,
+        domains: int,
+    ) -> AxisLinks:
+        """Return the links of a group of devices.
+
+        Args:
+            axes: Names of the mesh axes that the group spans.
+            size: Number of devices.
+            parts: Extent along each dimension; None if the devices follow no dimensions.
+            domains: Number of positions along the first dimension that the group spans.
+        """
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    @property
+    def chips(self) -> int:
+        """Number of chips."""
+        return self.num_devices // self.chip.devices_per_chip
+
+    @cached_property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return len({device.process_index for device in self.devices})
+
+    @cached_property
+    def positions(self) -> Mapping[int, int]:
+        """Position in `devices` by device id."""
+        return {device.id: position for position, device in enumerate(self.devices)}
+
+    @cached_property
+    def _grid(self) -> npt.NDArray[np.object_]:
+        """Devices by coordinates."""
+        grid = np.empty(tuple(d.size for d in self.dimensions), dtype=object)
+        grid[tuple(self.coordinates.T)] = self.devices
+        return grid
+
+    def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> Mesh:
+        """Return a mesh over all devices, laid out for the highest bandwidth per axis.
+
+        Axes take whole dimensions of a torus where possible, so that their devices form rings.
+        Devices of a chip, or of an NVLink domain, belong to the axes with the most communication,
+        slices and nodes to the axes with the least, because these communicate over the data-center
+        network.
+
+        Args:
+            axes: Size per axis name, in the order of the mesh; one size may be -1.
+            order: Axis names, the axis with the most communication first. Default: the last mesh
+                axis first.
+
+        Raises:
+            TopologyError: If the axis sizes don't multiply to the number of devices.
+
+        Example:
+            >>> from xlashard.tpu import topology
+            >>> topology("v5p-128").mesh({"data": -1, "model": 4}).shape
+            OrderedDict({'data': 16, 'model': 4})
+        """
+        with short_tracebacks:
+            sizes = resolve_axis_sizes(axes, self.num_devices, str(self))
+            return Mesh(arrange_devices(self._grid, self.dimensions, sizes, order), tuple(sizes))
