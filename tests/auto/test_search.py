@@ -73,6 +73,17 @@ def test_a_large_batch_and_small_weights_give_data_parallelism():
     assert trained.in_specs[1] == P("x")
 
 
+def test_the_parts_of_a_batch_are_not_its_batch():
+    def in_parts(w, parts):
+        return jax.lax.scan(lambda w, x: (step(w, x), None), w, parts)[0]
+
+    shapes = (512, 512), (4, 1 << 14, 512)
+    layouts = {x.name: x for x in find_layouts(problem(in_parts, *shapes, **STATE))}
+    assert layouts["data"].in_specs == (P(), P(None, "x"))
+    one = find_layouts(problem(lambda w, x: step(w, x[0]), (512, 512), (1, 1 << 14, 512), **STATE))
+    assert next(x for x in one if x.name == "data").in_specs == (P(), P(None, "x"))
+
+
 def test_weights_that_a_tiny_batch_reads_are_sharded():
     layout = best(lambda w, x: jnp.tanh(x @ w), (8192, 8192), (1, 8192))
     assert tuple(layout.in_specs[0]).count("x") == 1

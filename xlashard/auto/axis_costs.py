@@ -274,11 +274,16 @@ def factor_labels(graph: ProgramGraph, op: GraphOperation, factor: Factor) -> se
     return found
 
 
+_FAR_MORE = 4.0
+"""A second dimension is that of the batch if it splits so many times the work of the first."""
+
+
 def batch_labels(graph: ProgramGraph) -> frozenset[int]:
     """Return the labels of the batch.
 
-    These are the labels reached from the first dimension of an argument that isn't fed back, by
-    factors of operations: from the argument whose labels split most of the work.
+    These are the labels reached from a dimension of an argument that isn't fed back, by factors of
+    operations: from the argument whose labels split most of the work. The dimension is the first,
+    unless the second splits far more work, as in a batch whose parts are computed one by one.
     """
     links: dict[int, set[int]] = defaultdict(set)
     for op in graph.operations:
@@ -288,12 +293,16 @@ def batch_labels(graph: ProgramGraph) -> frozenset[int]:
                 links[label] |= labels
     best, most = frozenset[int](), 0.0
     for index in graph.arguments:
-        if index in graph.state or not graph.values[index].shape:
+        if index in graph.state:
             continue
-        reached = _closure(graph.label(graph.inside.get(index, index), 0), links)
-        work = _split_work(graph, reached)
-        if work > most * 1.1:
-            best, most = frozenset(reached), work
+        own, least = frozenset[int](), 0.0
+        for dim in range(min(len(graph.values[index].shape), 2)):
+            reached = _closure(graph.label(graph.inside.get(index, index), dim), links)
+            work = _split_work(graph, reached)
+            if work > least * _FAR_MORE:
+                own, least = frozenset(reached), work
+        if least > most * 1.1:
+            best, most = own, least
     return best
 
 

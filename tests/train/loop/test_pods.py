@@ -225,7 +225,7 @@ def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> Non
 def test_a_pod_trains_in_the_layout_that_one_process_chose(tmp_path: Path) -> None:
     few = "training.steps=3"
     path = written(tmp_path, nano(few, "sharding=auto"))
-    pod = train(tmp_path, PAIR, "--config", str(path), layout="data: tensor, tensor: fsdp")
+    pod = train(tmp_path, PAIR, "--config", str(path), layout="data: fsdp, tensor: tensor")
     assert set(pod.codes.values()) == {0}, pod.report()
     assert "each with 2 devices, reading 4 of the 8 sequences of a batch" in pod.texts[0]
     measured = losses(tmp_path / "runs" / "nano")
