@@ -17,7 +17,7 @@ from xlashard._jax.trace.tracing import FunctionTracer
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.core import donation as donation_records
 from xlashard.array.core.donation import DonationTracker
-from xlashard.array.core.handles import KindOf, is_handle, unwrapped, wrap_result
+from xlashard.array.core.handles import KindOf, unwrapped, wrap_result
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import (
@@ -73,7 +73,7 @@ class Results:
         """Return the class of each result; None if all are Arrays. Keys and tokens have none."""
         if self.kind_of is None:
             return None
-        return tuple([self.kind_of(h) if is_handle(h) else Array for h in handles])
+        return tuple([self.kind_of(h) if type(h) is HandleType else Array for h in handles])
 
     def dispatched(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
         """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call."""
@@ -179,9 +179,10 @@ def _typed(handles: list[Any], avals: Sequence[Any]) -> list[Any]:
 
 def _resharded(handle: Any, sharding: XLACompatibleSharding) -> Any:
     """Return a handle as a program takes it, if JAX can't place it: unreduced, or of peers too."""
-    if not sharding.is_unreduced and (not is_handle(handle) or handle.is_fully_addressable):
+    is_concrete = type(handle) is HandleType
+    if not sharding.is_unreduced and (not is_concrete or handle.is_fully_addressable):
         return handle
-    if is_handle(handle) and sharding.is_equivalent_to(handle.sharding, handle.ndim):
+    if is_concrete and sharding.is_equivalent_to(handle.sharding, handle.ndim):
         return handle
     return bare(device_put(handle, sharding))
 

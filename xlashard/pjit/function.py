@@ -43,7 +43,6 @@ from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.pjit.shardings.replicated import report_replicated
 from xlashard.pjit.shardings.resolve import resolve
-from xlashard.pjit.shardings.resources import Resource
 from xlashard.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.pjit.shardings.unreduced import has_reductions
 from xlashard.pjit.signature import Parameters
@@ -51,8 +50,6 @@ from xlashard.pjit.trace import (
     Call,
     PjitProgram,
     all_parts_of,
-    expand_in,
-    expand_out,
     inner_shardings,
     trace_call,
     used_parts_of,
@@ -122,14 +119,6 @@ class Function:
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Trace for the arguments of a call."""
         return trace_call(self.tracer, self.parameters, self.options, args, kwargs)
-
-    def in_resources(self, in_tree: Any) -> list[Resource]:
-        """Return the resource of each argument, for a tree of `(args, kwargs)`."""
-        return expand_in(self.options.in_resources, self.parameters, in_tree)
-
-    def out_resources(self, out_tree: Any) -> list[Resource]:
-        """Return the resource of each result, for their tree."""
-        return expand_out(self.options.out_resources, out_tree)
 
     def record(self, call: Call, request: LoweringRequest | None = None) -> None:
         """Record the stages that a call has run since its last record.
@@ -259,7 +248,7 @@ class Function:
 
     def compile_call(self, call: Call) -> CompiledProgram:
         """Return the program of a call that is about to run."""
-        call = planned_call(self, call)
+        call = call if call.auto is None else planned_call(self, call)
         jaxpr, miss, request = call.traced.jaxpr, call.miss, None
         try:
             request = self.lowering_request(call, self.arguments(call))

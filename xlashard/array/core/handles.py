@@ -30,11 +30,6 @@ type KindOf = Callable[[Any], type[Array]]
 """Function from the handle of a result to the class of its array."""
 
 
-def is_handle(value: object) -> bool:
-    """Return True for JAX's own concrete array object."""
-    return type(value) is HandleType
-
-
 def wrap_first(_: None, handles: Sequence[Any]) -> Array:
     """Return an `Array` over the only handle, for jaxlib's dispatcher."""
     out = Array()

@@ -23,6 +23,7 @@ from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, hos
 from xlashard.pjit.dispatch import dispatcher_of
 from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import Auto, FromGda, Resource
+from xlashard.pjit.trace import expand_in, expand_out
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,
@@ -50,8 +51,10 @@ class HostLocal:
         self._mesh = mesh
         self.returns_host_local = function.mode.returns_host_local
         arguments, results = function.options.in_resources, function.options.out_resources
-        self._in_specs = lru_cache(256)(partial(self._specs, function.in_resources, arguments.what))
-        self._out_specs = lru_cache(256)(partial(self._specs, function.out_resources, results.what))
+        of_arguments = partial(expand_in, arguments, function.parameters)
+        of_results = partial(expand_out, results)
+        self._in_specs = lru_cache(256)(partial(self._specs, of_arguments, arguments.what))
+        self._out_specs = lru_cache(256)(partial(self._specs, of_results, results.what))
         self._run = dispatcher_of(function)
 
     def __call__(self, args: tuple[Any, ...]) -> Any:

@@ -27,7 +27,7 @@ from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.shardings.resources import Auto, FromGda, described
-from xlashard.pjit.trace import Call
+from xlashard.pjit.trace import Call, expand_in
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
@@ -135,7 +135,8 @@ class ModeFunction(Function):
         if self.mode.jax_array:
             return arguments
         out = []
-        resources, what = self.in_resources(call.traced.in_tree), self.options.in_resources.what
+        tree, what = self.options.in_resources, self.options.in_resources.what
+        resources = expand_in(tree, self.parameters, call.traced.in_tree)
         every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
             if not is_global(value):

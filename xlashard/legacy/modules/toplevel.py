@@ -13,7 +13,8 @@ from xlashard import Array, PmapSharding
 from xlashard._jax import legacy_api
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import shortened
-from xlashard.array.core.handles import is_handle, wrap_result
+from xlashard._jax.runtime.transfer import HandleType
+from xlashard.array.core.handles import wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
 from xlashard.legacy.modules.entry import EntryTable, differs, refused, works
@@ -154,7 +155,7 @@ def _legacy_results(results: Any) -> Any:
     unstacked = not pmap_no_rank_reduction.value
     for number, handle in enumerate(leaves):
         # Results are tracers under grad, vmap and jit, and key arrays stay arrays of JAX.
-        if is_handle(handle):
+        if type(handle) is HandleType:
             kind = Array if of_today else device_array_class(handle)
             leaves[number] = wrap_result(handle, kind)
             sharding = _pmap_sharding(handle.sharding, handle.shape, unstacked)
