@@ -21,8 +21,8 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
 from xlashard.pjit import Compiled, Lowered
+from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
-from xlashard.pjit.report.jax_stages import explained_executable
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.preflights.dump_folder import temporary_dump_folder
 from xlashard.preflights.sweep.sweep_pool import FAILED, JobPool, SweepJob

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.pjit.report.json_schema import Schema
-from xlashard.pjit.report.serde import SerializableReport
+from xlashard.pjit.report.serde import Schema, SerializableReport
 from xlashard.pjit.report.tables import Page
 from xlashard.preflights.render.chrome_trace import trace_of
 from xlashard.preflights.render.html import fragment, page
