@@ -196,7 +196,7 @@ def _cache_folder() -> Path | None:
 
 
 def _text(layout: ProgramLayout) -> str:
-    record = asdict(layout)
+    record = asdict(replace(layout, transfers=()))
     record["in_specs"] = list(map(_entries, layout.in_specs))
     record["out_specs"] = list(map(_entries, layout.out_specs))
     record["constraints"] = [
@@ -212,7 +212,7 @@ def _read(text: str) -> ProgramLayout:
         for path, kind, index, entries in record["constraints"]
     )
     specs = {side: tuple(map(_spec, record[side])) for side in ("in_specs", "out_specs")}
-    return ProgramLayout(**{**record, **specs, "constraints": constraints})
+    return ProgramLayout(**{**record, **specs, "constraints": constraints, "transfers": ()})
 
 
 def _entries(spec: PartitionSpec) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.hardware.links import axis_links
+from xlashard.hlo.collectives import CollectiveKind
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
 from xlashard.tpu.topologies import Topology
@@ -35,6 +36,23 @@ class ConstraintSite:
 
 
 @dataclass(frozen=True)
+class ForeseenTransfer:
+    """Transfer of a value that a layout needs on a mesh axis.
+
+    Attributes:
+        axis: The mesh axis.
+        kind: Kind of the collective.
+        elements: Elements of the whole value.
+        times: Number of runs in a step.
+    """
+
+    axis: str
+    kind: CollectiveKind
+    elements: int
+    times: float
+
+
+@dataclass(frozen=True)
 class ProgramLayout:
     """Shardings of a program: of arguments, of results, and inside.
 
@@ -45,6 +63,7 @@ class ProgramLayout:
         constraints: Specs inside.
         seconds: Predicted time of a step, in seconds, before any compilation.
         memory_bytes: Predicted memory per device, in bytes.
+        transfers: Transfers that the search foresaw; empty for a layout of other origin.
     """
 
     name: str
@@ -53,6 +72,7 @@ class ProgramLayout:
     constraints: tuple[tuple[ConstraintSite, PartitionSpec], ...]
     seconds: float
     memory_bytes: float
+    transfers: tuple[ForeseenTransfer, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import Machine, ProgramLayout, machine_of
-from xlashard.costs.network_model import NetworkCost
+from xlashard.costs.network_model import NetworkCost, NetworkModel
 from xlashard.costs.operation import OperationModel
 from xlashard.costs.schedule import walk_schedule
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
@@ -54,6 +55,7 @@ class ProvenLayout:
         fits: Whether the memory suffices.
         shares: Seconds of the step by the resource that the cores use or wait for.
         collectives: Collectives by kind and mesh axes, those that send most bytes first.
+        unforeseen: Collectives that the layout did not foresee, most expensive first.
         reason: The compiler's error; empty if it accepted the program.
         compilation: The compiled program; None if the compiler refused it.
         measured_seconds: Median time of a step on the devices; None if not measured.
@@ -66,6 +68,7 @@ class ProvenLayout:
     fits: bool = False
     shares: tuple[tuple[str, float], ...] = ()
     collectives: tuple[CollectiveTotal, ...] = ()
+    unforeseen: tuple[UnforeseenCollective, ...] = ()
     reason: str = ""
     compilation: Compilation | None = None
     measured_seconds: float | None = None
@@ -272,9 +275,13 @@ class Prover:
             schedule = walk_schedule(module, costs, OperationModel(module, rates), rates)
             seconds = schedule.seconds
         else:
+            network = NetworkModel(topology, mesh)
+            costs = [(c, network.of(c)) for c in found]
             schedule = schedule_step(compilation, topology, mesh)
             seconds = estimate_time(compilation, topology, mesh, schedule=schedule).seconds
         memory = sum(a.size for a in module.allocations if a.memory == HBM)
+        times = [(c, cost.expected_seconds) for c, cost in costs]
+        unforeseen = unforeseen_collectives(times, layout.transfers, mesh, seconds)
         return ProvenLayout(
             layout=layout,
             seconds=seconds,
@@ -282,6 +289,7 @@ class Prover:
             fits=not compilation.too_large and memory <= self._memory,
             shares=tuple(sorted(schedule.by_resource().items(), key=lambda item: -item[1])),
             collectives=summarize(found, mesh),
+            unforeseen=tuple(unforeseen),
             compilation=compilation,
         )
 

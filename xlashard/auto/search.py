@@ -17,6 +17,7 @@ from xlashard.auto.axis_costs import (
     required,
 )
 from xlashard.auto.axis_program import AxisProgram, Restriction
+from xlashard.auto.foreseen import foreseen_transfers
 from xlashard.auto.graph_values import spec_axes
 from xlashard.auto.problem import AutoProblem, ConstraintSite, MeshAxis, ProgramLayout
 from xlashard.auto.program_graph import ProgramGraph
@@ -299,6 +300,7 @@ class Search:
             constraints=tuple(self._constraints(assignment)),
             seconds=seconds,
             memory_bytes=self._memory(assignment),
+            transfers=tuple(foreseen_transfers(self.graph, tuple(self._axes), assignment)),
         )
 
     def _spec(self, value: int, states: dict[str, int]) -> PartitionSpec:

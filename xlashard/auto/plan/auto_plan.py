@@ -53,6 +53,8 @@ class AutoPlan(SerializableReport, PlanFields):
         fingerprint: Digest of the function's operations.
         arguments: Arguments of the call, whose arrays `inputs` lists.
         axis_rules: Mesh axes of logical axes, if arguments name them.
+        unforeseen: Collectives of the compiled program that the search did not foresee, each above
+            1 % of a step, most expensive first.
         gap: Share by which a better solution of the integer program may exist; None if unknown.
         unknown_primitives: Primitives without a sharding rule, which each device runs whole.
         held: What holds the memory, if no layout fits; largest first.

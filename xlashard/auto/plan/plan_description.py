@@ -18,6 +18,7 @@ from xlashard.auto.plan.plan_model import (
     PlannedConstraint,
     PlannedLayout,
     PlannedValue,
+    UnforeseenTransfer,
     text_of_spec,
 )
 from xlashard.auto.plan.planned_function import fingerprint_of
@@ -25,6 +26,7 @@ from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.errors import counted
+from xlashard.hlo.collectives import along_text
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.preflights.memory_breakdown import describe_temporaries
@@ -66,6 +68,7 @@ def describe_plan(
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
         axis_rules=_axis_rules(inputs, best.layout.in_specs[program.closed_over :], arguments),
+        unforeseen=tuple(_unforeseen(program, best)),
         gap=found.gap,
         unknown_primitives=unknown_primitives(jaxpr),
         held=() if best.fits else _held(best, inputs, source_of(jaxpr)),
@@ -198,6 +201,21 @@ def _at(jaxpr: Any, site: ConstraintSite) -> tuple[Any, Any]:
             return eqn, eqn.invars[site.index]
         case _:
             return eqn, eqn.outvars[site.index]
+
+
+def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[UnforeseenTransfer]:
+    sources = SourceLocator.of(source_of(program.call.traced.jaxpr))
+    for each in best.unforeseen:
+        collective = each.collective
+        yield UnforeseenTransfer(
+            kind=collective.kind,
+            along=along_text(collective, program.mesh),
+            type=", ".join(map(str, each.shapes)),
+            times=collective.times,
+            seconds=each.seconds,
+            operation=collective.op_name,
+            source=sources.line(collective.frames),
+        )
 
 
 def _proven_text(proven: ProvenLayout) -> PlannedLayout:

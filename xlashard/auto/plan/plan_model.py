@@ -112,6 +112,29 @@ class PlannedLayout:
 
 
 @dataclass(frozen=True)
+class UnforeseenTransfer:
+    """Collective of the compiled program that the search did not foresee.
+
+    Attributes:
+        kind: Kind of collective.
+        along: Mesh axes, as text.
+        type: Types on one device: `bf16[8,128]`.
+        times: Number of runs in a step.
+        seconds: Time on the links in a step, which other work may hide.
+        operation: JAX's name of the operation whose value it moves; empty if unknown.
+        source: Line of the operation; None if unknown.
+    """
+
+    kind: str
+    along: str
+    type: str
+    times: int
+    seconds: float
+    operation: str = ""
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True)
 class PathRule:
     """Spec of all values whose path a regular expression matches.
 
@@ -172,6 +195,7 @@ class PlanFields:
     fingerprint: str
     arguments: tuple[PlannedArgument, ...] = ()
     axis_rules: tuple[LogicalAxisRule, ...] = ()
+    unforeseen: tuple[UnforeseenTransfer, ...] = ()
     gap: float | None = None
     unknown_primitives: tuple[str, ...] = ()
     held: tuple[HeldMemory, ...] = ()

@@ -14,6 +14,7 @@ from xlashard.auto.plan.plan_model import (
     PlannedConstraint,
     PlannedLayout,
     PlannedValue,
+    UnforeseenTransfer,
 )
 from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.wording import in_bytes, in_percent, in_seconds
@@ -38,6 +39,8 @@ def plan_sections(plan: PlanFields, page: Page) -> Iterator[RenderableType | Non
     yield _values(page, "Results", plan.outputs, plan.runner_up)
     yield _constraints(plan, page)
     yield _collectives(plan, page)
+    if plan.unforeseen:
+        yield _unforeseen(plan, page)
 
 
 def _head(plan: PlanFields) -> RenderableType:
@@ -141,8 +144,8 @@ def _constraints(plan: PlanFields, page: Page) -> RenderableType | None:
     return section("Constraints inside", note, body, page.left(len(found) - len(rows)))
 
 
-def _where(constraint: PlannedConstraint) -> str:
-    return "" if constraint.source is None else line_text(constraint.source)
+def _where(value: PlannedConstraint | UnforeseenTransfer) -> str:
+    return "" if value.source is None else line_text(value.source)
 
 
 def _collectives(plan: PlanFields, page: Page) -> RenderableType | None:
@@ -152,6 +155,17 @@ def _collectives(plan: PlanFields, page: Page) -> RenderableType | None:
     columns = ["what", "along", ">runs", ">sent"]
     heading = "Collectives", "of the compiled program, per device and step"
     return listing(page, heading, columns, plan.collectives, row, lambda t: t.sent_bytes)
+
+
+def _unforeseen(plan: PlanFields, page: Page) -> RenderableType:
+    rows = [
+        (c.kind, c.along, c.type, f"{c.times:,}", in_seconds(c.seconds), _where(c))
+        for c in page.rows(plan.unforeseen)
+    ]
+    body = table(["what", "along", "type", ">runs", ">on links", "line"], rows)
+    note = "of the compiler's own choice"
+    more = page.left(len(plan.unforeseen) - len(rows))
+    return section("Unforeseen collectives", note, body, more)
 
 
 def plan_code(plan: PlanFields) -> str:

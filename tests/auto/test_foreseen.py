@@ -1,0 +1,114 @@
+"""Collectives that a layout foresaw, and those that the compiler added."""
+
+import math
+from dataclasses import replace
+
+import jax
+import pytest
+
+from tests.auto.examples import mlp_plan, shapes, step
+from tests.pjit.helpers import make_mesh
+from xlashard import AutoPlan, pjit
+from xlashard.auto.auto_program import read_program
+from xlashard.auto.foreseen import unforeseen_collectives
+from xlashard.auto.plan.plan_model import UnforeseenTransfer
+from xlashard.auto.problem import ForeseenTransfer
+from xlashard.auto.proof import Prover
+from xlashard.auto.search import Search
+from xlashard.geometry.groups import ReplicaGroups
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.shapes import Shape
+from xlashard.pjit.report.model import SourceLine
+
+ALONG = {
+    "data": ReplicaGroups.of_list([[0, 2, 4, 6], [1, 3, 5, 7]]),
+    "model": ReplicaGroups.of_list([[0, 1], [2, 3], [4, 5], [6, 7]]),
+}
+
+
+def collective(kind, axis, *dims, times=1, name="c"):
+    shapes = tuple(Shape("f32", each) for each in dims)
+    return Collective(kind, name, "main", shapes, shapes, ALONG[axis], times)
+
+
+def unforeseen(transfers, *collectives, step_seconds=1e-3):
+    mesh = make_mesh((4, 2), ("data", "model"))
+    costs = [(each, 1e-4) for each in collectives]
+    return unforeseen_collectives(costs, transfers, mesh, step_seconds)
+
+
+GATHER = ForeseenTransfer("data", "all-gather", 64 * 128, 8.0)
+
+
+def test_a_transfer_becomes_a_collective_of_its_kind_axis_size_and_runs():
+    assert not unforeseen([GATHER], collective("all-gather", "data", (64, 128), times=8))
+    # The other axis holds a half of it.
+    assert not unforeseen([GATHER], collective("all-gather", "data", (64, 64), times=8))
+    # Before the loop, for all of its runs.
+    assert not unforeseen([GATHER], collective("all-gather", "data", (8, 64, 128)))
+    for other in (
+        collective("all-gather", "model", (64, 128), times=8),
+        collective("all-gather", "data", (64, 100), times=8),
+        collective("all-gather", "data", (64, 128), times=16),
+        collective("all-reduce", "data", (64, 128), times=8),
+    ):
+        (found,) = unforeseen([GATHER], other)
+        assert found.collective is other
+        assert found.seconds == pytest.approx(other.times * 1e-4)
+
+
+def test_a_reduction_may_be_cheaper_but_no_more_expensive():
+    reduced = ForeseenTransfer("data", "all-reduce", 4096, 1.0)
+    scattered = replace(reduced, kind="reduce-scatter")
+    assert not unforeseen([reduced], collective("reduce-scatter", "data", (64, 64)))
+    assert not unforeseen([scattered], collective("reduce-scatter", "data", (64, 64)))
+    assert unforeseen([scattered], collective("all-reduce", "data", (64, 64)))
+
+
+def test_a_transfer_is_foreseen_once():
+    twice = [collective("all-gather", "data", (64, 128), times=8, name=n) for n in "ab"]
+    (found,) = unforeseen([GATHER], *twice)
+    assert found.collective.name == "b"
+    assert not unforeseen([GATHER, GATHER], *twice)
+
+
+def test_parts_of_a_combined_collective_are_foreseen_one_by_one():
+    both = collective("all-gather", "data", (64, 128), (192, 128), times=8)
+    (found,) = unforeseen([GATHER], both)
+    assert [shape.dims for shape in found.shapes] == [(192, 128)]
+    assert found.seconds == pytest.approx(8e-4 * 3 / 4)
+
+
+def test_negligible_collectives_are_left_out():
+    assert unforeseen([], collective("all-reduce", "data", (4,)))
+    assert not unforeseen([], collective("all-reduce", "data", (4,)), step_seconds=1.0)
+
+
+@pytest.mark.slow
+def test_the_search_foresees_what_the_compiler_makes_of_sharded_data():
+    args = shapes(256, 1024, rows=2**16)
+    program = read_program(pjit(step, donate_argnums=0), args, {}, {"data": 4, "model": 2})
+    found = {layout.name: layout for layout in Search(program.problem(), 10.0).run()}
+    data = found["data"]
+    sizes = {math.prod(leaf.shape) for leaf in jax.tree.leaves(args[0]["params"])}
+    reduced = {t.elements for t in data.transfers if t.kind == "all-reduce" and t.times == 1}
+    assert sizes <= reduced
+    proven, other = (
+        Prover(program.function, program.call, program.mesh, None, math.inf).prove([layout], 1)[0]
+        for layout in (data, replace(data, transfers=()))
+    )
+    assert not proven.unforeseen
+    assert {each.collective.kind for each in other.unforeseen} == {"all-reduce"}
+    assert sum(each.seconds for each in other.unforeseen) > 0
+
+
+@pytest.mark.slow
+def test_plans_list_unforeseen_collectives():
+    plan = mlp_plan()
+    line = SourceLine("model.py", 12, "loss", in_user_file=True)
+    moved = UnforeseenTransfer("all-to-all", "model", "bf16[160,2048]", 24, 0.046, "dot", line)
+    plan = replace(plan, unforeseen=(moved,))
+    for text in (str(plan), plan.to_html()):
+        for fact in ("Unforeseen", "all-to-all", "bf16[160,2048]", "24", "46", "model.py:12"):
+            assert fact in text
+    assert AutoPlan.from_json(plan.to_json()) == plan

@@ -1,0 +1,160 @@
+"""Collectives of a compiled program that its layout did not foresee.
+
+The search foresees a transfer wherever a value is stored otherwise than an operation needs or makes
+it. The partitioner may reshard elsewhere, repeat a transfer, or choose a slower kind. A collective
+is foreseen if it moves the elements of a foreseen transfer along its axis, as often, by its kind or
+a cheaper one.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment, prescribed, required
+from xlashard.auto.problem import ForeseenTransfer
+from xlashard.auto.program_graph import ProgramGraph
+from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.shapes import Shape
+from xlashard.sharding import Mesh
+
+_TOLERANCE = 0.12
+"""Share by which padding and halos change the elements of a collective."""
+_NEGLIGIBLE_SHARE = 0.01
+"""Share of a step below which a collective isn't named."""
+_KINDS: dict[CollectiveKind, tuple[CollectiveKind, ...]] = {
+    "all-reduce": ("all-reduce", "reduce-scatter", "all-gather", "collective-permute"),
+    "reduce-scatter": ("reduce-scatter", "all-to-all", "collective-permute"),
+    "all-gather": ("all-gather", "collective-permute", "collective-broadcast"),
+    "all-to-all": ("all-to-all", "ragged-all-to-all", "collective-permute"),
+}
+"""Kinds of collectives that a transfer of a kind may become."""
+
+
+@dataclass(frozen=True)
+class UnforeseenCollective:
+    """A collective of a compiled program, or a part of one, that its layout did not foresee.
+
+    Attributes:
+        collective: The collective.
+        shapes: Types of the values that were not foreseen, on a device.
+        seconds: Time on the links in a step, which other work may hide.
+    """
+
+    collective: Collective
+    shapes: tuple[Shape, ...]
+    seconds: float
+
+
+def foreseen_transfers(
+    graph: ProgramGraph, axes: Sequence[str], assignment: Assignment
+) -> Iterator[ForeseenTransfer]:
+    """Yield the transfers of an assignment.
+
+    Args:
+        graph: The graph of the program.
+        axes: Names of the mesh axes.
+        assignment: The assignment.
+    """
+    shared: set[tuple[object, ...]] = set()
+    for (number, op), axis in itertools.product(enumerate(graph.operations), axes):
+        for slot, value in op.slots:
+            stored = assignment.state(graph, axis, value)
+            if op.fixed is None:
+                needed = required(op, assignment.factors[axis].get(number), slot)
+            else:
+                needed = prescribed(op, axis, slot)
+            source, target = (stored, needed) if slot >= 0 else (needed, stored)
+            if source is None or target is None or source in (target, WHOLE):
+                continue
+            key = axis, value, op.scope, needed
+            if slot >= 0 and key in shared:
+                continue
+            shared.add(key)
+            elements = math.prod(graph.values[value].shape)
+            yield ForeseenTransfer(axis, _kind(source, target), elements, op.times)
+    for value, label, times in graph.reductions:
+        elements = math.prod(graph.values[value].shape)
+        for axis in axes:
+            if graph.labels.find(label) in assignment.labels[axis]:
+                yield ForeseenTransfer(axis, "all-reduce", elements, times)
+
+
+def _kind(source: int, target: int) -> CollectiveKind:
+    if source == PARTIAL:
+        return "all-reduce" if target == WHOLE else "reduce-scatter"
+    return "all-gather" if target == WHOLE else "all-to-all"
+
+
+def unforeseen_collectives(
+    costs: Iterable[tuple[Collective, float]],
+    transfers: Iterable[ForeseenTransfer],
+    mesh: Mesh,
+    step_seconds: float,
+) -> list[UnforeseenCollective]:
+    """Return the collectives that aren't foreseen and aren't negligible, most expensive first.
+
+    Args:
+        costs: Collectives of a compiled program, with the seconds of one run on the links.
+        transfers: The foreseen transfers.
+        mesh: The mesh.
+        step_seconds: Time of a step, in seconds.
+    """
+    sizes = [size for size in mesh.shape.values() if size > 1]
+    pieces = {math.prod(c) for n in range(len(sizes) + 1) for c in itertools.combinations(sizes, n)}
+    left = [_Remaining(transfer, transfer.times) for transfer in transfers]
+    found = []
+    for collective, seconds in sorted(costs, key=lambda each: -each[1] * each[0].times):
+        total = seconds * collective.times
+        if total < _NEGLIGIBLE_SHARE * step_seconds:
+            continue
+        parts = collective.axes(mesh)
+        names = set(mesh.axis_names) if parts is None else {part.name for part in parts}
+        shapes = max(collective.operands, collective.results, key=_nbytes)
+        unknown = tuple(
+            shape for shape in shapes if not _taken(collective, shape, names, left, pieces)
+        )
+        share = _nbytes(unknown) / max(_nbytes(shapes), 1)
+        if total * share >= _NEGLIGIBLE_SHARE * step_seconds:
+            found.append(UnforeseenCollective(collective, unknown, total * share))
+    return found
+
+
+@dataclass
+class _Remaining:
+    """Foreseen transfer, and its runs that no collective has taken."""
+
+    transfer: ForeseenTransfer
+    runs: float
+
+
+def _nbytes(shapes: Iterable[Shape]) -> int:
+    return sum(shape.nbytes for shape in shapes)
+
+
+def _taken(
+    collective: Collective,
+    shape: Shape,
+    axes: set[str],
+    left: Sequence[_Remaining],
+    pieces: set[int],
+) -> bool:
+    """Find a foreseen transfer for a value of a collective, and take its runs."""
+    moved, runs = math.prod(shape.dims) or 1, float(collective.times)
+    for each in left:
+        transfer = each.transfer
+        if transfer.axis not in axes or collective.kind not in _KINDS[transfer.kind]:
+            continue
+        if _is_share(transfer.elements / moved, pieces) and each.runs > 0.99 * runs:
+            each.runs -= runs
+            return True
+        # Outside of a loop, for all of its runs.
+        total = transfer.elements * transfer.times / (moved * runs)
+        if each.runs == transfer.times and _is_share(total, pieces):
+            each.runs = 0.0
+            return True
+    return False
+
+
+def _is_share(ratio: float, pieces: set[int]) -> bool:
+    return any(abs(ratio / count - 1) < _TOLERANCE for count in pieces)
