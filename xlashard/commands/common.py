@@ -18,8 +18,10 @@ from rich.text import Text
 from xlashard.background import StopSignal, end_thread, listening_to_signals, start_background
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import ProgramReport, explain
 from xlashard.preflights.dump_folder import remove_own_folders
+from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.budget import Limit, broken_limits
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.target_loading import (
@@ -28,7 +30,6 @@ from xlashard.preflights.target_loading import (
     load_program,
     user_code_errors,
 )
-from xlashard.tpu import Topology, topology
 from xlashard.wording import printable
 
 # Seconds between two lines about long work, and between two updates in a terminal.
@@ -211,7 +212,7 @@ def _ending_at_signals(what: str, started: float, hide: Callable[[], None]) -> I
 
 
 def find_program(
-    target: str, place: Topology, axes: Mapping[str, int] | None, settings: Sequence[str]
+    target: str, place: BaseTopology, axes: Mapping[str, int] | None, settings: Sequence[str]
 ) -> TargetProgram:
     """Return the program of a target.
 
@@ -262,7 +263,7 @@ def explain_target(target: str, mesh: str) -> ProgramReport:
 
 
 def _of_settings(
-    path: str, place: Topology, axes: Mapping[str, int] | None, words: Sequence[str]
+    path: str, place: BaseTopology, axes: Mapping[str, int] | None, words: Sequence[str]
 ) -> TargetProgram:
     # Needs the packages of the extra `train`, which a function of one's own does without.
     from xlashard.train.config.settings import load_settings
@@ -276,7 +277,7 @@ def _of_settings(
 
 def topologies_for(
     target: str, topologies: str, slices: int | None, words: Sequence[str]
-) -> list[Topology]:
+) -> list[BaseTopology]:
     """Return the specified topologies, or those of the settings file.
 
     Args:
@@ -299,7 +300,7 @@ def topologies_for(
             slices = devices.slices if slices is None else slices
     if not names:
         raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
-    return [topology(name, 1 if slices is None else slices) for name in names]
+    return [find_topology(name, 1 if slices is None else slices) for name in names]
 
 
 def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:

@@ -46,6 +46,7 @@ from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.costs.rates import Rates
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import RecordedProgram
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.render.html import page
@@ -59,7 +60,6 @@ from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.script_devices import ScriptDevices
 from xlashard.preflights.target_loading import check_target, user_code_errors
 from xlashard.program_runner import ProgramStopped
-from xlashard.tpu import Topology
 from xlashard.wording import print_error
 
 _CALLS = 20
@@ -180,7 +180,7 @@ def _is_folder(arguments: argparse.Namespace, count: int) -> bool:
 
 
 def preflight_target(
-    arguments: argparse.Namespace, target: str, place: Topology, axes: Mapping[str, int] | None
+    arguments: argparse.Namespace, target: str, place: BaseTopology, axes: Mapping[str, int] | None
 ) -> PreflightReport:
     """Return the report of one program on one topology.
 
@@ -319,7 +319,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
     devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
     rates = None
     if arguments.rates:
-        rates = read_rates(arguments.rates, places[0].generation)
+        rates = read_rates(arguments.rates, places[0].chip)
     devices.begin()
     try:
         result = _run_on(devices, script, arguments)

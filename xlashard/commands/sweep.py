@@ -20,6 +20,7 @@ from xlashard.commands.common import (
 from xlashard.commands.result_files import check_outputs, check_writable, prints_results, write
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.preflights.render.html import page
 from xlashard.preflights.report.budget import read_budget
@@ -38,7 +39,6 @@ from xlashard.preflights.sweep.sweep_run import (
     run_sweep,
 )
 from xlashard.preflights.target_loading import TargetProgram, load_function
-from xlashard.tpu import Topology
 
 _RUNNER = "xlashard.commands.sweep:run_target"
 # How many of the best meshes a page shows.
@@ -194,7 +194,7 @@ def run_target(request: Mapping[str, Any]) -> dict[str, Any]:
     return evaluate_mesh(SweepRequest.from_json(request), _program)
 
 
-def _program(request: SweepRequest, topology: Topology) -> TargetProgram:
+def _program(request: SweepRequest, topology: BaseTopology) -> TargetProgram:
     target = request.target
     if "settings" in target and settings_of(target["name"], target["set"])[1] != target["settings"]:
         raise ArgumentError(f"{target['name']} has changed since the sweep began: start it again")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hlo.buffers import (
     Allocation,
     BufferValue,
@@ -32,7 +33,6 @@ from xlashard.preflights.report.preflight_model import (
     MemoryBreakdown,
     TemporaryReport,
 )
-from xlashard.tpu.topologies import Topology
 
 _FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
 """Operations without a value of their own; their op names carry little information."""
@@ -314,7 +314,7 @@ def _largest_first(held: Sequence[BufferReport]) -> tuple[BufferReport, ...]:
     return tuple(sorted(held, key=lambda h: -h.device_bytes))
 
 
-def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreakdown:
+def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryBreakdown:
     """Return the memory breakdown of a program on one device.
 
     Args:
@@ -330,7 +330,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     result_bytes = _bytes(a for a in others if a.holds_result)
     temporary_bytes = _bytes(a for a in others if a.is_temporary)
     constant_bytes = _bytes(a for a in others if a.constant and not a.holds_result)
-    available = topology.generation.available_bytes
+    available = topology.chip.available_bytes
     alias_bytes = _bytes(a for a in parameters if a.holds_result)
     if not module.allocations and compilation.compiled is not None:
         # An executable has sums alone.

@@ -15,17 +15,33 @@ from xlashard._jax.trace.jaxprs import hoist
 from xlashard._jax.trace.rewriting import map_meshes, meshes_in
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.function import Function
 from xlashard.pjit.trace import Call
 from xlashard.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
-from xlashard.tpu.topologies import Topology
+from xlashard.tpu.topologies import topology as tpu_topology
 from xlashard.wording import typed
 
 type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
 """Axis names and sizes, on any devices."""
 
 
-def resolve_mesh(topology: Topology, mesh: MeshLike | None, meshes: Mapping[str, MeshLike]) -> Mesh:
+def find_topology(topology: str | BaseTopology, slices: int = 1) -> BaseTopology:
+    """Return the topology of a name.
+
+    Args:
+        topology: Topology, or its name: `"v5p-128"`, `"h100-32"`.
+        slices: Number of slices of a TPU's topology.
+
+    Raises:
+        TopologyError: If the name is unknown, or the compiler for its chips is missing.
+    """
+    return topology if isinstance(topology, BaseTopology) else tpu_topology(topology, slices)
+
+
+def resolve_mesh(
+    topology: BaseTopology, mesh: MeshLike | None, meshes: Mapping[str, MeshLike]
+) -> Mesh:
     """Return the mesh of a preflight: the given one, else that of the program.
 
     Args:
@@ -49,7 +65,7 @@ def resolve_mesh(topology: Topology, mesh: MeshLike | None, meshes: Mapping[str,
     return Mesh(on.devices, on.axis_names, axis_types=tuple(types))
 
 
-def _only_mesh(topology: Topology, meshes: Mapping[str, MeshLike]) -> MeshLike:
+def _only_mesh(topology: BaseTopology, meshes: Mapping[str, MeshLike]) -> MeshLike:
     different = {tuple(_sizes(mesh).items()): (path, mesh) for path, mesh in meshes.items()}
     if len(different) == 1:
         return different.popitem()[1][1]

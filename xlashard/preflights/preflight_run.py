@@ -19,6 +19,7 @@ from xlashard.errors import (
     XlashardError,
     counted,
 )
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import Compiled, Lowered, RecordedProgram, Traced
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import argument_leaves, call_of_stage, traced_call, unwrapped
@@ -27,6 +28,7 @@ from xlashard.preflights.compilation import Compilation, compile_for_report, rea
 from xlashard.preflights.mesh_mapping import (
     MeshLike,
     argument_placer,
+    find_topology,
     map_call,
     meshes_of_arguments,
     meshes_of_call,
@@ -38,14 +40,12 @@ from xlashard.preflights.report.calibration import read_rates
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Workload, parse_price
 from xlashard.sharding import Mesh
-from xlashard.tpu.topologies import Topology
-from xlashard.tpu.topologies import topology as find_topology
 
 
 def preflight(
     fun: Any,
     *args: Any,
-    topology: str | Topology,
+    topology: str | BaseTopology,
     mesh: MeshLike | None = None,
     slices: int = 1,
     workload: Workload | None = None,
@@ -113,8 +113,8 @@ def preflight(
     with short_tracebacks, warnings.catch_warnings():
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
-        place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
-        measured = None if rates is None else read_rates(rates, place.generation)
+        place = find_topology(topology, slices)
+        measured = None if rates is None else read_rates(rates, place.chip)
         stage = jitted.inner_stage(fun)
         if isinstance(stage, Compiled | jax.stages.Compiled):
             _check_stage(stage, args, kwargs)
@@ -144,7 +144,7 @@ def preflight(
 
 
 def lower_for(
-    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: Topology, mesh: Any
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: BaseTopology, mesh: Any
 ) -> tuple[Mesh, Lowered]:
     """Return the mesh on the topology's devices and the lowered program.
 
@@ -194,7 +194,7 @@ def _traced_on(
         raise
 
 
-def _moved_recording(program: RecordedProgram, topology: Topology) -> tuple[Traced, Mesh]:
+def _moved_recording(program: RecordedProgram, topology: BaseTopology) -> tuple[Traced, Mesh]:
     """Return a recorded program on a topology, and the mesh there."""
     own = program.mesh
     if own is None:
@@ -216,7 +216,7 @@ def _check_stage(stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         )
 
 
-def _of_stage(stage: Any, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]:
+def _of_stage(stage: Any, topology: BaseTopology, mesh: Any) -> tuple[Mesh, Lowered]:
     if isinstance(stage, Compiled | jax.stages.Compiled):
         name, devices = jitted.name_and_devices(stage)
         raise ArgumentError(  # no-catalogue: an error of xlashard compile
@@ -246,7 +246,7 @@ def _forgotten_by(stage: Any) -> str:
     return f"{lost}arguments' shardings (a Lowered keeps no jaxpr{others})"
 
 
-def _check_compiled(compilation: Compilation, topology: Topology, mesh: Any) -> Mesh:
+def _check_compiled(compilation: Compilation, topology: BaseTopology, mesh: Any) -> Mesh:
     """Return the mesh of a program that was compiled for the devices of a topology."""
     program = compilation.program
     name, devices = program.info.name, program.plan.devices
@@ -263,13 +263,13 @@ def _devices_text(devices: Sequence[Any]) -> str:
     return f"{counted(len(devices), 'device')} of {devices[0].device_kind}"
 
 
-def _lowered(function: Function, call: Call, topology: Topology) -> Lowered:
+def _lowered(function: Function, call: Call, topology: BaseTopology) -> Lowered:
     lowered = Traced(function, call).lower()
     _check_devices(lowered, topology)
     return lowered
 
 
-def _check_devices(lowered: Lowered, topology: Topology) -> None:
+def _check_devices(lowered: Lowered, topology: BaseTopology) -> None:
     """Raise if a program is lowered for devices outside the topology."""
     devices = lowered._program.plan.devices
     strangers = set(devices) - set(topology.devices)
@@ -283,7 +283,7 @@ def _check_devices(lowered: Lowered, topology: Topology) -> None:
     _check_size(lowered.fun_name, devices, topology)
 
 
-def _check_size(name: str, devices: Sequence[Any], topology: Topology) -> None:
+def _check_size(name: str, devices: Sequence[Any], topology: BaseTopology) -> None:
     if len(devices) < topology.num_devices:
         raise ArgumentError(
             f"{name} uses {counted(len(devices), 'device')} of the "

@@ -15,6 +15,7 @@ from xlashard.array.core.handles import wrap_result
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.rates import Rates
 from xlashard.errors import TopologyError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import RecordedProgram
 from xlashard.pjit.trace import PjitProgram
 from xlashard.preflights.compilation import Compilation, compile_for_report
@@ -23,7 +24,6 @@ from xlashard.preflights.report.build import build_report
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Price
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
-from xlashard.tpu.topologies import Topology
 
 _RUN_BELOW = 1 << 28
 """Bytes on all devices below which an operation outside of `jit` runs."""
@@ -43,7 +43,7 @@ class ScriptDevices:
         status: Returns a context manager that shows the work in progress.
     """
 
-    topology: Topology
+    topology: BaseTopology
     options: Mapping[str, Any]
     estimate: bool
     status: Callable[[str], AbstractContextManager[Any]]

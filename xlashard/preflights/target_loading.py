@@ -17,10 +17,10 @@ import numpy as np
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, XlashardError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.mesh_layout import resolve_axis_sizes
 from xlashard.preflights.report.pricing import Workload
 from xlashard.sharding import Mesh
-from xlashard.tpu.topologies import Topology
 
 _NOT_THE_USERS = tuple(
     str(Path(module.__file__ or "").parent) for module in (jax, sys.modules["xlashard"], inspect)
@@ -48,7 +48,7 @@ class TargetProgram:
 
 @shortened
 def load_program(
-    target: str, topology: Topology | None, axes: Mapping[str, int] | None
+    target: str, topology: BaseTopology | None, axes: Mapping[str, int] | None
 ) -> TargetProgram:
     """Call the target function and return its program.
 
@@ -96,7 +96,7 @@ def load_program(
     return _program(target, result, mesh)
 
 
-def _mesh(topology: Topology | None, axes: Mapping[str, int]) -> Mesh:
+def _mesh(topology: BaseTopology | None, axes: Mapping[str, int]) -> Mesh:
     if topology is not None:
         return topology.mesh(axes)
     devices = jax.devices()

@@ -9,23 +9,23 @@ from typing import cast
 from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, is_ragged, kernel_name, unmatched_costs
-from xlashard.costs.network_model import NetworkCost, NetworkModel
-from xlashard.costs.operation import OperationModel
-from xlashard.costs.rates import Rates, borrowed_rates, product_seconds, rates_of
+from xlashard.costs.network_model import NetworkCost
+from xlashard.costs.rates import Rates, product_seconds
 from xlashard.costs.schedule import StepSchedule, walk_schedule
+from xlashard.costs.targets import network_for, operations_for, rates_for, uncertain_rates
+from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.chip import Chip
 from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.module import HloModule
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.report.preflight_model import AxisTraffic, Bound, TimeEstimate
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
-from xlashard.tpu.generations import Generation
-from xlashard.tpu.topologies import Topology
 
 
 def estimate_time(
     compilation: Compilation,
-    topology: Topology,
+    topology: BaseTopology,
     mesh: Mesh,
     kernel_costs: Mapping[str, KernelCost] | None = None,
     schedule: StepSchedule | None = None,
@@ -34,7 +34,7 @@ def estimate_time(
 
     The time follows the compiler's schedule, with each operation at the rates that published
     measurements show (`rates`). The bounds let each resource run at its peak, independent of the
-    others: matrix units by operand dtype, HBM, the links of each torus dimension (collectives on
+    others: matrix units by operand dtype, HBM, the links of each dimension (collectives on
     the same dimension run in sequence), and the network between slices. The longest is the
     roofline; no schedule is faster.
 
@@ -48,17 +48,17 @@ def estimate_time(
     module = compilation.module
     work = analyze_cost(module, kernel_costs)
     collectives = _network_costs(compilation, topology, mesh)
-    generation = topology.generation
+    chip = topology.chip
     schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs)
     resources: dict[Bound, float] = {
-        "compute": compute_seconds(work.matmul_flops, generation),
-        "hbm": work.hbm_bytes / generation.device_hbm_bandwidth,
+        "compute": compute_seconds(work.matmul_flops, chip),
+        "hbm": work.hbm_bytes / chip.device_hbm_bandwidth,
         "ici": _busiest(collectives),
         "dcn": sum(c.times * cost.dcn_seconds for c, cost in collectives),
     }
     roofline = max(resources.values())
     shares = schedule.by_resource()
-    kernels = kernel_spread(module, schedule, generation, kernel_costs)
+    kernels = kernel_spread(module, schedule, chip, kernel_costs)
     below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels)
     return TimeEstimate(
         flops=work.flops,
@@ -88,7 +88,7 @@ def estimate_time(
 
 def schedule_step(
     compilation: Compilation,
-    topology: Topology,
+    topology: BaseTopology,
     mesh: Mesh,
     kernel_costs: Mapping[str, KernelCost] | None = None,
     rates: Rates | None = None,
@@ -102,16 +102,16 @@ def schedule_step(
         kernel_costs: Costs of kernels that the caller gives, by name.
         rates: Rates of a device; those of published measurements if None.
     """
-    rates = rates or rates_of(topology.generation)
-    model = OperationModel(compilation.module, rates, kernel_costs)
+    rates = rates or rates_for(topology.chip)
+    model = operations_for(compilation.module, rates, kernel_costs)
     collectives = _network_costs(compilation, topology, mesh)
     return walk_schedule(compilation.module, collectives, model, rates)
 
 
 def _network_costs(
-    compilation: Compilation, topology: Topology, mesh: Mesh
+    compilation: Compilation, topology: BaseTopology, mesh: Mesh
 ) -> list[tuple[Collective, NetworkCost]]:
-    network = NetworkModel(topology, mesh)
+    network = network_for(topology, mesh)
     return [(c, network.of(c)) for c in compilation.collectives(mesh)]
 
 
@@ -120,8 +120,8 @@ class KernelSpread:
     """Uncertain time of the kernels of a step.
 
     Attributes:
-        faster: Seconds that they take less at the best rates of other generations.
-        slower: Seconds that they take more at the worst rates of other generations.
+        faster: Seconds that they take less at the best rates of other chips.
+        slower: Seconds that they take more at the worst rates of other chips.
         ragged: Seconds of ragged products.
         unknown: Whether there are kernels of unknown cost.
     """
@@ -175,7 +175,7 @@ the time changes, and the compiler does not know them."""
 def kernel_spread(
     module: HloModule,
     schedule: StepSchedule,
-    generation: Generation,
+    chip: Chip,
     kernel_costs: Mapping[str, KernelCost] | None = None,
 ) -> KernelSpread:
     """Return the uncertainty of the kernels of a schedule.
@@ -183,10 +183,10 @@ def kernel_spread(
     Args:
         module: The program.
         schedule: Its schedule.
-        generation: Generation of the chips.
+        chip: Figures of the chip.
         kernel_costs: Costs of kernels that the caller gives, by name.
     """
-    others = [OperationModel(module, r, kernel_costs) for r in borrowed_rates(generation)]
+    others = [operations_for(module, r, kernel_costs) for r in uncertain_rates(chip)]
     faster = slower = ragged = 0.0
     unknown = False
     for operation, runs in schedule:
@@ -227,14 +227,14 @@ def _runs_of_kernels(schedule: StepSchedule, *, known: bool) -> dict[str, int]:
     return dict(found)
 
 
-def compute_seconds(matmul_flops: Mapping[str, float], generation: Generation) -> float:
+def compute_seconds(matmul_flops: Mapping[str, float], chip: Chip) -> float:
     """Return the time of matrix products at peak FLOP/s.
 
     Args:
         matmul_flops: FLOP by dtype; `bfloat16 x6` counts six passes.
-        generation: Generation of the chips.
+        chip: Figures of the chip.
     """
-    peaks = dict(generation.device_peak_flops)
+    peaks = dict(chip.device_peak_flops)
     return sum(product_seconds(flops, dtype, peaks) for dtype, flops in matmul_flops.items())
 
 

@@ -11,9 +11,10 @@ from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
 from xlashard.costs.network_model import (
     NetworkCost,
-    NetworkModel,
 )
+from xlashard.costs.targets import network_for
 from xlashard.geometry import MeshGrid
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hlo.collectives import Collective
 from xlashard.pjit.report.communication import SourceLocator, describe_collective, with_totals
 from xlashard.pjit.report.model import CollectiveReport
@@ -36,7 +37,6 @@ from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.report.preflight_model import Origin, TrafficReport
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
-from xlashard.tpu.topologies import Topology
 
 
 def fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -244,7 +244,7 @@ class Attributor:
 
 
 def describe_traffic(
-    compilation: Compilation, topology: Topology, mesh: Mesh
+    compilation: Compilation, topology: BaseTopology, mesh: Mesh
 ) -> tuple[TrafficReport, ...]:
     """Return the collectives of a program, longest time first.
 
@@ -264,7 +264,7 @@ def describe_traffic(
     specified = tuple(value.sharding is not None for value in program.plan.results)
     collectives = compilation.collectives(mesh)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
-    network = NetworkModel(topology, mesh)
+    network = network_for(topology, mesh)
     alike: dict[tuple[CollectiveReport, Attribution], list[tuple[Collective, NetworkCost]]] = {}
     for collective in attributor.collectives:
         why = attributor.attribute(collective)

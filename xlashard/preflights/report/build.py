@@ -11,6 +11,8 @@ from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._version import __version__
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.rates import Rates
+from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.chip import Chip
 from xlashard.hardware.links import axis_links
 from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
 from xlashard.pjit.report.program_values import (
@@ -37,37 +39,40 @@ from xlashard.preflights.report.preflight_model import (
 )
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Price, ThroughputReport, Workload, describe_price
+from xlashard.preflights.report.step_model import SpillReport
 from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.sharding import Mesh
+from xlashard.tpu.generations import Generation
 from xlashard.tpu.topologies import Topology
 
 
-def describe_topology(topology: Topology) -> TopologyReport:
+def describe_topology(topology: BaseTopology) -> TopologyReport:
     """Return the figures of the devices for a report.
 
     Args:
         topology: Topology that the program is compiled for.
     """
-    generation = topology.generation
+    chip = topology.chip
+    assert isinstance(topology, Topology)
     return TopologyReport(
         name=topology.name,
-        generation=generation.name,
+        generation=chip.name,
         slices=topology.slices,
         shape=topology.shape,
         wraps=topology.wraps,
         chips=topology.chips,
         devices=topology.num_devices,
         hosts=topology.hosts,
-        hbm_bytes=generation.device_hbm_bytes,
-        available_bytes=generation.available_bytes,
-        peak_flops=generation.device_peak_flops,
-        hbm_bandwidth=generation.device_hbm_bandwidth,
-        ici_bandwidth=generation.ici_bandwidth,
-        dcn_bandwidth=generation.device_dcn_bandwidth,
+        hbm_bytes=chip.device_hbm_bytes,
+        available_bytes=chip.available_bytes,
+        peak_flops=chip.device_peak_flops,
+        hbm_bandwidth=chip.device_hbm_bandwidth,
+        ici_bandwidth=topology.chip.ici_bandwidth,
+        dcn_bandwidth=topology.chip.device_dcn_bandwidth,
     )
 
 
-def describe_mesh(topology: Topology, mesh: Mesh) -> tuple[AxisReport, ...]:
+def describe_mesh(topology: BaseTopology, mesh: Mesh) -> tuple[AxisReport, ...]:
     """Return the position of each mesh axis on the torus, in mesh order.
 
     Args:
@@ -151,7 +156,7 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 def build_report(
     compilation: Compilation,
-    topology: Topology,
+    topology: BaseTopology,
     mesh: Mesh,
     *,
     title: str = "",
@@ -205,9 +210,16 @@ def build_report(
         uneven=describe_uneven(program),
         repeated=describe_repeated(program, [compilation.module]),
         is_estimate=compilation.is_estimate,
-        spills=SpillFinder(compilation.module, topology.generation, program.sources).find(),
+        spills=_find_spills(compilation, topology.chip),
         forgotten=program.forgotten,
     )
+
+
+def _find_spills(compilation: Compilation, chip: Chip) -> tuple[SpillReport, ...]:
+    """Return the attention scores that leave VMEM, which GPUs don't have."""
+    if not isinstance(chip, Generation):
+        return ()
+    return SpillFinder(compilation.module, chip, compilation.program.sources).find()
 
 
 def _throughput(
@@ -224,7 +236,7 @@ def _throughput(
     )
 
 
-def _versions(compilation: Compilation, topology: Topology) -> VersionsReport:
+def _versions(compilation: Compilation, topology: BaseTopology) -> VersionsReport:
     set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
     options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
     return VersionsReport(

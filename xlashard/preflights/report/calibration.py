@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from xlashard.costs.rates import Rates, rates_of
+from xlashard.costs.rates import Rates
+from xlashard.costs.targets import rates_for
 from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError
+from xlashard.hardware.chip import Chip
 from xlashard.preflights.report.measured import MeasuredStep
-from xlashard.tpu.generations import Generation
 
 _UNITS: Mapping[str, tuple[str, ...]] = {
     "matrix": ("matrix_flops",),
@@ -45,15 +46,15 @@ def calibration_text(step: MeasuredStep, chip: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_rates(path: str | os.PathLike[str], generation: Generation) -> Rates:
+def read_rates(path: str | os.PathLike[str], chip: Chip) -> Rates:
     """Return the rates of a chip, corrected by measurements.
 
     Args:
         path: File that `xlashard preflight --calibrate` wrote.
-        generation: Generation of the chips.
+        chip: Figures of the chip.
 
     Raises:
-        ArgumentError: If the file is invalid, or of another generation.
+        ArgumentError: If the file is invalid, or of another chip.
     """
     try:
         found = read_toml(Path(path))
@@ -65,12 +66,12 @@ def read_rates(path: str | os.PathLike[str], generation: Generation) -> Rates:
             f"rates={os.fspath(path)!r} has no chip and [slowdown]: write the file with xlashard "
             "preflight --measured PROFILE --calibrate FILE"
         )
-    if found["chip"] != generation.name:
+    if found["chip"] != chip.name:
         raise ArgumentError(  # no-catalogue: needs a file of rates
             f"rates={os.fspath(path)!r} is of {found['chip']}, but the topology has "
-            f"{generation.name}: pass the file of that chip"
+            f"{chip.name}: pass the file of that chip"
         )
-    rates = rates_of(generation)
+    rates = rates_for(chip)
     for unit, ratio in slowdown.items():
         if unit not in _UNITS or not isinstance(ratio, int | float) or not 0.01 < ratio < 100:
             raise ArgumentError(  # no-catalogue: needs a file of rates

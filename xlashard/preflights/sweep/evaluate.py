@@ -21,14 +21,14 @@ from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import XlashardError
-from xlashard.preflights.mesh_mapping import argument_placer
+from xlashard.hardware.base_topology import BaseTopology
+from xlashard.preflights.mesh_mapping import argument_placer, find_topology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.pricing import Workload
 from xlashard.preflights.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.preflights.target_loading import TargetProgram, load_program, user_code_errors
 from xlashard.program.environment import flags_here
 from xlashard.sharding import Mesh
-from xlashard.tpu.topologies import Topology, topology
 from xlashard.wording import in_bytes
 
 
@@ -39,7 +39,7 @@ class SweepRequest:
     Attributes:
         target: JSON value that the runner turns into a program.
         title: Title of the report.
-        topology: Name in libtpu.
+        topology: Name of the topology.
         slices: Number of slices.
         mesh: Mesh axis names and sizes.
         options: Compiler options.
@@ -86,7 +86,7 @@ def run_target(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluate_mesh(
-    request: SweepRequest, make: Callable[[SweepRequest, Topology], TargetProgram]
+    request: SweepRequest, make: Callable[[SweepRequest, BaseTopology], TargetProgram]
 ) -> dict[str, Any]:
     """Load a program for one mesh and compile it.
 
@@ -98,7 +98,7 @@ def evaluate_mesh(
         Outcome, reason, facts and file of the report, as in `SweepResult`.
     """
     try:
-        place = topology(request.topology, request.slices)
+        place = find_topology(request.topology, request.slices)
         program = make(request, place)
         mesh = program.mesh or place.mesh(request.axes)
         too_much = _too_much(program, place, mesh)
@@ -110,7 +110,7 @@ def evaluate_mesh(
 
 
 def _compiled(
-    request: SweepRequest, program: TargetProgram, place: Topology, mesh: Mesh
+    request: SweepRequest, program: TargetProgram, place: BaseTopology, mesh: Mesh
 ) -> dict[str, Any]:
     workload = program.workload
     if request.workload is not None:
@@ -147,13 +147,13 @@ def _report_name(request: SweepRequest) -> str:
     return f"{slices}{request.topology.replace(':', '-')}.{sizes}.{request.key[:8]}"
 
 
-def _too_much(program: TargetProgram, place: Topology, mesh: Mesh) -> str:
+def _too_much(program: TargetProgram, place: BaseTopology, mesh: Mesh) -> str:
     """Return the reason why arguments alone exceed the memory, or an empty string."""
     leaves = jax.tree.leaves(
         jax.tree.map(argument_placer(mesh), (program.args, dict(program.kwargs)))
     )
     taken = sum(map(_device_bytes, leaves))
-    available = place.generation.available_bytes
+    available = place.chip.available_bytes
     if taken <= available:
         return ""
     return (

@@ -13,8 +13,10 @@ from typing import Any
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
 from xlashard.errors import ArgumentError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.mesh_layout import divisors
 from xlashard.preflights.dump_folder import remove_abandoned_folders
+from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.pricing import Workload, parse_price
 from xlashard.preflights.sweep.evaluate import SweepRequest, cache_key, source_files
 from xlashard.preflights.sweep.sweep_pool import (
@@ -33,7 +35,6 @@ from xlashard.preflights.sweep.sweep_results import (
     ranked,
 )
 from xlashard.preflights.target_loading import load_function
-from xlashard.tpu.topologies import Topology, topology
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")
 
@@ -182,7 +183,7 @@ def _products(count: int, ranges: tuple[AxisRange, ...]) -> Iterator[tuple[int, 
 type Prices = float | str | Mapping[str, float | str]
 """Cost per chip-hour of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
 
-type Meshes = Sequence[tuple[Topology, Mapping[str, int]]]
+type Meshes = Sequence[tuple[BaseTopology, Mapping[str, int]]]
 """Topologies with mesh axis sizes."""
 
 _RUNNER = "xlashard.preflights.sweep.evaluate:run_target"
@@ -207,7 +208,7 @@ class Sweep:
 
     title: str
     target: Any
-    topologies: tuple[Topology, ...]
+    topologies: tuple[BaseTopology, ...]
     axes: Mapping[str, AxisRange]
     runner: str = _RUNNER
     options: tuple[tuple[str, Any], ...] = ()
@@ -220,7 +221,7 @@ class Sweep:
 def preflight_sweep(
     target: str | Callable[..., Any],
     *,
-    topologies: str | Topology | Sequence[str | Topology],
+    topologies: str | BaseTopology | Sequence[str | BaseTopology],
     mesh: Mapping[str, AxisSizes],
     slices: int = 1,
     folder: str | os.PathLike[str] | None = None,
@@ -305,13 +306,13 @@ def target_name(target: str | Callable[..., Any]) -> str:
 
 
 def find_topologies(
-    names: str | Topology | Sequence[str | Topology], slices: int = 1
-) -> tuple[Topology, ...]:
+    names: str | BaseTopology | Sequence[str | BaseTopology], slices: int = 1
+) -> tuple[BaseTopology, ...]:
     """Return the named topologies without duplicates."""
-    requested = [names] if isinstance(names, str | Topology) else list(names)
+    requested = [names] if isinstance(names, str | BaseTopology) else list(names)
     if not requested:
         raise ArgumentError("topologies is empty: write topologies=['v5e-16', 'v5p-16']")
-    found = (t if isinstance(t, Topology) else topology(t, slices) for t in requested)
+    found = (find_topology(t, slices) for t in requested)
     return tuple(dict.fromkeys(found))
 
 
@@ -397,8 +398,8 @@ def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
     Raises:
         ArgumentError: If no topology has a mesh with these axes.
     """
-    found: list[tuple[Topology, dict[str, int]]] = []
-    refusals: list[tuple[Topology, ArgumentError]] = []
+    found: list[tuple[BaseTopology, dict[str, int]]] = []
+    refusals: list[tuple[BaseTopology, ArgumentError]] = []
     for place in sweep.topologies:
         try:
             found += ((place, sizes) for sizes in factorisations(place.num_devices, sweep.axes))

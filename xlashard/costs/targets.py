@@ -1,0 +1,57 @@
+"""Cost models by target: rates, operations and network of the chips of a topology."""
+
+from collections.abc import Mapping
+
+from xlashard.costs.kernel_costs import KernelCost
+from xlashard.costs.network_model import NetworkModel
+from xlashard.costs.operation import OperationModel
+from xlashard.costs.rates import Rates, borrowed_rates, rates_of
+from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.chip import Chip
+from xlashard.hlo.module import HloModule
+from xlashard.sharding import Mesh
+from xlashard.tpu.generations import Generation
+from xlashard.tpu.topologies import Topology
+
+
+def rates_for(chip: Chip) -> Rates:
+    """Return the rates that a device of a chip reaches.
+
+    Args:
+        chip: Figures of the chip.
+    """
+    assert isinstance(chip, Generation)
+    return rates_of(chip)
+
+
+def uncertain_rates(chip: Chip) -> list[Rates]:
+    """Return the rates of kernels that a device may reach where none are published for its chip.
+
+    Args:
+        chip: Figures of the chip.
+    """
+    return borrowed_rates(chip) if isinstance(chip, Generation) else []
+
+
+def operations_for(
+    module: HloModule, rates: Rates, kernel_costs: Mapping[str, KernelCost] | None = None
+) -> OperationModel:
+    """Return the times of the operations of a module.
+
+    Args:
+        module: Compiled module.
+        rates: Rates of a device.
+        kernel_costs: Costs of kernels that the caller gives, by name.
+    """
+    return OperationModel(module, rates, kernel_costs)
+
+
+def network_for(topology: BaseTopology, mesh: Mesh) -> NetworkModel:
+    """Return the network between the devices of a mesh.
+
+    Args:
+        topology: Topology of the devices.
+        mesh: Mesh of the program.
+    """
+    assert isinstance(topology, Topology)
+    return NetworkModel(topology, mesh)
