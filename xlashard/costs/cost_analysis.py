@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xlashard.costs.flops import REDUCERS, instruction_flops
+from xlashard.costs.gpu.library_calls import is_library_product
 from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, kernel_name, kernel_work
@@ -169,7 +170,7 @@ class _CostCounter:
     ) -> None:
         target = call.attributes.call_target
         if not is_kernel(call):
-            if target not in _HARMLESS:
+            if target not in _HARMLESS and not is_library_product(call):
                 total.unknown_calls[call.op_name or target] += 1
             return
         work = kernel_work(self._module, computation, call, self._kernel_costs)

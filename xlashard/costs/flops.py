@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from xlashard.costs.gpu.library_calls import contracted_dims, is_library_product
 from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
 from xlashard.hlo.shapes import Shape
 
@@ -65,7 +66,7 @@ def instruction_flops(
         instruction: The instruction.
     """
     opcode = instruction.opcode
-    if opcode in ("convolution", "dot"):
+    if opcode in ("convolution", "dot") or is_library_product(instruction):
         return _product(computation, instruction)
     if opcode in _ELEMENTWISE:
         operands = operand_arrays(computation, instruction)
@@ -131,11 +132,11 @@ def _product(computation: Computation, instruction: Instruction) -> InstructionF
     if len(operands) < 2:
         return NOTHING
     left, right = operands[:2]
-    if instruction.opcode == "dot":
-        contracted = instruction.attributes.contracting_dims
-        multiplications = result.size * math.prod(left.dims[n] for n in contracted)
-    else:
+    if instruction.opcode == "convolution":
         multiplications = _convolution(instruction, left, right, result)
+    else:
+        contracted = contracted_dims(instruction)
+        multiplications = result.size * math.prod(left.dims[n] for n in contracted)
     # A complex product takes four real ones.
     parts = 4 if left.dtype[0] == "c" else 1
     flops = 2.0 * parts * multiplications

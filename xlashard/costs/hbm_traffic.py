@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from xlashard.costs.flops import operand_arrays
+from xlashard.costs.gpu.library_calls import is_library_product
 from xlashard.costs.kernel_work import is_kernel, kernel_work
 from xlashard.hlo.collectives import KINDS
 from xlashard.hlo.module import Computation, HloModule, Instruction
@@ -46,7 +47,7 @@ def hbm_bytes(module: HloModule, computation: Computation, instruction: Instruct
         return 0
     if opcode == "custom-call":
         return _of_custom_call(module, computation, instruction)
-    if opcode == "fusion":
+    if opcode in ("fusion", "fusion-start"):
         inner = _fused(module, instruction)
         return 0 if inner is None else _of_fusion(module, instruction, inner)
     results = instruction.shape.arrays
@@ -137,7 +138,11 @@ def _of_custom_call(module: HloModule, computation: Computation, instruction: In
     work = kernel_work(module, computation, instruction) if is_kernel(instruction) else None
     if work is not None:
         return round(work.hbm_bytes)
-    arrays = (*operand_arrays(computation, instruction), *instruction.shape.arrays)
+    results = instruction.shape.arrays
+    if is_library_product(instruction):
+        # The second result is the workspace of cuBLAS.
+        results = results[:1]
+    arrays = (*operand_arrays(computation, instruction), *results)
     return sum(array.hbm_bytes for array in arrays)
 
 
@@ -220,6 +225,8 @@ def _of_fusion(module: HloModule, fusion: Instruction, inner: Computation) -> in
         return read
     outputs = _outputs(inner, root)
     types = fusion.shape.arrays
+    if fusion.opcode == "fusion-start":
+        types = fusion.shape.parts[1].arrays
     if len(outputs) != len(types):
         return read + sum(array.hbm_bytes for array in types)
     written = sum(
@@ -305,8 +312,12 @@ def _written(
     module: HloModule, inner: Computation, output: Instruction | None, array: Shape
 ) -> int:
     """Return the bytes that a fusion writes for one of its results."""
+    index = None
     while output is not None and output.opcode in _PASSED_ON and output.operands:
+        index = output.attributes.tuple_index
         output = inner.instructions.get(output.operands[0])
+    if output is not None and index and is_library_product(output):
+        return 0
     if output is None:
         return array.padded_bytes
     if output.opcode == "parameter" or _is_part_of_collective(inner, output):

@@ -16,6 +16,7 @@ import numpy as np
 
 from xlashard._jax.mosaic import KernelModule, read_kernel
 from xlashard.costs.flops import dtype_name, kernel_estimate, operand_arrays
+from xlashard.costs.gpu.library_calls import attention_call, is_gpu_kernel
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_count import KernelCount, KernelOperand, count_kernel
 from xlashard.hlo.call_graph import constant_of
@@ -57,8 +58,10 @@ class KernelWork:
 
 
 def is_kernel(call: Instruction) -> bool:
-    """Return whether an instruction runs a kernel of Pallas or Mosaic."""
-    return call.opcode == "custom-call" and call.attributes.call_target == "tpu_custom_call"
+    """Return whether an instruction runs a kernel of Pallas, Mosaic or cuDNN."""
+    if call.opcode != "custom-call":
+        return False
+    return call.attributes.call_target == "tpu_custom_call" or is_gpu_kernel(call)
 
 
 def is_ragged(call: Instruction) -> bool:
@@ -73,6 +76,9 @@ def kernel_name(call: Instruction) -> str:
     It is the last part of the op name: `splash_mha_dq` for
     `step/transpose(jvp(attention))/splash_mha_dq/pallas_call`.
     """
+    if call.attributes.call_target.startswith("__cudnn$fmha"):
+        backward = call.attributes.call_target.endswith("Backward")
+        return "cudnn_attention_backward" if backward else "cudnn_attention"
     parts = [part for part in call.op_name.split("/") if part not in ("", "pallas_call")]
     named = _WRAPPED.sub("", parts[-1]).rstrip(")") if parts else ""
     return named or _without_number(call.name)
@@ -113,6 +119,13 @@ def kernel_work(
             cost.hbm_bytes,
             origin="given",
             seconds=cost.seconds,
+        )
+    attention = attention_call(computation, call)
+    if attention is not None:
+        return KernelWork(
+            {dtype_name(attention.dtype): attention.flops},
+            attention.rows * attention.seen,
+            hbm_bytes=attention.hbm_bytes,
         )
     counted = _counted(module, computation, call)
     estimate = kernel_estimate(call)

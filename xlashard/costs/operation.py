@@ -18,6 +18,7 @@ from xlashard.costs.flops import (
     instruction_flops,
     operand_arrays,
 )
+from xlashard.costs.gpu.library_calls import is_library_product
 from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work
@@ -170,7 +171,7 @@ class OperationModel:
         self, computation: Computation, call: Instruction, nbytes: float
     ) -> OperationTime:
         if not is_kernel(call):
-            return self._time(Work(), nbytes) if nbytes else NO_TIME
+            return self._time(self._work(computation, call), nbytes) if nbytes else NO_TIME
         work = kernel_work(self._module, computation, call, self._kernel_costs)
         if work is None:
             return OperationTime(hbm=nbytes / self._rates.hbm_bytes, known=False)
@@ -213,21 +214,21 @@ class OperationModel:
     def _work(self, computation: Computation, instruction: Instruction) -> Work:
         """Return the work of an operation, with that of the computations that it fuses."""
         opcode = instruction.opcode
-        if opcode in ("fusion", "map", "async-start"):
+        if opcode in ("fusion", "fusion-start", "map", "async-start"):
             work = Work()
             for name in instruction.calls:
                 if name in self._module.computations:
                     work.add(self._fusion(name))
             return work
-        if opcode in ("convolution", "dot"):
+        if opcode in ("convolution", "dot") or is_library_product(instruction):
             return self._product(computation, instruction)
         if opcode in TRANSCENDENTAL:
-            return Work(transcendentals=_in_registers(instruction.shape.arrays))
+            return Work(transcendentals=self._elements(instruction.shape.arrays))
         if opcode in _ON_VECTORS:
-            return Work(vector_ops=_in_registers(instruction.shape.arrays[:1]))
+            return Work(vector_ops=self._elements(instruction.shape.arrays[:1]))
         if opcode in ("reduce", "reduce-window"):
             operands = operand_arrays(computation, instruction)
-            return Work(vector_ops=_in_registers(operands[: max(len(operands) // 2, 1)]))
+            return Work(vector_ops=self._elements(operands[: max(len(operands) // 2, 1)]))
         if opcode in _MOVES:
             return Work(changes_layout=_changes_layout(computation, instruction))
         return Work()
@@ -246,17 +247,16 @@ class OperationModel:
         ratio = _padding_of(computation, instruction, self._rates.matrix_size)
         return Work({found.dtype: found.matmul_flops * ratio} if found.matmul_flops else {})
 
+    def _elements(self, arrays: tuple[Shape, ...] | list[Shape]) -> float:
+        """Return the elements of arrays, with the padding to whole vector registers."""
+        return float(sum(_padded_size(array) for array in arrays))
+
 
 def _changes_layout(computation: Computation, instruction: Instruction) -> bool:
     if instruction.opcode == "transpose":
         return True
     operands = operand_arrays(computation, instruction)
     return bool(operands) and operands[0].minor_to_major != instruction.shape.minor_to_major
-
-
-def _in_registers(arrays: tuple[Shape, ...] | list[Shape]) -> float:
-    """Return the elements of arrays, with the padding to whole vector registers."""
-    return float(sum(_padded_size(array) for array in arrays))
 
 
 def _padded_size(array: Shape) -> int:

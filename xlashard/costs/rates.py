@@ -104,6 +104,7 @@ class Rates:
         kernel_vector_ops: Elements per second of elementwise operations in kernels.
         kernel_transcendentals: Elements per second of functions such as exp in kernels.
         kernel_step_seconds: Time between the steps of a kernel's grid.
+        collective_cores: Share of the cores that a running collective takes.
     """
 
     matrix_size: int
@@ -127,6 +128,7 @@ class Rates:
     kernel_vector_ops: float
     kernel_transcendentals: float
     kernel_step_seconds: float
+    collective_cores: float = 0.0
 
     def product_seconds(self, flops: float, dtype: str) -> float:
         """Return the time of matrix products.

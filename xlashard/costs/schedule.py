@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from xlashard.costs.cost_analysis import repeated_calls
 from xlashard.costs.hbm_traffic import hbm_bytes, host_bytes
 from xlashard.costs.network_model import NetworkCost, rendezvous_name
-from xlashard.costs.operation import OperationModel
+from xlashard.costs.operation import OperationModel, OperationTime
 from xlashard.costs.rates import Rates
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collectives import Collective
@@ -22,8 +22,12 @@ from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HOST
 
 _ENDS = "AsyncCollectiveDone"
-_COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+_COPIES = (
+    *("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"),
+    "fusion-start",  # GPUs copy slices of loops by fusions beside the others.
+)
 _CALLS = ("async-start", "call-start")
+_NETWORKS = ("ici", "dcn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +210,21 @@ class _Run:
 
     def _operation(self, instruction: Instruction) -> None:
         time = self.walk.model.of(self.computation, instruction)
-        seconds = time.seconds
+        seconds = time.seconds + self._slowed(time)
         if seconds:
             self._run(instruction, seconds, time.bound, time.known)
             self._drain(seconds - time.hbm)
         if instruction.opcode == "fusion":
             self._fused_collectives(instruction)
+
+    def _slowed(self, time: OperationTime) -> float:
+        """Return the seconds that an operation loses to collectives that run on the same cores."""
+        taken = self.walk.rates.collective_cores
+        if not taken or time.bound in ("hbm", "launch"):
+            return 0.0
+        running = max((end for end, kind in self.pending.values() if kind in _NETWORKS), default=0)
+        beside = min(max(running - self.now, 0.0) * (1 - taken), time.seconds)
+        return beside * taken / (1 - taken)
 
     def _run(
         self, instruction: Instruction, seconds: float, resource: str, known: bool = True

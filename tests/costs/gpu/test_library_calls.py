@@ -1,0 +1,140 @@
+"""Products of cuBLAS and attention of cuDNN in modules of XLA for GPUs, against counts by hand."""
+
+import pytest
+
+from tests.costs.test_schedule import RATES
+from xlashard.costs.cost_analysis import analyze_cost
+from xlashard.costs.gpu.library_calls import attention_call
+from xlashard.costs.hbm_traffic import hbm_bytes
+from xlashard.costs.kernel_work import kernel_name
+from xlashard.costs.operation import OperationModel
+from xlashard.costs.schedule import walk_schedule
+from xlashard.hlo import read
+from xlashard.hlo.module import HloModule
+
+PRODUCT = """
+HloModule product, is_scheduled=true
+
+ENTRY main {
+  a = bf16[4,1024,64]{2,1,0} parameter(0)
+  b = bf16[4,2048,64]{2,1,0} parameter(1)
+  call = (bf16[4,1024,2048]{2,1,0}, s8[4194304]{0}) custom-call(a, b), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["2"],"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]}}}
+  ROOT c = bf16[4,1024,2048]{2,1,0} get-tuple-element(call), index=0
+}
+"""  # noqa: E501
+FUSED = """
+HloModule fused, is_scheduled=true
+
+slice_of_product {
+  a = bf16[1024,64]{1,0} parameter(0)
+  all = bf16[8,64,2048]{2,1,0} parameter(1)
+  n = s32[] parameter(2)
+  zero = s32[] constant(0)
+  one = bf16[1,64,2048]{2,1,0} dynamic-slice(all, n, zero, zero), dynamic_slice_sizes={1,64,2048}
+  b = bf16[64,2048]{1,0} bitcast(one)
+  call = (bf16[1024,2048]{1,0}, s8[4194304]{0}) custom-call(a, b), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  c = bf16[1024,2048]{1,0} get-tuple-element(call), index=0
+  space = s8[4194304]{0} get-tuple-element(call), index=1
+  ROOT both = (bf16[1024,2048]{1,0}, s8[4194304]{0}) tuple(c, space)
+}
+
+ENTRY main {
+  a = bf16[1024,64]{1,0} parameter(0)
+  all = bf16[8,64,2048]{2,1,0} parameter(1)
+  n = s32[] parameter(2)
+  both = (bf16[1024,2048]{1,0}, s8[4194304]{0}) fusion(a, all, n), kind=kCustom, calls=slice_of_product
+  ROOT c = bf16[1024,2048]{1,0} get-tuple-element(both), index=0
+}
+"""  # noqa: E501
+ATTENTION = """
+HloModule attention, is_scheduled=true
+
+ENTRY main {{
+  q = bf16[2,4096,32,128]{{3,2,1,0}} parameter(0)
+  k = bf16[2,4096,8,128]{{3,2,1,0}} parameter(1)
+  v = bf16[2,4096,8,128]{{3,2,1,0}} parameter(2)
+  call = (bf16[2,32,4096,128]{{3,1,2,0}}, f32[2,32,4096]{{2,1,0}}, u8[64]{{0}}) custom-call(q, k, v), custom_call_target="__cudnn$fmha{target}", metadata={{op_name="f/custom_partitioning"}}, backend_config={{"cudnn_fmha_backend_config":{{"intermediate_tensor_shape":{{"element_type":"BF16","dimensions":["2","32","4096","4096"],"tuple_shapes":[]}},"mask_type":"{mask}","sliding_window_length":{window}}}}}
+  ROOT out = bf16[2,32,4096,128]{{3,1,2,0}} get-tuple-element(call), index=0
+}}
+"""  # noqa: E501
+COPIES = """
+HloModule copies, is_scheduled=true
+
+one_layer {
+  layers = f32[8,1024,1024]{2,1,0} parameter(0)
+  n = s32[] parameter(1)
+  zero = s32[] constant(0)
+  ROOT layer = f32[1,1024,1024]{2,1,0} dynamic-slice(layers, n, zero, zero), dynamic_slice_sizes={1,1024,1024}
+}
+
+ENTRY main {
+  layers = f32[8,1024,1024]{2,1,0} parameter(0)
+  n = s32[] parameter(1)
+  x = f32[1024,1024]{1,0} parameter(2)
+  start = ((f32[8,1024,1024]{2,1,0}, s32[]), f32[1,1024,1024]{2,1,0}, u32[]) fusion-start(layers, n), kind=kLoop, calls=one_layer
+  y = f32[1024,1024]{1,0} negate(x)
+  layer = f32[1,1024,1024]{2,1,0} fusion-done(start)
+  flat = f32[1024,1024]{1,0} bitcast(layer)
+  ROOT z = f32[1024,1024]{1,0} add(flat, y)
+}
+"""  # noqa: E501
+MIB = 2**20
+
+
+def bytes_of(module: HloModule, name: str) -> int:
+    main = module.computations[module.entry]
+    return hbm_bytes(module, main, main.instructions[name])
+
+
+def test_a_product_of_cublas_counts_like_a_dot() -> None:
+    module = read(PRODUCT)
+    work = analyze_cost(module)
+    assert work.matmul_flops == {"bfloat16": 2 * 4 * 1024 * 2048 * 64}
+    assert not work.unknown_calls
+    # Its workspace is no result.
+    assert bytes_of(module, "call") == 2 * 4 * (1024 * 64 + 2048 * 64 + 1024 * 2048)
+
+
+def test_a_product_that_is_fused_with_a_slice_reads_the_slice() -> None:
+    module = read(FUSED)
+    assert analyze_cost(module).matmul_flops == {"bfloat16": 2 * 1024 * 2048 * 64}
+    assert bytes_of(module, "both") == 2 * (1024 * 64 + 2048 * 64 + 1024 * 2048) + 4
+
+
+@pytest.mark.parametrize(
+    ("target", "mask", "window", "keys", "products"),
+    [
+        ("Softmax", "NO_MASK", 0, 4096, 2),
+        ("Softmax", "CAUSAL", 0, 2048 + 64, 2),
+        ("Softmax", "CAUSAL", 1024, 1024 * (1 - 1 / 8) + 64, 2),
+        ("SoftmaxBackward", "CAUSAL", 0, 2048 + 64, 5),
+    ],
+)
+def test_attention_of_cudnn_counts_the_tiles_below_its_diagonal(
+    target: str, mask: str, window: int, keys: float, products: int
+) -> None:
+    module = read(ATTENTION.format(target=target, mask=mask, window=window))
+    rows = 2 * 32 * 4096
+    work = analyze_cost(module)
+    assert work.matmul_flops == {"bfloat16": pytest.approx(products * 2 * rows * keys * 128)}
+    assert work.transcendental == pytest.approx(rows * keys)
+    assert not work.unknown_calls
+    # Queries and results of 32 heads, keys and values of 8, and a number per query.
+    assert bytes_of(module, "call") == 2 * 4096 * (2 * 128 * (32 + 32 + 8 + 8) + 4 * 32)
+    main = module.computations[module.entry]
+    call = attention_call(main, main.instructions["call"])
+    assert call is not None
+    assert call.backward == (products == 5)
+    name = kernel_name(main.instructions["call"])
+    assert name == "cudnn_attention" + "_backward" * (products == 5)
+
+
+def test_copies_of_layers_run_beside_other_operations() -> None:
+    module = read(COPIES)
+    assert bytes_of(module, "start") == 2 * 4 * MIB + 4
+    found = walk_schedule(module, [], OperationModel(module, RATES), RATES)
+    # The negation leaves no bandwidth, so that the copy ends after it.
+    in_background = [o.instruction.name for o, _ in found if o.in_background]
+    assert in_background == ["start"]
+    moved = (2 + 2 + 3) * 4 * MIB / 1e12
+    assert found.seconds == pytest.approx(moved, rel=0.2)

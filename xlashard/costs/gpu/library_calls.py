@@ -1,0 +1,122 @@
+"""Custom calls of XLA to NVIDIA's libraries: products of cuBLAS, attention of cuDNN."""
+
+import re
+from dataclasses import dataclass
+
+from xlashard.hlo.module import Computation, Instruction
+
+_CUBLAS = ("__cublas$gemm", "__cublas$lt$matmul")
+_CUDNN = "__cudnn$fmha"
+_PALLAS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "mosaic_gpu_v2")
+_TILE = 128
+"""Queries and keys of a tile of attention; those of the diagonal are computed as a whole."""
+
+
+def is_library_product(call: Instruction) -> bool:
+    """Return whether an instruction is a matrix product by cuBLAS."""
+    return call.opcode == "custom-call" and call.attributes.call_target.startswith(_CUBLAS)
+
+
+def is_gpu_kernel(call: Instruction) -> bool:
+    """Return whether an instruction runs attention of cuDNN, or a Pallas kernel of a GPU."""
+    target = call.attributes.call_target
+    return call.opcode == "custom-call" and (target.startswith(_CUDNN) or target in _PALLAS)
+
+
+def contracted_dims(product: Instruction) -> tuple[int, ...]:
+    """Return the contracted dimensions of the left operand of a product.
+
+    Args:
+        product: A `dot`, or a call to cuBLAS.
+    """
+    if product.opcode == "dot":
+        return product.attributes.contracting_dims
+    found = _CONTRACTED.search(product.attributes.backend_config)
+    return tuple(int(n) for n in re.findall(r"\d+", found[1])) if found else ()
+
+
+_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]')
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Attention of one call to cuDNN.
+
+    Attributes:
+        rows: Queries of all sequences and heads.
+        keys: Keys of a sequence.
+        key_size: Features of queries and keys.
+        value_size: Features of values.
+        dtype: HLO dtype of the queries.
+        causal: Whether a query sees the keys up to its position alone.
+        window: Number of last keys that a query sees; 0: all.
+        backward: Whether the call computes the gradients.
+        hbm_bytes: Bytes of its operands and results.
+    """
+
+    rows: int
+    keys: int
+    key_size: int
+    value_size: int
+    dtype: str
+    causal: bool
+    window: int
+    backward: bool
+    hbm_bytes: int
+
+    @property
+    def seen(self) -> float:
+        """Keys that a query meets, in whole tiles; the mean over the queries."""
+        if not self.causal:
+            return float(self.keys)
+        mean = self.keys / 2
+        if 0 < self.window < self.keys:
+            mean = self.window * (1 - self.window / self.keys / 2)
+        return min(mean + _TILE / 2, float(self.keys))
+
+    @property
+    def flops(self) -> float:
+        """FLOP of its products: two in the forward pass, five in the backward pass."""
+        keys, values = (3, 2) if self.backward else (1, 1)
+        return 2.0 * self.rows * self.seen * (keys * self.key_size + values * self.value_size)
+
+
+def attention_call(computation: Computation, call: Instruction) -> AttentionCall | None:
+    """Return the attention of a call to cuDNN; None for other calls.
+
+    Args:
+        computation: Computation of the call.
+        call: The call.
+    """
+    if call.opcode != "custom-call" or not call.attributes.call_target.startswith(_CUDNN):
+        return None
+    named = (computation.instructions.get(name) for name in call.operands)
+    arrays = [array for i in named if i is not None for array in i.shape.arrays]
+    config = call.attributes.backend_config
+    scores = [int(n) for n in re.findall(r"\d+", _found(_SCORES, config))]
+    if len(arrays) < 3 or len(scores) != 4:
+        return None
+    batch, heads, queries, keys = scores
+    query, _, value = arrays[:3]
+    results = [a for a in call.shape.arrays if a.dtype != "u8"]
+    return AttentionCall(
+        rows=batch * heads * queries,
+        keys=keys,
+        key_size=query.dims[-1],
+        value_size=value.dims[-1],
+        dtype=query.dtype,
+        causal="CAUSAL" in _found(_MASK, config),
+        window=int(_found(_WINDOW, config) or 0),
+        backward="Backward" in call.attributes.call_target,
+        hbm_bytes=sum(array.hbm_bytes for array in [*arrays, *results]),
+    )
+
+
+_SCORES = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]')
+_MASK = re.compile(r'"mask_type":\s*"(\w+)"')
+_WINDOW = re.compile(r'"sliding_window_length":\s*"?(\d+)')
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
