@@ -102,6 +102,9 @@ def test_kernels_of_attention_visit_the_blocks_that_the_mask_leaves() -> None:
     near = ["model.window=512", "model.window_cycle=2"]
     expected = (2 * one * (10 + 7) * 2, 2 * one * ((12 + 10) * 4 + (10 + 7) * 3))
     assert change(*near) == pytest.approx(expected)
+    # Of cuDNN's 16 x 16 blocks of 128 x 128, 136 are not above the diagonal.
+    some = 4 * 2 * batch * heads * 128**2 * 136
+    assert change("model.kernel.attention=cudnn") == pytest.approx((2 * some, 5 * some))
     kept = [*words, "model.remat=true", "model.kept=['attention']"]
     again = formulas.step_flops(settings(*words, "model.remat=true")).recomputed
     assert again - formulas.step_flops(settings(*kept)).recomputed == pytest.approx(wide[0])

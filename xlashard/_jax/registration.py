@@ -107,3 +107,38 @@ def unwrap_in_multihost_utils(array_type: type, handle_of: Callable[[Any], Any])
 
     for name in _NAMES:
         setattr(multihost_utils, name, on_handles(getattr(multihost_utils, name)))
+
+
+_CUDNN = 91002
+"""Version of cuDNN that programs are traced for on a machine without it: 9.10.2."""
+
+_assumed_capability: list[tuple[int, int]] = []
+"""Compute capability that `assume_cudnn` got last."""
+
+
+def assume_cudnn(capability: tuple[int, int]) -> None:
+    """Let programs with cuDNN's attention be traced on a machine without cuDNN and without a GPU.
+
+    JAX asks for the version of cuDNN, and for the compute capability of the process's own GPU, to
+    refuse heads that the kernels do not take. The compiler itself needs neither.
+
+    Args:
+        capability: Compute capability of the GPU that programs are compiled for.
+    """
+    is_installed = bool(_assumed_capability)
+    _assumed_capability[:] = [capability]
+    if is_installed:
+        return
+    # A tenth of a second, which runs without GPUs save.
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    try:
+        cudnn.check_cudnn_version()
+    except RuntimeError:
+        cudnn.check_cudnn_version = lambda: _CUDNN
+    of_process = cudnn.check_compute_capability
+
+    def of_target(least: str) -> bool:
+        return tuple(map(int, least.split("."))) <= _assumed_capability[0] or of_process(least)
+
+    cudnn.check_compute_capability = of_target

@@ -161,9 +161,9 @@ def step_flops(settings: Settings) -> Flops:
     The backward pass has two products per product of the forward pass. Blockwise attention visits
     the pairs of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b, with five
     products each in the backward pass, which recomputes the scores (Dao 2023, arXiv:2307.08691,
-    section 3.1); else all L² scores are computed. Kernels of attention, which run on TPU, visit the
-    blocks that the mask leaves: with one kernel of the backward pass five products, with two three
-    and four. Experts process empty slots, too.
+    section 3.1); else all L² scores are computed. Kernels of attention visit the blocks that the
+    mask leaves, cuDNN's of 128 positions: with one kernel of the backward pass five products, with
+    two three and four. Experts process empty slots, too.
     """
     model = settings.model
     parts = _products(settings)
@@ -345,12 +345,18 @@ def workload(settings: Settings) -> Workload:
     )
 
 
+_CUDNN_BLOCK = 128
+"""Queries and keys of a block of cuDNN's attention."""
+
+
 def _in_blocks(model: ModelSettings) -> bool:
     return 0 < model.attention_block < model.length
 
 
 def _pairs(model: ModelSettings) -> float:
     """Return the scores that the forward pass computes per sequence and head, over all layers."""
+    if model.kernel.attention == "cudnn":
+        return _kernel_pairs(model, _CUDNN_BLOCK, _CUDNN_BLOCK)
     if model.kernel.attention != "none":
         return _kernel_pairs(model, model.kernel.block_q, model.kernel.block_kv)
     if not _in_blocks(model):
@@ -381,6 +387,8 @@ def _kernel_gradients(model: ModelSettings) -> float:
     """Return the multiplications of the kernels of the backward pass, per sequence."""
     kernel, value = model.kernel, model.heads * model.head_size
     key = value + model.heads * model.rope_size * bool(model.latent)
+    if kernel.attention == "cudnn":
+        return _pairs(model) * (3 * key + 2 * value)
     of_keys = _kernel_pairs(model, kernel.block_q_dkv, kernel.block_kv_dkv)
     if kernel.attention == "splash" and kernel.fused_backward:
         return of_keys * (3 * key + 2 * value)

@@ -7,10 +7,12 @@ import pytest
 from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 
 from xlashard import Mesh
-from xlashard.train.config.settings import KernelSettings, Rules
+from xlashard._jax.registration import assume_cudnn
+from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
 from xlashard.train.model.attention_kernels import kernel_attention
 from xlashard.train.model.blockwise import blockwise_attention
-from xlashard.train.model.layout import Layout
+from xlashard.train.model.layout import Layout, Unplaced
+from xlashard.train.model.transformer import kept_residuals
 
 BATCH, LENGTH, SIZE = 2, 24, 8
 KERNELS = {
@@ -104,3 +106,23 @@ def test_kernels_give_what_all_scores_give(name: str, window: int) -> None:
     np.testing.assert_allclose(mixed, values, rtol=1e-4, atol=1e-5)
     for ours, exact in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("policy", "passes"), [("minimal", 2), ("minimal_with_context", 1)])
+def test_cudnn_keeps_what_its_backward_pass_needs(policy: str, passes: int) -> None:
+    kernel = KernelSettings(attention="cudnn")
+    model = ModelSettings(remat=True, remat_policy=policy, kernel=kernel)
+    assume_cudnn((9, 0))
+
+    @functools.partial(jax.checkpoint, policy=kept_residuals(model))
+    def layer(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return kernel_attention(jnp.cos(q), k, v, 100, kernel, Unplaced())
+
+    def loss(*inputs: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(layer(*inputs)), dtype=jnp.float32)
+
+    shapes = [jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2, 2)]
+    step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*shapes)
+    text = step.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__cudnn$fmhaSoftmax(") == passes
+    assert text.count("__cudnn$fmhaSoftmaxBackward(") == 1

@@ -116,6 +116,10 @@ def test_the_examples_fit(name: str) -> None:
             ["model.latent=8", "model.kv_heads=8", "model.attention_block=8"],
             ["keys longer than values", "attention_block = 0"],
         ),
+        (
+            ["model.latent=8", "model.kv_heads=8", "model.kernel.attention=cudnn"],
+            ["keys longer than values", 'attention = "splash"'],
+        ),
         (["model.experts=4", "model.gated=false"], ["have a gate", "gated = true"]),
         (
             [

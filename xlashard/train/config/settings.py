@@ -94,10 +94,12 @@ class ShardingSettings:
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Kernels on TPU, with positions per block of the passes of attention."""
+    """Kernels, with positions per block of the passes of attention on TPU."""
 
-    attention: Literal["none", "splash", "flash"] = setting(
-        "none", "Pallas kernel of attention on TPU; other devices compute it without the kernel"
+    attention: Literal["none", "splash", "flash", "cudnn"] = setting(
+        "none",
+        "kernel of attention: splash and flash of Pallas on TPU, cudnn on GPU; other devices "
+        "compute it without the kernel",
     )
     block_q: int = setting(512, "queries per block, forward", _POSITIVE)
     block_kv: int = setting(512, "keys per block, forward", _POSITIVE)

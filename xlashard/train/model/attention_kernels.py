@@ -1,8 +1,8 @@
-"""Attention by the Pallas kernels that JAX has for TPU.
+"""Attention by kernels: those of Pallas on TPU, cuDNN's on GPU.
 
 The kernels hold the scores of one block in fast memory and skip the blocks above the diagonal. Each
-device runs the kernel on its own sequences and heads. Other devices than TPUs run a kernel only
-under `jax.experimental.pallas.tpu.force_tpu_interpret_mode`.
+device runs the kernel on its own sequences and heads. Other devices than TPUs run a kernel of
+Pallas only under `jax.experimental.pallas.tpu.force_tpu_interpret_mode`.
 
 Letters in shapes: B batch, L length, H query heads, K key and value heads, D features of a head.
 """
@@ -16,6 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 from xlashard.train.config.settings import KernelSettings
 from xlashard.train.model.layout import Place, Unplaced
 
+KERNEL_PLATFORMS = {"splash": "tpu", "flash": "tpu", "cudnn": "gpu"}
+"""Platform of the devices that run a kernel, by its name."""
+
 
 def kernel_attention(
     q: jax.Array,
@@ -25,24 +28,26 @@ def kernel_attention(
     kernel: KernelSettings,
     place: Place,
 ) -> jax.Array:
-    """Return causal attention, computed by a Pallas kernel.
+    """Return causal attention, computed by a kernel.
 
     Args:
         q: Queries [B, L, H, D].
         k: Keys [B, L, K, D].
         v: Values [B, L, K, D].
-        window: Number of last positions that a query sees; 0: all before it. Splash only.
+        window: Number of last positions that a query sees; 0: all before it. Not for flash.
         kernel: Name of the kernel, and its blocks; a block longer than L is cut to L.
         place: Mesh and rules; each device attends with its own sequences and heads.
 
     Returns:
         Mixed values [B, L, H, D], a residual named ``attention``.
     """
-    splash = kernel.attention == "splash"
     group = q.shape[2] // k.shape[2]
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        if kernel.attention == "cudnn":
+            return _cudnn(q, k, v, window)
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (q * q.shape[-1] ** -0.5, k, v))
+        splash = kernel.attention == "splash"
         mixed = _splash(q, k, v, window, kernel) if splash else _flash(q, k, v, kernel)
         return mixed.transpose(0, 2, 1, 3)
 
@@ -58,7 +63,7 @@ def kernel_attention(
         mesh=place.mesh,
         in_specs=(own, shared, shared),
         out_specs=own,
-        check_vma=False,  # Pallas declares no varying axes.
+        check_vma=False,  # Kernels declare no varying axes.
     )(q, k, v)
 
 
@@ -113,4 +118,16 @@ def _flash(q: jax.Array, k: jax.Array, v: jax.Array, kernel: KernelSettings) -> 
         block_k_dq=min(kernel.block_kv_dq, length),
     )
     mixed = flash.flash_attention(q, k, v, causal=True, block_sizes=sizes)
+    return checkpoint_name(mixed, "attention")
+
+
+def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Array:
+    mixed = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        is_causal=True,
+        local_window_size=(window - 1, 0) if window else None,
+        implementation="cudnn",
+    )
     return checkpoint_name(mixed, "attention")

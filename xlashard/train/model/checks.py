@@ -160,7 +160,7 @@ def _latent(model: ModelSettings) -> Iterator[str]:
             f"model.rope_size = {model.rope_size} must be even, for rotary positions turn pairs. "
             f"Write:\n  [model]\n  rope_size = {model.rope_size + 1}"
         )
-    if model.attention_block or model.kernel.attention == "flash":
+    if model.attention_block or model.kernel.attention in ("flash", "cudnn"):
         yield (
             f"model.latent = {model.latent} makes keys longer than values, which only plain "
             f"attention and the splash kernel take. Write:\n"
@@ -192,7 +192,7 @@ def _windows(model: ModelSettings) -> Iterator[str]:
 
 def _kernel(model: ModelSettings) -> Iterator[str]:
     """Check that the blocks of the attention kernel divide the length."""
-    if model.kernel.attention == "none":
+    if model.kernel.attention in ("none", "cudnn"):
         return
     for key, block in vars(model.kernel).items():
         if not isinstance(block, int) or not key.startswith("block_"):

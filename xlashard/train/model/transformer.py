@@ -185,7 +185,7 @@ def _features(
         return place(stream + added, STREAM), measured
 
     if model.remat:
-        layer = jax.checkpoint(layer, policy=_kept(model), static_argnums=2)
+        layer = jax.checkpoint(layer, policy=kept_residuals(model), static_argnums=2)
 
     def cycle(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Run the layers with a window, and the one that sees all positions."""
@@ -205,7 +205,7 @@ def _features(
     return norm(x, parameters["norm"].astype(dtype)), jax.tree.map(jnp.mean, measured)
 
 
-def _kept(model: ModelSettings) -> Any:
+def kept_residuals(model: ModelSettings) -> Any:
     """Return the rematerialisation policy for residuals besides the input of each layer."""
     policies = jax.checkpoint_policies
     kept, offloaded = model.residuals
@@ -216,7 +216,16 @@ def _kept(model: ModelSettings) -> Any:
             offload_src="device",
             offload_dst="pinned_host",
         )
-    return policies.save_only_these_names(*kept) if kept else None
+    if not kept:
+        return None
+    named = policies.save_only_these_names(*kept)
+    if model.kernel.attention != "cudnn" or "attention" not in kept:
+        return named
+    # The log-sums of cuDNN's kernel, which the backward pass needs beside the mixed values, have no
+    # name: without them the kernel would run again.
+    return policies.save_from_both_policies(
+        named, lambda primitive, *_, **__: primitive.name == "dot_product_attention_fwd_wrapper"
+    )
 
 
 def _cast(weights: dict[str, Any], dtype: Any) -> dict[str, Any]:
