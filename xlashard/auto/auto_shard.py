@@ -7,6 +7,7 @@ from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
+from xlashard.auto.corrections import corrected
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_description import describe_plan
 from xlashard.auto.problem import AutoProblem, ProgramLayout
@@ -185,6 +186,7 @@ def solve(
                 for fastest in fitting[:_THINNED]:
                     thinned = search.thinned(fastest.layout)
                     proven += prover.prove(thinned, len(thinned))
+                proven += corrected(proven, prover, program.call.traced.jaxpr)
             others |= {layout.name: layout for layout in reversed(layouts)}
             closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
             # Half of the memory that is there is the least to plan for.

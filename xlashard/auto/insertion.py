@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
+from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.problem import ConstraintSite
 from xlashard.pjit.constraint import constraint_p, constraint_params
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
@@ -30,3 +31,25 @@ def insert_constraints(
         for site, spec in constraints
     ]
     return insert_equations(jaxpr, constraint_p, constraint_params, sites)
+
+
+def site_value(jaxpr: Any, site: ConstraintSite) -> tuple[Any, Any]:
+    """Return the equation and the value of a site; the equation is None for an argument.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        site: The site.
+    """
+    path = list(site.path)
+    eqn: Any = None
+    while path:
+        eqn = jaxpr.eqns[path.pop(0)]
+        if path:
+            jaxpr = list(bodies(eqn))[path.pop(0)]
+    match site.kind:
+        case "parameter":
+            return eqn, jaxpr.invars[site.index]
+        case "operand":
+            return eqn, eqn.invars[site.index]
+        case _:
+            return eqn, eqn.outvars[site.index]

@@ -8,6 +8,7 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard.auto.auto_program import AutoProgram
+from xlashard.auto.insertion import site_value
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.path_rules import axis_rules, logical_axes
 from xlashard.auto.plan.plan_model import (
@@ -22,7 +23,7 @@ from xlashard.auto.plan.plan_model import (
     text_of_spec,
 )
 from xlashard.auto.plan.planned_function import fingerprint_of
-from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
+from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.errors import counted
@@ -167,7 +168,7 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
     jaxpr = program.call.traced.jaxpr
     sources = SourceLocator.of(source_of(jaxpr))
     for site, spec in layout.constraints:
-        eqn, value = _at(jaxpr, site)
+        eqn, value = site_value(jaxpr, site)
         frames = () if eqn is None else tuple(Frame(*f) for f in source_frames(eqn))
         index = site.index
         if not site.path:
@@ -184,23 +185,6 @@ def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[Planne
             source=sources.line(frames),
             site=site.path,
         )
-
-
-def _at(jaxpr: Any, site: ConstraintSite) -> tuple[Any, Any]:
-    """Return the equation and the value of a site; the equation is None for an argument."""
-    path = list(site.path)
-    eqn: Any = None
-    while path:
-        eqn = jaxpr.eqns[path.pop(0)]
-        if path:
-            jaxpr = list(bodies(eqn))[path.pop(0)]
-    match site.kind:
-        case "parameter":
-            return eqn, jaxpr.invars[site.index]
-        case "operand":
-            return eqn, eqn.invars[site.index]
-        case _:
-            return eqn, eqn.outvars[site.index]
 
 
 def _unforeseen(program: AutoProgram, best: ProvenLayout) -> Iterator[UnforeseenTransfer]:

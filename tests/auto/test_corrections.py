@@ -1,0 +1,105 @@
+"""Layouts are corrected where unforeseen collectives keep them from being the fastest."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlashard import P
+from xlashard.auto.corrections import corrected, corrections
+from xlashard.auto.foreseen import UnforeseenCollective
+from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.auto.proof import ProvenLayout
+from xlashard.geometry.groups import ReplicaGroups
+from xlashard.hlo.collectives import Collective
+from xlashard.hlo.module import Frame
+from xlashard.hlo.shapes import Shape
+
+
+def two_products(a, b):
+    first = a @ b
+    return jnp.tanh(first) @ b
+
+
+X = np.zeros((8, 8), np.float32)
+JAXPR = jax.make_jaxpr(two_products)(X, X)
+FIRST = two_products.__code__.co_firstlineno + 1
+PRODUCTS = [n for n, eqn in enumerate(JAXPR.eqns) if eqn.primitive.name == "dot_general"]
+INSIDE = tuple(
+    (ConstraintSite(path, kind, 0), P("x"))
+    for path, kind in [
+        ((), "parameter"),
+        *[((n,), kind) for n in PRODUCTS for kind in ("operand", "result")],
+    ]
+)
+LAYOUT = ProgramLayout("auto", (P(), P()), (P(),), INSIDE, 1.0, 1.0)
+
+
+def moved(seconds, line=FIRST):
+    shape = (Shape("f32", (8, 8)),)
+    frames = (Frame(two_products.__code__.co_filename, line, "two_products"),)
+    exchange = Collective(
+        "all-to-all", "c", "main", shape, shape, ReplicaGroups.everyone(8), frames=frames
+    )
+    return UnforeseenCollective(exchange, shape, seconds)
+
+
+def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT):
+    layout = replace(layout, name=name)
+    shares = (("ici", waits),)
+    return ProvenLayout(
+        layout, seconds, fits=True, shares=shares, unforeseen=unforeseen, compilation=object()
+    )
+
+
+class Compiler:
+    """Stands in for the compiler, and lists the layouts that it gets."""
+
+    def __init__(self, *unforeseen):
+        self.names, self.unforeseen = [], unforeseen
+
+    def prove(self, layouts, count):
+        assert count == len(layouts)
+        self.names += [layout.name for layout in layouts]
+        return [proven(p.name, 1.0, *self.unforeseen, layout=p) for p in layouts]
+
+
+def test_constraints_go_on_the_lines_of_unforeseen_collectives():
+    found = {c.name: c.constraints for c in corrections(LAYOUT, [moved(1.0)], JAXPR)}
+    parameter, operand, result, *other = INSIDE
+    assert found == {
+        "auto; corrected: results": (parameter, result, *other),
+        "auto; corrected: operands": (parameter, operand, *other),
+        "auto; corrected: nothing": (parameter, *other),
+    }
+    # Equal corrections are one, and there is none without constraints on the line.
+    without = replace(LAYOUT, constraints=(parameter, operand, *other))
+    names = [c.name for c in corrections(without, [moved(1.0)], JAXPR)]
+    assert names == ["auto; corrected: results"]
+    assert corrections(LAYOUT, [moved(1.0, line=1)], JAXPR) == []
+
+
+def corrected_names(*layouts, compiler=None):
+    compiler = compiler or Compiler()
+    found = corrected(layouts, compiler, JAXPR)
+    assert [p.layout.name for p in found] == compiler.names
+    return {name.partition(";")[0] for name in compiler.names}
+
+
+def test_layouts_that_may_become_the_fastest_are_corrected():
+    fastest = proven("fastest", 1.0)
+    assert corrected_names(fastest, proven("slow", 1.5, moved(0.7))) == {"slow"}
+    assert corrected_names(fastest, proven("too slow", 1.5, moved(0.4))) == set()
+    assert corrected_names(fastest, proven("hidden", 1.5, moved(0.7), waits=0.4)) == set()
+    assert corrected_names(proven("small", 1.0, moved(0.02))) == set()
+    assert corrected_names(replace(proven("large", 1.5, moved(0.7)), fits=False)) == set()
+    several = [proven(name, 1.0, moved(cost)) for name, cost in [("a", 0.1), ("b", 0.3)]]
+    assert corrected_names(*several) == {"a", "b"}
+
+
+def test_corrections_end():
+    compiler = Compiler(moved(0.5))
+    corrected([proven("auto", 2.0, moved(1.5))], compiler, JAXPR)
+    rounds = [name.count("corrected") for name in compiler.names]
+    assert rounds == sorted(rounds) and max(rounds) <= 2 and len(rounds) <= 3 + 2 * 3

@@ -1,0 +1,103 @@
+"""Corrections of layouts whose programs have collectives that the search did not foresee.
+
+The partitioner may reshard between two constraints of a layout where one of them alone would do.
+A correction leaves constraints out on the lines of such collectives, and is proven in its turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from xlashard._jax.trace.origins import source_frames
+from xlashard.auto.foreseen import UnforeseenCollective
+from xlashard.auto.insertion import site_value
+from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.auto.proof import ProvenLayout, Prover
+
+_ROUNDS = 2
+"""Rounds of corrections, each of those before."""
+_LEAST_SHARE = 0.03
+"""Share of a step that unforeseen collectives take in layouts that are corrected."""
+_MOST = 2
+"""Number of layouts that are corrected in a round."""
+_KEPT: dict[str, Callable[[ConstraintSite], bool]] = {
+    "results": lambda site: site.kind == "result",
+    "operands": lambda site: site.kind == "operand",
+    "nothing": lambda site: False,
+}
+"""Constraints that remain on the lines of unforeseen collectives."""
+
+
+def corrected(proven: Sequence[ProvenLayout], prover: Prover, jaxpr: Any) -> list[ProvenLayout]:
+    """Correct the layouts that would be the fastest without their unforeseen collectives.
+
+    Args:
+        proven: Proven layouts.
+        prover: Compiles corrections.
+        jaxpr: The closed jaxpr of the program.
+
+    Returns:
+        The corrected layouts, proven.
+    """
+    found: list[ProvenLayout] = []
+    done: set[str] = set()
+    for _ in range(_ROUNDS):
+        chosen = [p for p in _promising([*proven, *found]) if p.layout.name not in done][:_MOST]
+        for each in chosen:
+            done.add(each.layout.name)
+            layouts = corrections(each.layout, each.unforeseen, jaxpr)
+            found += prover.prove(layouts, len(layouts))
+    return found
+
+
+def _promising(proven: Sequence[ProvenLayout]) -> list[ProvenLayout]:
+    """Return the layouts that may become the fastest, the most promising first."""
+    fitting = [p for p in proven if p.fits]
+    fastest = min((p.seconds for p in fitting), default=0.0)
+    saved = {
+        # The cores wait for no more than for all links together.
+        p: min(sum(each.seconds for each in p.unforeseen), dict(p.shares).get("ici", 0.0))
+        for p in fitting
+    }
+    promising = [
+        p for p in fitting if saved[p] > _LEAST_SHARE * p.seconds and p.seconds - saved[p] < fastest
+    ]
+    return sorted(promising, key=lambda p: p.seconds - saved[p])
+
+
+def corrections(
+    layout: ProgramLayout, unforeseen: Sequence[UnforeseenCollective], jaxpr: Any
+) -> list[ProgramLayout]:
+    """Return a layout with fewer constraints on the lines of its unforeseen collectives.
+
+    There it constrains results only, operands only, or nothing.
+
+    Args:
+        layout: The layout.
+        unforeseen: The collectives.
+        jaxpr: The closed jaxpr of the program.
+    """
+    lines = {
+        (frame.file, frame.line)
+        for each in unforeseen
+        for frames in (each.collective.frames, each.collective.needed_by_frames)
+        for frame in frames[:1]
+    }
+    there = {
+        site
+        for site, _ in layout.constraints
+        if site.path and _line(site_value(jaxpr, site)[0]) in lines
+    }
+    found = {layout.constraints: layout}
+    for what, keeps in _KEPT.items():
+        constraints = tuple(
+            each for each in layout.constraints if each[0] not in there or keeps(each[0])
+        )
+        name = f"{layout.name}; corrected: {what}"
+        found.setdefault(constraints, replace(layout, name=name, constraints=constraints))
+    return list(found.values())[1:]
+
+
+def _line(eqn: Any) -> tuple[str, int] | None:
+    frames = source_frames(eqn)
+    return frames[0][:2] if frames else None
