@@ -37,7 +37,7 @@ from tests.pjit.random_programs.running import (
 )
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies
-from xlashard.auto import axis_costs, axis_program, program_graph, search
+from xlashard.auto import axis_costs, axis_program, layout_builder, program_graph, search
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, ProgramLayout, machine_of
 
@@ -131,10 +131,12 @@ class _Case:
         return None
 
     def _layouts(self) -> list[ProgramLayout]:
-        found = search.Search(self.problem, 60.0).run()
+        plain = search.Search(self.problem, 60.0)
+        found = plain.run()
+        sums = [layout for usual in found for layout in plain.thinned(usual)[4:]]
         with _odd_costs(self.dice):
             odd = search.Search(self.problem, 60.0).run()
-        distinct = {_key(layout): layout for layout in (*found, *odd)}
+        distinct = {_key(layout): layout for layout in (*found, *sums, *odd)}
         usual = {_key(layout) for layout in found}
         odd = [layout for key, layout in distinct.items() if key not in usual]
         return [*(distinct[key] for key in usual), *self.dice.sample(odd, ODD_LAYOUTS)]
@@ -341,12 +343,13 @@ def _odd_costs(dice: Dice) -> Iterator[None]:
         def share(self, number: int, factor: int) -> float:
             return super().share(number, factor) * (0.1 + dice.between(0, 20) / 10)
 
-        def conversion(self, stored: int, needed: int, nbytes: float) -> float:
-            return super().conversion(stored, needed, nbytes) * dice.between(0, 3)
+        def conversion(self, *change: int) -> float:
+            return super().conversion(*change) * dice.between(0, 3)
 
     with (
         patch.object(search, "CostModel", Costs),
-        patch.object(search, "_SMALL_BYTES", 0),
+        patch.object(search, "SMALL_BYTES", 0),
+        patch.object(layout_builder, "SMALL_BYTES", 0),
         patch.object(program_graph, "_SMALL_BYTES", dice.pick([0, 1 << 21])),
         patch.object(axis_program, "NEGLIGIBLE_BYTES", 0),
         patch.object(axis_costs, "NEGLIGIBLE_BYTES", 0),

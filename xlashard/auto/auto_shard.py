@@ -182,8 +182,7 @@ def solve(
             promising = [layout for layout in layouts if layout.seconds <= longest]
             proven += prover.prove(promising, count, seconds)
             if program.topology is not None:
-                fitting = sorted((p for p in proven if p.fits), key=lambda p: p.rank)
-                for fastest in fitting[:_THINNED]:
+                for fastest in sorted(proven, key=lambda p: p.rank)[:_THINNED]:
                     thinned = search.thinned(fastest.layout)
                     proven += prover.prove(thinned, len(thinned))
                 proven += corrected(proven, prover, program.call.traced.jaxpr)

@@ -2,12 +2,14 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from xlashard.auto.graph_values import GraphOperation
 from xlashard.auto.problem import Machine, MeshAxis
 from xlashard.auto.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import Factor
+from xlashard.costs.operation import padding
 
 _LANES = 128
 """Elements of the minor dimension of a tile."""
@@ -39,6 +41,24 @@ class Assignment:
         copied.factors.update({k: v for k, v in self.factors.items() if k != axis})
         return copied
 
+    def needed(self, graph: ProgramGraph, axis: str, number: int, slot: int) -> int | None:
+        """Return the state that an operation needs or makes on an axis; None if it is open.
+
+        Args:
+            graph: The graph of the program.
+            axis: The mesh axis.
+            number: The operation.
+            slot: Position of the operand, or `-1 - position` of the result.
+        """
+        op = graph.operations[number]
+        if op.fixed is None:
+            return required(op, self.factors[axis].get(number), slot)
+        return prescribed(op, axis, slot)
+
+    def states(self, graph: ProgramGraph, axes: Iterable[str], value: int) -> dict[str, int]:
+        """Return by axis the dimension of a value that is sharded over it, or WHOLE."""
+        return {axis: self.state(graph, axis, value) for axis in axes}
+
     def state(self, graph: ProgramGraph, axis: str, value: int) -> int:
         """Return the dimension of a value that is sharded over an axis, or WHOLE."""
         sharded = self.labels[axis]
@@ -64,6 +84,7 @@ class CostModel:
         self.graph, self.machine, self.axis = graph, machine, axis
         self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
         self._others = others
+        self._local: dict[tuple[int, int | None, int], float] = {}
 
     def divided(self, value: int) -> float:
         """Return the number of pieces of a value on the other axes."""
@@ -94,59 +115,96 @@ class CostModel:
             operation: An operation that takes or makes it, in place of how it is stored.
             slot: Its position among the operands, or `-1 - position` among the results.
         """
-        nbytes = self.graph.values[value].nbytes
+        found = self._local.get((value, operation, slot))
+        if found is None:
+            found = self.graph.values[value].nbytes / self._pieces(value, operation, slot)
+            self._local[value, operation, slot] = found
+        return found
+
+    def _pieces(self, value: int, operation: int | None, slot: int) -> float:
         if operation is None:
-            return nbytes / self.divided(value)
-        op = self.graph.operations[operation]
-        for name, size in self._sizes.items():
-            if required(op, self._others.factors[name].get(operation), slot) >= 0:
-                nbytes /= size
-        return nbytes
+            return self.divided(value)
+        op, factors = self.graph.operations[operation], self._others.factors
+        return math.prod(
+            size
+            for name, size in self._sizes.items()
+            if required(op, factors[name].get(operation), slot) >= 0
+        )
 
-    def transfer_bytes(self, value: int, number: int, slot: int, *, exchanged: bool) -> float:
-        """Return the bytes of a transfer on this axis.
+    def gather(self, nbytes: float) -> float:
+        """Return the time to gather a value of some bytes."""
+        n = self.axis.size
+        return self.axis.latency + nbytes * (n - 1) / n / self.axis.bytes_per_second
 
-        Axes that gather or reduce a value together share its bytes, each in its turn.
+    def reduce(self, nbytes: float, *, scattered: bool = False, together: bool = False) -> float:
+        """Return the time to reduce partial results of some bytes.
+
+        Args:
+            nbytes: Their bytes.
+            scattered: Whether each device receives its part of the sum, rather than all of it.
+            together: Whether other axes are reduced at the same time.
+        """
+        slowdown = (self.machine if together else self.axis).reduction_slowdown
+        return self.gather(nbytes * slowdown) + (0.0 if scattered else self.gather(nbytes))
+
+    def conversion(self, value: int, number: int, slot: int, stored: int, needed: int) -> float:
+        """Return the time to change the sharding of a value before or after an operation.
+
+        Axes that gather or reduce a value together use their links at the same time, and share the
+        time that this takes. A product's partial result is scattered over one axis, and what is
+        left is reduced over the others. Over several axes, and of other operations, it is reduced
+        whole.
 
         Args:
             value: The value.
             number: Operation that takes or makes it.
             slot: Its position among the operands, or `-1 - position` among the results.
-            exchanged: Whether it stays sharded over this axis, along another dimension.
+            stored: Dimension that is sharded as it is stored, or WHOLE.
+            needed: Dimension as the operation takes or makes it, WHOLE or PARTIAL.
         """
-        own = self.local_bytes(value, number, slot)
-        if exchanged:
-            return max(own, self.local_bytes(value))
-        op, together = self.graph.operations[number], 1
-        for name in self._sizes:
-            needed = required(op, self._others.factors[name].get(number), slot)
-            stored = self._others.state(self.graph, name, value)
-            if needed == PARTIAL or (slot >= 0 and needed == WHOLE and stored != WHOLE):
-                together += 1
-        return own / together
-
-    def gather(self, nbytes: float) -> float:
-        """Return the time to gather a value of some bytes, or to reduce and scatter it."""
-        n = self.axis.size
-        return self.axis.latency + nbytes * (n - 1) / n / self.axis.bytes_per_second
-
-    def exchange(self, nbytes: float) -> float:
-        """Return the time to move a sharding from one dimension to another."""
-        return self.axis.latency + nbytes / 4 / self.axis.bytes_per_second
-
-    def conversion(self, stored: int, needed: int, nbytes: float) -> float:
-        """Return the time to change the sharding of a value of some bytes.
-
-        Args:
-            stored: Dimension, WHOLE or PARTIAL.
-            needed: Dimension or WHOLE.
-            nbytes: Bytes of the value, whole on this axis.
-        """
-        if stored in (needed, WHOLE) or nbytes < NEGLIGIBLE_BYTES:
+        source, target = (stored, needed) if slot >= 0 else (needed, stored)
+        if source in (target, WHOLE) or self.graph.values[value].nbytes < NEGLIGIBLE_BYTES:
             return 0.0
-        if stored == PARTIAL:
-            return self.gather(nbytes) * (2 if needed == WHOLE else 1)
-        return self.gather(nbytes) if needed == WHOLE else self.exchange(nbytes)
+        own = self.local_bytes(value, number, slot)
+        if source != PARTIAL and target != WHOLE:
+            nbytes = max(own, self.local_bytes(value))
+            return self.axis.latency + nbytes / 4 / self.axis.bytes_per_second
+        others = self._transferred(value, number, slot, source)
+        if source != PARTIAL:
+            return self.gather(own * self._share(others))
+        scattered = [axis for axis, state in others if state != WHOLE]
+        of_product = self.graph.operations[number].rule.flops > 0
+        if target == WHOLE and len(scattered) == 1 and of_product:
+            return self.reduce(own / scattered[0].size)
+        if target == WHOLE or scattered or (others and not of_product):
+            return self.reduce(own * self._share(others), together=bool(others))
+        return self.reduce(own, scattered=True)
+
+    def _transferred(
+        self, value: int, number: int, slot: int, source: int
+    ) -> list[tuple[MeshAxis, int]]:
+        """Return the other axes that gather or reduce a value alike, with their target states."""
+        op, found = self.graph.operations[number], []
+        for axis in self.machine.axes:
+            if axis.name not in self._sizes or axis.size == 1:
+                continue
+            made = required(op, self._others.factors[axis.name].get(number), slot)
+            kept = self._others.state(self.graph, axis.name, value)
+            before, after = (kept, made) if slot >= 0 else (made, kept)
+            if PARTIAL in (source, before):
+                if source == before:
+                    found.append((axis, after))
+            elif before != WHOLE == after:
+                found.append((axis, after))
+        return found
+
+    def _share(self, others: Sequence[tuple[MeshAxis, int]]) -> float:
+        """Return the share of a transfer along this and other axes that this axis takes."""
+        speed = self.axis.bytes_per_second
+        if not others:
+            return 1.0
+        total = speed + sum(axis.bytes_per_second for axis, _ in others)
+        return speed / total / (1 + len(others))
 
     def work_seconds(self, number: int, factor: int | None = None) -> float:
         """Return the time of one run of an operation.
@@ -164,8 +222,8 @@ class CostModel:
             if (chosen := self._others.factors[name].get(number)) is not None
             and op.rule.factors[chosen].divides_work
         )
-        share = 1.0 if factor is None else self.share(number, factor)
-        compute = rates.product_seconds(op.rule.flops / split * share, "bfloat16")
+        flops = op.rule.flops / split * self.share(number, factor) if op.rule.flops else 0.0
+        compute = rates.product_seconds(flops, "bfloat16")
         nbytes = 0.0
         for slot, value in _touched(op):
             local, dim = self.local_bytes(value, number, slot), required(op, factor, slot)
@@ -179,18 +237,29 @@ class CostModel:
             nbytes += local / self.axis.size * padded
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
 
-    def share(self, number: int, factor: int) -> float:
-        """Return the share of a product's FLOP that a device has if a factor is split."""
-        op, n = self.graph.operations[number], self.axis.size
-        f = op.rule.factors[factor]
-        if not f.divides_work:
-            return 1.0
-        # Matrix units are padded to whole tiles.
-        alike = [k for k, other in enumerate(op.rule.factors) if _role(other) == _role(f)]
-        pieces = math.prod(self.factor_pieces(number, k) for k in alike) * n
-        local = math.prod(op.rule.factors[k].size for k in alike) / pieces
+    def share(self, number: int, factor: int | None) -> float:
+        """Return the FLOP of a device over those before this axis divides them, with padding.
+
+        Args:
+            number: A product.
+            factor: Factor that is split over this axis, or None.
+        """
+        op = self.graph.operations[number]
+        sizes: dict[_Role, float] = {}
+        for k, f in enumerate(op.rule.factors):
+            # Only a convolution's images are rows of its matrix product, not their pixels.
+            if op.name == "conv_general_dilated" and _role(f) == _ROWS and _ROWS in sizes:
+                continue
+            local = f.size / self.factor_pieces(number, k)
+            sizes[_role(f)] = sizes.get(_role(f), 1.0) * (
+                local / self.axis.size if k == factor else local
+            )
         unit = self.machine.rates.matrix_size
-        return math.ceil(local / unit) * unit / local / n
+        # What no factor indexes can't be split, and its padding is the same for all.
+        rows, depth, columns = (round(sizes.get(role, unit)) for role in (_ROWS, _DEPTH, _COLUMNS))
+        divided = factor is not None and op.rule.factors[factor].divides_work
+        padded = padding(max(rows, 1), max(depth, 1), max(columns, 1), unit)
+        return padded / (self.axis.size if divided else 1)
 
     def halo_seconds(self, number: int, factor: int) -> float:
         """Return the time to exchange the edges of an operation's pieces in one run."""
@@ -226,9 +295,14 @@ def _touched(op: GraphOperation) -> list[tuple[int, int]]:
     return [(slot, value) for slot, value in op.slots if slot not in skipped]
 
 
-def _role(factor: Factor) -> tuple[bool, ...]:
-    """Return which operands a factor indexes: rows, columns, depth or batch of a product."""
-    return tuple(dim is not None for dim in factor.operands)
+type _Role = tuple[bool, ...]
+"""For each operand of a product, and for its result, whether a factor indexes it."""
+_ROWS, _COLUMNS, _DEPTH = (True, False, True), (False, True, True), (True, True, False)
+
+
+def _role(factor: Factor) -> _Role:
+    """Return the role of a factor: rows, columns, depth, or batch of a product."""
+    return tuple(dim is not None for dim in (*factor.operands[:2], factor.results[0]))
 
 
 def required(op: GraphOperation, factor: int | None, slot: int) -> int:

@@ -19,7 +19,6 @@ from scipy.sparse import coo_array
 
 from xlashard.auto.axis_costs import (
     NEGLIGIBLE_BYTES,
-    PARTIAL,
     WHOLE,
     CostModel,
     factor_labels,
@@ -42,17 +41,23 @@ class Restriction:
         mode: `free`; `data`: only batch labels; `fsdp`: only batch labels, and the state is sharded
             over its largest label; `tensor`: no batch label.
         overlap: Share of the time of the state's transfers that isn't hidden behind other work.
+        whole: Labels that aren't sharded.
     """
 
     batch: frozenset[int] = frozenset()
     mode: str = "free"
     overlap: float = 0.4
+    whole: frozenset[int] = frozenset()
 
     def allows(self, labels: Collection[int]) -> bool:
         """Return True if operations may be split along a factor of some labels."""
         if self.mode == "free":
             return True
         return (not self.batch.isdisjoint(labels)) == (self.mode in ("data", "fsdp"))
+
+
+type AxisSolution = tuple[frozenset[int], dict[int, int], float, float]
+"""Sharded labels, factors of operations, the objective in seconds, and the relative gap."""
 
 
 class AxisProgram:
@@ -116,7 +121,7 @@ class AxisProgram:
     def _allowed_labels(self) -> list[int]:
         graph, n = self._graph, self._model.axis.size
         found: dict[int, None] = {}
-        refused = {graph.labels.find(label) for label in graph.loops}
+        refused = {graph.labels.find(label) for label in graph.loops} | self._restriction.whole
         of_state: set[int] = set()
         for index, value in enumerate(graph.values):
             labels = [graph.labels.find(label) for label in value.labels]
@@ -159,7 +164,7 @@ class AxisProgram:
         for value, label, times in graph.reductions:
             found = graph.labels.find(label)
             if found in self._labels and n > 1:
-                seconds = 2 * model.gather(model.local_bytes(value)) * times
+                seconds = model.reduce(model.local_bytes(value)) * times
                 self._cost[self._labels[found]] += seconds
 
     def _save(self, value: int, seconds: float) -> None:
@@ -243,17 +248,10 @@ class AxisProgram:
         shared: dict[tuple[int, int], int] | None,
     ) -> None:
         number, slot = use
-        result = slot < 0
         flows: dict[tuple[int, int], int] = {}
-        exchanged, gathered = (
-            self._model.transfer_bytes(value, number, slot, exchanged=moved)
-            for moved in (True, False)
-        )
         for s in (*stored, WHOLE):
             for t in needed:
-                source, target = (t, s) if result else (s, t)
-                nbytes = gathered if source == PARTIAL or target == WHOLE else exchanged
-                seconds = self._model.conversion(source, target, nbytes) * times
+                seconds = self._model.conversion(value, number, slot, s, t) * times
                 if shared is None or not seconds:
                     flows[s, t] = self._variable(seconds)
                     continue
@@ -282,7 +280,7 @@ class AxisProgram:
             terms[excess] = -1.0
             self._row(terms, -np.inf, (self._memory - total) / 1e9)
 
-    def solve(self, seconds: float) -> tuple[frozenset[int], dict[int, int], float, float]:
+    def solve(self, seconds: float) -> AxisSolution:
         """Solve the program.
 
         Args:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment, prescribed, required
+from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.problem import ForeseenTransfer
 from xlashard.auto.program_graph import ProgramGraph
 from xlashard.hlo.collectives import Collective, CollectiveKind
@@ -60,10 +60,7 @@ def foreseen_transfers(
     for (number, op), axis in itertools.product(enumerate(graph.operations), axes):
         for slot, value in op.slots:
             stored = assignment.state(graph, axis, value)
-            if op.fixed is None:
-                needed = required(op, assignment.factors[axis].get(number), slot)
-            else:
-                needed = prescribed(op, axis, slot)
+            needed = assignment.needed(graph, axis, number, slot)
             source, target = (stored, needed) if slot >= 0 else (needed, stored)
             if source is None or target is None or source in (target, WHOLE):
                 continue
@@ -72,12 +69,26 @@ def foreseen_transfers(
                 continue
             shared.add(key)
             elements = math.prod(graph.values[value].shape)
+            if source == PARTIAL and _is_reduced_whole(graph, axes, assignment, number, slot):
+                target = WHOLE
             yield ForeseenTransfer(axis, _kind(source, target), elements, op.times)
     for value, label, times in graph.reductions:
         elements = math.prod(graph.values[value].shape)
         for axis in axes:
             if graph.labels.find(label) in assignment.labels[axis]:
                 yield ForeseenTransfer(axis, "all-reduce", elements, times)
+
+
+def _is_reduced_whole(
+    graph: ProgramGraph, axes: Sequence[str], assignment: Assignment, number: int, slot: int
+) -> bool:
+    """Return True if a partial result is reduced over several axes before it is scattered."""
+    op = graph.operations[number]
+    value = op.results[-1 - slot]
+    assert value is not None
+    reduced = [a for a in axes if assignment.needed(graph, a, number, slot) == PARTIAL]
+    scattered = [a for a in reduced if assignment.state(graph, a, value) != WHOLE]
+    return len(reduced) > 1 and (len(scattered) > 1 or not op.rule.flops)
 
 
 def _kind(source: int, target: int) -> CollectiveKind:

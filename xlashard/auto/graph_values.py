@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ class Value:
     sites: list[ConstraintSite] = field(default_factory=list)
     times: float = 1.0
 
-    @property
+    @cached_property
     def nbytes(self) -> float:
         """Bytes of the whole value."""
         return math.prod(self.shape) * self.itemsize
@@ -129,11 +130,20 @@ class LabelledValues:
 
     def label(self, value: int, dim: int) -> int:
         """Return the label of a dimension."""
-        return self.labels.find(self.values[value].labels[dim])
+        return self._joined[value][dim]
 
     def labels_of(self, value: int) -> frozenset[int]:
         """Return the labels of the dimensions of a value."""
-        return frozenset(map(self.labels.find, self.values[value].labels))
+        return self._sets[value]
+
+    @cached_property
+    def _joined(self) -> list[tuple[int, ...]]:
+        """Labels of the dimensions of each value, once no more labels are joined."""
+        return [tuple(map(self.labels.find, value.labels)) for value in self.values]
+
+    @cached_property
+    def _sets(self) -> list[frozenset[int]]:
+        return list(map(frozenset, self._joined))
 
     def cluster(self, value: int) -> int:
         """Return the cluster of a value."""

@@ -84,12 +84,14 @@ class MeshAxis:
         size: Number of devices along it.
         bytes_per_second: Bytes per second that a device sends along it.
         latency: Seconds of a collective beside its bytes.
+        reduction_slowdown: Time to reduce and scatter some bytes over the time to gather them.
     """
 
     name: str
     size: int
     bytes_per_second: float
     latency: float
+    reduction_slowdown: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,13 @@ class Machine:
         axes: Axes of the mesh, in its order.
         rates: Rates of the device.
         memory_bytes: Memory of the device that programs can use.
+        reduction_slowdown: Slowdown of reductions along several axes at once, as of an axis.
     """
 
     axes: tuple[MeshAxis, ...]
     rates: Rates
     memory_bytes: float
+    reduction_slowdown: float = 1.0
 
     @cached_property
     def size(self) -> int:
@@ -126,16 +130,20 @@ def machine_of(mesh: Mesh, topology: Topology | None = None) -> Machine:
         generation = topology.generation
     rates = rates_of(generation)
     axes = []
+    slowdown = rates.link_share / rates.torus_reduction_share
     for name, size in mesh.shape.items():
-        speed, hops = generation.ici_bandwidth, size / 2
+        speed, hops, dimensions = generation.ici_bandwidth, size / 2, 1
         if topology is not None and size > 1:
             links = axis_links(topology, mesh, [name])
             speed = links.bytes_per_second
             hops = sum(part.size for part in links.parts) / 2
+            dimensions = len([p for p in links.parts if p.dimension not in ("slice", "core")])
         share = rates.link_share * speed
         latency = rates.collective_seconds + hops * rates.hop_seconds
-        axes.append(MeshAxis(str(name), size, share, latency))
-    return Machine(tuple(axes), rates, float(generation.available_bytes))
+        reduction = slowdown if dimensions > 1 else 1.0
+        axes.append(MeshAxis(str(name), size, share, latency, reduction))
+    together = 1.0 if topology is None else slowdown
+    return Machine(tuple(axes), rates, float(generation.available_bytes), together)
 
 
 @dataclass(frozen=True, eq=False)

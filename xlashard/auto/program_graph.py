@@ -156,6 +156,11 @@ class ProgramGraph(LabelledValues):
                         self._value(v.aval) if o is None else o
                         for v, o in zip(body.invars, operands, strict=True)
                     ]
+                    if eqn.params.get("prevent_cse"):
+                        # Behind the barrier against it the partitioner forgets a sharding.
+                        for i, index in enumerate(known):
+                            site = ConstraintSite((*path, 0), "parameter", i)
+                            self.values[index].sites.append(site)
                     return self._enter(body, known, (*path, 0), times)
             self.unknown.add(name)
         return self._operation(eqn, rule, operands, path, times)

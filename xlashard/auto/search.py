@@ -1,30 +1,33 @@
 """Search for layouts: one mesh axis after the other, from several starting points."""
 
 import math
-import operator
+import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations, product
 
 from xlashard.auto.axis_costs import (
-    PARTIAL,
     WHOLE,
     Assignment,
     CostModel,
     batch_labels,
-    prescribed,
-    required,
 )
-from xlashard.auto.axis_program import AxisProgram, Restriction
-from xlashard.auto.foreseen import foreseen_transfers
+from xlashard.auto.axis_program import AxisProgram, AxisSolution, Restriction
 from xlashard.auto.graph_values import spec_axes
-from xlashard.auto.problem import AutoProblem, ConstraintSite, MeshAxis, ProgramLayout
+from xlashard.auto.layout_builder import (
+    SMALL_BYTES,
+    LayoutBuilder,
+    LayoutKey,
+    layout_key,
+)
+from xlashard.auto.problem import AutoProblem, MeshAxis, ProgramLayout
 from xlashard.auto.program_graph import ProgramGraph
-from xlashard.sharding import PartitionSpec
 
 _ROUNDS = 3
-_SMALL_BYTES = 1 << 12
+_MOST_SLOWDOWN = 10.0
+"""Most wall-clock seconds for one second of a search."""
+_SMALL_SHARE = 1e-3
+"""Share of the memory below which an argument may as well be replicated."""
 
 
 def find_layouts(problem: AutoProblem, seconds: float = 60.0) -> tuple[ProgramLayout, ...]:
@@ -55,7 +58,7 @@ class Search:
 
     Args:
         problem: The problem.
-        seconds: Time limit, in seconds.
+        seconds: Time limit, in seconds that the process computes.
 
     Attributes:
         graph: Graph of the program.
@@ -70,47 +73,46 @@ class Search:
         self._limit = seconds
         self._batch = batch_labels(self.graph)
         self._stored = self._stored_values()
+        self._solutions: dict[tuple[object, ...], AxisSolution] = {}
+        self._started = time.process_time(), time.perf_counter()
+        self._builder = LayoutBuilder(self.graph, problem)
+        self.thinned = self._builder.thinned
 
     def run(self) -> list[ProgramLayout]:
         """Return the layouts that were found, without repetitions."""
-        found: dict[tuple[object, ...], ProgramLayout] = {}
-        best: Assignment | None = None
-        best_seconds = math.inf
+        found: dict[LayoutKey, ProgramLayout] = {}
+        best, best_seconds = Assignment(), math.inf
         starts = self._starts()
         for start in starts:
             assignment, seconds = self._descend(start, Assignment())
-            layout = self._layout(start.name, assignment, seconds)
-            found.setdefault(_key(layout), layout)
+            layout = self._builder.layout(start.name, assignment, seconds, self._memory(assignment))
+            found.setdefault(layout_key(layout), layout)
             if seconds < best_seconds:
                 best, best_seconds = assignment, seconds
-        if best is not None:
-            free = {name: Restriction() for name in self._axes}
-            order = tuple(sorted(self._axes, key=lambda name: -self._axes[name].size))
-            assignment, seconds = self._descend(_Start("auto", order, free), best)
-            layout = self._layout("auto", assignment, seconds)
-            found.setdefault(_key(layout), layout)
+        small = self._small_state()
+        names = {"auto": frozenset[int](), "auto, small state replicated": small}
+        for name, whole in names.items() if math.isfinite(best_seconds) else ():
+            if name == "auto" or small:
+                free = dict.fromkeys(self._axes, Restriction(whole=whole))
+                order = tuple(sorted(self._axes, key=lambda axis: -self._axes[axis].size))
+                begun = best.without("")
+                begun.labels.update({axis: begun.labels[axis] - whole for axis in self._axes})
+                assignment, seconds = self._descend(_Start(name, order, free), begun)
+                layout = self._builder.layout(name, assignment, seconds, self._memory(assignment))
+                found.setdefault(layout_key(layout), layout)
         return list(found.values())
 
-    def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
-        """Return a layout with fewer constraints, as the partitioner may do better alone.
+    def _small_state(self) -> frozenset[int]:
+        """Return the labels of arguments of the state whose shards would spare little memory.
 
-        Constraints remain on results of products, on products, on operands, or nowhere.
+        To gather many small arrays takes longer than their bytes do.
         """
-        products = {op.path for op in self.graph.operations if op.rule.flops}
-        kept = {
-            "results of products": lambda site: site.path in products and site.kind == "result",
-            "products": lambda site: site.path in products,
-            "operands": lambda site: site.kind == "operand",
-            "none": lambda site: False,
-        }
-        return [
-            replace(
-                layout,
-                name=f"{layout.name}; inside: {name}",
-                constraints=tuple((site, spec) for site, spec in layout.constraints if keep(site)),
-            )
-            for name, keep in kept.items()
-        ]
+        limit = _SMALL_SHARE * self.problem.machine.memory_bytes
+        large, small = set[int](), set[int]()
+        for index in self.graph.state:
+            labels = self.graph.labels_of(index)
+            (small if self.graph.values[index].nbytes < limit else large).update(labels)
+        return frozenset(small - large)
 
     def _starts(self) -> list[_Start]:
         names = tuple(self._axes)
@@ -155,15 +157,9 @@ class Search:
                 unsolved = math.prod(
                     a.size for a in self._axes.values() if a.name not in solved | {name}
                 )
-                model = CostModel(self.graph, self.problem.machine, axis, others)
-                program = AxisProgram(
-                    model,
-                    start.restrictions[name],
-                    self.problem.memory_bytes * unsolved,
-                    self._fixed(name),
-                    self._live(others),
+                labels, factors, seconds, gap = self._solve(
+                    axis, start.restrictions[name], others, unsolved, share
                 )
-                labels, factors, seconds, gap = program.solve(share)
                 if math.isinf(seconds):
                     continue
                 self.gap = max(self.gap, gap)
@@ -181,6 +177,35 @@ class Search:
                 break
         return best, best_seconds
 
+    def _solve(
+        self,
+        axis: MeshAxis,
+        restriction: Restriction,
+        others: Assignment,
+        unsolved: int,
+        share: float,
+    ) -> AxisSolution:
+        """Return the solution of an axis, given the others; equal programs are solved once."""
+        key = (
+            *(axis.name, restriction, unsolved),
+            *(others.labels[name] for name in self._axes),
+            *(frozenset(others.factors[name].items()) for name in self._axes),
+        )
+        if key not in self._solutions:
+            program = AxisProgram(
+                CostModel(self.graph, self.problem.machine, axis, others),
+                restriction,
+                self.problem.memory_bytes * unsolved,
+                self._fixed(axis.name),
+                self._live(others),
+            )
+            # Other work of the machine takes no part of the limit.
+            spent = time.process_time() - self._started[0]
+            waited = time.perf_counter() - self._started[1]
+            slowdown = min(max(waited / max(spent, 1e-3), 1.0), _MOST_SLOWDOWN)
+            self._solutions[key] = program.solve(share * slowdown)
+        return self._solutions[key]
+
     def _work(self, assignment: Assignment) -> float:
         axis = MeshAxis("", 1, 1.0, 0.0)
         model = CostModel(self.graph, self.problem.machine, axis, assignment)
@@ -195,32 +220,20 @@ class Search:
         for number, op in enumerate(self.graph.operations):
             for slot, value in op.slots:
                 stored = assignment.state(self.graph, axis.name, value)
-                needed = self._needed(assignment, axis.name, number, slot)
+                needed = assignment.needed(self.graph, axis.name, number, slot)
                 if needed is None or stored == needed:
                     continue
                 if slot >= 0:
                     if (value, op.scope, needed) in counted:
                         continue
                     counted.add((value, op.scope, needed))
-                source, target = (stored, needed) if slot >= 0 else (needed, stored)
-                exchanged = source != PARTIAL and target != WHOLE
-                nbytes = model.transfer_bytes(value, number, slot, exchanged=exchanged)
                 share = overlap if self.graph.is_state(value) else 1.0
-                seconds += model.conversion(source, target, nbytes) * op.times * share
+                once = model.conversion(value, number, slot, stored, needed)
+                seconds += once * op.times * share
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
-                seconds += 2 * model.gather(model.local_bytes(value)) * times
+                seconds += model.reduce(model.local_bytes(value)) * times
         return seconds
-
-    def _needed(self, assignment: Assignment, axis: str, number: int, slot: int) -> int | None:
-        op = self.graph.operations[number]
-        if op.fixed is None:
-            return required(op, assignment.factors[axis].get(number), slot)
-        return prescribed(op, axis, slot)
-
-    def _states(self, assignment: Assignment, value: int) -> dict[str, int]:
-        """Return by axis the dimension of a value that is sharded over it, or WHOLE."""
-        return {axis: assignment.state(self.graph, axis, value) for axis in self._axes}
 
     def _fixed(self, axis: str) -> dict[int, bool]:
         """Return the labels that fixed specs shard over an axis, and those that they don't."""
@@ -250,7 +263,7 @@ class Search:
         return [
             index
             for index, value in enumerate(graph.values)
-            if value.is_stored and value.nbytes >= _SMALL_BYTES and index not in aliases
+            if value.is_stored and value.nbytes >= SMALL_BYTES and index not in aliases
         ]
 
     def _live(self, assignment: Assignment) -> list[list[int]]:
@@ -276,7 +289,7 @@ class Search:
         return [i for i in self._stored if values[i].first <= position <= values[i].last]
 
     def _pieces(self, assignment: Assignment, value: int) -> int:
-        states = self._states(assignment, value)
+        states = assignment.states(self.graph, self._axes, value)
         return math.prod(self._axes[axis].size for axis, state in states.items() if state != WHOLE)
 
     def _memory(self, assignment: Assignment) -> float:
@@ -285,82 +298,3 @@ class Search:
             sum(self.graph.values[i].nbytes / self._pieces(assignment, i) for i in live)
             for live in self._live(assignment)
         )
-
-    def _layout(self, name: str, assignment: Assignment, seconds: float) -> ProgramLayout:
-        def stored(value: int | None) -> PartitionSpec:
-            if value is None:
-                return PartitionSpec()
-            return self._spec(value, self._states(assignment, value))
-
-        ins, outs = self.graph.fixed
-        return ProgramLayout(
-            name=name,
-            in_specs=tuple(ins.get(i, stored(v)) for i, v in enumerate(self.graph.arguments)),
-            out_specs=tuple(outs.get(i, stored(v)) for i, v in enumerate(self.graph.results)),
-            constraints=tuple(self._constraints(assignment)),
-            seconds=seconds,
-            memory_bytes=self._memory(assignment),
-            transfers=tuple(foreseen_transfers(self.graph, tuple(self._axes), assignment)),
-        )
-
-    def _spec(self, value: int, states: dict[str, int]) -> PartitionSpec:
-        rank = len(self.graph.values[value].shape)
-        entries: list[str | tuple[str, ...] | None] = []
-        for dim in range(rank):
-            axes = tuple(axis for axis, state in states.items() if state == dim)
-            entries.append(axes[0] if len(axes) == 1 else axes or None)
-        while entries and entries[-1] is None:
-            entries.pop()
-        return PartitionSpec(*entries)
-
-    def _divides(self, value: int, states: dict[str, int]) -> bool:
-        """Return True if the dimensions of a value divide by the axes that shard them."""
-        pieces = [1] * len(self.graph.values[value].shape)
-        for axis, dim in states.items():
-            if dim != WHOLE:
-                pieces[dim] *= self._axes[axis].size
-        return not any(map(operator.mod, self.graph.values[value].shape, pieces))
-
-    def _constraints(
-        self, assignment: Assignment
-    ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
-        """Yield the constraints inside: what operations need and make, and the carries of loops."""
-        graph = self.graph
-        # The shards of smaller values are negligible: they follow, or the partitioner decides.
-        small = _SMALL_BYTES * self.problem.machine.size
-        for number, op in enumerate(graph.operations):
-            if op.fixed is not None:
-                continue
-            for slot, value in op.slots:
-                if graph.values[value].nbytes < small:
-                    continue
-                stored = self._states(assignment, value)
-                needed = {a: self._needed(assignment, a, number, slot) for a in self._axes}
-                if slot < 0:
-                    # First as the operation makes it: its result decides how it is partitioned.
-                    made = {
-                        a: stored[a] if s in (None, WHOLE, PARTIAL) else s
-                        for a, s in needed.items()
-                    }
-                    site = ConstraintSite(op.path, "result", -1 - slot)
-                    if made != stored and self._divides(value, made):
-                        yield site, self._spec(value, made)
-                    if graph.is_state(value) and set(stored.values()) == {WHOLE}:
-                        # A gradient that is added up needs no constraint, which costs a copy.
-                        continue
-                    yield site, self._spec(value, stored)
-                elif needed != stored:
-                    states = {a: WHOLE if s is None else s for a, s in needed.items()}
-                    yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
-        arguments = set(graph.arguments)
-        for index, value in enumerate(graph.values):
-            if not value.is_stored or value.nbytes < small:
-                continue
-            for site in value.sites:
-                if site.kind == "parameter" and (site.path or index not in arguments):
-                    stored = self._states(assignment, index)
-                    yield site, self._spec(index, stored)
-
-
-def _key(layout: ProgramLayout) -> tuple[object, ...]:
-    return layout.in_specs, layout.out_specs, layout.constraints

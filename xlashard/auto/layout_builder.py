@@ -1,0 +1,155 @@
+"""Layouts of assignments: specs of arguments and results, and constraints inside."""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import replace
+
+from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
+from xlashard.auto.foreseen import foreseen_transfers
+from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
+from xlashard.auto.program_graph import ProgramGraph
+from xlashard.sharding import PartitionSpec
+
+SMALL_BYTES = 1 << 12
+"""Shards below this size, in bytes, are negligible."""
+
+type LayoutKey = tuple[object, ...]
+"""Shardings of a layout, which equal layouts share."""
+
+
+def layout_key(layout: ProgramLayout) -> LayoutKey:
+    """Return the shardings of a layout."""
+    return layout.in_specs, layout.out_specs, layout.constraints
+
+
+class LayoutBuilder:
+    """Builder of the layouts of a program.
+
+    Args:
+        graph: The graph of the program.
+        problem: Its problem.
+    """
+
+    def __init__(self, graph: ProgramGraph, problem: AutoProblem) -> None:
+        self._graph, self._problem = graph, problem
+        self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
+        self._whole_sums: dict[LayoutKey, tuple[tuple[ConstraintSite, PartitionSpec], ...]] = {}
+
+    def thinned(self, layout: ProgramLayout) -> list[ProgramLayout]:
+        """Return a layout with fewer constraints, as the partitioner may do better alone.
+
+        Constraints remain on results of products, on products, on operands, or nowhere. Or partial
+        sums are constrained to be whole before they are sharded, so that the partitioner doesn't
+        turn their products into loops.
+        """
+        products = {op.path for op in self._graph.operations if op.rule.flops}
+        kept = {
+            "results of products": lambda site: site.path in products and site.kind == "result",
+            "products": lambda site: site.path in products,
+            "operands": lambda site: site.kind == "operand",
+            "none": lambda site: False,
+        }
+        sums = self._whole_sums.get(layout_key(layout), layout.constraints)
+        apart = [replace(layout, name=f"{layout.name}; inside: whole sums", constraints=sums)]
+        fewer = [
+            replace(
+                layout,
+                name=f"{layout.name}; inside: {name}",
+                constraints=tuple((site, spec) for site, spec in layout.constraints if keep(site)),
+            )
+            for name, keep in kept.items()
+        ]
+        return [*fewer, *(apart if sums != layout.constraints else ())]
+
+    def layout(
+        self, name: str, assignment: Assignment, seconds: float, memory_bytes: float
+    ) -> ProgramLayout:
+        """Return the layout of shardings on all axes.
+
+        Args:
+            name: Its name.
+            assignment: The shardings.
+            seconds: Predicted time of a step.
+            memory_bytes: Predicted memory per device.
+        """
+
+        def stored(value: int | None) -> PartitionSpec:
+            if value is None:
+                return PartitionSpec()
+            return self._spec(value, assignment.states(self._graph, self._axes, value))
+
+        ins, outs = self._graph.fixed
+        layout = ProgramLayout(
+            name=name,
+            in_specs=tuple(ins.get(i, stored(v)) for i, v in enumerate(self._graph.arguments)),
+            out_specs=tuple(outs.get(i, stored(v)) for i, v in enumerate(self._graph.results)),
+            constraints=tuple(self._constraints(assignment)),
+            seconds=seconds,
+            memory_bytes=memory_bytes,
+            transfers=tuple(foreseen_transfers(self._graph, tuple(self._axes), assignment)),
+        )
+        whole = self._constraints(assignment, sums_whole=True)
+        self._whole_sums.setdefault(layout_key(layout), tuple(whole))
+        return layout
+
+    def _spec(self, value: int, states: dict[str, int]) -> PartitionSpec:
+        rank = len(self._graph.values[value].shape)
+        entries: list[str | tuple[str, ...] | None] = []
+        for dim in range(rank):
+            axes = tuple(axis for axis, state in states.items() if state == dim)
+            entries.append(axes[0] if len(axes) == 1 else axes or None)
+        while entries and entries[-1] is None:
+            entries.pop()
+        return PartitionSpec(*entries)
+
+    def _divides(self, value: int, states: dict[str, int]) -> bool:
+        """Return True if the dimensions of a value divide by the axes that shard them."""
+        pieces = [1] * len(self._graph.values[value].shape)
+        for axis, dim in states.items():
+            if dim != WHOLE:
+                pieces[dim] *= self._axes[axis].size
+        return not any(map(operator.mod, self._graph.values[value].shape, pieces))
+
+    def _constraints(
+        self, assignment: Assignment, *, sums_whole: bool = False
+    ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
+        """Yield the constraints inside: what operations need and make, and the carries of loops."""
+        graph = self._graph
+        # The shards of smaller values are negligible: they follow, or the partitioner decides.
+        small = SMALL_BYTES * self._problem.machine.size
+        for number, op in enumerate(graph.operations):
+            if op.fixed is not None:
+                continue
+            for slot, value in op.slots:
+                if graph.values[value].nbytes < small:
+                    continue
+                stored = assignment.states(self._graph, self._axes, value)
+                needed = {a: assignment.needed(graph, a, number, slot) for a in self._axes}
+                if slot < 0:
+                    # First as the operation makes it: its result decides how it is partitioned.
+                    made = {
+                        a: WHOLE
+                        if sums_whole and s == PARTIAL
+                        else stored[a]
+                        if s in (None, WHOLE, PARTIAL)
+                        else s
+                        for a, s in needed.items()
+                    }
+                    site = ConstraintSite(op.path, "result", -1 - slot)
+                    if made != stored and self._divides(value, made):
+                        yield site, self._spec(value, made)
+                    if graph.is_state(value) and set(stored.values()) == {WHOLE}:
+                        # A gradient that is added up needs no constraint, which costs a copy.
+                        continue
+                    yield site, self._spec(value, stored)
+                elif needed != stored:
+                    states = {a: WHOLE if s is None else s for a, s in needed.items()}
+                    yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
+        arguments = set(graph.arguments)
+        for index, value in enumerate(graph.values):
+            if not value.is_stored or value.nbytes < small:
+                continue
+            for site in value.sites:
+                if site.kind == "parameter" and (site.path or index not in arguments):
+                    stored = assignment.states(graph, self._axes, index)
+                    yield site, self._spec(index, stored)
