@@ -31,6 +31,7 @@ from tests.documents import (
 from tests.errors.catalogue import read_topics
 from tests.forking import python_command
 from tests.goldens import check_golden
+from tests.gpu.plugin import marks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
@@ -63,6 +64,12 @@ def modules_with_examples() -> list[str]:
     return names
 
 
+def compiled_here(names: list[str]) -> list[Any]:
+    """Return the documents as parameters, with the mark of those that compile for GPUs."""
+    texts = ((name, (ROOT / name).read_text(encoding="utf-8")) for name in names)
+    return [pytest.param(name, id=name, marks=marks_of(text)) for name, text in texts]
+
+
 def test_the_documents_were_found() -> None:
     assert "README.md" in DOCUMENTS
     assert any(name.startswith("docs/") for name in DOCUMENTS)
@@ -73,7 +80,7 @@ def with_python(names: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", with_python(DOCUMENTS))
+@pytest.mark.parametrize("name", compiled_here(with_python(DOCUMENTS)))
 def test_python_blocks_run(name: str, update_goldens: bool) -> None:
     # New output moves the lines of the blocks below it, which later output may name.
     for _ in range(2 if update_goldens else 1):
@@ -265,7 +272,9 @@ def test_make_targets_exist(name: str) -> None:
     assert set(used) <= set(targets)
 
 
-@pytest.mark.parametrize("name", modules_with_examples())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, id=name, marks=marks_of(name)) for name in modules_with_examples()]
+)
 def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     module = importlib.import_module(name)

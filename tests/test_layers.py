@@ -25,6 +25,7 @@ XLASHARD = Layers(
         "numpy": 7,
         "multihost": 7,
         "tpu": 7,
+        "gpu": 7,
         "testing": 7,
         "costs": 8,
         "preflights": 9,
@@ -101,7 +102,7 @@ ONE_CONCEPT = {
     "oom": "errors of exhausted memory",
     "plan": "a plan as a frozen value: of a program, of a reshard",
     "prefix": "prefix trees: of shardings, of placements",
-    "topologies": "topologies of TPUs: of the plugin, by name",
+    "topologies": "topologies: of the plugins, of TPUs and of GPUs by name",
 }
 """Names of modules that several rooms have, for the same concept on different levels."""
 

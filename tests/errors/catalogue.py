@@ -163,6 +163,7 @@ TOPICS = (
     "functions",
     "modules",
     "tpu",
+    "gpu",
     "cloud",
     "sweep",
     "auto",

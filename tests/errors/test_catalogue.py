@@ -1,6 +1,7 @@
 """Every mistake is refused as its entry says, its correction runs, and JAX says less."""
 
 import builtins
+from typing import Any
 
 import jax
 import pytest
@@ -9,6 +10,7 @@ from tests.errors.catalogue import JAX_VERSION, SETUP, Mistake, Topic, read_topi
 from tests.errors.comparing import jax_score, our_score
 from tests.errors.messages import message, read_messages, write_message
 from tests.errors.running import Outcome, execute, ours, run, theirs
+from tests.gpu.plugin import marks_of
 from xlashard import errors
 
 TOPICS = read_topics()
@@ -19,10 +21,16 @@ def _marks(mistake: Mistake) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if "pod(" in mistake.wrong + mistake.right else []
 
 
+def _corrected(mistake: Mistake, name: str) -> Any:
+    """Compiling for GPUs needs JAX's plugin."""
+    return pytest.param(mistake, id=name, marks=[*_marks(mistake), *marks_of(mistake.setup)])
+
+
 ALL = [(topic, mistake) for topic in TOPICS for mistake in topic.mistakes]
 IDS = [f"{topic.name}-{mistake.slug}" for topic, mistake in ALL]
 MESSAGES = [pytest.param(t, m, id=i, marks=_marks(m)) for (t, m), i in zip(ALL, IDS, strict=True)]
 MISTAKES = [pytest.param(m, id=i, marks=_marks(m)) for (_, m), i in zip(ALL, IDS, strict=True)]
+CORRECTED = [_corrected(mistake, name) for (_, mistake), name in zip(ALL, IDS, strict=True)]
 WITH_JAX = [p for p, (_, m) in zip(MISTAKES, ALL, strict=True) if not m.no_jax]
 
 
@@ -51,7 +59,7 @@ def test_every_golden_message_has_an_entry(topic: Topic) -> None:
 
 
 @pytest.mark.slow  # All together; most of them compile a program.
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", CORRECTED)
 def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
 

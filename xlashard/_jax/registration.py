@@ -18,7 +18,7 @@ from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.compiler import note_event
 from xlashard._jax.runtime.coordination import exit_on_uncaught_error, listen_on_loopback
 from xlashard._jax.runtime.execute import watch_flags
-from xlashard._jax.runtime.topologies import probe_for_tpus_quietly
+from xlashard._jax.runtime.topologies import discover_plugins_quietly, probe_for_tpus_quietly
 from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, hide_frames
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
@@ -68,6 +68,7 @@ def install(
     jax.monitoring.register_event_listener(note_event)
     # Messages of libtpu on a machine without TPUs.
     probe_for_tpus_quietly()
+    discover_plugins_quietly()
     # Source locations and tracebacks name the user's line, and not ours.
     for folder in INNER_FOLDERS:
         source_info_util.register_exclusion(folder)

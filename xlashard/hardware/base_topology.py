@@ -28,13 +28,14 @@ class AxisLinks:
     Attributes:
         axes: Names of the mesh axes.
         size: Group size: devices that differ in these axes alone.
-        parts: Extent of the axes along each topology dimension, including `slice` and `core`; empty
-            if the devices follow no dimensions.
+        parts: Extent of the axes along each topology dimension, including `slice` and `core`, or
+            `node` and `gpu`; empty if the devices follow no dimensions.
         links: Links per chip, weighted by the share of this group where groups share a link.
         ring: Whether the devices form a ring of neighbours in each dimension.
-        network: `dcn` if the group spans slices.
+        network: `dcn` if the group spans slices of TPUs, `network` if it spans nodes of GPUs.
         bytes_per_second: Bytes per second that one device sends while all groups are active. A ring
             sends `(size - 1) / size` of the gathered bytes at this speed.
+        domains: Number of slices or nodes that the group spans.
     """
 
     axes: tuple[str, ...]
@@ -42,8 +43,9 @@ class AxisLinks:
     parts: tuple[AxisSegment, ...]
     links: float
     ring: bool
-    network: Literal["ici", "dcn"]
+    network: Literal["ici", "dcn", "nvlink", "pcie", "network"]
     bytes_per_second: float
+    domains: int = 1
 
 
 @dataclass(frozen=True, repr=False)

@@ -105,14 +105,15 @@ class Topology(BaseTopology):
         if parts is None:
             # The routes are unknown: assume a share of one link per device.
             shared = generation.ici_bandwidth / generation.devices_per_chip
-            return AxisLinks(axes, size, (), 1.0, False, network, dcn if domains > 1 else shared)
+            speed = dcn if domains > 1 else shared
+            return AxisLinks(axes, size, (), 1.0, False, network, speed, domains)
         links = usable_links([p for p in parts if p.dimension not in ("slice", "core")])
         speed = ici_speed(generation, parts, links)
         if domains > 1:
             # All devices of a slice receive from the other slices in parallel.
             speed = min(speed, dcn * (size // domains))
         ring = domains == 1 and bool(parts) and all(p.ring and p.stride == 1 for p in parts)
-        return AxisLinks(axes, size, parts, links, ring, network, speed)
+        return AxisLinks(axes, size, parts, links, ring, network, speed, domains)
 
 
 def ici_speed(generation: Generation, parts: Sequence[AxisSegment], links: float) -> float:

@@ -132,7 +132,11 @@ def buffer_assignment(executable: Any) -> bytes:
 
 
 def compiled_cost(executable: Any) -> dict[str, float]:
-    """Return XLA's cost estimates of the optimized program: FLOP, bytes accessed, ..."""
+    """Return XLA's cost estimates of the optimized program: FLOP, bytes accessed, ...
+
+    Raises:
+        JaxRuntimeError: If the platform has no estimates, such as that of GPUs in a topology.
+    """
     costs = executable.cost_analysis()
     return dict(costs[0] if isinstance(costs, list | tuple) else costs)
 

@@ -1,7 +1,9 @@
-"""TPU topologies: compile-only devices, their names and links, and the version of libtpu."""
+"""Topologies: compile-only devices, their names and links, and the plugins that make them."""
 
+import importlib
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax._src import cloud_tpu_init, tpu_info, xla_bridge
+from jax._src import cloud_tpu_init, hardware_utils, lib, tpu_info, xla_bridge
 from jax._src.lib import _jax, xla_client
+from jaxlib.plugin_support import check_plugin_version
 
 from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.errors import CompileOnlyError, TopologyError
@@ -40,8 +43,12 @@ _COMPILE_ONLY = {
 
 def libtpu_version() -> str | None:
     """Return the version of libtpu, or None if it is not installed."""
+    return _version("libtpu")
+
+
+def _version(package: str) -> str | None:
     try:
-        return metadata.version("libtpu")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
@@ -72,6 +79,92 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
     devices = list(topology._make_compile_only_devices())
     _REQUESTS[devices[0].client] = (name, dict(options))
     return devices
+
+
+def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
+    """Return the compile-only devices of a group of GPUs.
+
+    Args:
+        name: The name of the group, which errors show.
+        target: XLA's description of the GPU, as a text proto.
+        layout: Nodes, hosts per node and GPUs per host: `4x1x8`.
+
+    Raises:
+        TopologyError: If JAX's CUDA plugin or the compiler of kernels is missing, or the plugin is
+            of another version than jaxlib.
+    """
+    _check_cuda_packages()
+    try:
+        with _cuda_libraries_optional():
+            _register_cuda_plugin()
+            topology: Any = xla_bridge.make_pjrt_topology(
+                "cuda", name, target_config=target, topology=layout
+            )
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        # no-catalogue: names are checked before
+        raise TopologyError(f"JAX's CUDA plugin has no topology {name}: {reason}") from error
+    devices = list(topology._make_compile_only_devices())
+    _REQUESTS[devices[0].client] = (name, {})
+    return devices
+
+
+def _check_cuda_packages() -> None:
+    """Refuse to compile for GPUs without the packages that it needs."""
+    packages = [f"jax-cuda{major}-plugin" for major in (13, 12)]
+    plugin = next((name for name in packages if _version(name)), None)
+    if plugin is None or lib.cuda_path is None:
+        missing = "JAX's CUDA plugin" if plugin is None else "NVIDIA's ptxas and libdevice"
+        raise TopologyError(  # no-catalogue: needs an environment without the plugin
+            f"compiling for GPUs requires {missing}: pip install 'xlashard[gpu-target]'"
+        )
+    version = _version(plugin) or ""
+    with warnings.catch_warnings(action="ignore"):
+        fits = check_plugin_version(plugin, lib.version_str, version)
+    if not fits:
+        raise TopologyError(  # no-catalogue: needs another plugin
+            f"jaxlib {lib.version_str} works with {plugin} {lib.version_str}, but {plugin} "
+            f"{version} is installed: pip install '{plugin}=={lib.version_str}'"
+        )
+
+
+def _register_cuda_plugin() -> None:
+    """Register the plugin, which JAX leaves out if it finds no cuDNN when it starts."""
+    xla_bridge._discover_and_register_pjrt_plugins()
+    if "cuda" not in xla_bridge._topology_factories:
+        for major in (13, 12):
+            if find_spec(f"jax_plugins.xla_cuda{major}") is not None:
+                importlib.import_module(f"jax_plugins.xla_cuda{major}").initialize()
+                return
+
+
+@contextmanager
+def _cuda_libraries_optional() -> Iterator[None]:
+    """Let the plugin load without cuDNN and its siblings on a machine without a GPU."""
+    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    if variable in os.environ or hardware_utils.has_visible_nvidia_gpu():
+        yield
+        return
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[variable]
+
+
+def discover_plugins_quietly() -> None:
+    """Let JAX find its CUDA plugin on a machine without a GPU, with no traceback on the terminal.
+
+    The extra `gpu-target` installs the plugin without the libraries that only running needs, and
+    JAX reports each that is missing when it starts.
+    """
+    discover = xla_bridge.discover_pjrt_plugins
+
+    def quiet() -> None:
+        with _cuda_libraries_optional():
+            discover()
+
+    xla_bridge.discover_pjrt_plugins = quiet
 
 
 _REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
@@ -205,7 +298,9 @@ def compile_only_error(name: str, device: Device) -> CompileOnlyError:
 
 
 def topology_name(device: Device) -> str:
-    """Return the topology of a device in libtpu's syntax, with the number of slices."""
+    """Return the topology of a device by its name, with the number of slices."""
+    if device.platform == "gpu":
+        return _REQUESTS.get(device.client, (device.device_kind, {}))[0]
     devices = device.client.devices()
     version = str(tpu_info.chip_version_from_device_kind(device.device_kind))
     name = version if version.startswith("v") else f"tpu{version}"

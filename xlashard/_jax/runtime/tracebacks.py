@@ -79,9 +79,9 @@ def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]
 
 # Packages and modules whose code runs between a user's call and the traced function.
 _ROOMS = (
-    *("_jax", "array", "auto", "cloud", "commands", "geometry", "hlo", "legacy", "multihost"),
-    *("numpy", "pictures", "pjit", "processes", "program", "sharding", "testing", "tpu"),
-    "budgets.py",
+    *("_jax", "array", "auto", "cloud", "commands", "costs", "geometry", "gpu", "hardware", "hlo"),
+    *("legacy", "multihost", "numpy", "pictures", "pjit", "preflights", "processes", "program"),
+    *("sharding", "testing", "tpu", "budgets.py"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[2] / room) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""

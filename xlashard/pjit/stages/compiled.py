@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.runtime import dispatch, executables
-from xlashard._jax.runtime.shardings import Device, Format
+from xlashard._jax.runtime.shardings import Device, Format, if_reported
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten, shortened
 from xlashard.array.core.donation import SHARDS, DonationTracker, release_shards
 from xlashard.errors import ArgumentError
@@ -104,9 +104,13 @@ class Executable:
             )
         return lowered.as_text()
 
-    def cost_analysis(self) -> dict[str, float]:
-        """Return XLA's estimates for the optimised program, per device: FLOP, bytes accessed."""
-        return executables.compiled_cost(self.runtime_executable())
+    def cost_analysis(self) -> dict[str, float] | None:
+        """Return XLA's estimates for the optimised program, per device: FLOP, bytes accessed.
+
+        None where the platform has no estimates, as for GPUs of a topology.
+        """
+        executable = self.runtime_executable()
+        return if_reported(lambda: executables.compiled_cost(executable))
 
     def memory_analysis(self) -> Any:
         """Return the bytes per device: arguments, results, aliases, temporaries, code."""

@@ -1,0 +1,39 @@
+"""NVIDIA GPUs that programs are compiled for, on a machine without a GPU.
+
+`gpu_models` holds public figures of GPUs, `machine_types` the machines of clouds; `gpu_names`
+parses names, `topologies` makes devices.
+"""
+
+from typing import TYPE_CHECKING
+
+from xlashard.lazily import on_demand
+
+if TYPE_CHECKING:
+    from xlashard.gpu.gpu_models import GPU_MODELS, GpuModel
+    from xlashard.gpu.machine_types import MACHINE_TYPES, MachineType
+    from xlashard.gpu.topologies import GpuTopology, topology
+    from xlashard.hardware.base_topology import AxisLinks
+    from xlashard.hardware.links import axis_links
+else:
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.gpu.gpu_models": ("GPU_MODELS", "GpuModel"),
+            "xlashard.gpu.machine_types": ("MACHINE_TYPES", "MachineType"),
+            "xlashard.gpu.topologies": ("GpuTopology", "topology"),
+            "xlashard.hardware.base_topology": ("AxisLinks",),
+            "xlashard.hardware.links": ("axis_links",),
+        },
+    )
+
+__all__ = [
+    "GPU_MODELS",
+    "MACHINE_TYPES",
+    "AxisLinks",
+    "GpuModel",
+    "GpuTopology",
+    "MachineType",
+    "axis_links",
+    "topology",
+]
