@@ -64,6 +64,8 @@ XLASHARD = Layers(
             ("xlashard.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.commands.script_run", "xlashard._jax.trace.observed_programs"),
             ("xlashard.commands.script_run", "xlashard.pjit.stages.recorded"),
+            # The search for layouts loads SciPy's solver; other preflights don't.
+            ("xlashard.commands.preflight", "xlashard.commands.automatic_layouts"),
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.common", "xlashard.train.model.programs"),
             ("xlashard.commands.common", "xlashard.train.config.settings"),

@@ -111,7 +111,7 @@ class AutoProgram:
 def read_program(
     fun: Any,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     mesh: MeshLike | None,
     topology: Topology | str | None = None,
 ) -> AutoProgram:
@@ -129,7 +129,7 @@ def read_program(
         MeshError: If there is no mesh, or its sizes don't multiply to the number of devices.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
     """
-    fun, args, kwargs = unwrapped(fun, args, kwargs)
+    fun, args, kwargs = unwrapped(fun, args, dict(kwargs))
     place, on, at_hand = _target(mesh, topology, meshes_of_function(fun))
     bare = jax.tree.map(unplaced, (args, kwargs))
     with jax.set_mesh(on):

@@ -315,3 +315,68 @@ def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
 
     settings = load_settings(path, words)
     return tuple(settings.mesh), to_toml(settings)
+
+
+def training_choices(
+    path: str, words: Sequence[str], batch: str, remat: str
+) -> tuple[list[int | None], list[str]]:
+    """Return the batches and remat policies to choose from, those of the settings first.
+
+    Args:
+        path: A TOML file.
+        words: `KEY=VALUE` words that override the file.
+        batch: `auto`, or batches such as `32,64`; empty for that of the settings.
+        remat: `auto`, or policies such as `none,full`; empty for that of the settings.
+
+    Raises:
+        ArgumentError: If a word names no batch, or no policy.
+    """
+    from xlashard.train.config.settings import REMAT_POLICIES, load_settings
+
+    training = load_settings(path, words).training
+    own, least = training.batch, training.accumulate
+    if batch in ("", "auto"):
+        factors = (1, 0.5, 2, 4) if batch else (1,)
+        batches = [round(own * factor) for factor in factors if own * factor % least == 0]
+    else:
+        batches = [_batch_size(word, batch) for word in batch.split(",")]
+    known = (_OWN_POLICY, _NO_REMAT, *REMAT_POLICIES)
+    policies = (remat or _OWN_POLICY).split(",") if remat != "auto" else list(_POLICIES)
+    unknown = next((policy for policy in policies if policy not in known), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"--remat {remat} names {unknown!r}, which is no policy: write --remat auto, or some "
+            f"of {','.join(known)}"
+        )
+    return list(dict.fromkeys(batches)), list(dict.fromkeys(policies))
+
+
+_OWN_POLICY, _NO_REMAT = "custom", "none"
+_POLICIES = (_OWN_POLICY, _NO_REMAT, "minimal_with_context", "full")
+
+
+def _batch_size(word: str, words: str) -> int:
+    if word.strip().isascii() and word.strip().isdecimal() and int(word):
+        return int(word)
+    raise ArgumentError(
+        f"--batch {words} is invalid ({word.strip()!r}): write --batch auto, or numbers of "
+        "sequences such as --batch 32,64"
+    )
+
+
+def remat_words(policy: str) -> tuple[str, ...]:
+    """Return the settings of a remat policy, as `KEY=VALUE` words.
+
+    Args:
+        policy: `custom` for that of the settings, `none`, or a name for `model.remat_policy`.
+    """
+    if policy == _OWN_POLICY:
+        return ()
+    named = "custom" if policy == _NO_REMAT else policy
+    remat = "false" if policy == _NO_REMAT else "true"
+    return (
+        f"model.remat={remat}",
+        f"model.remat_policy={named}",
+        "model.kept=[]",
+        "model.offloaded=[]",
+    )

@@ -71,6 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_AUTOMATIC = {
+    "mesh": ("auto",),
+    "batch": ("auto",),
+    "remat": ("auto", "custom", "none", "full", "minimal", "minimal_with_context"),
+}
+"""Words for options whose value a search may choose."""
+
+
 def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the candidates for the last word, each with a note.
 
@@ -127,6 +135,8 @@ def _values(action: argparse.Action, word: str) -> Iterator[tuple[str, str]]:
     """Yield the values of an argument; none for one that may be a file or a number."""
     if action.choices is not None:
         yield from ((str(choice), "") for choice in action.choices)
+    elif action.dest in _AUTOMATIC:
+        yield from ((word, "") for word in _AUTOMATIC[action.dest])
     elif action.dest == "topology":
         # Several are separated by commas.
         first = "".join(word.rpartition(",")[:2])

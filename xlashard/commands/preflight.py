@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from xlashard.commands.script_run import (
 from xlashard.commands.script_words import Script, change_interpreter, matches, parse_script
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.costs.rates import Rates
-from xlashard.documents import read_text
+from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import RecordedProgram
@@ -55,6 +56,7 @@ from xlashard.preflights.report.budget import read_budget
 from xlashard.preflights.report.calibration import calibration_text, read_rates
 from xlashard.preflights.report.comparison import compare
 from xlashard.preflights.report.measured import compare_with_profile
+from xlashard.preflights.report.preflight_model import REPORT_FORMAT
 from xlashard.preflights.report.preflight_report import PreflightReport, make_schema
 from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.script_devices import ScriptDevices
@@ -81,6 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_start()
     try:
         check_script_options(arguments)
+        if arguments.shardings or arguments.batch or arguments.remat:
+            # The search loads SciPy.
+            from xlashard.commands import automatic_layouts
+
+            return automatic_layouts.run(arguments)
         is_sweep = not arguments.script and sweep.is_sweep(arguments)
         check_measured(arguments, is_sweep=is_sweep)
         return sweep.run(arguments) if is_sweep else _run(arguments)
@@ -220,13 +227,22 @@ def read_report(path: str) -> PreflightReport:
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
     try:
-        return PreflightReport.from_json(text)
+        return PreflightReport.from_json(_of_layout(text))
     except ArgumentError as error:
         if '"traffic"' not in text:
             raise ArgumentError(
                 f"{path} is not a preflight report: write it with xlashard preflight --json {path}"
             ) from None
         raise ArgumentError(f"{path}: {error}") from None
+
+
+def _of_layout(text: str) -> str:
+    """Return the JSON of the preflight in that of `--shardings auto`; other texts unchanged."""
+    with suppress(ValueError):
+        content = parse_json(text)
+        if isinstance(content, dict) and {"plan", "report"} <= content.keys():
+            return json.dumps({"format": REPORT_FORMAT.version, **content["report"]})
+    return text
 
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:

@@ -33,6 +33,27 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         "those of the settings. To try every mesh: auto, or data=auto,tensor=..8",
     )
     parser.add_argument(
+        "--shardings",
+        choices=["auto"],
+        help="choose the layout that the program leaves open: specs of arguments and results, and "
+        "constraints inside; of a settings file all. With --mesh auto, or data=auto,model=..8, the "
+        "mesh too",
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="auto|N[,N]",
+        default="",
+        help="with --shardings auto, of a settings file: choose the batch, too, by tokens per "
+        "second",
+    )
+    parser.add_argument(
+        "--remat",
+        metavar="auto|NAME[,NAME]",
+        default="",
+        help="with --shardings auto, of a settings file: choose the remat policy, too: custom (the "
+        "settings' own), none, full, minimal, ...",
+    )
+    parser.add_argument(
         "--price",
         metavar="AMOUNT",
         help="cost per chip-hour: 4.2 or '4.20 USD'; where meshes of several "

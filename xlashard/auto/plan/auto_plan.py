@@ -17,7 +17,9 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.auto.plan.plan_text import plan_code, plan_sections
 from xlashard.auto.plan.planned_function import PlannedProgram, planned
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.auto.proof import call_with_layout
 from xlashard.errors import ArgumentError, ProgramTooLargeError
+from xlashard.pjit import Lowered, Traced
 from xlashard.pjit.report.html.report_page import (
     PageContents,
     render_page,
@@ -122,6 +124,19 @@ class AutoPlan(SerializableReport, PlanFields):
             program = self._bound("out_shardings")
         leaves = [NamedSharding(program.mesh, spec_of_text(v.spec)) for v in self.outputs]
         return program.call.traced.out_tree.unflatten(leaves)
+
+    def lower(self) -> Lowered:
+        """Return the program with the layout, lowered for the devices of the plan.
+
+        `xlashard.preflight` takes it, with the topology.
+
+        Raises:
+            ArgumentError: If the plan was read from JSON.
+        """
+        with short_tracebacks:
+            program = self._bound("lower")
+        call = call_with_layout(program.call, self.layout, program.mesh)
+        return Traced(program.function, call).lower()
 
     def _bound(self, name: str) -> AutoProgram:
         if self._program is None:

@@ -10,6 +10,7 @@ from rich.text import Text
 from xlashard.auto.plan.path_rules import path_rules
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
+    Outcome,
     PlanFields,
     PlannedConstraint,
     PlannedLayout,
@@ -19,7 +20,12 @@ from xlashard.auto.plan.plan_model import (
 from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.wording import in_bytes, in_percent, in_seconds
 
-_COLOURS = {"fits": "green", "out of memory": "red", "refused": "red", "not compiled": "dim"}
+COLOURS: dict[Outcome, str] = {
+    "fits": "green",
+    "out of memory": "red",
+    "refused": "red",
+    "not compiled": "dim",
+}
 _REASON = 60
 
 
@@ -30,17 +36,27 @@ def plan_sections(plan: PlanFields, page: Page) -> Iterator[RenderableType | Non
         plan: The plan.
         page: The page.
     """
-    yield _head(plan)
-    yield section("Layouts", "time of a step, memory of a device", _layouts(plan))
-    if plan.held:
-        yield _held(plan, page)
-    yield _rules(plan)
+    yield from plan_summary(plan, page)
     yield _values(page, "Arguments", plan.inputs, plan.runner_up)
     yield _values(page, "Results", plan.outputs, plan.runner_up)
     yield _constraints(plan, page)
     yield _collectives(plan, page)
     if plan.unforeseen:
         yield _unforeseen(plan, page)
+
+
+def plan_summary(plan: PlanFields, page: Page) -> Iterator[RenderableType | None]:
+    """Yield the sections that describe the layout, without its single values.
+
+    Args:
+        plan: The plan.
+        page: The page.
+    """
+    yield _head(plan)
+    yield section("Layouts", "time of a step, memory of a device", _layouts(plan))
+    if plan.held:
+        yield _held(plan, page)
+    yield _rules(plan)
 
 
 def _head(plan: PlanFields) -> RenderableType:
@@ -77,7 +93,7 @@ def _layouts(plan: PlanFields) -> RenderableType:
             "" if layout.total_bytes is None else in_bytes(layout.total_bytes),
             in_seconds(layout.predicted_seconds),
             in_bytes(layout.predicted_bytes),
-            Text(_verdict(layout), _COLOURS[layout.outcome]),
+            Text(_verdict(layout), COLOURS[layout.outcome]),
         )
         for n, layout in enumerate(plan.layouts)
     ]

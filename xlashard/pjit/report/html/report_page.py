@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -52,6 +52,7 @@ class PageContents:
         reports: The reports.
         dicts: The reports as plain values.
         changes: Comparisons, of two of the reports or with stored ones.
+        others: Further values of its template, by name.
     """
 
     title: str
@@ -60,6 +61,7 @@ class PageContents:
     reports: Sequence[Any]
     dicts: Sequence[Mapping[str, Any]]
     changes: Sequence[Comparison] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def render_page(template: Template, contents: PageContents) -> str:
@@ -81,6 +83,7 @@ def render_page(template: Template, contents: PageContents) -> str:
         names=contents.names,
         changes=contents.changes,
         data=list(data),
+        **contents.others,
     )
 
 

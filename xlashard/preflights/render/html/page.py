@@ -136,10 +136,14 @@ def _full_title(report: PreflightFields) -> str:
     return f"{_title(report)} on {topology_name(report.topology)}"
 
 
-@lru_cache(maxsize=1)
-def environment() -> Environment:
-    """Return the environment of the templates; text is escaped where it is inserted."""
-    made = report_environment(__package__ or "")
+@lru_cache
+def environment(*packages: str) -> Environment:
+    """Return the environment of the templates; text is escaped where it is inserted.
+
+    Args:
+        *packages: Packages whose templates come first.
+    """
+    made = report_environment(*packages, __package__ or "")
     made.globals.update(
         BOUNDS=BOUNDS,
         ESTIMATE=ESTIMATE,
