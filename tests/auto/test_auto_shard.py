@@ -1,11 +1,16 @@
 """Plans of automatic layouts: what they report, and the functions that they compile."""
 
+import functools
 import re
+from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 from tests.auto.examples import (
     DOUBLED,
@@ -22,7 +27,7 @@ from tests.facts import naming
 from xlashard import AutoPlan, P, auto_shard, pjit
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
-from xlashard.auto.plan.plan_model import spec_of_text
+from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text
 from xlashard.auto.proof import Prover
 
 
@@ -135,6 +140,25 @@ def test_the_code_shards_as_the_plan_does():
         assert f":{constraint.source.line}: {constraint.kind} of {constraint.operation}" in (
             plan.code()
         )
+
+
+@pytest.mark.slow
+def test_the_code_compiles_with_the_constraints_of_a_stored_plan(tmp_path):
+    plan, (state, batch) = mlp_plan(), shapes()
+    assert "from_plan" not in plan.code() or plan.constraints
+    jaxpr = jax.make_jaxpr(step)(state, batch)
+    number = [eqn.primitive.name for eqn in jaxpr.eqns].index("dot_general")
+    inside = PlannedConstraint(
+        "dot_general", "result", 0, "float32[64,64]", "P(None, 'model')", None, (number,)
+    )
+    plan = replace(plan, constraints=(inside,))
+    stored = tmp_path / "plan.json"
+    stored.write_text(plan.to_json())
+    names = {"step": step, "state": state, "batch": batch}
+    exec(compile(plan.code(), "planned.py", "exec"), names)
+    lowered = names["step_from_plan"](stored).lower(state, batch)
+    assert lowered.as_text().count("sdy.sharding_constraint") == 1
+    assert all(info.donated for info in jax.tree.leaves(lowered.args_info[0][0]))
 
 
 @pytest.mark.slow
@@ -287,3 +311,68 @@ def test_high_level_primitives_are_looked_into():
     plan = auto_shard(fun, edges, x, mesh={"data": 8})
     assert plan.unknown_primitives == ()
     np.testing.assert_allclose(plan.apply(fun)(edges, x), fun(edges, x), rtol=1e-6)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(32, 64, rngs=rngs)
+        self.down = nnx.Linear(64, 32, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(jax.nn.gelu(self.up(x)))
+
+
+def fit(model, optimizer, x):
+    value, grads = nnx.value_and_grad(lambda model: jnp.mean((model(x) - x) ** 2))(model)
+    optimizer.update(model, grads)
+    return value
+
+
+def make_model():
+    model = Model(nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+
+@pytest.mark.slow
+def test_a_function_of_nnx_jit_gets_the_layout_and_changes_its_modules():
+    x = jax.random.normal(jax.random.key(0), (64, 32))
+    fixed = {"^x": P("data"), "kernel": P(None, "model")}
+    compiled = nnx.jit(fit)
+    plan = auto_shard(compiled, *make_model(), x, mesh={"data": 4, "model": 2}, fixed=fixed)
+    assert {value.path for value in plan.inputs} >= {"x", "model.up.kernel.value"}
+    planned, model, plain = plan.apply(compiled), make_model(), make_model()
+    for _ in range(3):
+        np.testing.assert_allclose(planned(*model, x), compiled(*plain, x), rtol=1e-5)
+    kernel = model[0].up.kernel[...]
+    np.testing.assert_allclose(kernel, plain[0].up.kernel[...], atol=1e-5)
+    assert kernel.sharding.spec == P(None, "model")
+    assert plain[0].up.kernel[...].sharding.is_fully_replicated
+    other = nnx.jit(lambda model, optimizer, x: fit(model, optimizer, x) * x)
+    with pytest.raises(ValueError, match=naming("other operations", "fit")):
+        plan.apply(other)(*make_model(), x)
+
+
+class Scaled:
+    @functools.partial(jax.jit, static_argnums=0)
+    def compiled(self, w, x):
+        return double(w, x)
+
+    def plain(self, w, x):
+        return double(w, x)
+
+
+@pytest.mark.slow
+def test_partials_and_methods_keep_what_they_are_bound_to():
+    w, x = jnp.ones((64, 32)), jnp.full((64, 32), 3.0)
+    scaled = Scaled()
+    for fun, args in (
+        (functools.partial(jax.jit(double), w), (x,)),
+        (functools.partial(pjit(double), x=x), (w,)),
+        (scaled.compiled, (w, x)),
+        (scaled.plain, (w, x)),
+        (eqx.filter_jit(double), (w, x)),
+    ):
+        plan = auto_shard(fun, *args, mesh={"data": 8}, fixed={"result": P("data")})
+        result = plan.apply(fun)(*args)
+        assert result[0, 0] == 5
+        assert result.sharding.spec == P("data")

@@ -150,8 +150,9 @@ class AutoPlan(SerializableReport, PlanFields):
         """Return the function, compiled with the layout.
 
         Args:
-            fun: The function that the plan was made for: a plain one, or one of `pjit` or
-                `jax.jit`, whose static and donated arguments it keeps.
+            fun: The function that the plan was made for: a plain one, or one of `pjit`,
+                `jax.jit`, `nnx.jit` or `eqx.filter_jit`, whose static and donated arguments it
+                keeps; or a partial or bound method of such a one, with its bound values.
             mesh: Mesh of the devices to run on, with the names and sizes of the plan's axes;
                 None for the plan's own mesh.
             **options: Options of `pjit` for a plain function, such as `donate_argnums=0`.

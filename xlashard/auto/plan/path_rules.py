@@ -76,7 +76,9 @@ def _names(value: Any) -> tuple[Any, ...]:
     """Return the names of the dimensions of a box; empty for other values."""
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct | tuple | list | dict):
         return ()
-    names = getattr(value, "names", None) or getattr(value, "sharding_names", None)
+    metadata = value.get_metadata() if hasattr(value, "get_metadata") else {}
+    names = getattr(value, "names", None) or metadata.get("out_sharding")
+    names = names or metadata.get("sharding_names")
     if not isinstance(names, tuple) or not any(names):
         return ()
     return names if all(name is None or isinstance(name, str) for name in names) else ()

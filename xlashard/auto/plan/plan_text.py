@@ -191,12 +191,15 @@ def plan_code(plan: PlanFields) -> str:
         plan: The plan.
     """
     names, sizes = zip(*plan.mesh, strict=True)
+    stored = bool(plan.constraints)
     lines = [
         "import re",
+        *(["from pathlib import Path"] if stored else []),
         "",
         "import jax",
         "from jax.sharding import AxisType, NamedSharding",
         "from jax.sharding import PartitionSpec as P",
+        *(["", "from xlashard import AutoPlan"] if stored else []),
         "",
         f"axis_types = (AxisType.Auto,) * {len(names)}",
         f"mesh = jax.make_mesh({sizes}, {names}, axis_types=axis_types)",
@@ -219,7 +222,9 @@ def plan_code(plan: PlanFields) -> str:
     ]
     if all(argument.path for argument in plan.arguments):
         lines += _jit_lines(plan)
-    return "\n".join([*lines, *_constraint_lines(plan)]) + "\n"
+    if plan.constraints:
+        lines += [*_loader_lines(plan), *_constraint_lines(plan)]
+    return "\n".join(lines) + "\n"
 
 
 def _jit_lines(plan: PlanFields) -> list[str]:
@@ -254,11 +259,22 @@ def _jit_lines(plan: PlanFields) -> list[str]:
     return [*lines, ")"]
 
 
+def _loader_lines(plan: PlanFields) -> list[str]:
+    """Return a function that compiles with the constraints inside, from the stored plan."""
+    name = plan.name if plan.name.isidentifier() else "fun"
+    donated = [n for n, argument in enumerate(plan.arguments) if argument.donated]
+    options = f", donate_argnums={tuple(donated)}" if donated else ""
+    return [
+        *("", "", f"def {name}_from_plan(path):"),
+        "    # With the constraints inside, from the file of plan.to_json().",
+        "    plan = AutoPlan.from_json(Path(path).read_text())",
+        f"    return plan.apply({name}, mesh=mesh{options})",
+    ]
+
+
 def _constraint_lines(plan: PlanFields) -> list[str]:
     """Return the constraints inside as comments with their lines of source."""
-    if not plan.constraints:
-        return []
-    lines = ["", "# Inside the function, at these lines:"]
+    lines = ["", "", "# Inside the function, at these lines:"]
     alike = dict.fromkeys(
         (_where(c), c.operation, c.kind, c.type, c.spec) for c in plan.constraints
     )

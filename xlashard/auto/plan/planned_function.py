@@ -1,8 +1,10 @@
 """A function compiled with the layout of a plan: each call is traced, then gets the layout."""
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -46,6 +48,7 @@ class PlannedProgram:
         results: Path of each result.
         fingerprint: Digest of its operations.
         mesh: Mesh of the devices.
+        by_users_paths: Whether the function has its arguments by these paths; a wrapper has others.
     """
 
     name: str
@@ -54,6 +57,7 @@ class PlannedProgram:
     results: tuple[str, ...]
     fingerprint: str
     mesh: Mesh
+    by_users_paths: bool = True
 
     def place(self, call: Call) -> Call:
         """Return a traced call with the layout.
@@ -78,6 +82,9 @@ class PlannedProgram:
         traced = call.traced
         differs = next((p for p in traced.arg_names if p not in self.arguments), None)
         same = traced.arg_names == self.arguments and traced.result_paths == self.results
+        if not self.by_users_paths:
+            counts = len(traced.arg_names), len(traced.result_paths)
+            differs, same = None, counts == (len(self.arguments), len(self.results))
         if not same or fingerprint_of(traced.jaxpr) != self.fingerprint:
             what = "other operations" if differs is None else f"the argument {differs}"
             raise ArgumentError(
@@ -121,27 +128,23 @@ def planned(fun: Any, program: PlannedProgram, options: Mapping[str, Any]) -> An
     """Return a function compiled with a layout.
 
     Args:
-        fun: A plain function, or one of `pjit` or `jax.jit`.
+        fun: A plain function, one of `pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, or a partial
+            or bound method of one.
         program: The layout.
         options: Options of `pjit` for a plain function.
 
     Raises:
-        ArgumentError: If the function is a wrapper such as that of `nnx.jit`.
+        ArgumentError: If it is another wrapper of a compiled function.
     """
-    fun, *values = unwrapped(fun, (), {})
-    if any(values):
-        raise ArgumentError(
-            f"fun of apply is a partial or a method of {program.name}, whose bound values the plan "
-            "holds as arguments: pass the function itself"
-        )
+    fun, values, named = unwrapped(fun, (), {})
+    if values or named:
+        # The plan holds bound values as arguments.
+        return partial(planned(fun, program, options), *values, **named)
     if jitted.is_jitted(fun):
         fun = pjit(fun._fun, **jitted.options_of(fun))
     if not isinstance(getattr(fun, "_function", None), Function):
         if hasattr(fun, "lower") or hasattr(fun, "trace"):
-            raise ArgumentError(
-                f"fun of apply is a {type(fun).__name__}, which passes its own arguments to "
-                f"jax.jit: use plan.rules() for its arguments, or a pure function of pytrees"
-            )
+            return _rewrapped(fun, program)
         fun = pjit(fun, **options)
     function = fun._function
     nowhere = replace(
@@ -150,3 +153,27 @@ def planned(fun: Any, program: PlannedProgram, options: Mapping[str, Any]) -> An
         out_resources=read_resources(UNSPECIFIED, "out_shardings"),
     )
     return callable_of(PlannedFunction(function.fun, nowhere, function.static, program))
+
+
+def _rewrapped(wrapper: Any, program: PlannedProgram) -> Any:
+    """Return a wrapper such as that of `nnx.jit` around its function, compiled with a layout.
+
+    Raises:
+        ArgumentError: If it isn't known where the wrapper keeps its function.
+    """
+    inside = [name for name, value in vars(wrapper).items() if jitted.is_jitted(value)]
+    if len(inside) != 1:
+        raise ArgumentError(
+            f"fun of apply, {program.name}, is a {type(wrapper).__name__} with a method lower, but "
+            "holds no function of jax.jit that could get the layout: use plan.rules() for its "
+            "arguments, or a pure function of pytrees"
+        )
+    made, compiled = copy.copy(wrapper), getattr(wrapper, inside[0])
+    body = copy.copy(compiled._fun)
+    for name, value in vars(body).items():
+        if value is wrapper:
+            # Both share the identities of modules during a call.
+            object.__setattr__(body, name, made)
+    inner = pjit(body, **jitted.options_of(compiled))
+    object.__setattr__(made, inside[0], planned(inner, replace(program, by_users_paths=False), {}))
+    return made
