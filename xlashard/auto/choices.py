@@ -1,14 +1,20 @@
 """Choice among programs, such as meshes, batches and remat policies, by their best layouts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from xlashard.auto.auto_program import AutoProgram
+from xlashard.auto.auto_shard import auto_shard
 from xlashard.auto.plan.layout_report import TriedLayout
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
-from xlashard.errors import XlashardError
+from xlashard.errors import ArgumentError, XlashardError
+from xlashard.hardware.base_topology import BaseTopology
+from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh
+from xlashard.preflights.target_loading import TargetProgram, load_program
+from xlashard.tpu.topologies import Topology
 
 _CLOSE = 1.25
 """Programs are compiled though their predicted memory exceeds the device's by this factor."""
@@ -172,3 +178,24 @@ def _line(each: PredictedChoice, proven: ProvenLayout) -> TriedLayout:
 def _rate(tokens: int | None, seconds: float) -> float | None:
     """Return the tokens per second; None if the tokens of a step are unknown."""
     return tokens / seconds if tokens and seconds else None
+
+
+def run_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluate a `module:function` in its automatic layout on one mesh of a sweep.
+
+    Args:
+        values: The request, as JSON.
+    """
+    return evaluate_mesh(SweepRequest.from_json(values), _with_layout)
+
+
+def _with_layout(request: SweepRequest, place: BaseTopology) -> TargetProgram:
+    program = load_program(request.target["name"], place, request.axes)
+    if not isinstance(place, Topology):
+        raise ArgumentError(  # no-catalogue: needs a compiler for GPUs
+            f"shardings='auto' takes TPU topologies, and {place} is another: leave it out"
+        )
+    mesh = program.mesh or request.axes
+    args, kwargs = program.args, program.kwargs
+    plan = auto_shard(program.function, *args, mesh=mesh, topology=place, **kwargs)
+    return TargetProgram(plan.lower(), program.mesh, workload=program.workload)

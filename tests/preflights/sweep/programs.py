@@ -22,3 +22,11 @@ def huge(mesh):
 
 def nothing(mesh):
     return "no program"
+
+
+def unplaced_step(mesh):
+    """Return a step of gradient descent whose arguments have no shardings."""
+    w = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    x = jax.ShapeDtypeStruct((8192, 512), jnp.float32)
+    loss = jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w)))
+    return jax.jit(lambda w, x: w - 0.1 * loss(w, x), donate_argnums=0), (w, x)

@@ -126,6 +126,20 @@ def test_arguments_that_do_not_fit_are_not_compiled(folder):
     assert "its arguments alone take 64.0 GiB of the 15.7" in result.reason
 
 
+@pytest.mark.slow
+def test_each_mesh_gets_its_layout(folder):
+    def best(**words):
+        place = {"topologies": "v5e-4", "mesh": {"data": 4}, "folder": folder / "layouts"}
+        found = preflight_sweep(programs.unplaced_step, **place, workers=1, estimate=True, **words)
+        assert found.reused_results == 0
+        return found.report(found.best)
+
+    plain, chosen = best(), best(shardings="auto")
+    assert [value.spec for value in plain.inputs] == ["P()", "P()"]
+    assert any("'data'" in value.spec for value in chosen.inputs)
+    assert chosen.time.seconds < 0.7 * plain.time.seconds
+
+
 def test_costs_of_kernels_reach_the_worker_processes(tmp_path, monkeypatch):
     asked = []
 

@@ -20,7 +20,7 @@ import jax
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._jax.trace.tracing import is_extended
-from xlashard.errors import XlashardError
+from xlashard.errors import ArgumentError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.mesh_mapping import argument_placer, find_topology
 from xlashard.preflights.preflight_run import preflight
@@ -76,6 +76,29 @@ class SweepRequest:
     def to_json(self) -> dict[str, Any]:
         """Return the request as a JSON value."""
         return asdict(self)
+
+
+RUNNERS = {
+    None: "xlashard.preflights.sweep.evaluate:run_target",
+    "auto": "xlashard.auto.choices:run_target",
+}
+"""Functions that evaluate one mesh in a worker process, by the shardings of the program."""
+
+
+def runner_of(shardings: str | None) -> str:
+    """Return the `module:function` that evaluates one mesh.
+
+    Args:
+        shardings: `auto` for automatic layouts, None for the shardings of the program.
+
+    Raises:
+        ArgumentError: If the shardings are others.
+    """
+    if shardings not in RUNNERS:
+        raise ArgumentError(
+            f"shardings={shardings!r} is invalid: expected 'auto', or None for those of the target"
+        )
+    return RUNNERS[shardings]
 
 
 def run_target(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,13 @@ from xlashard.hardware.mesh_layout import divisors
 from xlashard.preflights.dump_folder import remove_abandoned_folders
 from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.pricing import Workload, parse_price
-from xlashard.preflights.sweep.evaluate import SweepRequest, cache_key, source_files
+from xlashard.preflights.sweep.evaluate import (
+    RUNNERS,
+    SweepRequest,
+    cache_key,
+    runner_of,
+    source_files,
+)
 from xlashard.preflights.sweep.sweep_pool import (
     SweepJob,
     WorkerLimits,
@@ -186,8 +192,6 @@ type Prices = float | str | Mapping[str, float | str]
 type Meshes = Sequence[tuple[BaseTopology, Mapping[str, int]]]
 """Topologies with mesh axis sizes."""
 
-_RUNNER = "xlashard.preflights.sweep.evaluate:run_target"
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -210,7 +214,7 @@ class Sweep:
     target: Any
     topologies: tuple[BaseTopology, ...]
     axes: Mapping[str, AxisRange]
-    runner: str = _RUNNER
+    runner: str = RUNNERS[None]
     options: tuple[tuple[str, Any], ...] = ()
     estimate: bool = False
     kernel_costs: Mapping[str, KernelCost] = field(default_factory=dict)
@@ -233,6 +237,7 @@ def preflight_sweep(
     compiler_options: Mapping[str, Any] | None = None,
     estimate: bool = False,
     kernel_costs: KernelCosts | None = None,
+    shardings: str | None = None,
     progress: bool = True,
 ) -> SweepReport:
     """Compile every mesh of some topologies and rank them by estimated step time.
@@ -256,6 +261,8 @@ def preflight_sweep(
         compiler_options: Compiler options.
         estimate: Whether to stop the compiler before code generation, as `preflight` does.
         kernel_costs: Costs of kernels by name, as `preflight` takes them.
+        shardings: `"auto"` for the layout that `auto_shard` chooses on each mesh; None for the
+            shardings of the target.
         progress: Whether to show a progress bar if standard error is a terminal.
 
     Returns:
@@ -263,7 +270,7 @@ def preflight_sweep(
 
     Raises:
         ArgumentError: If the target is not a function of a module, no mesh is possible, or
-            `kernel_costs` is invalid.
+            `kernel_costs` or `shardings` is invalid.
         TopologyError: If a topology is unknown, or libtpu is missing.
 
     Example:
@@ -273,10 +280,13 @@ def preflight_sweep(
         'data=8 model=2'
     """
     name = target_name(target)
+    runner = runner_of(shardings)
     load_function(name)
     sweep = Sweep(
         title=name,
-        target=name,
+        # Results of both kinds may lie in one folder.
+        target=name if shardings is None else {"name": name, "shardings": shardings},
+        runner=runner,
         topologies=find_topologies(topologies, slices),
         axes=read_axes(mesh),
         options=tuple((compiler_options or {}).items()),
