@@ -10,6 +10,7 @@ from xlashard.costs.network_model import NetworkCost, NetworkModel, multislice_c
 from xlashard.costs.operation import OperationModel, padding
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.costs.schedule import StepSchedule, walk_schedule
+from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
 from xlashard.preflights.time_estimate import KernelSpread, error_bar, schedule_step
 from xlashard.tpu import topology
@@ -177,6 +178,8 @@ def test_the_bar_widens_with_what_is_less_certain() -> None:
     below, above = error_bar({"matrix": 6.0, "dcn": 2.0}, dcn=4.0)
     assert below == pytest.approx(-0.2 - (1 - 1 / ratio) / 4)
     assert above == pytest.approx(0.2 + (ratio - 1) / 2)
+    below, above = error_bar({"matrix": 6.0, "dcn": 2.0}, dcn=4.0, chip=BY_NAME["h100"])
+    assert (below, above) == pytest.approx((-0.2 - (1 - 1 / 1.6) / 4, 0.3 + (1.6 - 1) / 2))
     lower_bound = error_bar({"matrix": 8.0}, kernels=KernelSpread(unknown=True))
     assert lower_bound == (pytest.approx(-0.2), None)
 

@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping
 
+from xlashard.costs.gpu.gpu_operation import GpuOperationModel
+from xlashard.costs.gpu.gpu_rates import GpuRates, gpu_rates
+from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.network_model import NetworkModel
 from xlashard.costs.operation import OperationModel
 from xlashard.costs.rates import Rates, borrowed_rates, rates_of
+from xlashard.gpu.gpu_models import GpuModel
+from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.chip import Chip
 from xlashard.hlo.module import HloModule
@@ -20,6 +25,8 @@ def rates_for(chip: Chip) -> Rates:
     Args:
         chip: Figures of the chip.
     """
+    if isinstance(chip, GpuModel):
+        return gpu_rates(chip)
     assert isinstance(chip, Generation)
     return rates_of(chip)
 
@@ -43,15 +50,19 @@ def operations_for(
         rates: Rates of a device.
         kernel_costs: Costs of kernels that the caller gives, by name.
     """
+    if isinstance(rates, GpuRates):
+        return GpuOperationModel(module, rates, kernel_costs)
     return OperationModel(module, rates, kernel_costs)
 
 
-def network_for(topology: BaseTopology, mesh: Mesh) -> NetworkModel:
+def network_for(topology: BaseTopology, mesh: Mesh) -> NetworkModel | NcclModel:
     """Return the network between the devices of a mesh.
 
     Args:
         topology: Topology of the devices.
         mesh: Mesh of the program.
     """
+    if isinstance(topology, GpuTopology):
+        return NcclModel(topology, mesh)
     assert isinstance(topology, Topology)
     return NetworkModel(topology, mesh)

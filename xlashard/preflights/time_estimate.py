@@ -13,6 +13,7 @@ from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.rates import Rates, product_seconds
 from xlashard.costs.schedule import StepSchedule, walk_schedule
 from xlashard.costs.targets import network_for, operations_for, rates_for, uncertain_rates
+from xlashard.gpu.gpu_models import GpuModel
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.chip import Chip
 from xlashard.hlo.collectives import Collective, along_text
@@ -59,7 +60,7 @@ def estimate_time(
     roofline = max(resources.values())
     shares = schedule.by_resource()
     kernels = kernel_spread(module, schedule, chip, kernel_costs)
-    below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels)
+    below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels, chip=chip)
     return TimeEstimate(
         flops=work.flops,
         flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
@@ -133,7 +134,11 @@ class KernelSpread:
 
 
 def error_bar(
-    shares: Mapping[str, float], *, dcn: float = 0.0, kernels: KernelSpread | None = None
+    shares: Mapping[str, float],
+    *,
+    dcn: float = 0.0,
+    kernels: KernelSpread | None = None,
+    chip: Chip | None = None,
 ) -> tuple[float, float | None]:
     """Return the error of a predicted time below and above it, as shares of the time.
 
@@ -144,6 +149,7 @@ def error_bar(
         shares: Seconds of a step by the resource that the cores use or wait for.
         dcn: Seconds of transfers between slices, also those that overlap with arithmetic.
         kernels: Uncertainty of the kernels.
+        chip: Figures of the chip; a TPU's bar if None.
 
     Returns:
         A negative share, and a positive one; None instead of it with kernels of unknown cost,
@@ -151,14 +157,15 @@ def error_bar(
     """
     whole, kernels = sum(shares.values()) or 1.0, kernels or KernelSpread()
     waiting = (shares.get("ici", 0.0) + shares.get("host", 0.0)) / whole
-    slowest, fastest = _DCN_TIMES
+    is_gpu = isinstance(chip, GpuModel)
+    slowest, fastest = _NETWORK_SHARES[::-1] if is_gpu else _DCN_TIMES
     ragged_below, ragged_above = _RAGGED_ERRORS
     below = -0.2 - 0.3 * waiting
     below += shares.get("dcn", 0.0) / whole * (fastest / slowest - 1)
     below += (kernels.ragged * ragged_below - kernels.faster) / whole
     if kernels.unknown:
         return max(below, -1.0), None
-    above = 0.2 + 0.2 * waiting + dcn / whole * (slowest / fastest - 1)
+    above = (0.3 if is_gpu else 0.2) + 0.2 * waiting + dcn / whole * (slowest / fastest - 1)
     above += (kernels.ragged * ragged_above + kernels.slower) / whole
     return max(below, -1.0), above
 
@@ -166,6 +173,10 @@ def error_bar(
 _DCN_TIMES = (73.7, 32.2)
 """Milliseconds of the same reduction over 2 and 8 slices: the README of the v6e benchmarks
 (https://github.com/AI-Hypercomputer/tpu-recipes) gives no other figures between slices."""
+
+_NETWORK_SHARES = (0.5, 0.8)
+"""Shares of a GPU's network interface that collectives between nodes may reach: the published ones
+name no network, and clouds differ by their transport. The model assumes the second."""
 
 _RAGGED_ERRORS = (-0.63, 0.2)
 """Errors that hold nine in ten of 79 ragged products of tokamax: with how many rows each group has,
