@@ -118,9 +118,32 @@ def _shifted(x: jax.Array) -> jax.Array:
     return jax.lax.ppermute(x, "ring", [(n, (n + 1) % size) for n in range(size)])
 
 
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return a @ b, in bfloat16 where the operands have a byte per element."""
+    return jnp.dot(a, b, preferred_element_type=jnp.bfloat16 if a.dtype.itemsize == 1 else None)
+
+
+def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False) -> jax.Array:
+    """Mix values [B, K, H, D] by cuDNN."""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
+
+
+def cudnn_attention_gradient(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False
+) -> tuple[jax.Array, ...]:
+    """Return the gradients of attention by cuDNN, after its forward pass."""
+    _, gradients = jax.vjp(partial(cudnn_attention, causal=causal), q, k, v)
+    return gradients(q)
+
+
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    "product": jnp.dot,
+    "product": product,
     "copy": jnp.copy,
+    "addition": jnp.add,
+    "cuDNN attention": cudnn_attention,
+    "causal cuDNN attention": partial(cudnn_attention, causal=True),
+    "cuDNN attention, gradient": cudnn_attention_gradient,
+    "causal cuDNN attention, gradient": partial(cudnn_attention_gradient, causal=True),
     "attention": attention,
     "causal attention": partial(attention, causal=True),
     "attention, gradient": attention_gradient,
@@ -133,5 +156,8 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "shift": _along(_shifted, kept=False),
     "gather": _along(partial(jax.lax.all_gather, axis_name="ring", tiled=True), kept=True),
     "sum": _along(partial(jax.lax.psum, axis_name="ring"), kept=True),
+    "sum in place": jax.jit(
+        _along(partial(jax.lax.psum, axis_name="ring"), kept=False), donate_argnums=0
+    ),
 }
-"""Programs by name. The arrays of the last three are sharded along the mesh axis `ring`."""
+"""Programs by name. The arrays of the last four are sharded along the mesh axis `ring`."""

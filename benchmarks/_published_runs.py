@@ -46,6 +46,11 @@ class PublishedRun:
         return self.name.partition("_")[0]
 
     @property
+    def target(self) -> str:
+        """Kind of the chip: tpu or gpu."""
+        return "tpu" if self.chip.startswith(("v", "tpu")) else "gpu"
+
+    @property
     def slice_of_model(self) -> str:
         """Chip, model and number of chips, which several runs may share."""
         return self.name.rpartition("_")[0]

@@ -10,14 +10,15 @@ def test_the_table_names_its_programs_and_sources() -> None:
     rows = list(operations.published_operations())
     assert {row.program for row in rows} <= set(PROGRAMS)
     assert len(rows) > 100 and all(row.source and row.microseconds > 0 for row in rows)
-    assert {row.group.partition(" ")[0] for row in rows} == {"v5e", "v5p", "v6e", "tpu7x"}
+    chips = {row.group.partition(" ")[0] for row in rows}
+    assert chips == {"v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200", "gb200"}
 
 
 def test_large_products_and_copies_take_their_published_time() -> None:
     # The largest of each, whose time isn't that of a launch.
     largest: dict[str, operations.PublishedOperation] = {}
     for row in operations.published_operations():
-        if row.program in ("product", "copy"):
+        if row.program in ("product", "copy") and row.group.startswith(("v", "tpu")):
             largest[row.group] = max(
                 row, largest.get(row.group, row), key=lambda one: one.microseconds
             )
@@ -34,4 +35,4 @@ def test_a_program_is_known_by_its_memory() -> None:
 def test_groups_count_by_their_median() -> None:
     text = operations.summary({"v6e copy": [0.1, -0.3, 0.2], "v6e product": [-0.05]})
     assert "v6e copy" in text and "median error  20.0%, from  -30.0% to  +20.0%" in text
-    assert text.endswith("4 rows in 2 groups: median of the groups' median errors 12.5%")
+    assert text.endswith("2 groups: median of the groups' median errors 12.5%, goal 15%: met")

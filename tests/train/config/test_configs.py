@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import _preflights as preflights
 from benchmarks._published_runs import published_runs
+from xlashard.gpu.gpu_names import parse_gpu_name
 from xlashard.tpu.topology_names import parse_topology_name
 from xlashard.train.formulas import workload
 from xlashard.train.model.checks import check_settings
@@ -71,13 +72,21 @@ def test_compiling_again_gives_the_facts(name: str, request: pytest.FixtureReque
 
 def test_published_runs_are_settings_for_their_chips() -> None:
     assert len(RUNS) >= 40
-    assert {run.chip for run in RUNS.values()} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    tpus = {run.chip for run in RUNS.values() if run.target == "tpu"}
+    assert tpus == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    gpus = {run.chip for run in RUNS.values() if run.target == "gpu"}
+    assert gpus == {"a100", "h100", "h200", "b200"}
     for name, run in RUNS.items():
         check_settings(run.settings)
         devices = run.settings.devices
-        place = parse_topology_name(devices.topology)
-        assert place.generation.name == run.chip, name
-        chips = math.prod(place.shape) * devices.slices
+        if run.target == "gpu":
+            group = parse_gpu_name(devices.topology, 1)
+            assert group.model.name.partition("-")[0] == run.chip, name
+            chips = group.nodes * group.gpus
+        else:
+            place = parse_topology_name(devices.topology)
+            assert place.generation.name == run.chip, name
+            chips = math.prod(place.shape) * devices.slices
         assert chips == int(name.split("_")[2]), name
         # A chip of tpu7x is two devices, one of the others is one.
         assert math.prod(run.settings.mesh.values()) == chips * (1 + (run.chip == "tpu7x")), name
