@@ -54,7 +54,7 @@ JAX = Side(jax.jit, jax.lax.with_sharding_constraint, plain)
 class SideLayout(Layout):
     """A layout whose constraints one side makes."""
 
-    side: Side
+    side: Side = OURS
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
         """Lays an activation out by the rules; axes beyond its own only take what they take."""
@@ -69,7 +69,7 @@ class Job:
     def __init__(self, side: Side, settings: Settings, devices: list[Any]) -> None:
         self.side, self.settings = side, settings
         mesh = build_mesh(settings.mesh, devices[: settings.devices.emulate])
-        self.layout = SideLayout(mesh, settings.sharding.rules, side)
+        self.layout = SideLayout(mesh, settings.sharding.rules, side=side)
         self.recipe = make_recipe(settings)
         shardings = state_shardings(self.recipe, self.layout)
         self.shardings = jax.tree.map(side.sharding, shardings)
