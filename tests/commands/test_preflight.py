@@ -187,7 +187,7 @@ def test_rows_that_are_left_out_are_shown_by_a_word_of_the_command(
 
 def test_the_schema(run: Run) -> None:
     code, out, _ = run("--schema")
-    published = ROOT / "tests" / "tpu" / "preflight" / "report" / "preflight.schema.json"
+    published = ROOT / "tests" / "preflights" / "report" / "preflight.schema.json"
     assert code == 0
     assert json.loads(out) == json.loads(published.read_text(encoding="utf-8"))
 

@@ -3,7 +3,7 @@
 import pytest
 
 import xlashard
-from tests.home.programs import PROGRAMS, libraries, plain
+from tests.home.programs import PROGRAMS, UserProgram, libraries, plain
 
 pytestmark = pytest.mark.slow
 # Their import registers the programs.
@@ -20,8 +20,9 @@ NOT_FUNCTIONS_ALONE = ("nnx_transformer", "equinox_transformer", "pmapped", "met
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_explain(name):
+def test_explain_and_preflight(name):
     made = PROGRAMS[name]()
+    check_preflight(made)
     report = xlashard.explain(made.function, *made.args)
     assert report.place.num_devices == 8
     assert report.memory.argument_bytes > 0
@@ -33,9 +34,7 @@ def test_explain(name):
     assert report.to_dict() == ours.to_dict()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_preflight(name):
-    made = PROGRAMS[name]()
+def check_preflight(made: UserProgram) -> None:
     report = xlashard.preflight(made.function, *made.args, topology="v5e-8", estimate=True)
     assert report.outcome == "fits"
     assert report.topology.devices == 8
