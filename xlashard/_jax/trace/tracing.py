@@ -194,12 +194,16 @@ def _staging_trace() -> Any:
     return trace
 
 
-def value_behind(value: Any) -> Any:
+def value_behind(value: Any, until: type | tuple[()] = ()) -> Any:
     """Return the concrete value behind a tracer of `vmap` and of derivatives.
 
     The result is a tracer if the value is abstract.
+
+    Args:
+        value: The value.
+        until: A class of tracers to stop at.
     """
-    while isinstance(value, Tracer):
+    while isinstance(value, Tracer) and not isinstance(value, until):
         behind = getattr(value, "val", None)
         behind = getattr(value, "primal", None) if behind is None else behind
         if behind is None:
@@ -228,7 +232,7 @@ def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
     if not explicit:
         return ()
     return tuple(
-        tuple(a for a in _as_tuple(entry) if a in explicit)
+        tuple(a for a in entry_axes(entry) if a in explicit)
         for entry in (*spec.partitions, *(None,) * (aval.ndim - len(spec.partitions)))
     )
 
@@ -274,10 +278,11 @@ def explicit_sharding(aval: Any) -> JaxSharding | None:
     return None if mesh is None or not mesh.are_all_axes_explicit else aval.sharding
 
 
-def _as_tuple(entry: Any) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+def entry_axes(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes of an entry of a partition spec, major to minor."""
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry) if isinstance(entry, tuple) else ()
 
 
 def moved_to_memory(value: Any, kind: str | None) -> Any:

@@ -13,6 +13,7 @@ from jax._src.named_sharding import DuplicateSpecError
 from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, JAX_FOLDER
 from xlashard._jax.trace.origins import is_users_file
+from xlashard._jax.trace.tracing import value_behind
 
 
 @dataclass(frozen=True)
@@ -299,13 +300,7 @@ class _Naming:
 
 def _staged(value: Any) -> Any:
     """Return the value of a jaxpr behind the tracers of transformations."""
-    while isinstance(value, core.Tracer) and not isinstance(value, pe.DynamicJaxprTracer):
-        behind = getattr(value, "val", None)
-        behind = getattr(value, "primal", None) if behind is None else behind
-        if behind is None:
-            break
-        value = behind
-    return value
+    return value_behind(value, pe.DynamicJaxprTracer)
 
 
 def _is_of_jax(trace: Any) -> bool:

@@ -5,14 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.trace.origins import (
-    Line,
-    Origin,
-    Scope,
-    origins,
-    source_frames,
-    source_line,
-)
+from xlashard._jax.trace.origins import Line, Origin, Scope, origins, source_frames, source_line
 from xlashard._jax.trace.tracing import explicit_sharding
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid

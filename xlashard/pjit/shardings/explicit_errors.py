@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.trace.tracing import typed_axes
+from xlashard._jax.trace.tracing import entry_axes, typed_axes
 from xlashard._jax.trace.type_errors import (
     InvalidSpec,
     Operand,
@@ -67,7 +67,7 @@ def _place(failure: TypeFailure) -> str:
 def _invalid_spec(problem: InvalidSpec, failure: TypeFailure) -> str:
     spec, shape = problem.spec, problem.shape
     found = f"the sharding {spec} at {_place(failure)}"
-    axes = [_axes(entry) for entry in spec.partitions]
+    axes = [entry_axes(entry) for entry in spec.partitions]
     if shape is not None and len(axes) > len(shape):
         return (
             f"{found} has {len(axes)} entries for an array of shape {shape}: give at most "
@@ -323,19 +323,16 @@ def _alike(failure: TypeFailure) -> str:
                 f"{_names(other)} in {_label(operand)}"
             )
         if problem:
-            spec = _like(first, operand)
-            fix = (
-                _resharded(first, _spec(_dims(operand)))
-                if spec is None
-                else _resharded(operand, spec)
-            )
-            return f"{problem}: write {fix}"
+            spec, moved = _like(first, operand), operand
+            if spec is None:
+                spec, moved = _spec(_dims(operand)), first
+            return f"{problem}: write {_resharded(moved, spec)}"
     return ""
 
 
 def _twice(spec: Any) -> str:
     """Return which dimensions of a result would be sharded over one axis."""
-    axes = [] if spec is None else [_axes(entry) for entry in spec.partitions]
+    axes = [] if spec is None else [entry_axes(entry) for entry in spec.partitions]
     for axis in _flat(axes):
         dims = [d for d, found in enumerate(axes) if axis in found]
         if len(dims) > 1:
@@ -378,12 +375,6 @@ def _with_axes(dims: Sequence[Axes], dim: int, axes: Axes) -> str:
 def _dims(operand: Operand) -> tuple[Axes, ...]:
     """Return the explicit axes that shard each dimension of an operand."""
     return typed_axes(operand.aval) or ((),) * operand.aval.ndim
-
-
-def _axes(entry: Any) -> Axes:
-    if isinstance(entry, str):
-        return (entry,)
-    return entry if isinstance(entry, tuple) else ()
 
 
 def _flat(dims: Iterable[Axes]) -> list[str]:
