@@ -14,7 +14,8 @@ VENV := .venv
 PYTHON_WANTED := 3.12
 CONSTRAINTS :=
 EXTRAS := train
-TEST_EXTRAS := train,legacy,dev,tpu
+# gpu_target is the extra gpu-target: commas become hyphens in the names of stamps.
+TEST_EXTRAS := train,legacy,dev,tpu,gpu_target
 CONFIG := configs/tiny.toml
 # A run that goes on, in place of a new one with the settings of CONFIG.
 RESUME :=

@@ -89,7 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Folders all of whose tests run under GSPMD as well, and with the oldest versions. Single files of
 # others carry the marker themselves.
 PARTITIONER_FOLDERS = frozenset({"array", "errors", "hlo", "numpy", "pjit", "program", "sharding"})
-JAX_VERSION_FOLDERS = frozenset({"array", "hlo", "legacy", "pjit", "program", "sharding"})
+JAX_VERSION_FOLDERS = frozenset({"array", "gpu", "hlo", "legacy", "pjit", "program", "sharding"})
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -49,17 +49,19 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     assert pinned.pop("jaxlib") == pinned["jax"]
     names = ("equinox", "flatbuffers", "flax", "ipython", "orbax")
     libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(names)]
-    used = [*EXTRAS["train"], *EXTRAS["legacy"], *libraries]
+    used = [*EXTRAS["train"], *EXTRAS["legacy"], *EXTRAS["gpu-target"], *libraries]
     bounds = lower_bounds([*PROJECT["project"]["dependencies"], *used])
     assert set(pinned) == set(bounds)
     for name, version in pinned.items():
         assert same_release(version, bounds[name]), name
 
 
-def test_the_tpu_extra_supports_the_same_jax() -> None:
+def test_the_extras_of_targets_support_the_same_jax() -> None:
     (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
     (tpu,) = EXTRAS["tpu"]
     assert tpu == core.replace("jax", "jax[tpu]")
+    plugin, *_ = (entry.partition(" ;")[0] for entry in EXTRAS["gpu-target"])
+    assert plugin == core.replace("jax", "jax-cuda13-plugin")
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ STEPS = ("import xlashard", "devices", "compilation cache", "program", "program 
 
 _EXTRAS = {
     "tpu": "programs for TPUs",
+    "gpu-target": "programs for GPUs, compiled on a machine without a GPU",
     "train": "xlashard train, and settings files as targets",
     "legacy": "checkpoints of 2022 and xlashard legacy --migrate",
 }

@@ -83,8 +83,8 @@ def read(source: Any) -> HloProgram:
             from XLA's own format.
 
     Returns:
-        The module. A program on CPU has its buffer assignment; an `HloProto` of TPU's compiler has
-        the live ranges too.
+        The module. A program on CPU has its buffer assignment; an `HloProto` of the compilers of
+        TPUs and GPUs has the live ranges too.
 
     Raises:
         ArgumentError: `source` is nothing of these, or holds no module or several.

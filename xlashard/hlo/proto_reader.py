@@ -175,6 +175,9 @@ class _ModuleReader:
         """
         metadata = own.message(7)
         strange: list[str] = []
+        # The end of an operation has the groups of its start no second time, as in text.
+        ends = own is not message and opcode.endswith("-done")
+        groups = None if ends else groups_or_strange(lambda: self._groups(message, opcode), strange)
         return Attributes(
             # OpMetadata: op_name = 2, and the frames.
             op_name=metadata.text(2),
@@ -184,15 +187,15 @@ class _ModuleReader:
             integers=integers_of(message) if opcode == "constant" else (),
             direction=message.text(63),
             call_target=message.text(28),
-            channel=message.number(26) or None,
-            groups=groups_or_strange(lambda: self._groups(message, opcode), strange),
+            channel=None if ends else message.number(26) or None,
+            groups=groups,
             # SourceTarget: source = 1, target = 2.
             pairs=SourceTargetPairs(
                 tuple((pair.number(1), pair.number(2)) for pair in message.messages(52))
             )
             if opcode.startswith("collective-permute") and not opcode.endswith("-done")
             else None,
-            global_ids=bool(message.number(71)),
+            global_ids=not ends and bool(message.number(71)),
             # DotDimensionNumbers: lhs_contracting_dimensions = 1.
             contracting_dims=message.message(30).numbers(1),
             dim_labels="" if 16 not in message else dim_labels_of(message.message(16)),
@@ -287,9 +290,9 @@ class _ModuleReader:
             places[buffer.number(1)] = instruction, place.numbers(3)
         lives = _lives(assignment.messages(4))
         return tuple(
-            # BufferAllocationProto: index = 1, size = 2, is_entry_computation_parameter = 5,
-            # parameter_number = 6, maybe_live_out = 7, color = 8, assigned = 9,
-            # parameter_shape_index = 10, is_constant = 12.
+            # BufferAllocationProto: index = 1, size = 2, is_thread_local = 3 (registers of a
+            # kernel), is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
+            # color = 8, assigned = 9, parameter_shape_index = 10, is_constant = 12.
             Allocation(
                 number=found.number(1),
                 size=found.number(2),
@@ -314,6 +317,7 @@ class _ModuleReader:
                 ),
             )
             for found in assignment.messages(3)
+            if not found.number(3)
         )
 
 

@@ -1,0 +1,137 @@
+"""Programs compiled for GPUs: what the analysis of modules, files and assertions reads of them."""
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from tests.gpu.plugin import needs_plugin
+from tests.hlo.test_readers import check_alike
+from xlashard import NamedSharding, P, explain, hlo, pjit
+from xlashard.errors import ExpectationError
+from xlashard.gpu import topology
+from xlashard.hlo import HloProgram
+from xlashard.pjit.stages.compiled import Compiled
+from xlashard.testing import assert_collectives, assert_peak_bytes_at_most
+
+pytestmark = [needs_plugin, pytest.mark.slow]
+
+LAYERS, WIDTH, BATCH = 4, 4096, 1024
+
+
+@pytest.fixture(scope="module")
+def step() -> Compiled:
+    """The gradient of a scan over rematerialised layers, for four nodes of eight H100."""
+    mesh = topology("h100-32").mesh({"data": 4, "fsdp": 8})
+    weights = NamedSharding(mesh, P(None, "fsdp"))
+    w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.bfloat16, sharding=weights)
+    rows = NamedSharding(mesh, P(("data", "fsdp")))
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.bfloat16, sharding=rows)
+
+    def loss(w: Any, x: Any) -> Any:
+        y, _ = jax.lax.scan(jax.checkpoint(lambda c, w: (jnp.tanh(c @ w), None)), x, w)
+        return y.astype("float32").sum()
+
+    def update(w: Any, x: Any) -> Any:
+        return w - jax.grad(loss)(w, x)
+
+    return pjit(update, out_shardings=weights, donate_argnums=0).lower(w, x).compile()
+
+
+@pytest.fixture(scope="module")
+def program(step: Compiled) -> HloProgram:
+    return hlo.read(step)
+
+
+def test_the_proto_and_the_text_are_one_module(step: Compiled, program: HloProgram) -> None:
+    check_alike(program, hlo.read(step.as_text()))
+    assert "is_scheduled=true" in step.as_text().partition("\n")[0]
+    assert program.aliases == {0: 0}
+
+
+def test_trip_counts_and_replica_groups_are_read(program: HloProgram) -> None:
+    assert {site.times for site in program.call_sites.values()} >= {1, LAYERS}
+    assert program.unknown_loops == ()
+    mesh = topology("h100-32").mesh({"data": 4, "fsdp": 8})
+    parts = [(c.kind, c.axes(mesh)) for c in program.collectives]
+    assert all(axes for _, axes in parts)
+    along = {(kind, *(part.name for part in axes or ())) for kind, axes in parts}
+    assert along >= {("all-gather", "fsdp"), ("reduce-scatter", "fsdp"), ("all-reduce", "data")}
+    gathers = [c for c in program.collectives if c.kind == "all-gather"]
+    assert {c.times for c in gathers} == {LAYERS}
+    # A collective between its start and its done is one.
+    (started,) = [c for c in gathers if c.asynchronous]
+    assert (started.name, started.results[0].dims) == ("all-gather-start", (WIDTH, WIDTH))
+
+
+def test_products_are_fusions_with_source_lines(program: HloProgram) -> None:
+    instructions = [i for c in program.computations.values() for i in c.instructions.values()]
+    triton = [i for i in instructions if "triton" in i.attributes.backend_config]
+    assert triton
+    assert {i.opcode for i in triton} == {"fusion"}
+    assert any(f.file == __file__ for i in triton for f in i.frames)
+
+
+def test_a_dump_has_the_buffer_assignment(tmp_path: Path) -> None:
+    x = jax.ShapeDtypeStruct(
+        (256, 256), "float32", sharding=NamedSharding(topology("h100-8").mesh({"x": 8}), P("x"))
+    )
+    lowered = pjit(lambda x: jnp.sin(x @ x.T)).lower(x)
+    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True}
+    compiled = lowered.compile(compiler_options=options)
+    (file,) = tmp_path.glob("*after_optimizations.hlo.pb")
+    program = hlo.read(file)
+    sizes = compiled.memory_analysis()
+    assert sum(a.size for a in program.allocations if a.is_temporary) == sizes.temp_size_in_bytes
+    assert program.buffers_at_peak()
+    parameters = [a.size for a in program.allocations if a.parameter is not None]
+    assert sum(parameters) == sizes.argument_size_in_bytes == 256 * 32 * 4
+
+
+def test_assertions_take_programs_for_gpus(step: Compiled) -> None:
+    assert_collectives(step, (), along="data", all_reduce=1, others=0)
+    with pytest.raises(ExpectationError, match="all-gather"):
+        assert_collectives(step, (), along="fsdp", all_gather=0)
+    assert_peak_bytes_at_most(step, (), 10**9)
+
+
+def test_a_file_holds_the_program(step: Compiled) -> None:
+    devices = topology("h100-32").devices
+    loaded = Compiled.deserialize(step.serialize(), devices=devices)
+    assert loaded.memory_analysis().temp_size_in_bytes == (
+        step.memory_analysis().temp_size_in_bytes
+    )
+    assert hlo.read(loaded).collectives == hlo.read(step).collectives
+
+
+def test_steps_of_equinox_and_nnx() -> None:
+    mesh = topology("8xh100").mesh({"data": 8})
+    x = jax.ShapeDtypeStruct((64, 16), "float32", sharding=NamedSharding(mesh, P("data")))
+    replicated = NamedSharding(mesh, P())
+
+    def placed(tree: Any) -> Any:
+        def one(leaf: Any) -> Any:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated)
+
+        return jax.tree.map(one, tree)
+
+    @eqx.filter_jit
+    def grads(model: Any, x: Any) -> Any:
+        return eqx.filter_grad(lambda model: jax.vmap(model)(x).sum())(model)
+
+    linear = eqx.nn.Linear(16, 16, key=jax.random.key(0))
+    report = explain(grads, placed(linear), x)
+    assert {(c.kind, c.along) for c in report.collectives} == {("all-reduce", "data")}
+
+    graph, state = nnx.split(nnx.Linear(16, 16, rngs=nnx.Rngs(0)))
+
+    @jax.jit
+    def of_nnx(state: Any, x: Any) -> Any:
+        return jax.grad(lambda state: nnx.merge(graph, state)(x).sum())(state)
+
+    report = explain(of_nnx, placed(state), x)
+    assert {(c.kind, c.along) for c in report.collectives} == {("all-reduce", "data")}
