@@ -11,11 +11,11 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import resource
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Outcome:
         fits: Whether the memory suffices.
         cpu_seconds: CPU time to plan the layout, if it is automatic, and to compile it.
         error: Error, if the layout is refused; empty otherwise.
+        host_bytes: Peak memory so far of this process and of its largest worker.
     """
 
     layout: str
@@ -52,6 +53,7 @@ class Outcome:
     fits: bool
     cpu_seconds: float
     error: str = ""
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,24 +132,24 @@ def compare(name: str, topology: str, options: Options) -> Comparison:
 def _compile(
     layout: str, step: Any, program: BenchmarkProgram, topology: str, memory: float
 ) -> Outcome:
-    began = time.process_time()
+    began = _cpu_seconds()
     try:
         report = xlashard.preflight(step, *program.arguments(), topology=topology, estimate=True)
     except XlashardError as error:
         return _refused(layout, began, error)
     used = report.memory.total_bytes
     fits = report.fits and used <= memory * report.memory.available_bytes
-    return Outcome(layout, report.time.seconds, used, fits, time.process_time() - began)
+    return Outcome(layout, report.time.seconds, used, fits, _cpu_seconds() - began)
 
 
 def _refused(layout: str, began: float, error: XlashardError) -> Outcome:
     words = f"{type(error).__name__}: {error}"
-    return Outcome(layout, float("inf"), 0, False, time.process_time() - began, words)
+    return Outcome(layout, float("inf"), 0, False, _cpu_seconds() - began, words)
 
 
 def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
     """Plan a layout and compile it; its figures are those of the compilation."""
-    began = time.process_time()
+    began = _cpu_seconds()
     step = xlashard.pjit(program.step, donate_argnums=program.donate)
     sizes = dict(program.meshes[topology])
     try:
@@ -157,9 +159,20 @@ def _plan(program: BenchmarkProgram, topology: str, memory: float) -> Outcome:
         applied = plan.apply(step)
     except XlashardError as error:
         return _refused("auto", began, error)
-    spent = time.process_time() - began
+    spent = _cpu_seconds() - began
     outcome = _compile(f"auto: {plan.chosen.name}", applied, program, topology, memory)
-    return Outcome(**{**asdict(outcome), "cpu_seconds": spent})
+    return replace(outcome, cpu_seconds=spent, host_bytes=_peak_bytes())
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of its workers that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _peak_bytes() -> int:
+    whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in whose)
 
 
 def result_file(options: Options, *names: str) -> Path | None:
@@ -184,10 +197,11 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for outcome in comparison.hand:
         yield _line(outcome, "best by hand" if outcome is comparison.best else "")
     if comparison.auto is not None:
-        note = f"planned in {comparison.auto.cpu_seconds:.0f} s of CPU"
+        auto = comparison.auto
+        note = f"planned in {auto.cpu_seconds:.0f} s of CPU and {in_bytes(auto.host_bytes)}"
         if comparison.ratio is not None and comparison.best is not None:
             note = f"{comparison.ratio:.3f} x {comparison.best.layout}, {note}"
-        yield _line(comparison.auto, note)
+        yield _line(auto, note)
 
 
 def _line(outcome: Outcome, note: str) -> str:
@@ -202,7 +216,7 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Yield the lines of the table of all comparisons, and of their counts."""
     yield (
         f"{'program':15} {'topology':9} {'best by hand':26} {'seconds':>9} "
-        f"{'auto':>9} {'ratio':>6} {'CPU':>6}"
+        f"{'auto':>9} {'ratio':>6} {'CPU':>6} {'host':>9}"
     )
     for one in comparisons:
         best, auto = one.best, one.auto
@@ -211,8 +225,10 @@ def summarize(comparisons: Sequence[Comparison]) -> Iterator[str]:
         mine = "" if auto is None else f"{auto.seconds:.4f}" if auto.fits else "no fit"
         ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
         cpu = "" if auto is None else f"{auto.cpu_seconds:.0f} s"
+        host = "" if auto is None else in_bytes(auto.host_bytes)
         line = (
-            f"{one.program:15} {one.topology:9} {name:26} {hand:>9} {mine:>9} {ratio:>6} {cpu:>6}"
+            f"{one.program:15} {one.topology:9} {name:26} {hand:>9} {mine:>9} {ratio:>6} {cpu:>6} "
+            f"{host:>9}"
         )
         yield line.rstrip()
     planned = [one for one in comparisons if one.auto is not None]

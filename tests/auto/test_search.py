@@ -195,6 +195,46 @@ def test_a_contraction_over_a_sharded_dimension_is_an_all_reduce():
     assert slow.seconds - fast.seconds == pytest.approx(all_reduce, rel=1e-6)
 
 
+def test_axes_reduce_a_value_together():
+    rows, depth, columns = 256, 1 << 16, 512
+    whole = ((rows, depth), (depth, columns))
+    fixed = {"ins": (P(None, ("x", "y")), P(("x", "y"))), "outs": (P(),)}
+    slow, fast = (
+        best(jnp.dot, *whole, on=on, **fixed)
+        for on in (machine(x=4, y=2), machine(1e30, 0.0, x=4, y=2))
+    )
+    share = rows * columns * 4 / 4 / LINK
+    expected = 2 * (2 * LATENCY + share * (3 / 4 + 1 / 2))
+    assert slow.seconds - fast.seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_small_arrays_of_the_state_are_replicated_in_one_layout():
+    def train(state, x):
+        def loss(state):
+            return jnp.sum(jnp.tanh(x @ state["small"]) @ state["large"])
+
+        return jax.tree.map(lambda w, g: w - g, state, jax.grad(loss)(state))
+
+    state = {
+        "large": jax.ShapeDtypeStruct((128, 1 << 16), np.float32),
+        "small": jax.ShapeDtypeStruct((1024, 128), np.float32),
+    }
+    jaxpr = jax.make_jaxpr(train)(state, jax.ShapeDtypeStruct((1024, 1024), np.float32))
+    tied = {"tied": ((0, 0), (1, 1)), "donated": (True, True, False)}
+    found = find_layouts(AutoProblem(jaxpr, machine(x=8), (None,) * 3, (None,) * 2, **tied))
+    one = next(layout for layout in found if layout.name == "auto, small state replicated")
+    assert one.in_specs[1] == P() and one.in_specs[0] != P()
+
+
+def test_partial_sums_are_whole_in_one_variant():
+    search = Search(problem(step, (1024, 512), (4096, 1024), **STATE), 60.0)
+    layout = next(layout for layout in search.run() if layout.name == "fsdp")
+    plain = [spec for site, spec in layout.constraints if site.path == (6,)]
+    (whole,) = (x for x in search.thinned(layout) if x.name == "fsdp; inside: whole sums")
+    specs = [spec for site, spec in whole.constraints if site.path == (6,)]
+    assert plain == [P(None, "x")] and specs == [P(), P(None, "x")]
+
+
 def test_one_device_and_programs_without_arrays():
     (layout,) = find_layouts(problem(step, (8, 8), (8, 8), on=machine(x=1)))
     assert layout.in_specs == (P(), P()) and layout.seconds > 0

@@ -1,5 +1,6 @@
 """`auto_shard`: choose the layout of a function on a mesh, and prove it by compilation."""
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -159,7 +160,8 @@ def solve(
 ) -> ProvenLayouts:
     """Search for layouts and compile the most promising.
 
-    While none of them fits, the search is repeated with less memory, in proportion to the excess.
+    While none of them fits, or faster ones need more memory than predicted, the search is repeated
+    with less memory.
 
     Args:
         program: The program.
@@ -187,11 +189,18 @@ def solve(
                     proven += prover.prove(thinned, len(thinned))
                 proven += corrected(proven, prover, program.call.traced.jaxpr)
             others |= {layout.name: layout for layout in reversed(layouts)}
-            closest = min((p.memory_bytes for p in proven if p.compilation is not None), default=0)
+            fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
+            over = [
+                p.memory_bytes - problem.memory_bytes
+                for p in proven
+                if p.compilation is not None and not p.fits and p.seconds < fastest
+                # The search takes a layout into account that it knows to be over the memory.
+                if math.isinf(fastest) or p.layout.memory_bytes <= limit
+            ]
             # Half of the memory that is there is the least to plan for.
-            if closest <= problem.memory_bytes or limit < problem.memory_bytes / 2:
+            if not over or limit < problem.memory_bytes / 2:
                 break
-            limit *= min(0.8, problem.memory_bytes / closest)
+            limit = min(0.8 * limit, limit - min(over))
     # A layout of a later search replaces a worse one of its name.
     named = {p.layout.name: p for p in sorted(proven, key=lambda p: p.rank, reverse=True)}
     proven = sorted(named.values(), key=lambda p: p.rank)
