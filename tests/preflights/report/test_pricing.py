@@ -53,7 +53,7 @@ def test_invalid_prices(expected: object, fact: str) -> None:
 
 def test_the_cost_of_a_step() -> None:
     step = Workload(tokens=1_000_000, model_flops=1e15, parameters=10**9, active_parameters=10**9)
-    found = describe_price(Price(3.6, "USD"), seconds=2.0, chips=100, workload=step)
+    found = describe_price(Price(3.6, "USD"), seconds=2.0, chips=100, tokens=step.tokens)
     assert (found.chip_hour, found.currency) == (3.6, "USD")
     assert found.hour == pytest.approx(360)
     assert found.step == pytest.approx(0.2)

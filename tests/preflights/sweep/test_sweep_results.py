@@ -60,7 +60,8 @@ def test_it_shows_the_ranking_and_why_the_others_are_out():
     text = str(report)
     for part in (
         *("steps:make", "data=8 tensor=2 on v5e:4x4, 100.0 ms", "2 fit, 2 out of memory"),
-        *("2 results from an earlier run", "Fastest first", "tokens/s", "MFU", "price", "USD"),
+        *("2 results from an earlier run", "Fastest first", "tokens/s", "MFU", "a step", "USD"),
+        *("10⁶ tokens", "cheapest  data=8 tensor=2 on v5e:4x4"),
         *("Out of memory", "its arguments alone", "Impossible", "8 heads don't divide into 16"),
         *("Failed", "SIGKILL"),
     ):

@@ -7,7 +7,7 @@ from typing import Any
 
 from xlashard.errors import ArgumentError
 from xlashard.preflights.render.html.timeline_drawing import lanes_of, track_order
-from xlashard.preflights.render.report_text import SHARES, topology_text
+from xlashard.preflights.render.report_text import topology_text, words_of
 from xlashard.preflights.report.preflight_model import PreflightFields
 from xlashard.preflights.report.step_model import Timeline, TimelineSpan
 
@@ -94,7 +94,9 @@ class _Writer:
         self.tracks[track].append((round(start * 1e9), round(end * 1e9), name, facts))
 
     def _facts(self, span: TimelineSpan) -> dict[str, Any]:
-        facts: dict[str, Any] = {"bound": SHARES.get(span.resource, span.resource)}
+        facts: dict[str, Any] = {
+            "bound": words_of(self.report.topology).shares.get(span.resource, span.resource)
+        }
         if span.line >= 0:
             line = self.report.time.lines[span.line]
             facts |= {"kind": line.kind, "op_name": line.op_name}

@@ -1,10 +1,12 @@
 """Texts for the fields of a preflight report, shared by terminal and HTML."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from xlashard.errors import counted
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
+    Links,
     PreflightFields,
     TimeEstimate,
     TopologyReport,
@@ -18,32 +20,110 @@ from xlashard.wording import (
     numbered,
 )
 
-BOUNDS: Mapping[str, str] = {
-    "compute": "arithmetic",
-    "hbm": "HBM",
-    "ici": "links within a slice",
-    "dcn": "network between slices",
-    "host": "transfers to and from the host",
-}
-"""Resources that bound the time."""
 
-SHARES: Mapping[str, str] = {
-    "matrix": "matrix units",
-    "vector": "vector unit",
-    "hbm": "HBM",
-    "kernel": "kernels",
-    "launch": "launches",
-    "ici": "waiting for ICI",
-    "dcn": "waiting for DCN",
-    "host": "waiting for the host",
+@dataclass(frozen=True)
+class Words:
+    """Names of what a report shows, by the kind of its chips.
+
+    Attributes:
+        chip: A chip.
+        group: Chips with faster links than the network.
+        layout: Place of mesh axes.
+        bounds: Resources that bound the time.
+        details: The same for readers who don't know the chips.
+        shares: Parts of the time of a schedule.
+        networks: Short names of networks.
+    """
+
+    chip: str
+    group: str
+    layout: str
+    bounds: Mapping[str, str]
+    details: Mapping[str, str]
+    shares: Mapping[str, str]
+    networks: Mapping[str, str]
+
+    @property
+    def short(self) -> Mapping[str, str]:
+        """Short names of the resources."""
+        return {"compute": "compute", "hbm": "HBM", "host": "host", **self.networks}
+
+
+_EVERYWHERE = {"compute": "arithmetic", "hbm": "HBM"}
+_HOST = "transfers to and from the host"
+_TPU = Words(
+    chip="chip",
+    group="slice",
+    layout="torus",
+    bounds={
+        **_EVERYWHERE,
+        "ici": "links within a slice",
+        "dcn": "network between slices",
+        "host": _HOST,
+    },
+    details={
+        "compute": "arithmetic",
+        "hbm": "the chip's memory (HBM)",
+        "ici": "the links between chips (ICI)",
+        "dcn": "the network between slices (DCN)",
+        "host": "the host's memory",
+    },
+    shares={
+        "matrix": "matrix units",
+        "vector": "vector unit",
+        "hbm": "HBM",
+        "kernel": "kernels",
+        "launch": "launches",
+        "ici": "waiting for ICI",
+        "dcn": "waiting for DCN",
+        "host": "waiting for the host",
+    },
+    networks={"ici": "ICI", "dcn": "DCN"},
+)
+
+
+def _gpu_words(links: str) -> Words:
+    return Words(
+        chip="GPU",
+        group="node",
+        layout="nodes",
+        bounds={**_EVERYWHERE, "ici": links, "dcn": "network between nodes", "host": _HOST},
+        details={
+            "compute": "arithmetic",
+            "hbm": "the GPU's memory (HBM)",
+            "ici": f"the links within a node ({links})",
+            "dcn": "the network between nodes",
+            "host": "the host's memory",
+        },
+        shares={
+            "matrix": "tensor cores",
+            "vector": "CUDA cores",
+            "hbm": "HBM",
+            "kernel": "kernels",
+            "launch": "launches",
+            "ici": f"waiting for {links}",
+            "dcn": "waiting for the network",
+            "host": "waiting for the host",
+        },
+        networks={"ici": links, "dcn": "network"},
+    )
+
+
+WORDS: Mapping[Links, Words] = {
+    "ici": _TPU,
+    "nvlink": _gpu_words("NVLink"),
+    "pcie": _gpu_words("PCIe"),
 }
-"""Parts of the time of a schedule."""
+"""Names by the links of chips."""
+
+
+def words_of(topology: TopologyReport) -> Words:
+    """Return the names of what a report on a topology shows."""
+    return WORDS[topology.links]
+
 
 ESTIMATE = "compiled without code, which the memory lacks"
 """Note on a report whose compilation was stopped before code generation."""
-
-NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
-"""Networks of collectives."""
 
 ORIGINS: Mapping[str, str] = {
     "constraint": "a constraint",
@@ -62,7 +142,7 @@ def topology_text(topology: TopologyReport) -> str:
     devices = ""
     if topology.devices != topology.chips:
         devices = f", {topology.devices:,} devices"
-    return f"{topology_name(topology)} ({many(topology.chips, 'chip')}{devices})"
+    return f"{topology_name(topology)} ({many(topology.chips, words_of(topology).chip)}{devices})"
 
 
 def topology_name(topology: TopologyReport) -> str:
@@ -88,14 +168,17 @@ def memory_summary(report: PreflightFields) -> str:
     return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} available"
 
 
-def time_summary(time: TimeEstimate) -> str:
+def time_summary(report: PreflightFields) -> str:
     """Return the time with its error, the resource that bounds it, and the roofline."""
+    time = report.time
     least = f"at least {in_seconds(time.roofline_seconds)} by the roofline"
     if time.is_lower_bound:
         names, first = numbered(time.unknown_kernels), time.unknown_kernels[0][0]
         text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
         return f"{text}; give it: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
-    return f"{time_with_error(time)}, bound by {BOUNDS[time.bound]}; {least}"
+    return (
+        f"{time_with_error(time)}, bound by {words_of(report.topology).bounds[time.bound]}; {least}"
+    )
 
 
 def time_with_error(time: TimeEstimate) -> str:
@@ -120,7 +203,7 @@ def throughput_text(throughput: ThroughputReport) -> str:
     return f"{speed} tokens/s at {use} model FLOP utilisation ({details})"
 
 
-def price_summary(price: PriceReport) -> str:
+def price_summary(price: PriceReport, chip: str = "chip") -> str:
     """Return the cost of a step, an hour and 10⁹ tokens."""
 
     def cost(amount: float) -> str:
@@ -129,7 +212,7 @@ def price_summary(price: PriceReport) -> str:
     text = f"{cost(price.step)} a step, {cost(price.hour)} an hour"
     if price.billion_tokens is not None:
         text += f", {cost(price.billion_tokens)} for a billion tokens"
-    return f"{text} (at {cost(price.chip_hour)} a chip and hour)"
+    return f"{text} (at {cost(price.chip_hour)} a {chip} and hour)"
 
 
 def price_text(amount: float) -> str:
@@ -140,25 +223,33 @@ def price_text(amount: float) -> str:
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
-    """Return the position of each mesh axis on the torus."""
+    """Return the position of each mesh axis on the torus, or on the nodes of GPUs."""
     return ", ".join(_axis(axis) for axis in mesh)
 
 
 def is_visible_ring(axis: AxisReport) -> bool:
     """Return whether a mesh axis is a ring of more than two chips.
 
-    Two chips along a dimension, or the two devices of a chip, have a single link.
+    Two chips along a dimension, or the two devices of a chip, have a single link. The GPUs of a
+    node have a switch.
     """
-    chips = [count for dimension, count in axis.along if dimension not in ("core", "slice")]
+    chips = [count for dimension, count in axis.along if dimension not in _GROUPS]
     return axis.ring and (len(chips) > 1 or max(chips, default=0) > 2)
+
+
+_GROUPS: Mapping[str, str] = {
+    "core": "the cores of a chip",
+    "slice": "the slices",
+    "gpu": "the GPUs of a node",
+    "node": "the nodes",
+}
+"""Dimensions other than those of a torus."""
 
 
 def _axis(axis: AxisReport) -> str:
     if not axis.along:
         return f"{axis.name} along no dimension"
-    along = " and ".join(
-        {"core": "the cores of a chip", "slice": "the slices"}.get(d, d) for d, _ in axis.along
-    )
+    along = " and ".join(_GROUPS.get(d, d) for d, _ in axis.along)
     if is_visible_ring(axis):
         return f"{axis.name} around {along}"
     return f"{axis.name} along {along}"

@@ -7,10 +7,10 @@ from rich.text import Text
 
 from xlashard.pjit.report.tables import WIDE, section, table
 from xlashard.preflights.render.report_text import (
-    BOUNDS,
     axes_text,
     price_with_currency,
     topology_text,
+    words_of,
 )
 from xlashard.preflights.report.preflight_model import PreflightFields
 from xlashard.wording import in_amount, in_bytes, in_seconds
@@ -34,7 +34,7 @@ class SummaryText:
             "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
             "fits": [_fits(r) for r in reports],
             ">takes": [in_seconds(r.time.seconds) for r in reports],
-            "bound by": [BOUNDS[r.time.bound] for r in reports],
+            "bound by": [words_of(r.topology).bounds[r.time.bound] for r in reports],
             ">tokens/s": [_tokens(r) for r in reports],
             ">MFU": [_utilisation(r) for r in reports],
             ">a step": [_step(r) for r in reports],

@@ -1,6 +1,6 @@
 """Terminal output of a preflight report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
@@ -31,11 +31,8 @@ from xlashard.pjit.report.tables import (
     types_text,
 )
 from xlashard.preflights.render.report_text import (
-    BOUNDS,
     ESTIMATE,
-    NETWORKS,
     ORIGINS,
-    SHARES,
     axes_text,
     memory_summary,
     mesh_text,
@@ -45,12 +42,12 @@ from xlashard.preflights.render.report_text import (
     time_summary,
     topology_text,
     uncounted_work,
+    words_of,
 )
 from xlashard.preflights.report.preflight_model import (
     BufferReport,
     PreflightFields,
     TemporaryReport,
-    TimeEstimate,
     TrafficReport,
 )
 from xlashard.preflights.report.step_model import SpillReport
@@ -66,9 +63,9 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _memory(report, page)
     yield _temporaries(report, page)
     yield _time(report, page)
-    yield _lines(report.time, page)
+    yield _lines(report, page)
     yield _spills(report.spills, page)
-    yield _collectives(report.traffic, page)
+    yield _collectives(report, page)
     yield _unasked(report.traffic, page)
     yield replications_section(report.replications, page)
     yield uneven_section(report.uneven, page)
@@ -93,11 +90,11 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
     fits = report.outcome == "fits"
     verdict = Text(memory_summary(report), "green" if fits else "red")
     yield "fits" if fits else "too large", verdict
-    yield "takes", time_summary(report.time)
+    yield "takes", time_summary(report)
     if report.throughput is not None:
         yield "trains", throughput_text(report.throughput)
     if report.price is not None:
-        yield "costs", price_summary(report.price)
+        yield "costs", price_summary(report.price, words_of(report.topology).chip)
     if report.mesh:
         yield "mesh", mesh_text(report.mesh)
     if report.forgotten:
@@ -167,7 +164,7 @@ def _operation_of(source: SourceLine | None, op_name: str, name: str = "") -> Te
 
 
 def _time(report: PreflightFields, page: Page) -> RenderableType:
-    time, topology = report.time, report.topology
+    time, topology, words = report.time, report.topology, words_of(report.topology)
     peaks = dict(topology.peak_flops)
     dtype = "bfloat16" if "bfloat16" in peaks else next(iter(peaks), "")
     waits = [
@@ -185,8 +182,8 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
     for bound, seconds, amount, rate in waits:
         holds = bound == time.bound
         share, style = _bar(seconds / longest, page, "yellow" if holds else "cyan"), "bold" * holds
-        at = f"at {rate}/s" + (" a link" if bound == "ici" else "")
-        rows.append((in_seconds(seconds), share, Text(BOUNDS[bound], style), amount, at))
+        at = f"at {rate}/s" + (" a link" if bound == topology.links else "")
+        rows.append((in_seconds(seconds), share, Text(words.bounds[bound], style), amount, at))
         rows += [
             (
                 Text(in_seconds(t.seconds), "dim"),
@@ -199,7 +196,9 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
             if t.network == bound
         ]
     parts = " + ".join(
-        f"{in_seconds(s)} {SHARES[name]}" for name, s in time.shares if s >= 0.01 * time.seconds
+        f"{in_seconds(s)} {words.shares[name]}"
+        for name, s in time.shares
+        if s >= 0.01 * time.seconds
     )
     rows.append((in_seconds(time.seconds), _bar(time.seconds / longest, page), "schedule", "", ""))
     note = "of one execution on each device; each resource alone, and the schedule"
@@ -207,7 +206,8 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
     return section("Time", note, table((">takes", "", "for", ">amount", ""), rows), rest)
 
 
-def _lines(time: TimeEstimate, page: Page) -> RenderableType | None:
+def _lines(report: PreflightFields, page: Page) -> RenderableType | None:
+    time, words = report.time, words_of(report.topology)
     if not time.lines:
         return None
     rows = [
@@ -216,7 +216,7 @@ def _lines(time: TimeEstimate, page: Page) -> RenderableType | None:
             f"{each.seconds / time.seconds:.1%}",
             f"{each.runs:,} ×",
             Text(each.kind, "cyan"),
-            SHARES[each.bound],
+            words.shares[each.bound],
             in_seconds(each.exposed_seconds) if each.exposed_seconds else "",
             _operation_of(each.source, each.op_name),
         )
@@ -250,7 +250,8 @@ def _spills(found: Sequence[SpillReport], page: Page) -> RenderableType | None:
     return section("VMEM spill", note, table(columns, rows), page.left(len(found) - len(rows)))
 
 
-def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
+    found, networks = report.traffic, words_of(report.topology).networks
     if not found:
         return None
     narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
@@ -261,7 +262,7 @@ def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType |
             Text.assemble((t.collective.kind, "cyan"), runs_text(t.collective))
             for t in page.rows(found)
         ],
-        "along": [_along(t) for t in page.rows(found)],
+        "along": [_along(t, networks) for t in page.rows(found)],
         "of": [types_text(t.collective) for t in page.rows(found)],
         "for": [cause_text(t.collective, narrow) for t in page.rows(found)],
         "cause": [_origin(t, page) for t in page.rows(found)],
@@ -278,8 +279,8 @@ def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType |
     )
 
 
-def _along(t: TrafficReport) -> str:
-    return groups_text(t.collective) + ("" if t.network == "ici" else f" ({NETWORKS[t.network]})")
+def _along(t: TrafficReport, networks: Mapping[str, str]) -> str:
+    return groups_text(t.collective) + ("" if t.network == "ici" else f" ({networks[t.network]})")
 
 
 def _origin(t: TrafficReport, page: Page) -> Text:
@@ -350,7 +351,8 @@ def _versions(report: PreflightFields) -> RenderableType:
     v = report.versions
     verb = "estimated" if report.is_estimate else "compiled"
     spent = f"in {in_seconds(report.compile_seconds)}" if report.compile_seconds else "before"
-    text = f"{verb} {spent} by libtpu {v.libtpu}, "
+    compiler = f"JAX's CUDA plugin {v.cuda_plugin}" if v.cuda_plugin else f"libtpu {v.libtpu}"
+    text = f"{verb} {spent} by {compiler}, "
     text += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
     flags = "".join(f"\n{where}: {flag}" for where, flag in v.flags)
     return Text(f"\n{text}{flags}", "dim")

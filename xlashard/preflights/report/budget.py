@@ -13,6 +13,7 @@ from xlashard.pjit.report.changes.limits import (
     find_breaches,
 )
 from xlashard.pjit.report.tables import line_text, operation_text
+from xlashard.preflights.render.report_text import words_of
 from xlashard.preflights.report.preflight_model import TrafficReport
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.wording import in_bytes, in_seconds
@@ -60,12 +61,12 @@ def _temporaries(report: PreflightReport) -> list[tuple[int, str]]:
 
 
 def _waits(report: PreflightReport) -> list[str]:
-    t = report.time
+    t, bounds = report.time, words_of(report.topology).bounds
     found = [
         (t.compute_seconds, "of arithmetic"),
         (t.hbm_seconds, "of HBM"),
-        (t.ici_seconds, "of links within a slice"),
-        (t.dcn_seconds, "of the network between slices"),
+        (t.ici_seconds, f"of {bounds['ici']}"),
+        (t.dcn_seconds, f"of the {bounds['dcn']}"),
         (t.seconds, "by the schedule"),
     ]
     return [f"{in_seconds(s)} {what}" for s, what in sorted(found, reverse=True) if s]
@@ -98,6 +99,8 @@ KEYS: dict[str, BudgetKey[PreflightReport]] = {
     "collective_bytes": _traffic("the collective traffic of a device", lambda t: True),
     "ici_bytes": _traffic("the traffic of a device within its slice", _network("ici")),
     "dcn_bytes": _traffic("the traffic of a device between slices", _network("dcn")),
+    "nvlink_bytes": _traffic("the traffic of a GPU within its node", _network("ici")),
+    "network_bytes": _traffic("the traffic of a GPU between nodes", _network("dcn")),
     "unrequested_bytes": _traffic(
         "the traffic that the program does not require", lambda t: not t.requested
     ),

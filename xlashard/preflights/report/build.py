@@ -187,6 +187,7 @@ def build_report(
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     values = describe_values(compilation, replicated_above)
+    tokens = None if workload is None else workload.tokens
     return PreflightReport(
         name=program.info.name,
         title=title,
@@ -204,7 +205,7 @@ def build_report(
         replicated=values.replicated,
         replicated_above=replicated_above,
         throughput=_throughput(workload, time, chips),
-        price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
+        price=None if price is None else describe_price(price, time.seconds, chips.chips, tokens),
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology),
         uneven=describe_uneven(program),

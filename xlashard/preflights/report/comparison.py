@@ -1,5 +1,7 @@
 """Comparison of two preflight reports."""
 
+from collections.abc import Callable
+
 from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.pjit.report.changes.report_changes import (
     Amounts,
@@ -13,10 +15,11 @@ from xlashard.pjit.report.changes.report_changes import (
 )
 from xlashard.pjit.report.tables import line_text, operation_text
 from xlashard.preflights.render.report_text import (
-    BOUNDS,
+    Words,
     axes_text,
     mesh_text,
     topology_text,
+    words_of,
 )
 from xlashard.preflights.report.preflight_report import PreflightReport
 
@@ -41,8 +44,8 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
     return Comparison(
         old=_title(old),
         new=_title(new),
-        facts=fact_changes(_FACTS, old, new),
-        amounts=amount_changes(_AMOUNTS, old, new),
+        facts=fact_changes(_facts(old, new), old, new),
+        amounts=amount_changes(_amounts(old, new), old, new),
         memory=usage_changes(_held(old), _held(new)),
         traffic=usage_changes(_sent(old), _sent(new)),
         **value_changes(old, new),
@@ -54,55 +57,67 @@ def _title(report: PreflightReport) -> str:
     return f"{report.title or report.name} on {topology_text(report.topology)}{kind}"
 
 
-_FACTS: Facts[PreflightReport] = {
-    "outcome": lambda r: r.outcome,
-    "compilation": lambda r: "without code" if r.is_estimate else "whole",
-    "bound by": lambda r: BOUNDS[r.time.bound],
-    "function": lambda r: r.name,
-    "topology": lambda r: topology_text(r.topology),
-    "mesh": lambda r: axes_text(r.mesh),
-    "mesh on the torus": lambda r: mesh_text(r.mesh),
-    "partitioner": lambda r: r.partitioner,
-    "xlashard": lambda r: r.versions.xlashard,
-    "jax": lambda r: r.versions.jax,
-    "jaxlib": lambda r: r.versions.jaxlib,
-    "libtpu": lambda r: r.versions.libtpu,
-    "flags": lambda r: " ".join(f"{where}: {flag}" for where, flag in r.versions.flags),
-}
+def _names(name: Callable[[Words], str], *reports: PreflightReport) -> str:
+    """Return what reports name alike, or both names."""
+    return " or ".join(dict.fromkeys(name(words_of(report.topology)) for report in reports))
 
 
-_AMOUNTS: Amounts[PreflightReport] = {
-    "memory": ("bytes", lambda r: r.memory.total_bytes),
-    "memory: arguments": ("bytes", lambda r: r.memory.argument_bytes),
-    "memory: other results": ("bytes", lambda r: r.memory.result_bytes),
-    "memory: temporaries": ("bytes", lambda r: r.memory.temporary_bytes),
-    "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
-    "time": ("seconds", lambda r: r.time.seconds),
-    "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
-    "time of the schedule": ("seconds", lambda r: r.time.seconds),
-    "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
-    "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
-    "time: links within a slice": ("seconds", lambda r: r.time.ici_seconds),
-    "time: network between slices": ("seconds", lambda r: r.time.dcn_seconds),
-    "arithmetic": ("flop", lambda r: r.time.flops),
-    "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
-    "sent within a slice": ("bytes", lambda r: _on(r, "ici")),
-    "sent between slices": ("bytes", lambda r: _on(r, "dcn")),
-    "tokens per second": (
-        "number",
-        lambda r: None if r.throughput is None else r.throughput.tokens_per_second,
-    ),
-    "model FLOP utilisation": (
-        "part",
-        lambda r: None if r.throughput is None else r.throughput.utilisation,
-    ),
-    "price of a step": ("number", lambda r: None if r.price is None else r.price.step),
-    "price of a billion tokens": (
-        "number",
-        lambda r: None if r.price is None else r.price.billion_tokens,
-    ),
-    "time to compile": ("seconds", lambda r: r.compile_seconds),
-}
+def _facts(old: PreflightReport, new: PreflightReport) -> Facts[PreflightReport]:
+    layout = _names(lambda words: words.layout, old, new)
+    return {
+        "outcome": lambda r: r.outcome,
+        "compilation": lambda r: "without code" if r.is_estimate else "whole",
+        "bound by": lambda r: words_of(r.topology).bounds[r.time.bound],
+        "function": lambda r: r.name,
+        "topology": lambda r: topology_text(r.topology),
+        "mesh": lambda r: axes_text(r.mesh),
+        f"mesh on the {layout}": lambda r: mesh_text(r.mesh),
+        "partitioner": lambda r: r.partitioner,
+        "xlashard": lambda r: r.versions.xlashard,
+        "jax": lambda r: r.versions.jax,
+        "jaxlib": lambda r: r.versions.jaxlib,
+        "libtpu": lambda r: r.versions.libtpu,
+        "flags": lambda r: " ".join(f"{where}: {flag}" for where, flag in r.versions.flags),
+    }
+
+
+def _amounts(old: PreflightReport, new: PreflightReport) -> Amounts[PreflightReport]:
+    within = _names(lambda words: words.bounds["ici"], old, new)
+    between = _names(lambda words: words.bounds["dcn"], old, new)
+    alone = _names(lambda words: f"a {words.group}", old, new)
+    groups = _names(lambda words: f"{words.group}s", old, new)
+    return {
+        "memory": ("bytes", lambda r: r.memory.total_bytes),
+        "memory: arguments": ("bytes", lambda r: r.memory.argument_bytes),
+        "memory: other results": ("bytes", lambda r: r.memory.result_bytes),
+        "memory: temporaries": ("bytes", lambda r: r.memory.temporary_bytes),
+        "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
+        "time": ("seconds", lambda r: r.time.seconds),
+        "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
+        "time of the schedule": ("seconds", lambda r: r.time.seconds),
+        "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
+        "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
+        f"time: {within}": ("seconds", lambda r: r.time.ici_seconds),
+        f"time: {between}": ("seconds", lambda r: r.time.dcn_seconds),
+        "arithmetic": ("flop", lambda r: r.time.flops),
+        "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
+        f"sent within {alone}": ("bytes", lambda r: _on(r, "ici")),
+        f"sent between {groups}": ("bytes", lambda r: _on(r, "dcn")),
+        "tokens per second": (
+            "number",
+            lambda r: None if r.throughput is None else r.throughput.tokens_per_second,
+        ),
+        "model FLOP utilisation": (
+            "part",
+            lambda r: None if r.throughput is None else r.throughput.utilisation,
+        ),
+        "price of a step": ("number", lambda r: None if r.price is None else r.price.step),
+        "price of a billion tokens": (
+            "number",
+            lambda r: None if r.price is None else r.price.billion_tokens,
+        ),
+        "time to compile": ("seconds", lambda r: r.compile_seconds),
+    }
 
 
 def _on(report: PreflightReport, network: str) -> int:

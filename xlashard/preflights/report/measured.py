@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import RenderableType
@@ -11,8 +11,8 @@ from rich.text import Text
 from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import Page, head, line_text, operation_text, section, table
-from xlashard.preflights.render.report_text import SHARES, error_text
-from xlashard.preflights.report.preflight_model import PreflightFields
+from xlashard.preflights.render.report_text import error_text, words_of
+from xlashard.preflights.report.preflight_model import PreflightFields, TopologyReport
 from xlashard.preflights.report.profile_reader import (
     MeasuredOperation,
     Profile,
@@ -51,6 +51,7 @@ class MeasuredStep(PrintableReport):
         error: Error of the prediction in words.
         lines: Times by source line, the longest prediction first.
         unmatched: Measured operations without a predicted line, with their seconds, longest first.
+        topology: Devices of the prediction.
         ratios: Measured by predicted time of single operations, with their measured seconds, by the
             unit that bounds them.
     """
@@ -60,6 +61,7 @@ class MeasuredStep(PrintableReport):
     error: str
     lines: tuple[MeasuredLine, ...]
     unmatched: tuple[tuple[str, float], ...]
+    topology: TopologyReport
     ratios: dict[str, tuple[tuple[float, float], ...]]
 
     def slowdowns(self) -> dict[str, float]:
@@ -74,7 +76,7 @@ class MeasuredStep(PrintableReport):
             ("measured", f"{measured}, mean of {counted(self.profile.executions, 'execution')}"),
         ]
         yield head(self.profile.module or "profile", [self.profile.path], facts)
-        rows = [_row(each) for each in page.rows(self.lines)]
+        rows = [_row(each, words_of(self.topology).shares) for each in page.rows(self.lines)]
         columns = (">predicted", ">measured", ">ratio", "what", "bound by", "of")
         left = page.left(len(self.lines) - len(rows))
         yield section("Predicted and measured", "by source line", table(columns, rows), left)
@@ -84,7 +86,11 @@ class MeasuredStep(PrintableReport):
             left = page.left(len(self.unmatched) - len(others))
             yield section("Others", note, table((">measured", "operation"), others), left)
         units = [
-            (SHARES.get(unit, unit), f"{ratio:.2f}", f"{len(self.ratios[unit]):,}")
+            (
+                words_of(self.topology).shares.get(unit, unit),
+                f"{ratio:.2f}",
+                f"{len(self.ratios[unit]):,}",
+            )
             for unit, ratio in self.slowdowns().items()
         ]
         if units:
@@ -92,7 +98,7 @@ class MeasuredStep(PrintableReport):
             yield section("Units", note, table(("unit", ">ratio", ">operations"), units))
 
 
-def _row(each: MeasuredLine) -> tuple[RenderableType, ...]:
+def _row(each: MeasuredLine, shares: Mapping[str, str]) -> tuple[RenderableType, ...]:
     line = each.line
     measured = each.seconds
     place = "" if line.source is None else line_text(line.source)
@@ -101,7 +107,7 @@ def _row(each: MeasuredLine) -> tuple[RenderableType, ...]:
         "–" if measured is None else in_seconds(measured),
         "" if measured is None else f"{measured / line.seconds:.2f}",
         Text(line.kind, "cyan"),
-        SHARES[line.bound],
+        shares[line.bound],
         f"{place} {operation_text(line.op_name) if line.op_name else ''}".strip(),
     )
 
@@ -150,6 +156,7 @@ def compare_with_profile(report: PreflightFields, path: str | os.PathLike[str]) 
         error_text(report.time),
         tuple(MeasuredLine(line, sums.get(n)) for n, line in enumerate(lines)),
         tuple(sorted(unmatched.items(), key=lambda item: -item[1])),
+        report.topology,
         _ratios(timeline, profile),
     )
 

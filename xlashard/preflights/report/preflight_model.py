@@ -21,7 +21,10 @@ from xlashard.preflights.report.pricing import PriceReport, ThroughputReport
 from xlashard.preflights.report.step_model import LineTime, SpillReport, Timeline
 
 type Bound = Literal["compute", "hbm", "ici", "dcn", "host"]
-"""Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
+"""Resource that bounds the time: arithmetic, HBM, links within a slice or node, network between."""
+
+type Links = Literal["ici", "nvlink", "pcie"]
+"""Links between the chips of a slice of TPUs, or between the GPUs of a node."""
 
 type Origin = Literal[
     "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
@@ -38,20 +41,24 @@ class TopologyReport:
     """Devices that the program was compiled for.
 
     Attributes:
-        name: Name in libtpu: `v5p:4x4x4`.
-        generation: Generation: `v5p`.
-        slices: Number of slices.
-        shape: Chips per dimension of a slice.
+        name: Full name: `v5p:4x4x4`, `h100:4x8`.
+        generation: Name of the chip: `v5p`, `h100`.
+        slices: Number of slices; 1 for GPUs.
+        shape: Chips per dimension of a slice; nodes, and GPUs per node.
         wraps: Per dimension, whether the links form a ring.
-        chips: Number of chips in all slices.
-        devices: Number of devices in all slices.
-        hosts: Number of hosts in all slices.
+        chips: Number of chips in all slices or nodes.
+        devices: Number of devices in all slices or nodes.
+        hosts: Number of hosts in all slices or nodes.
         hbm_bytes: HBM per device.
-        available_bytes: HBM per device that the compiler makes available to a program.
+        available_bytes: HBM per device that the compiler, or JAX's allocator on a GPU, makes
+            available to a program.
         peak_flops: FLOP per second per device, by dtype: `bfloat16`, `int8`.
         hbm_bandwidth: Bytes per second per device.
-        ici_bandwidth: Bytes per second per link in one direction.
-        dcn_bandwidth: Bytes per second per device, as its share of the host's DCN bandwidth.
+        ici_bandwidth: Bytes per second per ICI link in one direction; of a GPU, by all of its links
+            to the other GPUs of its node.
+        dcn_bandwidth: Bytes per second per device to other slices or nodes, as its share of the
+            host's network.
+        links: Links within a slice or node: `ici`, `nvlink`, `pcie`.
     """
 
     name: str
@@ -68,17 +75,19 @@ class TopologyReport:
     hbm_bandwidth: float
     ici_bandwidth: float
     dcn_bandwidth: float
+    links: Links = "ici"
 
 
 @dataclass(frozen=True)
 class AxisReport:
-    """A mesh axis and its position on the torus.
+    """A mesh axis and its position on the torus, or on the nodes of GPUs.
 
     Attributes:
         name: Name of the axis.
         size: Size of the axis.
         along: Torus dimensions that the axis follows, with the number of chips: `x`, `y`, `z`,
-            `core` (devices of a chip), `slice`; empty if it follows none.
+            `core` (devices of a chip), `slice`; of GPUs `gpu` (within a node) and `node`; empty if
+            it follows none.
         ring: Whether neighbours on the axis are neighbours on the torus, including last to first.
         strides: Distance of neighbours along each of these dimensions; more than 1 if another axis
             lies between. Empty if unknown.
@@ -137,11 +146,27 @@ class TemporaryReport:
 
 
 @dataclass(frozen=True)
+class RuntimeMemory:
+    """Memory of a GPU that the runtime keeps beside the allocator of arrays and programs.
+
+    Attributes:
+        name: What keeps it: `CUDA context`, `NCCL buffers`.
+        device_bytes: Bytes on one device.
+        source: Source of the figure.
+    """
+
+    name: str
+    device_bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
 class MemoryBreakdown:
     """HBM use of the program on one device.
 
     Attributes:
-        available_bytes: HBM that the compiler makes available to a program.
+        available_bytes: HBM that the compiler makes available to a program; of a GPU the share of
+            JAX's allocator, or what `runtime` leaves if that is less.
         total_bytes: Peak use.
         argument_bytes: Arguments.
         result_bytes: Results, without those that reuse an argument's buffer.
@@ -156,6 +181,7 @@ class MemoryBreakdown:
         temporaries: Temporaries live at the peak of the heap, largest first; empty if the compiler
             does not report them.
         host_bytes: Host memory.
+        runtime: Memory of a GPU that the runtime keeps beside `available_bytes`.
     """
 
     available_bytes: int
@@ -170,6 +196,7 @@ class MemoryBreakdown:
     results: tuple[BufferReport, ...]
     temporaries: tuple[TemporaryReport, ...]
     host_bytes: int = 0
+    runtime: tuple[RuntimeMemory, ...] = ()
 
     @property
     def spare_bytes(self) -> int:
@@ -188,7 +215,7 @@ class AxisTraffic:
 
     Attributes:
         along: Axes as text: `data, model`.
-        network: `ici` or `dcn`.
+        network: `ici` for links within a slice or node, `dcn` for the network between them.
         sent_bytes: Bytes that a device sends.
         seconds: Time at link bandwidth.
     """
@@ -210,8 +237,8 @@ class TimeEstimate:
         traffic: Traffic by mesh axes, most first.
         compute_seconds: FLOP at the chip's peak.
         hbm_seconds: HBM bytes at the chip's bandwidth.
-        ici_seconds: Traffic within slices; axes that share links in sequence.
-        dcn_seconds: Traffic between slices.
+        ici_seconds: Traffic within slices or nodes; axes that share links in sequence.
+        dcn_seconds: Traffic between slices or nodes.
         roofline_seconds: Longest of these four.
         bound: Resource that the cores use or wait for most of the time.
         seconds: Time of the compiler's schedule at the rates that measurements show.
@@ -298,9 +325,10 @@ class VersionsReport:
         xlashard: Version of this package.
         jax: Version of JAX.
         jaxlib: Version of jaxlib.
-        libtpu: Version of libtpu.
-        runtime: Build of libtpu.
+        libtpu: Version of libtpu; empty for GPUs.
+        runtime: Build of the compiler.
         flags: Compiler flags by origin: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options of the call.
+        cuda_plugin: Version of JAX's CUDA plugin; empty for TPUs.
     """
 
     xlashard: str
@@ -309,6 +337,7 @@ class VersionsReport:
     libtpu: str
     runtime: str
     flags: tuple[tuple[str, str], ...]
+    cuda_plugin: str = ""
 
 
 FORMAT = 3

@@ -113,18 +113,16 @@ def parse_price(value: float | str) -> Price:
     return Price(amount, currency)
 
 
-def describe_price(
-    price: Price, seconds: float, chips: int, workload: Workload | None
-) -> PriceReport:
+def describe_price(price: Price, seconds: float, chips: int, tokens: float | None) -> PriceReport:
     """Return the cost of one execution, of an hour, and of 10⁹ tokens.
 
     Args:
         price: Price of a chip-hour.
         seconds: Time of one execution.
         chips: Number of chips.
-        workload: Workload of one execution, if it is a training step.
+        tokens: Tokens of one execution, if it is a training step.
     """
     hour = price.chip_hour * chips
     step = hour * seconds / 3600
-    billion = None if workload is None else step / workload.tokens * 1e9
+    billion = step / tokens * 1e9 if tokens else None
     return PriceReport(price.chip_hour, price.currency, step, hour, billion)

@@ -1,5 +1,6 @@
 """Report of a sweep, its terminal output, and its progress display."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,8 @@ from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.preflights.render.report_text import (
-    BOUNDS,
     ESTIMATE,
-    NETWORKS,
+    WORDS,
     price_with_currency,
 )
 from xlashard.preflights.report.preflight_report import PreflightReport
@@ -27,6 +27,7 @@ from xlashard.preflights.sweep.sweep_results import (
     FORMAT,
     ChipPrice,
     SkippedTopology,
+    SweepFacts,
     SweepResult,
 )
 from xlashard.wording import in_amount, in_bytes, in_seconds
@@ -52,16 +53,23 @@ def _head(report: "SweepReport") -> RenderableType:
     if best is not None and best.facts is not None:
         step = in_seconds(best.facts.seconds)
         facts.insert(0, ("best", f"{best.axes} on {best.where}, {step}"))
+    if (cheapest := report.cheapest) is not None and (price := report.step_price(cheapest)):
+        tokens = _million_tokens(price)
+        step = f"{price_with_currency(price.step, price.currency)} a step"
+        cost = f"{tokens} for a million tokens" if tokens else step
+        facts.insert(1, ("cheapest", f"{cheapest.axes} on {cheapest.where}, {cost}"))
     if report.reused_results:
         facts.append(("known", f"{counted(report.reused_results, 'result')} from an earlier run"))
     facts.append(("reports", report.folder))
     return head(report.title, topologies, [*kind, *facts])
 
 
-def _ranking(report: "SweepReport", fitting: Sequence[SweepResult], page: Page) -> RenderableType:
+def _ranking(
+    report: "SweepReport", fitting: Sequence[SweepResult], page: Page, title: str, note: str
+) -> RenderableType:
     shown = fitting if page.is_full else fitting[:_SHOWN]
     facts = [r.facts for r in shown if r.facts is not None]
-    prices = map(report.step_price, shown)
+    prices = [report.step_price(r) for r in shown]
     columns: dict[str, list[RenderableType]] = {
         "": [Text(f"{i}.", style="dim") for i, _ in enumerate(shown, 1)],
         "topology": [r.where for r in shown],
@@ -72,13 +80,25 @@ def _ranking(report: "SweepReport", fitting: Sequence[SweepResult], page: Page) 
         ],
         ">MFU": ["" if f.utilisation is None else f"{f.utilisation:.1%}" for f in facts],
         ">HBM": [f"{f.total_bytes / f.available_bytes:.0%}" for f in facts],
-        "waits for": [NETWORKS.get(f.bound) or BOUNDS[f.bound] for f in facts],
-        ">price": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
+        "waits for": [_bound(f) for f in facts],
+        ">a step": ["" if p is None else price_with_currency(p.step, p.currency) for p in prices],
+        ">10⁶ tokens": [_million_tokens(p) for p in prices],
     }
     known = {name: column for name, column in columns.items() if any(map(str, column))}
     rest = page.left(len(fitting) - len(shown), "more that fit")
     body = table(list(known), list(zip(*known.values(), strict=True)))
-    return section("Fastest first", "by the estimated time of a step", body, rest)
+    return section(title, note, body, rest)
+
+
+def _bound(facts: SweepFacts) -> str:
+    words = WORDS[facts.links]
+    return words.networks.get(facts.bound) or words.bounds[facts.bound]
+
+
+def _million_tokens(price: PriceReport | None) -> str:
+    if price is None or price.billion_tokens is None:
+        return ""
+    return price_with_currency(price.billion_tokens / 1000, price.currency)
 
 
 def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
@@ -219,11 +239,37 @@ class SweepReport(SerializableReport):
         """The meshes that fit, fastest first."""
         return tuple(r for r in self.results if r.outcome == "fits")
 
+    @property
+    def cheapest(self) -> SweepResult | None:
+        """The mesh with the least cost per token, or per step; None without prices of all chips."""
+        costs = {r.key: self._cost(r) for r in self.fitting}
+        if not costs or math.inf in costs.values():
+            return None
+        return min(self.fitting, key=lambda r: costs[r.key])
+
+    @property
+    def best_by_topology(self) -> tuple[SweepResult, ...]:
+        """The fastest mesh of each topology; the cheapest first if all chips have prices."""
+        found: dict[str, SweepResult] = {}
+        for result in self.fitting:
+            found.setdefault(result.where, result)
+        best = tuple(found.values())
+        return best if self.cheapest is None else tuple(sorted(best, key=self._cost))
+
+    def _cost(self, result: SweepResult) -> float:
+        """Return the cost of 10⁹ tokens, or of a step of other programs; infinite if unknown."""
+        price = self.step_price(result)
+        if price is None:
+            return math.inf
+        return price.step if price.billion_tokens is None else price.billion_tokens
+
     def price(self, result: SweepResult) -> Price | None:
         """Return the price of a chip of a result's topology, or None if unspecified."""
-        generation = result.topology.partition(":")[0]
+        chip, colon, _ = result.topology.partition(":")
+        if not colon and result.facts is not None:
+            chip = result.facts.chip  # A machine type of a cloud, such as `p5.48xlarge`.
         known = {price.generation: price for price in self.prices}
-        found = known.get(generation) or known.get("")
+        found = known.get(chip) or known.get("")
         return None if found is None else Price(found.chip_hour, found.currency)
 
     def step_price(self, result: SweepResult) -> PriceReport | None:
@@ -231,7 +277,9 @@ class SweepReport(SerializableReport):
         price, facts = self.price(result), result.facts
         if price is None or facts is None:
             return None
-        return describe_price(price, facts.seconds, facts.chips, None)
+        speed = facts.tokens_per_second
+        tokens = None if speed is None else speed * facts.seconds
+        return describe_price(price, facts.seconds, facts.chips, tokens)
 
     def report(self, result: SweepResult) -> PreflightReport:
         """Return the whole report of a result.
@@ -255,14 +303,19 @@ class SweepReport(SerializableReport):
         price = self.price(result)
         if price is None:
             return found
-        workload = None if found.throughput is None else found.throughput.workload
-        cost = describe_price(price, found.time.seconds, found.topology.chips, workload)
+        tokens = None if found.throughput is None else found.throughput.workload.tokens
+        cost = describe_price(price, found.time.seconds, found.topology.chips, tokens)
         return replace(found, price=cost)
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
         yield _head(self)
         if self.fitting:
-            yield _ranking(self, self.fitting, page)
+            best = self.best_by_topology
+            if len(best) > 1:
+                order = "the cheapest first" if self.cheapest is not None else "the fastest first"
+                yield _ranking(self, best, page, "Best mesh of each topology", order)
+            note = "by the estimated time of a step"
+            yield _ranking(self, self.fitting, page, "Fastest first", note)
         for outcome, title in _TITLES.items():
             found = [r for r in self.results if r.outcome == outcome]
             if found:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.serde import ReportFormat
-from xlashard.preflights.report.preflight_model import Bound
+from xlashard.preflights.report.preflight_model import Bound, Links
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu.generations import BY_NAME
 
@@ -31,7 +31,7 @@ class SweepFacts:
     """Figures of a preflight report for ranking.
 
     Attributes:
-        chips: Number of chips in all slices.
+        chips: Number of chips in all slices or nodes.
         seconds: Time of one execution.
         bound: Resource that bounds the time.
         total_bytes: Memory use per device.
@@ -39,6 +39,8 @@ class SweepFacts:
         compile_seconds: Compile time.
         tokens_per_second: Tokens per second of a training step, over all devices.
         utilisation: Model FLOP utilisation (MFU) of a training step.
+        chip: Name of the chip: `v5p`, `h100`.
+        links: Links within a slice or node.
     """
 
     chips: int
@@ -49,6 +51,8 @@ class SweepFacts:
     compile_seconds: float
     tokens_per_second: float | None = None
     utilisation: float | None = None
+    chip: str = ""
+    links: Links = "ici"
 
     @classmethod
     def of(cls, report: PreflightReport) -> "SweepFacts":
@@ -63,6 +67,8 @@ class SweepFacts:
             compile_seconds=report.compile_seconds,
             tokens_per_second=None if throughput is None else throughput.tokens_per_second,
             utilisation=None if throughput is None else throughput.utilisation,
+            chip=report.topology.generation,
+            links=report.topology.links,
         )
 
 
@@ -72,7 +78,7 @@ class SweepResult:
 
     Attributes:
         key: Cache key.
-        topology: Name in libtpu: `v5p:4x4x4`.
+        topology: Full name: `v5p:4x4x4`, `h100:4x8`.
         slices: Number of slices.
         mesh: Mesh axis names and sizes.
         outcome: Outcome.
@@ -117,7 +123,7 @@ class SkippedTopology:
     """A topology without a mesh of these axes, in a sweep where other topologies have one.
 
     Attributes:
-        topology: Name in libtpu: `v5p:4x4x4`.
+        topology: Full name: `v5p:4x4x4`, `h100:4x8`.
         slices: Number of slices.
         reason: Reason.
     """
@@ -143,10 +149,10 @@ def ranked(results: Iterable[SweepResult]) -> tuple[SweepResult, ...]:
 
 @dataclass(frozen=True)
 class ChipPrice:
-    """Price of a chip-hour of a generation.
+    """Price of a chip-hour of one kind of chips.
 
     Attributes:
-        generation: Generation, such as `v5e`; empty for any.
+        generation: Name of the chip, such as `v5e` or `h100`; empty for any.
         chip_hour: Cost of one chip for an hour.
         currency: Currency as entered; may be empty.
     """

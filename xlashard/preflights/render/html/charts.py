@@ -7,12 +7,12 @@ matrix units.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from xlashard.preflights.render.report_text import NETWORKS, in_thousands
+from xlashard.preflights.render.report_text import in_thousands
 from xlashard.preflights.report.preflight_model import (
     MemoryBreakdown,
     TimeEstimate,
@@ -116,12 +116,14 @@ class RooflinePlot:
     Args:
         roofline: Data of the plot.
         time: The estimate.
+        names: Short names of the resources.
     """
 
     width, height = 640, 400
     box = (66, 18, width - 18, height - 50)
 
-    def __init__(self, roofline: Roofline, time: TimeEstimate) -> None:
+    def __init__(self, roofline: Roofline, time: TimeEstimate, names: Mapping[str, str]) -> None:
+        self.names = names
         self.roofline = roofline
         self.bound = time.bound
         self.predicted = roofline.flops / time.seconds
@@ -167,7 +169,7 @@ class RooflinePlot:
             if foot >= turn:
                 continue
             (x1, y1), (x2, y2) = ((self.x(x), self.y(x * slope.bandwidth)) for x in (foot, turn))
-            label = f"{NETWORKS.get(slope.name, 'HBM')} {in_thousands(slope.bandwidth)}B/s"
+            label = f"{self.names[slope.name]} {in_thousands(slope.bandwidth)}B/s"
             angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
             along = min(0.5, (_LETTER * len(label) / 2 + 14) / math.hypot(x2 - x1, y2 - y1))
             x, y = x1 + along * (x2 - x1), y1 + along * (y2 - y1)
@@ -257,8 +259,8 @@ class TimeBar(NamedTuple):
     along: str = ""
 
 
-def time_bars(time: TimeEstimate) -> list[TimeBar]:
-    """Return the bars of all resources, and of the schedule."""
+def time_bars(time: TimeEstimate, names: Mapping[str, str]) -> list[TimeBar]:
+    """Return the bars of all resources, which have short names, and of the schedule."""
     moved = f"{in_bytes(time.hbm_bytes)} read and written"
     bars = [
         TimeBar("compute", "compute", time.compute_seconds, _work(time), "compute"),
@@ -269,7 +271,7 @@ def time_bars(time: TimeEstimate) -> list[TimeBar]:
         sent = in_bytes(sum(t.sent_bytes for t in parts))
         if parts or network == "ici":
             words = f"{sent} sent" if parts else "nothing sent"
-            bars.append(TimeBar(network, network.upper(), seconds, words, network))
+            bars.append(TimeBar(network, names[network], seconds, words, network))
         bars += [
             TimeBar(
                 key=f"{network} {part.along}",

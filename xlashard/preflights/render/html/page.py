@@ -34,9 +34,7 @@ from xlashard.preflights.render.html.torus_drawing import (
 )
 from xlashard.preflights.render.report_text import (
     ESTIMATE,
-    NETWORKS,
     ORIGINS,
-    SHARES,
     axes_text,
     error_text,
     in_thousands,
@@ -48,28 +46,15 @@ from xlashard.preflights.render.report_text import (
     topology_name,
     topology_text,
     uncounted_work,
+    words_of,
 )
 from xlashard.preflights.report.preflight_model import (
     REPORT_FORMAT,
     AxisReport,
     PreflightFields,
     TimeEstimate,
-    TrafficReport,
 )
-from xlashard.preflights.report.step_model import LineTime
 from xlashard.wording import printable
-
-BOUNDS = {
-    "compute": "arithmetic",
-    "hbm": "the chip's memory (HBM)",
-    "ici": "the links between chips (ICI)",
-    "dcn": "the network between slices (DCN)",
-    "host": "the host's memory",
-}
-"""Descriptions of the resources that bound the time."""
-
-SHORT = {"compute": "compute", "hbm": "HBM", "host": "host", **NETWORKS}
-"""Short names of the resources."""
 
 
 def page(
@@ -145,11 +130,8 @@ def environment(*packages: str) -> Environment:
     """
     made = report_environment(*packages, __package__ or "")
     made.globals.update(
-        BOUNDS=BOUNDS,
         ESTIMATE=ESTIMATE,
         ORIGINS=ORIGINS,
-        SHARES=SHARES,
-        SHORT=SHORT,
         memory_curve=memory_curve,
         read_roofline=read_roofline,
         roofline_plot=RooflinePlot,
@@ -180,24 +162,26 @@ def environment(*packages: str) -> Environment:
         topology=topology_text,
         topology_name=topology_name,
         traffic_along=_traffic_along,
+        words=words_of,
     )
     return made
 
 
-def _filter_choices(traffic: Sequence[TrafficReport]) -> dict[str, list[str]]:
+def _filter_choices(report: PreflightFields) -> dict[str, list[str]]:
     """Return the values to filter collectives by."""
-    choices = filter_choices([t.collective for t in traffic])
+    choices = filter_choices([t.collective for t in report.traffic])
     choices["reason"] = ["required", "not required"]
-    if len({t.network for t in traffic}) > 1:
-        choices["network"] = ["ICI", "DCN"]
+    if len({t.network for t in report.traffic}) > 1:
+        choices["network"] = list(words_of(report.topology).networks.values())
     return choices
 
 
-def _line_choices(lines: Sequence[LineTime]) -> dict[str, list[str]]:
+def _line_choices(report: PreflightFields) -> dict[str, list[str]]:
     """Return the values to filter source lines by."""
+    lines, shares = report.time.lines, words_of(report.topology).shares
     return {
         "kind": sorted({line.kind for line in lines}),
-        "bound": sorted({SHARES[line.bound] for line in lines}),
+        "bound": sorted({shares[line.bound] for line in lines}),
     }
 
 

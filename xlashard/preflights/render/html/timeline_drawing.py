@@ -5,8 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from xlashard.pjit.report.tables import line_text, operation_text
-from xlashard.preflights.render.report_text import SHARES
-from xlashard.preflights.report.preflight_model import MemoryBreakdown, TimeEstimate
+from xlashard.preflights.render.report_text import words_of
+from xlashard.preflights.report.preflight_model import (
+    MemoryBreakdown,
+    PreflightFields,
+    TimeEstimate,
+)
 from xlashard.preflights.report.step_model import (
     CORES,
     FoldedSpan,
@@ -74,8 +78,9 @@ class MemoryCurve(NamedTuple):
     words: str
 
 
-def timeline_rows(time: TimeEstimate) -> list[TimelineRow]:
+def timeline_rows(report: PreflightFields) -> list[TimelineRow]:
     """Return the rows: loops by depth, the cores, networks, copies, host."""
+    time, shares = report.time, words_of(report.topology).shares
     if time.timeline is None:
         return []
     folded = FoldedTimeline(time.timeline)
@@ -94,7 +99,7 @@ def timeline_rows(time: TimeEstimate) -> list[TimelineRow]:
                 y=LANE * min(lane, _MOST_LANES - 1),
                 kind=each.span.resource,
                 text=_text(each, time) if 100 * each.seconds / whole >= _LEAST_TEXT else "",
-                title=span_title(each.span, each.runs, time),
+                title=span_title(each.span, each.runs, time, shares),
             )
             for each, lane in zip(tracks[track], lanes, strict=True)
         ]
@@ -134,13 +139,14 @@ def _text(each: FoldedSpan, time: TimeEstimate) -> str:
     return operation_text(time.lines[span.line].op_name) if span.line >= 0 else span.name
 
 
-def span_title(span: TimelineSpan, runs: int, time: TimeEstimate) -> str:
+def span_title(span: TimelineSpan, runs: int, time: TimeEstimate, shares: Mapping[str, str]) -> str:
     """Return the description of an operation.
 
     Args:
         span: The operation.
         runs: Number of its runs in a step.
         time: Time of the step.
+        shares: Names of the units.
     """
     if span.block >= 0:
         name = time.timeline.blocks[span.block].name if time.timeline is not None else ""
@@ -151,7 +157,7 @@ def span_title(span: TimelineSpan, runs: int, time: TimeEstimate) -> str:
         parts += [line.kind, operation_text(line.op_name)] if line.op_name else [line.kind]
         parts += [line_text(line.source)] if line.source is not None else []
     parts.append(in_seconds(span.seconds) + (f", {runs:,} ×" if runs > 1 else ""))
-    parts.append(SHARES.get(span.resource, span.resource) if span.track == CORES else span.track)
+    parts.append(shares.get(span.resource, span.resource) if span.track == CORES else span.track)
     return " · ".join(part for part in parts if part)
 
 
@@ -184,8 +190,9 @@ def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | N
     return MemoryCurve(" ".join(corners), limit if limit >= 0 else None, words)
 
 
-def timeline_key(time: TimeEstimate) -> Mapping[str, str]:
+def timeline_key(report: PreflightFields) -> Mapping[str, str]:
     """Return the names of the resources that the timeline shows, by CSS class."""
-    blocks = () if time.timeline is None else time.timeline.blocks
+    timeline, shares = report.time.timeline, words_of(report.topology).shares
+    blocks = () if timeline is None else timeline.blocks
     used = {span.resource for block in blocks for span in block.spans}
-    return {name: words for name, words in SHARES.items() if name in used}
+    return {name: words for name, words in shares.items() if name in used}

@@ -1,4 +1,7 @@
-"""Positions of mesh devices on the torus, and their drawing: one square per chip."""
+"""Positions of mesh devices on the torus, and their drawing: one square per chip.
+
+Nodes of GPUs are drawn as rows, without links: a switch joins the GPUs of a node.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -81,8 +84,19 @@ class DevicePositions:
     @property
     def size(self) -> tuple[int, int, int]:
         """Chips of a slice along x, y and z."""
-        x, y, z = (*self.topology.shape, 1, 1)[:3]
+        sizes = self.topology.shape[::-1] if self.has_nodes else self.topology.shape
+        x, y, z = (*sizes, 1, 1)[:3]
         return x, y, z
+
+    @property
+    def has_nodes(self) -> bool:
+        """True for nodes of GPUs."""
+        return self.topology.links != "ici"
+
+    @property
+    def is_drawn(self) -> bool:
+        """True unless there are too many nodes to draw."""
+        return not self.has_nodes or self.topology.chips <= MOST_CHIPS
 
     @property
     def cores(self) -> int:
@@ -91,9 +105,11 @@ class DevicePositions:
 
     @property
     def host(self) -> tuple[int, int] | None:
-        """Chips of a host along x and y; None if hosts are not rectangles."""
+        """Chips of a host along x and y, or of a node; None if hosts are not rectangles."""
         topology = self.topology
         x, y, z = self.size
+        if self.has_nodes:
+            return x, 1
         each = topology.chips // max(1, topology.hosts)
         if each == x * y and z == 1:
             return x, y
@@ -125,7 +141,8 @@ class DevicePositions:
             core: Device of the chip.
             slice_: Number of the slice.
         """
-        places = {**dict(zip(DIMENSIONS, at, strict=True)), "core": core, "slice": slice_}
+        names = ("gpu", "node", "") if self.has_nodes else DIMENSIONS
+        places = {**dict(zip(names, at, strict=True)), "core": core, "slice": slice_}
         position = 0
         for (dimension, count), stride in zip(axis.along, axis.strides, strict=True):
             position = position * count + places[dimension] // stride % count
@@ -163,6 +180,8 @@ class DevicePositions:
 
         Each is an SVG path with its CSS classes.
         """
+        if self.has_nodes:
+            return
         x, y, _ = self.size
         wraps = (*self.topology.wraps, False, False)[:2]
         for dimension, (count, lines) in enumerate(((x, y), (y, x))):
@@ -211,8 +230,9 @@ class DevicePositions:
 
 def device_positions(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> DevicePositions:
     """Return the positions of mesh devices on a torus."""
+    names = DIMENSIONS if topology.links == "ici" else ("node", "gpu")
     sizes = {
-        **dict(zip(DIMENSIONS, topology.shape, strict=False)),
+        **dict(zip(names, topology.shape, strict=False)),
         "core": topology.devices // max(1, topology.chips),
         "slice": topology.slices,
     }

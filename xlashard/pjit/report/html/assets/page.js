@@ -143,7 +143,9 @@
     for (const one of group) one.classList.add("alike");
     chip.classList.add("chosen");
     const { at, core, slice } = chip.dataset;
-    const where = [`chip (${at.replaceAll(",", ", ")})`];
+    const [x, y] = at.split(",");
+    const nodes = torus.hasAttribute("data-nodes");
+    const where = [nodes ? `GPU ${x} of node ${y}` : `chip (${at.replaceAll(",", ", ")})`];
     if (core !== undefined) where.push(`device ${core}`);
     if (torus.querySelector(".slice h4")) where.push(`slice ${slice}`);
     const mesh = names.map((name, n) => `${name} ${places[n]}`).join(", ");
