@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from xlashard.cli import main
+from xlashard.gpu.gpu_names import is_gpu_name, parse_gpu_name
 from xlashard.tpu.topology_names import parse_topology_name
 
 COMMANDS = {"compile", "completion", "doctor", "legacy", "pod", "preflight", "train"}
@@ -32,7 +33,11 @@ def test_commands_and_options(completed) -> None:
 def test_topologies(completed) -> None:
     names = completed("preflight", "--topology", "")
     assert "v5p-128" in names and "v5litepod-16" in names
-    assert all(parse_topology_name(name) for name in names)
+    gpus = [name for name in names if is_gpu_name(name)]
+    assert {"h100-32", "gb200-nvl72", "p5.48xlarge"} <= set(gpus)
+    assert all(parse_gpu_name(name) for name in gpus)
+    assert all(parse_topology_name(name) for name in names if name not in gpus)
+    assert completed("preflight", "-t", "v5p-64,h100-3") == ["v5p-64,h100-32"]
     assert completed("compile", "-t", "v4-16") == ["v4-16"]
     assert completed("compile", "--topology", "=", "v4-16") == ["v4-16"]
     assert completed("preflight", "-t", "v5e-8,v4-16") == ["v5e-8,v4-16"]

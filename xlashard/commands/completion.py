@@ -9,6 +9,7 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 
+from xlashard.gpu.gpu_names import common_names
 from xlashard.tpu.generations import GENERATIONS
 from xlashard.tpu.topology_names import SliceName, accelerator_type, chip_counts, default_shape
 
@@ -144,6 +145,8 @@ def _values(action: argparse.Action, word: str) -> Iterator[tuple[str, str]]:
 
 
 def _topologies() -> Iterator[tuple[str, str]]:
+    for name in common_names():
+        yield name, "GPUs"
     for generation in GENERATIONS:
         for chips in chip_counts(generation):
             shape = default_shape(generation, chips)

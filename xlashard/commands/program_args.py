@@ -255,8 +255,8 @@ def _add_topology(parser: argparse.ArgumentParser, metavar: str, besides: str = 
         *("-t", "--topology"),
         metavar=metavar,
         default="",
-        help=f"the chips: v5p-128, v5litepod-16, v6e:8x8{besides}; by default those that the "
-        "settings name",
+        help=f"the chips: v5p-128, v6e:8x8, h100-32, p5.48xlarge{besides}; by default those "
+        "that the settings name",
     )
 
 

@@ -72,7 +72,8 @@ def compile_for_report(
         lowered: Program lowered for the devices of a topology.
         options: Compiler options.
         estimate: Stop before code generation. Module, buffer assignment and collectives are those
-            of the whole compilation; code size and cycle estimates are missing.
+            of the whole compilation; code size and cycle estimates are missing. The compiler for
+            GPUs has no such phase and compiles the whole program.
         forgotten: Facts that the stage of the program did not keep, as one clause. Its call is no
             call of the user then.
 
@@ -81,7 +82,7 @@ def compile_for_report(
         ProgramTooLargeError: If the program exceeds a memory other than HBM.
         TopologyError: If the installed libtpu can't stop before code generation.
     """
-    if estimate:
+    if estimate and lowered._program.plan.devices[0].platform != "gpu":
         with Estimate(lowered, options, forgotten=forgotten) as started:
             return started.run()
     compiled, error = None, None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
+from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hlo.buffers import (
     Allocation,
@@ -28,6 +29,7 @@ from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
 from xlashard.preflights.compilation import Compilation
+from xlashard.preflights.gpu_memory import allocator_bytes, runtime_memory
 from xlashard.preflights.report.preflight_model import (
     BufferReport,
     MemoryBreakdown,
@@ -323,14 +325,20 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
     """
     program, module = compilation.program, compilation.module
     arguments, results = io_buffers(program, module)
-    in_hbm = [a for a in module.allocations if a.memory == HBM]
+    is_gpu = isinstance(topology, GpuTopology)
+    # GPUs keep buffers of collectives and of temporaries in memory spaces of their own.
+    in_hbm = [a for a in module.allocations if a.memory == HBM or (is_gpu and a.memory != HOST)]
     parameters = [a for a in in_hbm if a.parameter is not None]
     others = [a for a in in_hbm if a.parameter is None]
     argument_bytes = _bytes(parameters)
     result_bytes = _bytes(a for a in others if a.holds_result)
     temporary_bytes = _bytes(a for a in others if a.is_temporary)
     constant_bytes = _bytes(a for a in others if a.constant and not a.holds_result)
+    runtime = runtime_memory(module) if is_gpu else ()
     available = topology.chip.available_bytes
+    if is_gpu:
+        left = topology.chip.hbm_bytes - sum(kept.device_bytes for kept in runtime)
+        available = min(allocator_bytes(topology), left)
     alias_bytes = _bytes(a for a in parameters if a.holds_result)
     if not module.allocations and compilation.compiled is not None:
         # An executable has sums alone.
@@ -343,7 +351,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
     total = planned + code
     return MemoryBreakdown(
         available_bytes=available,
-        total_bytes=total if compilation.too_large else min(total, available),
+        total_bytes=total if compilation.too_large or is_gpu else min(total, available),
         argument_bytes=argument_bytes,
         result_bytes=result_bytes,
         alias_bytes=alias_bytes,
@@ -354,6 +362,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
         results=results,
         temporaries=describe_temporaries(module, program.sources),
         host_bytes=_bytes(a for a in module.allocations if a.memory == HOST),
+        runtime=runtime,
     )
 
 

@@ -15,6 +15,8 @@ from xlashard._jax.trace.jaxprs import hoist
 from xlashard._jax.trace.rewriting import map_meshes, meshes_in
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError
+from xlashard.gpu.gpu_names import is_gpu_name
+from xlashard.gpu.topologies import topology as gpu_topology
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.function import Function
 from xlashard.pjit.trace import Call
@@ -31,12 +33,14 @@ def find_topology(topology: str | BaseTopology, slices: int = 1) -> BaseTopology
 
     Args:
         topology: Topology, or its name: `"v5p-128"`, `"h100-32"`.
-        slices: Number of slices of a TPU's topology.
+        slices: Number of slices of TPUs; number by which to multiply the nodes of GPUs.
 
     Raises:
         TopologyError: If the name is unknown, or the compiler for its chips is missing.
     """
-    return topology if isinstance(topology, BaseTopology) else tpu_topology(topology, slices)
+    if isinstance(topology, BaseTopology):
+        return topology
+    return (gpu_topology if is_gpu_name(topology) else tpu_topology)(topology, slices)
 
 
 def resolve_mesh(

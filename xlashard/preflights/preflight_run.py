@@ -58,10 +58,10 @@ def preflight(
     title: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
-    """Report the memory, time, collectives and cost of a program on TPU chips, without a TPU.
+    """Report the memory, time, collectives and cost of a program on TPUs or GPUs, without one.
 
-    libtpu compiles the program for the topology. A program that exceeds the HBM gets a full report,
-    with `outcome` `out of memory`.
+    libtpu or JAX's CUDA plugin compiles the program for the topology. A program that exceeds the
+    HBM gets a full report, with `outcome` `out of memory`.
 
     Args:
         fun: A function of `xlashard.pjit`, `jax.jit`, `nnx.jit` or `eqx.filter_jit`, with its
@@ -70,7 +70,7 @@ def preflight(
             `record_programs`.
         *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. A sharding on another
             mesh, such as one of local devices, maps to the topology by axis names.
-        topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`.
+        topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`, `"h100-32"`, `"p5.48xlarge"`.
         mesh: Mesh axis sizes, such as `{"data": 8, "model": 4}`, or a mesh, in effect while the
             function is traced. Default: the mesh of the arguments, of the function's shardings, in
             force, or of constraints inside; abstract meshes too.

@@ -46,6 +46,11 @@ def libtpu_version() -> str | None:
     return _version("libtpu")
 
 
+def cuda_plugin_version() -> str | None:
+    """Return the version of JAX's CUDA plugin, or None if it is not installed."""
+    return _version("jax-cuda13-plugin") or _version("jax-cuda12-plugin")
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -135,7 +135,9 @@ def _memory(report: PreflightFields, page: Page) -> RenderableType:
     rows.append((in_bytes(m.total_bytes), total, bar, Text("all together", "bold")))
     host = f", and {in_bytes(m.host_bytes)} of its host's" if m.host_bytes else ""
     note = f"of the {in_bytes(m.available_bytes)} of HBM available on one device{host}"
-    return section("Memory", note, table((">bytes", ">of HBM", "", ""), rows))
+    kept = ", ".join(f"{in_bytes(each.device_bytes)} {each.name}" for each in m.runtime)
+    rest = f"The runtime keeps beside them: {kept}." if kept else ""
+    return section("Memory", note, table((">bytes", ">of HBM", "", ""), rows), rest)
 
 
 def _temporaries(report: PreflightFields, page: Page) -> RenderableType | None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import jax
 
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.topologies import libtpu_version
+from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._version import __version__
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.rates import Rates
+from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.chip import Chip
 from xlashard.hardware.links import axis_links
@@ -33,6 +34,7 @@ from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.memory_breakdown import describe_memory
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
+    Links,
     TimeEstimate,
     TopologyReport,
     VersionsReport,
@@ -53,13 +55,21 @@ def describe_topology(topology: BaseTopology) -> TopologyReport:
         topology: Topology that the program is compiled for.
     """
     chip = topology.chip
-    assert isinstance(topology, Topology)
+    if isinstance(topology, GpuTopology):
+        shape, wraps = (topology.nodes, topology.gpus_per_node), (False, False)
+        within, between = topology.chip.node_bandwidth, topology.network_bandwidth
+        links: Links = "nvlink" if topology.chip.nvlink_links else "pcie"
+    else:
+        assert isinstance(topology, Topology)
+        shape, wraps, links = topology.shape, topology.wraps, "ici"
+        within, between = topology.chip.ici_bandwidth, topology.chip.device_dcn_bandwidth
     return TopologyReport(
         name=topology.name,
         generation=chip.name,
         slices=topology.slices,
-        shape=topology.shape,
-        wraps=topology.wraps,
+        shape=shape,
+        wraps=wraps,
+        links=links,
         chips=topology.chips,
         devices=topology.num_devices,
         hosts=topology.hosts,
@@ -67,8 +77,8 @@ def describe_topology(topology: BaseTopology) -> TopologyReport:
         available_bytes=chip.available_bytes,
         peak_flops=chip.device_peak_flops,
         hbm_bandwidth=chip.device_hbm_bandwidth,
-        ici_bandwidth=topology.chip.ici_bandwidth,
-        dcn_bandwidth=topology.chip.device_dcn_bandwidth,
+        ici_bandwidth=within,
+        dcn_bandwidth=between,
     )
 
 
@@ -191,7 +201,7 @@ def build_report(
     return PreflightReport(
         name=program.info.name,
         title=title,
-        outcome="out of memory" if compilation.too_large else "fits",
+        outcome="fits" if memory.fits and not compilation.too_large else "out of memory",
         topology=chips,
         mesh=describe_mesh(topology, mesh),
         partitioner=program.plan.partitioner.value,
@@ -240,11 +250,13 @@ def _throughput(
 def _versions(compilation: Compilation, topology: BaseTopology) -> VersionsReport:
     set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
     options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
+    is_gpu = isinstance(topology, GpuTopology)
     return VersionsReport(
         xlashard=__version__,
         jax=jax.__version__,
         jaxlib=executables.jaxlib_version(),
-        libtpu=libtpu_version() or "",
+        libtpu="" if is_gpu else libtpu_version() or "",
+        cuda_plugin=cuda_plugin_version() or "" if is_gpu else "",
         runtime=compiler.client_of(topology.devices[0]).platform_version,
         flags=(*set_outside, *options),
     )

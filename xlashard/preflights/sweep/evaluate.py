@@ -18,10 +18,12 @@ from typing import Any
 import jax
 
 from xlashard._jax.runtime import executables
-from xlashard._jax.runtime.topologies import libtpu_version
+from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import ArgumentError, XlashardError
+from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
+from xlashard.preflights.gpu_memory import allocator_bytes
 from xlashard.preflights.mesh_mapping import argument_placer, find_topology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.pricing import Workload
@@ -177,6 +179,8 @@ def _too_much(program: TargetProgram, place: BaseTopology, mesh: Mesh) -> str:
     )
     taken = sum(map(_device_bytes, leaves))
     available = place.chip.available_bytes
+    if isinstance(place, GpuTopology):
+        available = allocator_bytes(place)
     if taken <= available:
         return ""
     return (
@@ -212,6 +216,7 @@ def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
         "jax": jax.__version__,
         "jaxlib": executables.jaxlib_version(),
         "libtpu": libtpu_version(),
+        "cuda_plugin": cuda_plugin_version(),
         "flags": flags_here(),
         "config": _config(),
     }

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from xlashard.errors import ArgumentError
+from xlashard.gpu.gpu_models import GPU_MODELS
 from xlashard.pjit.report.serde import ReportFormat
 from xlashard.preflights.report.preflight_model import Bound, Links
 from xlashard.preflights.report.preflight_report import PreflightReport
-from xlashard.tpu.generations import BY_NAME
+from xlashard.tpu.generations import GENERATIONS
 
 FORMAT = 2
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
@@ -147,6 +148,9 @@ def ranked(results: Iterable[SweepResult]) -> tuple[SweepResult, ...]:
     return tuple(sorted(results, key=lambda r: (r.rank, r.topology, r.slices, r.mesh)))
 
 
+_CHIPS = tuple(chip.name for chip in (*GENERATIONS, *GPU_MODELS))
+
+
 @dataclass(frozen=True)
 class ChipPrice:
     """Price of a chip-hour of one kind of chips.
@@ -162,10 +166,10 @@ class ChipPrice:
     currency: str = ""
 
     def __post_init__(self) -> None:
-        if self.generation and self.generation not in BY_NAME:
+        if self.generation and self.generation not in _CHIPS:
             raise ArgumentError(
-                f"price of {self.generation!r}: expected a generation of chips, one of "
-                f"{', '.join(BY_NAME)}"
+                f"price of {self.generation!r}: expected a kind of chips, one of "
+                f"{', '.join(_CHIPS)}"
             )
 
 
