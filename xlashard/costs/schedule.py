@@ -194,6 +194,10 @@ class _Run:
             self.received[instruction.name] = rendezvous_name(instruction)
         elif opcode == "recv-done":
             self._wait(instruction, [self.received.get(name, "") for name in instruction.operands])
+        elif opcode == "fusion-start" and self.walk.fused_costs(instruction)[1]:
+            # XLA's own kernel for a small value: as NCCL, for its times are not published.
+            for cost in self.walk.fused_costs(instruction)[1].values():
+                self._collective(instruction, cost, instruction.name)
         elif opcode in _COPIES:
             self._copy(instruction)
         elif opcode in _CALLS:

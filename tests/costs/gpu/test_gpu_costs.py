@@ -140,6 +140,34 @@ def test_attention_of_cudnn_takes_published_times(mask: str, microseconds: float
     assert found.bound == "matrix"
 
 
+def test_an_all_reduce_by_a_kernel_of_xla_takes_its_time() -> None:
+    text = """
+HloModule kernel, is_scheduled=true
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+summed {
+  x = f32[8192]{0} parameter(0)
+  ROOT y = f32[8192]{0} all-reduce(x), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=add
+}
+
+ENTRY main {
+  x = f32[8192]{0} parameter(0)
+  start = ((f32[8192]{0}), f32[8192]{0}) fusion-start(x), kind=kCustom, calls=summed
+  ROOT y = f32[8192]{0} fusion-done(start)
+}
+"""
+    module, rates = read(text), gpu_rates(H100)
+    network = cluster("h100", 1, 8)
+    costs = [(c, network.of(c)) for c in module.collectives]
+    found = walk_schedule(module, costs, GpuOperationModel(module, rates), rates)
+    assert found.seconds == costs[0][1].expected_seconds > 0
+
+
 def test_collectives_take_multiprocessors_from_products() -> None:
     text = """
 HloModule beside, is_scheduled=true

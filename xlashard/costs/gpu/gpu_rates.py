@@ -113,7 +113,7 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
     family = chip.name.partition("-")[0]
     best = _BEST_PRODUCTS.get(family, _BEST_PRODUCTS["h100"])
     cycles = chip.sms * chip.clock_hz
-    h100 = 132 * 1.755e9
+    h100 = 132 * 1.98e9
     return GpuRates(
         matrix_size=1,
         matrix_flops=tuple(
