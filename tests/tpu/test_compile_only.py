@@ -246,7 +246,7 @@ def test_every_generation_is_named(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_for_tpus_is_silent(tmp_path):
+def test_the_search_for_chips_is_silent(tmp_path):
     script = tmp_path / "first.py"
     script.write_text(
         "import os, jax, xlashard\n"
@@ -258,4 +258,4 @@ def test_the_search_for_tpus_is_silent(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True
     )
     assert done.stdout.split() == ["cpu", "None"]
-    assert "libtpu" not in done.stderr and "TPU_" not in done.stderr
+    assert not any(word in done.stderr for word in ("libtpu", "TPU_", "cuDNN"))
