@@ -89,11 +89,17 @@ def summary(found: Sequence[Comparison]) -> str:
     errors = [abs(one.error) for one in found]
     near = sum(error <= 0.2 for error in errors) / len(errors)
     held = sum(one.is_in_bar for one in found) / len(found)
-    bias = statistics.median(one.error for one in found)
+    on_one = [one.error for one in found if one.run.settings.devices.slices == 1]
+    on_several = [one.error for one in found if one.run.settings.devices.slices > 1]
+    bias = ", ".join(
+        f"{statistics.median(group):+.1%} on {slices}"
+        for group, slices in ((on_one, "one slice"), (on_several, "several"))
+        if group
+    )
     median = statistics.median(errors)
     return (
         f"{len(found)} runs: median error {median:.1%} (goal {GOAL:.0%}: "
-        f"{'met' if median <= GOAL else 'not met'}), bias {bias:+.1%}, "
+        f"{'met' if median <= GOAL else 'not met'}), bias {bias}, "
         f"{near:.0%} within 20 %; the error bar holds {held:.0%} of the measurements"
     )
 

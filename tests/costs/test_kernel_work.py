@@ -20,7 +20,7 @@ from xlashard import NamedSharding, P
 from xlashard.costs.flops import kernel_estimate
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, is_ragged, kernel_work
-from xlashard.costs.operation import OperationModel
+from xlashard.costs.operation import OperationModel, padding
 from xlashard.costs.rates import borrowed_rates, rates_of
 from xlashard.costs.schedule import walk_schedule
 from xlashard.hlo import read
@@ -347,6 +347,22 @@ def test_a_ragged_product_of_xla_counts_by_its_shapes():
         # A block of rows that lies in several groups is multiplied by each.
         executed = sum(2 * a * b * c * runs for (_, a, b, c), runs in work.products.items())
         assert 2 * m * k * n < executed < 2 * (2 * m * k * n)
+    # XLA's own kernels run at the rates of its operations, their steps on both cores of a v5p.
+    for name, cores in (("v5p", 2), ("tpu7x", 1)):
+        rates = rates_of(BY_NAME[name])
+        for computation, call in kernels_in(module):
+            work = kernel_work(module, computation, call)
+            if work is None or not work.matmul_flops:
+                continue
+            time = OperationModel(module, rates).of(computation, call)
+            steps = work.steps * rates.kernel_step_seconds / cores
+            executed = sum(
+                rates.product_seconds(2 * a * b * c * runs, "bfloat16")
+                * padding(a, b, c, rates.matrix_size, turned=False)
+                for (_, a, b, c), runs in work.products.items()
+            )
+            assert time.matrix == pytest.approx(executed + steps)
+            assert time.hbm == pytest.approx(work.hbm_bytes / rates.hbm_bytes)
     # What finds the groups multiplies nothing.
     assert all(w.vector_ops == 0 for w, estimate in works.values() if not estimate)
 
@@ -363,8 +379,15 @@ def test_kernels_of_products_overlap_with_their_copies_and_others_wait_for_them(
     assert products.hbm == pytest.approx(
         work.hbm_bytes / rates.hbm_bytes / rates.product_kernel_hbm_share
     )
+    (shape, runs), *others = work.products.items()
+    assert not others
+    steps = work.steps * rates.kernel_step_seconds
+    whole = padding(*shape[1:], rates.matrix_size, turned=False)
+    executed = rates.product_seconds(2 * np.prod(shape[1:]) * runs * whole, "bfloat16")
+    # Copies go on between the steps of the grid.
+    assert products.matrix == pytest.approx(executed / rates.product_kernel_matrix_share + steps)
     assert products.seconds == pytest.approx(
-        np.cbrt(products.matrix**3 + products.hbm**3) + products.launch
+        (products.matrix**2.5 + products.hbm**2.5) ** 0.4 + products.launch
     )
     module = module_of(accumulate, *arrays((512, 1024), (1024, 512)))
     ((computation, call),) = kernels_in(module)

@@ -1,5 +1,7 @@
 """The time of a schedule, held against sums by hand."""
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,10 +14,13 @@ from xlashard.costs.rates import Rates, rates_of
 from xlashard.costs.schedule import StepSchedule, walk_schedule
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
+from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.time_estimate import KernelSpread, error_bar, schedule_step
 from xlashard.tpu import topology
 
 RATES = Rates(
+    cores=1,
+    scoped_vmem_bytes=24 * 2**20,
     matrix_size=128,
     matrix_flops=(("bfloat16", 100e12),),
     hbm_bytes=1e12,
@@ -46,7 +51,7 @@ STREAM = 2 * NBYTES / 1e12
 
 def overlapped(*seconds: float) -> float:
     """Return the time of units that overlap, though not entirely."""
-    return sum(unit**3 for unit in seconds) ** (1 / 3)
+    return sum(unit**2.5 for unit in seconds) ** (1 / 2.5)
 
 
 def schedule(body: str, computations: str = "") -> StepSchedule:
@@ -69,6 +74,59 @@ def test_a_change_of_layout_is_slower_than_a_copy() -> None:
     turned = "f32[1024,1024]{0,1:T(8,128)}"
     assert schedule(f"ROOT a = {ARRAY} copy(p)").seconds == pytest.approx(STREAM + 1e-6)
     assert schedule(f"ROOT a = {turned} copy(p)").seconds == pytest.approx(2 * STREAM + 1e-6)
+
+
+WIDE = """
+x = f32[8192,4096]{1,0:T(8,128)} parameter(1)
+w = bf16[4096,65536]{1,0:T(8,128)(2,1)} parameter(2)
+ROOT y = f32[8192,65536]{1,0:T(8,128)} convolution(x, w), dim_labels=bf_io->bf
+"""
+
+
+def test_a_product_reads_its_operands_again_for_each_tile() -> None:
+    """Tiles of 1024 x 1024 in float32 take a sixth of 24 MiB."""
+    matrix = 2 * 8192 * 4096 * 65536 / 100e12
+    read = 64 * 8192 * 4096 * 4 + 8 * 4096 * 65536 * 2
+    hbm = (read + 8192 * 65536 * 4) / 1e12
+    assert schedule(WIDE).seconds == pytest.approx(overlapped(matrix, hbm) + 1e-6)
+
+
+def test_what_is_fused_with_an_operand_is_computed_for_each_tile() -> None:
+    fused = """scale {
+a = f32[8192,4096]{1,0:T(8,128)} parameter(0)
+ROOT b = f32[8192,4096]{1,0:T(8,128)} exponential(a)
+}
+product {
+x = f32[8192,4096]{1,0:T(8,128)} parameter(0)
+w = bf16[4096,65536]{1,0:T(8,128)(2,1)} parameter(1)
+z = f32[8192,4096]{1,0:T(8,128)} fusion(x), kind=kLoop, calls=scale
+ROOT y = f32[8192,65536]{1,0:T(8,128)} convolution(z, w), dim_labels=bf_io->bf
+}
+"""
+    body = WIDE.replace("convolution(x, w), dim_labels=bf_io->bf", "fusion(x, w), calls=product")
+    matrix = 2 * 8192 * 4096 * 65536 / 100e12
+    vector = 64 * 8192 * 4096 / 0.25e12
+    hbm = (64 * 8192 * 4096 * 4 + 8 * 4096 * 65536 * 2 + 8192 * 65536 * 4) / 1e12
+    assert schedule(body, fused).seconds == pytest.approx(overlapped(matrix, vector, hbm) + 1e-6)
+
+
+def test_an_operand_that_fits_into_vmem_is_read_once() -> None:
+    """The first operand takes 4 MiB, and all rows are in one tile of 1024 columns."""
+    body = WIDE.replace("8192,4096", "1024,1024").replace("8192,", "1024,")
+    body = body.replace("4096,65536", "1024,65536")
+    matrix = 2 * 1024 * 1024 * 65536 / 100e12
+    hbm = (1024 * 1024 * 4 + 1024 * 65536 * (2 + 4)) / 1e12
+    assert schedule(body).seconds == pytest.approx(overlapped(matrix, hbm) + 1e-6)
+
+
+def test_more_vmem_makes_larger_tiles() -> None:
+    def times(**options: str) -> float:
+        module = read(f"HloModule m, is_scheduled=true\nENTRY main {{\n{WIDE}}}\n")
+        program = Compilation(cast(Any, None), None, module, 0.0, tuple(options.items()))
+        place = topology("v6e:1x1")
+        return schedule_step(program, place, place.mesh({"one": 1})).seconds
+
+    assert times(xla_tpu_scoped_vmem_limit_kib="65536") < times()
 
 
 def test_products_are_padded_to_matrix_units() -> None:

@@ -43,6 +43,7 @@ class KernelWork:
             they are unknown.
         upper_bound: Whether blocks count that data may skip.
         unknown_loops: Loops of unknown trip count, counted as one iteration.
+        by_xla: Whether the kernel is XLA's own.
     """
 
     matmul_flops: Mapping[str, float] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class KernelWork:
     products: Mapping[tuple[str, int, int, int], float] = field(default_factory=dict)
     upper_bound: bool = False
     unknown_loops: int = 0
+    by_xla: bool = False
 
 
 def is_kernel(call: Instruction) -> bool:
@@ -263,4 +265,5 @@ def _ragged(computation: Computation, call: Instruction, count: KernelCount) -> 
         count.hbm_bytes,
         count.steps,
         products=count.products,
+        by_xla=True,
     )

@@ -2,9 +2,9 @@
 
 An operation keeps several units busy at once: the matrix units, the vector unit, HBM, each at the
 rate that published measurements show (`rates`). They overlap, though not entirely: the time is the
-cube root of the sum of their cubes. Of the exponents 2, 2.5, 3 and infinity, 2.5 and 3 are closest
-to the published times of XLA's operations (`benchmarks/operations.py`). Operations of a program run
-one after the other, so that their times add up.
+norm of their times with the exponent 2.5, which of 2, 2.5, 3 and infinity is closest to the
+published times of XLA's operations (`benchmarks/operations.py`). Operations of a program run one
+after the other, so that their times add up.
 """
 
 import math
@@ -22,6 +22,7 @@ from xlashard.costs.gpu.library_calls import is_library_product
 from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work
+from xlashard.costs.product_tiles import ProductSize, source_of, stays
 from xlashard.costs.rates import Rates
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import Shape
@@ -41,6 +42,7 @@ _FREE_NAMES = """
 """
 _NO_TIME = frozenset(_FREE_NAMES.split())
 _MOVES = ("copy", "transpose")
+_OVERLAP = 2.5
 
 
 @dataclass
@@ -52,20 +54,23 @@ class Work:
         vector_ops: Elements of elementwise operations and reductions, in whole registers.
         transcendentals: Elements of functions such as exp, in whole registers.
         changes_layout: Whether it reorders elements in memory.
+        hbm_bytes: HBM traffic of operands that it reads again.
     """
 
     products: dict[str, float] = field(default_factory=dict)
     vector_ops: float = 0.0
     transcendentals: float = 0.0
     changes_layout: bool = False
+    hbm_bytes: float = 0.0
 
-    def add(self, other: "Work") -> None:
-        """Add the work of another operation."""
+    def add(self, other: "Work", times: float = 1.0) -> None:
+        """Add the work of another operation, some times."""
         for dtype, flops in other.products.items():
-            self.products[dtype] = self.products.get(dtype, 0.0) + flops
-        self.vector_ops += other.vector_ops
-        self.transcendentals += other.transcendentals
+            self.products[dtype] = self.products.get(dtype, 0.0) + times * flops
+        self.vector_ops += times * other.vector_ops
+        self.transcendentals += times * other.transcendentals
         self.changes_layout |= other.changes_layout
+        self.hbm_bytes += times * other.hbm_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,11 @@ class OperationTime:
 
     def _overlapped(self) -> float:
         units = (self.matrix, self.vector, self.hbm)
-        # Scaled, so that the cubes of microseconds keep their digits.
+        # Scaled, so that the powers of microseconds keep their digits.
         longest = max(units)
-        return longest * sum((unit / longest) ** 3 for unit in units) ** (1 / 3) if longest else 0.0
+        if not longest:
+            return 0.0
+        return longest * sum((unit / longest) ** _OVERLAP for unit in units) ** (1 / _OVERLAP)
 
     @property
     def bound(self) -> Unit:
@@ -159,7 +166,7 @@ class OperationModel:
         # A product reads its operands in any order.
         reorders = work.changes_layout and not work.products
         bandwidth = rates.hbm_bytes * (rates.relayout if reorders else 1.0)
-        hbm = nbytes / bandwidth
+        hbm = (nbytes + work.hbm_bytes) / bandwidth
         return OperationTime(
             sum(rates.product_seconds(flops, dtype) for dtype, flops in work.products.items()),
             work.vector_ops / rates.vector_ops + work.transcendentals / rates.transcendentals,
@@ -184,16 +191,21 @@ class OperationModel:
         vector = work.vector_ops / rates.kernel_vector_ops
         vector += work.transcendentals / rates.kernel_transcendentals
         matrix_share, hbm_share = rates.kernel_matrix_share, rates.kernel_hbm_share
+        steps = work.steps * rates.kernel_step_seconds
         only_products = bool(work.products) and not work.transcendentals
-        if only_products:
+        if work.by_xla:
+            matrix_share = hbm_share = 1.0
+            steps /= rates.cores
+        elif only_products:
             matrix_share = rates.product_kernel_matrix_share
             hbm_share = rates.product_kernel_hbm_share
         return OperationTime(
-            self._kernel_products(work) / matrix_share,
+            # Copies go on between the steps.
+            self._kernel_products(work) / matrix_share + (steps if only_products else 0.0),
             # Softmax hides behind the products: the shares above hold what shows of it.
             0.0 if work.products else vector,
             work.hbm_bytes / rates.hbm_bytes / hbm_share,
-            launch=rates.hbm_seconds + work.steps * rates.kernel_step_seconds,
+            launch=rates.hbm_seconds + (0.0 if only_products else steps),
             known=not work.unknown_loops,
             waits_for_hbm=not only_products,
         )
@@ -244,8 +256,37 @@ class OperationModel:
 
     def _product(self, computation: Computation, instruction: Instruction) -> Work:
         found = instruction_flops(self._module, computation, instruction)
-        ratio = _padding_of(computation, instruction, self._rates.matrix_size)
-        return Work({found.dtype: found.matmul_flops * ratio} if found.matmul_flops else {})
+        if not found.matmul_flops:
+            return Work()
+        operands = operand_arrays(computation, instruction)
+        labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
+        if len(operands) < 2 or labels is None or not instruction.shape.arrays:
+            return Work({found.dtype: found.matmul_flops})
+        _, kernel, result = labels.groups()
+        out = instruction.shape.arrays[0]
+        depth = operands[1].dims[kernel.index("i")]
+        rows, columns = out.dims[result.index("b")], out.dims[result.index("f")]
+        if not (depth and rows and columns):
+            return Work({found.dtype: found.matmul_flops})
+        ratio = padding(rows, depth, columns, self._rates.matrix_size)
+        work = Work({found.dtype: found.matmul_flops * ratio})
+        work.add(self._repeated(computation, instruction, (kernel, result)))
+        return work
+
+    def _repeated(
+        self, computation: Computation, product: Instruction, labels: tuple[str, str]
+    ) -> Work:
+        """Return the work of a product with operands that it reads again."""
+        work, vmem = Work(), self._rates.scoped_vmem_bytes
+        operands = operand_arrays(computation, product)
+        size = ProductSize.of(operands[1], product.shape.arrays[0], *labels)
+        for name, array, reads in zip(product.operands, operands, size.reads(vmem), strict=False):
+            if reads > 1 and not stays(array.nbytes, vmem):
+                nbytes, producer = source_of(computation, name)
+                work.hbm_bytes += (reads - 1) * nbytes
+                if producer is not None:
+                    work.add(self._work(computation, producer), reads - 1)
+        return work
 
     def _elements(self, arrays: tuple[Shape, ...] | list[Shape]) -> float:
         """Return the elements of arrays, with the padding to whole vector registers."""
@@ -269,18 +310,6 @@ def _padded_size(array: Shape) -> int:
     if len(dims) > 1:
         dims[-2] = _up(dims[-2], 8)
     return math.prod(dims)
-
-
-def _padding_of(computation: Computation, product: Instruction, size: int) -> float:
-    operands = operand_arrays(computation, product)
-    labels = re.match(r"(\w+)_(\w+)->(\w+)", product.attributes.dim_labels)
-    if len(operands) < 2 or labels is None or not product.shape.arrays:
-        return 1.0
-    _, kernel, result = labels.groups()
-    out = product.shape.arrays[0].dims
-    depth = operands[1].dims[kernel.index("i")]
-    rows, columns = out[result.index("b")], out[result.index("f")]
-    return padding(rows, depth, columns, size) if depth and rows and columns else 1.0
 
 
 def padding(rows: int, depth: int, columns: int, size: int, *, turned: bool = True) -> float:

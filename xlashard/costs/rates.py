@@ -32,15 +32,17 @@ MATRIX_UNITS = {
 """Number of matrix units of a TensorCore, and their rows and columns."""
 
 _MATRIX_SHARES = {
+    # The time of the whole products is that of the units, overlapped with that of HBM, from which
+    # operands are read again (`product_tiles`).
     # Pallas: 8192 x 8192 x 8192 in bfloat16 by XLA, 181.8 of 197 TFLOP/s.
-    "v5e": 0.925,
-    # recipes: the same product, 827.5 of 918 TFLOP/s.
-    "v6e": 0.90,
+    "v5e": 0.97,
+    # recipes: the same product, 827.5 of 918 TFLOP/s with 64 MiB of scoped VMEM, 754 with 32.
+    "v6e": 0.955,
     # recipes: 32768 x 32768 x 32768, 956 of 1153.5 TFLOP/s of a TensorCore.
-    "tpu7x": 0.83,
+    "tpu7x": 0.855,
 }
-_OTHER_MATRIX_SHARE = 0.91
-"""Mean of v5e and v6e, for generations without a published product of this size."""
+_OTHER_MATRIX_SHARE = 0.93
+"""Mean of the others, for generations without a published product of this size."""
 
 _HBM_SHARES = {
     # tokamax: softmax and gated products of 0.2 to 34 GB, which wait for HBM alone.
@@ -56,18 +58,19 @@ _KERNEL_SHARES = {
     # tokamax: 55 flash attention kernels forward, and 18 backward on TPU7x, of 512 to 16,384 tokens
     # and heads of 64 to 256, fitted as products plus HBM traffic plus steps: median errors of 8, 4
     # and 5 %. Softmax hides behind the products; v5p reaches its peak.
-    "v5p": (1.1, 0.7),
-    "v6e": (1.0, 0.45),
-    "tpu7x": (1.0, 0.25),
+    "v5p": (1.08, 0.7),
+    "v6e": (0.94, 0.45),
+    "tpu7x": (0.97, 0.25),
 }
 """Shares of the rates of products and of HBM that kernels with functions such as exp reach."""
 
 _PRODUCT_KERNEL_SHARES = {
-    # tokamax: 79 ragged products, forward and of weight gradients, fitted as XLA's operations, plus
-    # steps, beside 20 of XLA's on v5e and TPU7x: median errors of 6 to 15 %.
-    "v5e": (0.95, 1.0),
-    "v5p": (0.5, 1.0),
-    "tpu7x": (0.95, 0.65),
+    # tokamax: 79 ragged products, forward and of weight gradients, fitted as XLA's operations:
+    # median errors of 6 to 9 %. On v5p none is faster than one of the two cores can be; XLA's own
+    # kernels are (272 of 459 TFLOP/s), at the rates of XLA's other operations.
+    "v5e": (0.91, 1.0),
+    "v5p": (0.49, 1.0),
+    "tpu7x": (0.87, 0.6),
 }
 """The same for kernels of products alone, of which HBM traffic overlaps with the products."""
 
@@ -83,6 +86,8 @@ class Rates:
     """Rates of one device.
 
     Attributes:
+        cores: TensorCores that a program of the device runs on.
+        scoped_vmem_bytes: VMEM that an operation may use.
         matrix_size: Rows and columns of a matrix unit, to which products are padded.
         matrix_flops: FLOP per second of large matrix products, by operand dtype.
         hbm_bytes: Bytes per second of copies in HBM.
@@ -99,14 +104,16 @@ class Rates:
         host_bytes: Bytes per second to or from the memory of the host.
         kernel_matrix_share: Share of `matrix_flops` that the products of kernels reach.
         kernel_hbm_share: Share of `hbm_bytes` that the copies of kernels reach.
-        product_kernel_matrix_share: The first in kernels of products alone.
-        product_kernel_hbm_share: The second in kernels of products alone.
+        product_kernel_matrix_share: The first in Pallas kernels of products alone.
+        product_kernel_hbm_share: The second in Pallas kernels of products alone.
         kernel_vector_ops: Elements per second of elementwise operations in kernels.
         kernel_transcendentals: Elements per second of functions such as exp in kernels.
         kernel_step_seconds: Time between the steps of a kernel's grid.
         collective_cores: Share of the cores that a running collective takes.
     """
 
+    cores: int
+    scoped_vmem_bytes: float
     matrix_size: int
     matrix_flops: tuple[tuple[str, float], ...]
     hbm_bytes: float
@@ -183,15 +190,18 @@ def rates_of(generation: Generation) -> Rates:
     cores = generation.cores_per_chip // generation.devices_per_chip
     vectors = (core_clock(generation) or 0.0) * cores * VECTOR_LANES
     return Rates(
+        cores=cores,
+        scoped_vmem_bytes=(32 if generation.name in ("v6e", "tpu7x") else 16) * 2.0**20,
         matrix_size=MATRIX_UNITS[generation.name][1],
         matrix_flops=tuple((name, share * f) for name, f in generation.device_peak_flops),
         hbm_bytes=_HBM_SHARES.get(generation.name, _OTHER_HBM_SHARE)
         * generation.device_hbm_bandwidth,
-        # tokamax, TPU7x: copies between layouts in the gradient of attention.
-        relayout=0.6,
-        # tokamax, TPU7x: softmax keeps two of the four slots for vector operations busy, and a
-        # transcendental function takes a cycle.
-        vector_ops=2 * vectors,
+        # tokamax: copies between layouts in attention on v5p, v6e and TPU7x; on v5e, whose HBM is
+        # the slowest, those of the operands of ragged products reach the rate of other copies.
+        relayout=1.0 if generation.name == "v5e" else 0.6,
+        # book: four operations at a time, beside which a transcendental function takes a cycle, as
+        # in the softmax of tokamax on v5p, v6e and TPU7x.
+        vector_ops=4 * vectors,
         transcendentals=vectors,
         # recipes, TPU7x: a product of 128 x 128 x 128 takes 1.6 microseconds, a copy of 2 MiB 1.7
         # more than its bytes.

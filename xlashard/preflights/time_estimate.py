@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from xlashard.costs.cost_analysis import analyze_cost
@@ -104,9 +104,14 @@ def schedule_step(
         rates: Rates of a device; those of published measurements if None.
     """
     rates = rates or rates_for(topology.chip)
+    if limit := dict(compilation.options).get(_SCOPED_VMEM):
+        rates = replace(rates, scoped_vmem_bytes=1024.0 * int(limit))
     model = operations_for(compilation.module, rates, kernel_costs)
     collectives = _network_costs(compilation, topology, mesh)
     return walk_schedule(compilation.module, collectives, model, rates)
+
+
+_SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
 def _network_costs(
