@@ -115,6 +115,9 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
     cycles = chip.sms * chip.clock_hz
     h100 = 132 * 1.98e9
     return GpuRates(
+        cores=1,
+        # Tiles of GPUs read their operands again from the L2 cache.
+        scoped_vmem_bytes=math.inf,
         matrix_size=1,
         matrix_flops=tuple(
             (name, best * _LARGE_PRODUCTS * f) for name, f in chip.device_peak_flops
