@@ -34,7 +34,7 @@ _DTYPES = {
     "f8e4m3": jnp.float8_e4m3fn,
     "s32": jnp.int32,
 }
-GOAL = 0.15
+GOAL = 0.10
 """Goal of the median of the groups' median errors."""
 
 

@@ -35,4 +35,4 @@ def test_a_program_is_known_by_its_memory() -> None:
 def test_groups_count_by_their_median() -> None:
     text = operations.summary({"v6e copy": [0.1, -0.3, 0.2], "v6e product": [-0.05]})
     assert "v6e copy" in text and "median error  20.0%, from  -30.0% to  +20.0%" in text
-    assert text.endswith("2 groups: median of the groups' median errors 12.5%, goal 15%: met")
+    assert text.endswith("2 groups: median of the groups' median errors 12.5%, goal 10%: not met")
