@@ -180,6 +180,26 @@ def test_a_loop_repeats_its_body() -> None:
     assert sum(found.by_resource().values()) == pytest.approx(found.seconds)
 
 
+CALLED = f"""
+apart {{
+  x = {ARRAY} parameter(0)
+  ROOT y = {ARRAY} exponential(x)
+}}
+"""
+
+
+@pytest.mark.parametrize("work", ["", f"a = {ARRAY} negate(p)\n"])
+def test_an_asynchronous_call_counts_by_its_wait_alone(work: str) -> None:
+    found = schedule(
+        f"c = (({ARRAY}), {ARRAY}, s32[]) call-start(p), to_apply=apart\n{work}"
+        f"ROOT d = {ARRAY} call-done(c)",
+        CALLED,
+    )
+    assert found.runs["apart"] == 1
+    assert found.seconds == pytest.approx(found.lengths["apart"])
+    assert sum(found.by_resource().values()) == pytest.approx(found.seconds)
+
+
 def test_copies_between_memories_hide_behind_arithmetic() -> None:
     fast = "f32[1024,1024]{1,0:T(8,128)S(1)}"
     copy = f"c = ({fast}, {ARRAY}, u32[]) copy-start(p)"

@@ -63,12 +63,15 @@ class StepSchedule:
         seconds: Time of one execution.
         operations: Operations of each computation, in order.
         runs: Number of runs of each computation.
+        core_runs: Number of runs in the order of the cores: without those of asynchronous calls,
+            for which the cores wait at most.
         lengths: Seconds of one run of each computation.
     """
 
     seconds: float
     operations: Mapping[str, Sequence[ScheduledOperation]]
     runs: Mapping[str, float]
+    core_runs: Mapping[str, float]
     lengths: Mapping[str, float]
 
     def __iter__(self) -> Iterator[tuple[ScheduledOperation, float]]:
@@ -77,12 +80,19 @@ class StepSchedule:
             for operation in operations:
                 yield operation, self.runs.get(name, 0.0)
 
+    def on_cores(self) -> Iterator[tuple[ScheduledOperation, float]]:
+        """Yield the operations and waits of the cores with their number of runs."""
+        for name, operations in self.operations.items():
+            runs = self.core_runs.get(name, 0.0)
+            for operation in operations:
+                if runs and not operation.in_background and operation.resource != "loop":
+                    yield operation, runs
+
     def by_resource(self) -> dict[str, float]:
         """Return the seconds of the cores by the resource that bounds or delays them."""
         sums: dict[str, float] = defaultdict(float)
-        for operation, runs in self:
-            if not operation.in_background and operation.resource != "loop":
-                sums[operation.resource] += runs * operation.seconds
+        for operation, runs in self.on_cores():
+            sums[operation.resource] += runs * operation.seconds
         return dict(sums)
 
 
@@ -102,7 +112,8 @@ def walk_schedule(
     """
     walk = _Walk(module, collectives, model, rates)
     seconds = walk.length(module.entry) if module.entry in module.computations else 0.0
-    return StepSchedule(seconds, walk.operations, walk.count_runs(), walk.lengths)
+    runs, core_runs = walk.count_runs(), walk.count_runs(asynchronous=False)
+    return StepSchedule(seconds, walk.operations, runs, core_runs, walk.lengths)
 
 
 class _Walk:
@@ -118,7 +129,7 @@ class _Walk:
         self.rates = rates
         self.operations: dict[str, list[ScheduledOperation]] = {}
         self.lengths: dict[str, float] = {}
-        self._called: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        self._called: dict[str, list[tuple[str, float, bool]]] = defaultdict(list)
         self._costs: dict[str, dict[str, NetworkCost]] = defaultdict(dict)
         for collective, cost in collectives:
             self._costs[collective.computation][collective.name] = cost
@@ -148,17 +159,23 @@ class _Walk:
             times = float(trip_count(self.module, computation, instruction) or 1)
         elif instruction.opcode == "conditional" and names:
             names = [max(names, key=self.length)]
-        self._called[computation.name] += [(name, times) for name in names]
+        asynchronous = instruction.opcode in _CALLS
+        self._called[computation.name] += [(name, times, asynchronous) for name in names]
         return times * sum(self.length(name) for name in names)
 
-    def count_runs(self) -> dict[str, float]:
-        """Return the number of runs of each computation in one execution."""
+    def count_runs(self, *, asynchronous: bool = True) -> dict[str, float]:
+        """Return the number of runs of each computation in one execution.
+
+        Args:
+            asynchronous: Whether the computations of asynchronous calls count.
+        """
         runs: dict[str, float] = defaultdict(float)
         runs[self.module.entry] = 1.0
         # A computation is walked before its caller is done: callers come last.
         for name in reversed(self.lengths):
-            for callee, times in self._called[name]:
-                runs[callee] += runs[name] * times
+            for callee, times, apart in self._called[name]:
+                if asynchronous or not apart:
+                    runs[callee] += runs[name] * times
         return dict(runs)
 
 

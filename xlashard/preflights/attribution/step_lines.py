@@ -116,9 +116,9 @@ class StepLines:
     @cached_property
     def _groups(self) -> dict[_Key, _Group]:
         groups: dict[_Key, _Group] = defaultdict(_Group)
-        for operation, runs in self.schedule:
+        for operation, runs in self.schedule.on_cores():
             seconds = runs * operation.seconds
-            if operation.in_background or operation.resource == "loop" or not seconds:
+            if not seconds:
                 continue
             op_name, key = self._key(operation)
             group = groups[key]
