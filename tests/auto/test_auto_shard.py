@@ -24,11 +24,14 @@ from tests.auto.examples import (
     step,
 )
 from tests.facts import naming
+from tests.gpu.plugin import needs_plugin
 from xlashard import AutoPlan, P, auto_shard, pjit
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.auto_shard import solve
 from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text
+from xlashard.auto.problem import machine_of
 from xlashard.auto.proof import Prover
+from xlashard.gpu import topology as gpu_topology
 
 
 def specs_of(values):
@@ -376,3 +379,25 @@ def test_partials_and_methods_keep_what_they_are_bound_to():
         result = plan.apply(fun)(*args)
         assert result[0, 0] == 5
         assert result.sharding.spec == P("data")
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_gpus_are_targets_too():
+    state, batch = shapes()
+    plan = auto_shard(step, state, batch, mesh={"data": 2, "model": 8}, topology="h100:2x8")
+    assert plan.fits
+    assert {"data", "fsdp"} <= {layout.name for layout in plan.layouts}
+    assert plan.chosen.seconds == min(p.seconds for p in plan.layouts if p.seconds is not None)
+    kinds = {d.device_kind for s in jax.tree.leaves(plan.in_shardings) for d in s.device_set}
+    assert kinds == {"NVIDIA H100 80GB HBM3"}
+
+
+@needs_plugin
+def test_links_within_a_node_of_gpus_are_faster_than_those_between():
+    cluster = gpu_topology("h100:4x8")
+    mesh = cluster.mesh({"data": 4, "model": 8, "one": 1})
+    between, within, _ = machine_of(mesh, cluster).axes
+    assert within.bytes_per_second > 5 * between.bytes_per_second
+    assert 0 < within.latency < 1e-3
+    assert machine_of(mesh, cluster).memory_bytes == cluster.chip.available_bytes

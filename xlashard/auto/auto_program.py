@@ -1,5 +1,6 @@
 """Program of an automatic layout: the function traced for a mesh, and what its layout must keep."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +14,21 @@ from xlashard._jax.runtime.topologies import topology_name
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard.auto.problem import AutoProblem, machine_of
 from xlashard.errors import ArgumentError, MeshError, counted
-from xlashard.hardware.mesh_layout import resolve_axis_sizes
+from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.mesh_layout import divisors, resolve_axis_sizes
 from xlashard.pjit.function import Function
 from xlashard.pjit.stages.from_jax import traced_call, unwrapped
 from xlashard.pjit.trace import Call
 from xlashard.preflights.mesh_mapping import (
     MeshLike,
+    find_topology,
     map_call,
     meshes_of_function,
     resolve_mesh,
 )
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
-from xlashard.tpu.topologies import Topology
-from xlashard.tpu.topologies import topology as find_topology
-from xlashard.tpu.topology_names import SliceName, chip_counts, default_shape, divisors
 
-type Target = MeshLike | Topology | str
+type Target = MeshLike | BaseTopology | str
 """A mesh, its axis sizes, a topology, or `auto` to choose the sizes."""
 
 _AXES = ("data", "model")
@@ -44,7 +44,7 @@ class AutoProgram:
         function: The function.
         call: Its call, with arguments that are placed nowhere.
         mesh: Mesh, whose axes are automatic.
-        topology: Topology of its devices; None for devices that aren't TPUs.
+        topology: Topology of its devices; None for devices of no topology, such as emulated ones.
         closed_over: Number of arrays that the function closes over; they precede the arguments.
         at_hand: The same mesh on devices that can run programs; None if there are none.
     """
@@ -52,7 +52,7 @@ class AutoProgram:
     function: Function
     call: Call
     mesh: Mesh
-    topology: Topology | None
+    topology: BaseTopology | None
     closed_over: int = 0
     at_hand: Mesh | None = None
 
@@ -113,7 +113,7 @@ def read_program(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     mesh: MeshLike | None,
-    topology: Topology | str | None = None,
+    topology: BaseTopology | str | None = None,
 ) -> AutoProgram:
     """Trace a function for a mesh.
 
@@ -158,15 +158,10 @@ def read_larger(
     """
     place = program.topology
     assert place is not None
-    generation, (first, size), *others = place.generation, *program.mesh.shape.items()
-    counts = [n for n in chip_counts(generation) if n > place.chips and n % place.chips == 0]
-    for count in counts[:_LARGER]:
-        shape = default_shape(generation, count)
-        if shape is None:
-            continue
-        slice_name = SliceName(generation, shape)
-        axes = {first: size * (count // place.chips), **dict(others)}
-        yield read_program(fun, args, kwargs, axes, find_topology(slice_name.text))
+    (first, size), *others = program.mesh.shape.items()
+    for larger in itertools.islice(place.larger(), _LARGER):
+        axes = {first: size * (larger.chips // place.chips), **dict(others)}
+        yield read_program(fun, args, kwargs, axes, larger)
 
 
 def read_programs(
@@ -174,7 +169,7 @@ def read_programs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     mesh: Target | None,
-    topology: Topology | str | None = None,
+    topology: BaseTopology | str | None = None,
 ) -> Iterator[AutoProgram]:
     """Yield the program on the mesh, or on each mesh to choose from.
 
@@ -186,7 +181,7 @@ def read_programs(
             meshes with the axes `data` and `model`.
         topology: Topology of the devices.
     """
-    if isinstance(mesh, Topology) or (isinstance(mesh, str) and mesh != "auto"):
+    if isinstance(mesh, BaseTopology) or (isinstance(mesh, str) and mesh != "auto"):
         own = meshes_of_function(unwrapped(fun, args, kwargs)[0])
         mesh, topology = None if own else "auto", mesh
     if mesh != "auto":
@@ -202,8 +197,8 @@ def read_programs(
 
 
 def _target(
-    mesh: MeshLike | None, topology: Topology | str | None, own: Mapping[str, MeshLike]
-) -> tuple[Topology | None, Mesh, Mesh | None]:
+    mesh: MeshLike | None, topology: BaseTopology | str | None, own: Mapping[str, MeshLike]
+) -> tuple[BaseTopology | None, Mesh, Mesh | None]:
     """Return topology, mesh to compile for, and mesh to run on; None for what there isn't."""
     if isinstance(topology, str):
         topology = find_topology(topology)
@@ -240,14 +235,14 @@ def _local_mesh(mesh: MeshLike | None) -> Mesh:
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def topology_of(mesh: Mesh) -> Topology | None:
-    """Return the topology of a mesh's devices; None for devices that aren't TPUs.
+def topology_of(mesh: Mesh) -> BaseTopology | None:
+    """Return the topology of a mesh's devices; None for other devices than TPUs at hand.
 
     Args:
-        mesh: The mesh, of a topology's devices or of TPUs at hand.
+        mesh: The mesh, of a topology's devices or of devices at hand.
     """
     device = mesh.devices.flat[0]
-    if device.platform != "tpu":
+    if device.platform != "tpu" and not is_compile_only(device):
         return None
     number, _, name = topology_name(device).rpartition(" slices of ")
     found = find_topology(name, int(number or 1))

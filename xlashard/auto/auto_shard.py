@@ -16,8 +16,8 @@ from xlashard.auto.proof import ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.sharding import PartitionSpec
-from xlashard.tpu.topologies import Topology
 
 PROVEN = 6
 """Number of layouts whose programs are compiled, whatever time that takes."""
@@ -35,7 +35,7 @@ def auto_shard(
     fun: Any,
     *args: Any,
     mesh: Target | None = None,
-    topology: Topology | str | None = None,
+    topology: BaseTopology | str | None = None,
     memory: float = 0.9,
     measure: int = 0,
     time_limit: float = 60.0,
@@ -55,8 +55,9 @@ def auto_shard(
             no effect.
         mesh: Mesh, or its axis sizes such as `{"data": 8, "model": 4}`; `"auto"`, or a topology,
             to choose the sizes of the axes `data` and `model`; None for the mesh in force.
-        topology: TPU topology, or its name: `"v5e-16"`; None for the devices of the mesh, or those
-            of this process. Other devices than TPUs are costed as v5e chips.
+        topology: Topology of TPUs or GPUs, or its name: `"v5e-16"`, `"h100-32"`; None for the
+            devices of the mesh, or those of this process. Devices at hand that aren't TPUs are
+            costed as v5e chips.
         memory: Share of a device's memory that the program may use.
         measure: Number of the fastest programs to run on the devices, with zeros as arguments.
         time_limit: Seconds that a search may take; the plan then names its gap to the best layout.

@@ -10,11 +10,10 @@ from xlashard.auto.plan.layout_report import TriedLayout
 from xlashard.auto.problem import AutoProblem, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard.errors import XlashardError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh
 from xlashard.preflights.target_loading import TargetProgram, load_program
-from xlashard.tpu.topologies import Topology
 
 _CLOSE = 1.25
 """Programs are compiled though their predicted memory exceeds the device's by this factor."""
@@ -191,10 +190,6 @@ def run_target(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_layout(request: SweepRequest, place: BaseTopology) -> TargetProgram:
     program = load_program(request.target["name"], place, request.axes)
-    if not isinstance(place, Topology):
-        raise ArgumentError(  # no-catalogue: needs a compiler for GPUs
-            f"shardings='auto' takes TPU topologies, and {place} is another: leave it out"
-        )
     mesh = program.mesh or request.axes
     args, kwargs = program.args, program.kwargs
     plan = auto_shard(program.function, *args, mesh=mesh, topology=place, **kwargs)

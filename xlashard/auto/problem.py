@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from xlashard.costs.rates import Rates, rates_of
+from xlashard.costs.gpu.nccl import NcclModel
+from xlashard.costs.rates import Rates
+from xlashard.costs.targets import network_for, rates_for
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.links import axis_links
 from xlashard.hlo.collectives import CollectiveKind
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
-from xlashard.tpu.topologies import Topology
 
 NOMINAL_GENERATION = "v5e"
-"""Generation whose rates stand for devices that aren't TPUs, such as emulated ones."""
+"""Generation whose rates stand for devices of no topology, such as emulated ones."""
 
 
 @dataclass(frozen=True)
@@ -116,34 +118,41 @@ class Machine:
         return math.prod(axis.size for axis in self.axes)
 
 
-def machine_of(mesh: Mesh, topology: Topology | None = None) -> Machine:
+def machine_of(mesh: Mesh, topology: BaseTopology | None = None) -> Machine:
     """Return the machine behind a mesh.
 
     Args:
         mesh: The mesh.
-        topology: Topology of its devices; None for devices that aren't TPUs, which get the rates of
-            a chip of `NOMINAL_GENERATION` with one link per axis.
+        topology: Topology of its devices; None for devices without one, which get the rates of a
+            chip of `NOMINAL_GENERATION` with one link per axis.
     """
-    if topology is None:
-        generation = next(g for g in GENERATIONS if g.name == NOMINAL_GENERATION)
-    else:
-        generation = topology.generation
-    rates = rates_of(generation)
+    nominal = next(g for g in GENERATIONS if g.name == NOMINAL_GENERATION)
+    chip = nominal if topology is None else topology.chip
+    rates = rates_for(chip)
+    slowdown = 1.0 if topology is None else rates.link_share / rates.torus_reduction_share
     axes = []
-    slowdown = rates.link_share / rates.torus_reduction_share
     for name, size in mesh.shape.items():
-        speed, hops, dimensions = generation.ici_bandwidth, size / 2, 1
-        if topology is not None and size > 1:
-            links = axis_links(topology, mesh, [name])
-            speed = links.bytes_per_second
-            hops = sum(part.size for part in links.parts) / 2
-            dimensions = len([p for p in links.parts if p.dimension not in ("slice", "core")])
-        share = rates.link_share * speed
-        latency = rates.collective_seconds + hops * rates.hop_seconds
-        reduction = slowdown if dimensions > 1 else 1.0
-        axes.append(MeshAxis(str(name), size, share, latency, reduction))
-    together = 1.0 if topology is None else slowdown
-    return Machine(tuple(axes), rates, float(generation.available_bytes), together)
+        if topology is None or size == 1:
+            latency = rates.collective_seconds + size / 2 * rates.hop_seconds
+            speed = rates.link_share * nominal.ici_bandwidth
+            axes.append(MeshAxis(str(name), size, speed, latency))
+        else:
+            axes.append(_axis_of(topology, mesh, str(name), rates))
+    return Machine(tuple(axes), rates, float(chip.available_bytes), slowdown)
+
+
+def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:
+    """Return an axis of several devices of a topology."""
+    links, network = axis_links(topology, mesh, [name]), network_for(topology, mesh)
+    if isinstance(network, NcclModel):
+        speed, latency = network.gather_rates(links.size, links.domains)
+        return MeshAxis(name, links.size, speed, latency)
+    hops = sum(part.size for part in links.parts) / 2
+    dimensions = len([p for p in links.parts if p.dimension not in ("slice", "core")])
+    reduction = rates.link_share / rates.torus_reduction_share if dimensions > 1 else 1.0
+    latency = rates.collective_seconds + hops * rates.hop_seconds
+    speed = rates.link_share * links.bytes_per_second
+    return MeshAxis(name, links.size, speed, latency, reduction)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,11 @@ import jax.numpy as jnp
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import Machine, ProgramLayout, machine_of
-from xlashard.costs.network_model import NetworkCost, NetworkModel
+from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationModel
 from xlashard.costs.schedule import walk_schedule
+from xlashard.costs.targets import network_for
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
 from xlashard.hlo.shapes import HBM
 from xlashard.pjit import Compiled, Lowered, Traced
@@ -149,14 +151,15 @@ def _refused(layout: ProgramLayout, error: Exception) -> ProvenLayout:
 class Prover:
     """Compiles layouts of one program.
 
-    Programs for a topology are compiled by worker processes, so that a crash of the compiler costs
-    its layout only. A context manager, which ends the processes.
+    Programs for TPUs are compiled by worker processes up to their code, so that a crash of the
+    compiler costs its layout only; others in this process. A context manager, which ends the
+    processes.
 
     Args:
         function: The function.
         call: Its traced call on the mesh, with arguments that are placed nowhere.
         mesh: The mesh.
-        topology: Topology of its devices; None for devices that aren't TPUs.
+        topology: Topology of its devices; None for devices without one.
         memory_bytes: Memory of a device that the program may use.
     """
 
@@ -165,14 +168,14 @@ class Prover:
         function: Function,
         call: Call,
         mesh: Mesh,
-        topology: Topology | None,
+        topology: BaseTopology | None,
         memory_bytes: float,
     ) -> None:
         self._function, self._mesh = function, mesh
         self._topology, self._memory = topology, memory_bytes
         self._call = call
         self._proven: dict[str, ProvenLayout] = {}
-        self._pool = None if topology is None else JobPool(_limits())
+        self._pool = JobPool(_limits()) if isinstance(topology, Topology) else None
 
     def __enter__(self) -> Self:
         return self
@@ -235,7 +238,7 @@ class Prover:
                 lowered.append((layout, text))
                 if text in texts or not budget.lasts:
                     continue
-                estimate = None if self._topology is None else Estimate.saved(program)
+                estimate = None if self._pool is None else Estimate.saved(program)
             except COMPILER_ERRORS as error:
                 refused.append(_refused(layout, error))
                 continue
@@ -244,7 +247,7 @@ class Prover:
             yield _Candidate(layout, text, program, estimate)
 
     def _proofs(self, candidates: Iterable["_Candidate"]) -> Iterator[tuple[str, ProvenLayout]]:
-        """Compile programs; those for a topology in worker processes."""
+        """Compile programs; those for TPUs in worker processes."""
         if self._pool is None:
             for candidate in candidates:
                 began = time.process_time()
@@ -275,7 +278,7 @@ class Prover:
             schedule = walk_schedule(module, costs, OperationModel(module, rates), rates)
             seconds = schedule.seconds
         else:
-            network = NetworkModel(topology, mesh)
+            network = network_for(topology, mesh)
             costs = [(c, network.of(c)) for c in found]
             schedule = schedule_step(compilation, topology, mesh)
             seconds = estimate_time(compilation, topology, mesh, schedule=schedule).seconds

@@ -27,12 +27,12 @@ from xlashard.commands.common import (
 from xlashard.commands.result_files import check_outputs, prints_results, write
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
+from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.budget import read_budget
 from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.sweep.sweep_run import factorisations, parse_axes, read_axes
 from xlashard.preflights.target_loading import TargetProgram, check_target, user_code_errors
-from xlashard.tpu import Topology
 
 _SECONDS = 60.0
 """Time limit of all searches, and of that for the program that was chosen."""
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if check_budget(report, limits, named=False) else 1
 
 
-def _checked(arguments: argparse.Namespace) -> tuple[str, Topology]:
+def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
     """Return the program and the topology.
 
     Raises:
@@ -146,11 +146,6 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, Topology]:
             f"{len(places)}: write --topology {places[0].name}"
         )
     (place,) = places
-    if not isinstance(place, Topology):
-        raise ArgumentError(  # no-catalogue: needs a compiler for GPUs
-            f"--shardings auto takes TPU topologies, and {place} is another: write --topology "
-            "v5e-16, or the shardings yourself"
-        )
     return target, place
 
 
@@ -165,7 +160,7 @@ class _Source:
     """
 
     target: str
-    place: Topology
+    place: BaseTopology
     words: tuple[str, ...]
 
     def program(self, axes: Mapping[str, int] | None, words: Sequence[str] = ()) -> TargetProgram:
@@ -203,7 +198,7 @@ class _Source:
 
 
 def _chosen(
-    arguments: argparse.Namespace, target: str, place: Topology
+    arguments: argparse.Namespace, target: str, place: BaseTopology
 ) -> tuple[TargetProgram, tuple[TriedLayout, ...]]:
     """Return the program with the mesh and the settings that were chosen, and what was tried."""
     of_settings = target.endswith(".toml")
@@ -235,7 +230,7 @@ def _chosen(
     return source.program(dict(choice.mesh) or None, chosen), tuple(tried)
 
 
-def _meshes(arguments: argparse.Namespace, place: Topology) -> list[dict[str, int] | None]:
+def _meshes(arguments: argparse.Namespace, place: BaseTopology) -> list[dict[str, int] | None]:
     """Return the meshes to choose from; None for that of the program."""
     if not arguments.mesh:
         return [None]

@@ -1,8 +1,11 @@
 """Groups of GPUs by name, whose devices programs can be compiled for on any machine."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +86,11 @@ class GpuTopology(BaseTopology):
         # All GPUs of a node receive from the other nodes in parallel.
         speed = min(inside, self.network_bandwidth * (size // domains))
         return AxisLinks(axes, size, parts or (), 1.0, False, "network", speed, domains)
+
+    def larger(self) -> Iterator[Self]:
+        """Yield topologies with 2, 4, 8 and so on times the nodes."""
+        for power in itertools.count(1):
+            yield cast(Self, topology(self.name, 2**power))
 
 
 def topology(name: str, nodes: int = 1) -> GpuTopology:

@@ -1,10 +1,10 @@
 """Base class of topologies: devices with coordinates, and the meshes that are laid on them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +100,10 @@ class BaseTopology(ABC):
             parts: Extent along each dimension; None if the devices follow no dimensions.
             domains: Number of positions along the first dimension that the group spans.
         """
+
+    @abstractmethod
+    def larger(self) -> Iterator[Self]:
+        """Yield topologies of the same chip with a multiple of its chips, smallest first."""
 
     @property
     def num_devices(self) -> int:

@@ -1,9 +1,10 @@
 """TPU topologies by name, whose devices programs can be compiled for on any machine."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,13 @@ from xlashard.errors import TopologyError, counted
 from xlashard.hardware.base_topology import AxisLinks, BaseTopology
 from xlashard.hardware.mesh_layout import AxisSegment, Dimension, usable_links
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.topology_names import SliceName, accelerator_type, parse_topology_name
+from xlashard.tpu.topology_names import (
+    SliceName,
+    accelerator_type,
+    chip_counts,
+    default_shape,
+    parse_topology_name,
+)
 
 _DIMENSIONS = ("x", "y", "z")
 
@@ -114,6 +121,13 @@ class Topology(BaseTopology):
             speed = min(speed, dcn * (size // domains))
         ring = domains == 1 and bool(parts) and all(p.ring and p.stride == 1 for p in parts)
         return AxisLinks(axes, size, parts, links, ring, network, speed, domains)
+
+    def larger(self) -> Iterator[Self]:
+        """Yield slices of Cloud TPU with a multiple of the chips, smallest first."""
+        for count in chip_counts(self.generation):
+            shape = default_shape(self.generation, count)
+            if count > self.chips and count % self.chips == 0 and shape is not None:
+                yield cast(Self, _made(SliceName(self.generation, shape), 1))
 
 
 def ici_speed(generation: Generation, parts: Sequence[AxisSegment], links: float) -> float:

@@ -89,6 +89,10 @@ _NETWORK_SHARE = 0.8
 rings reach 0.72 and its switches 1.0."""
 
 
+_LARGE = 1e9
+"""Bytes that take the time of their bandwidth alone."""
+
+
 @dataclass(frozen=True)
 class _GroupShape:
     """Extent of a replica group.
@@ -138,14 +142,30 @@ class NcclModel:
         if collective.kind == "collective-broadcast":
             between = payload * (group.nodes > 1)
             return self._cost(payload, between, self._ring(group, 1))
-        rounds = 2 if collective.kind == "all-reduce" else 1
+        if collective.kind != "all-reduce":
+            return self._rounds(group, 1, payload)
+        ring = self._rounds(group, 2, payload)
+        tree = self._cost(ring.sent_bytes, ring.dcn_bytes, self._tree(group))
+        return min(ring, tree, self._summed(group, ring), key=lambda c: c.expected_seconds)
+
+    def gather_rates(self, size: int, nodes: int) -> tuple[float, float]:
+        """Return the rates of gathers by a group: bytes per second, and seconds besides.
+
+        A device sends `(size - 1) / size` of the gathered bytes.
+
+        Args:
+            size: Number of GPUs of the group, at least 2.
+            nodes: Number of nodes that it spans.
+        """
+        group = _GroupShape(size, nodes)
+        small, large = (self._rounds(group, 1, n).expected_seconds for n in (0.0, _LARGE))
+        return _LARGE * (size - 1) / size / (large - small), small
+
+    def _rounds(self, group: _GroupShape, rounds: int, payload: float) -> NetworkCost:
+        """Return the cost of the rounds of a ring: one to gather or to scatter, two for both."""
         within = rounds * payload * (group.size - 1) / group.size * (group.per_node > 1)
         between = rounds * payload * (group.nodes - 1) / group.nodes / group.per_node
-        cost = self._cost(within, between, self._ring(group, rounds))
-        if rounds == 1:
-            return cost
-        tree = self._cost(within, between, self._tree(group))
-        return min(cost, tree, self._summed(group, cost), key=lambda c: c.expected_seconds)
+        return self._cost(within, between, self._ring(group, rounds))
 
     def _ring(self, group: _GroupShape, rounds: int) -> list[float]:
         """Return the seconds of the steps of a ring, by protocol."""
