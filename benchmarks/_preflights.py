@@ -14,7 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from xlashard import tpu
+from xlashard.gpu.gpu_models import BY_NAME
+from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.train.config.settings import Settings, load_settings
@@ -122,7 +123,7 @@ def digest(name: str) -> str:
 
 def compile_facts(name: str, settings: Settings) -> Facts:
     """Compile the training step of a settings file for its topology; return the facts."""
-    place = tpu.topology(settings.devices.topology, settings.devices.slices)
+    place = find_topology(settings.devices.topology, settings.devices.slices)
     target = training_step(settings, place.mesh(settings.mesh))
     report = preflight(
         target.function,
@@ -195,11 +196,18 @@ def _row(name: str, facts: Facts) -> str:
         f"{facts.total_bytes / 2**30:.1f} of {facts.available_bytes / 2**30:.1f} GiB",
         f"{facts.spare:.0%}",
         f"{facts.seconds:.2f}",
-        {"compute": "arithmetic", "hbm": "HBM"}.get(facts.bound, facts.bound.upper()),
+        _waits(facts),
         f"{facts.tokens_per_second:,.0f}",
         f"{facts.utilisation:.0%}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _waits(facts: Facts) -> str:
+    names = {"compute": "arithmetic", "hbm": "HBM", "ici": "ICI", "dcn": "DCN"}
+    if facts.generation in BY_NAME:
+        names |= {"ici": "NVLink", "dcn": "network"}
+    return names[facts.bound]
 
 
 def main(arguments: list[str]) -> int:

@@ -258,7 +258,7 @@ BAD_INPUT = {
     "options of a sweep": ((*AT, PRODUCT, "--again"), "write --mesh auto"),
     "a price of unknown chips": (
         ("-t", "v5e-4", "--mesh", "data=auto", "--price", "v5x=3", PRODUCT),
-        "price of 'v5x': expected a generation of chips",
+        "price of 'v5x': expected a kind of chips",
     ),
     "an option without a value": ((*AT, PRODUCT, "--option", "xla_a"), "--option xla_a=true"),
     "an option that there isn't": ((*AT, PRODUCT, "--option", "xla_no=1"), "xla_no"),

@@ -90,9 +90,9 @@ def planned() -> Any:
     mine: list[Any] = []
     solve = planner.solve
 
-    def counted(program: Any, problem: Any) -> Any:
+    def counted(program: Any, problem: Any, **limits: Any) -> Any:
         mine.append(program)
-        return solve(program, problem)
+        return solve(program, problem, **limits)
 
     planner.solve = counted
     f = pjit(lambda s, x: (jnp.tanh(x @ s), x.sum()), in_shardings=AUTO, out_shardings=AUTO)

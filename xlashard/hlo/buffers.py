@@ -52,6 +52,7 @@ class Allocation:
         index: Shape index in the parameter, for tupled arguments.
         holds_result: Whether the allocation holds a result.
         constant: Whether the allocation holds a constant.
+        thread_local: Whether each thread has its own: registers of a kernel on GPUs.
         values: Values assigned to the allocation.
     """
 
@@ -62,6 +63,7 @@ class Allocation:
     index: ShapeIndex = ()
     holds_result: bool = False
     constant: bool = False
+    thread_local: bool = False
     values: tuple[BufferValue, ...] = field(default=(), repr=False)
 
     @property

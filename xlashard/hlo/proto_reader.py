@@ -290,8 +290,8 @@ class _ModuleReader:
             places[buffer.number(1)] = instruction, place.numbers(3)
         lives = _lives(assignment.messages(4))
         return tuple(
-            # BufferAllocationProto: index = 1, size = 2, is_thread_local = 3 (registers of a
-            # kernel), is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
+            # BufferAllocationProto: index = 1, size = 2, is_thread_local = 3,
+            # is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
             # color = 8, assigned = 9, parameter_shape_index = 10, is_constant = 12.
             Allocation(
                 number=found.number(1),
@@ -301,6 +301,7 @@ class _ModuleReader:
                 index=found.numbers(10),
                 holds_result=bool(found.number(7)),
                 constant=bool(found.number(12)),
+                thread_local=bool(found.number(3)),
                 values=tuple(
                     BufferValue(
                         name=instruction.text(1),
@@ -317,7 +318,6 @@ class _ModuleReader:
                 ),
             )
             for found in assignment.messages(3)
-            if not found.number(3)
         )
 
 

@@ -326,8 +326,10 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
     program, module = compilation.program, compilation.module
     arguments, results = io_buffers(program, module)
     is_gpu = isinstance(topology, GpuTopology)
-    # GPUs keep buffers of collectives and of temporaries in memory spaces of their own.
-    in_hbm = [a for a in module.allocations if a.memory == HBM or (is_gpu and a.memory != HOST)]
+    in_hbm = [a for a in module.allocations if a.memory == HBM]
+    if is_gpu:
+        # GPUs keep buffers of collectives and of temporaries in memory spaces of their own.
+        in_hbm = [a for a in module.allocations if a.memory != HOST and not a.thread_local]
     parameters = [a for a in in_hbm if a.parameter is not None]
     others = [a for a in in_hbm if a.parameter is None]
     argument_bytes = _bytes(parameters)

@@ -19,7 +19,8 @@ ADVICE = "write them again: make preflights"
 
 def test_there_are_settings_for_all_sizes() -> None:
     assert set(REAL) == {
-        *("1b_v5e_16", "8b_v5p_64", "8b_v6e_64", "70b_v5p_512", "405b_v5p_4096", "moe_v5p_128")
+        *("1b_v5e_16", "8b_v5p_64", "8b_v6e_64", "70b_v5p_512", "405b_v5p_4096", "moe_v5p_128"),
+        *("8b_h100_32", "70b_h100_256"),
     }
     assert set(FACTS) == {*REAL, preflights.SMALL}
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -196,7 +196,7 @@ def _call(extension: int, position: int, *fields: int) -> tuple[int, tuple[int, 
 _Function: Any = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 
 
-@cache
+@lru_cache(maxsize=8)
 def _functions(extension: int) -> list[Callable[[Any], int | None]]:
     """Return the functions of an extension of libtpu, or of its API.
 
