@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Literal
 
@@ -348,7 +349,11 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     return replace(settings, run=replace(settings.run, name=path.stem))
 
 
+def _closeness(one: Path, other: Path) -> float:
+    return SequenceMatcher(None, one.name, other.name).ratio()
+
+
 def _missing(path: Path) -> str:
-    others = sorted(str(x) for x in path.parent.glob("*.toml"))[:8]
-    there = f"; {path.parent} has: {', '.join(others)}" if others else ""
+    others = sorted(path.parent.glob("*.toml"), key=lambda x: (-_closeness(x, path), x))[:8]
+    there = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
     return f"the settings file {path} does not exist{there}. Write the path of an existing file."
