@@ -14,7 +14,7 @@ VENV := .venv
 PYTHON_WANTED := 3.12
 CONSTRAINTS :=
 EXTRAS := train
-# gpu_target is the extra gpu-target: commas become hyphens in the names of stamps.
+# gpu_target is the extra gpu-target: names of stamps have hyphens for commas.
 TEST_EXTRAS := train,legacy,dev,tpu,gpu_target
 CONFIG := configs/tiny.toml
 # A run that goes on, in place of a new one with the settings of CONFIG.
@@ -145,5 +145,5 @@ $(VENV)/pyvenv.cfg: .python-version .ci/find-python
 
 $(VENV)/.installed-%: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
 	@echo "Installing xlashard and what it needs into $(VENV) (some minutes the first time)"
-	@$(install) '.[$(subst -,$(comma),$*)]'
+	@$(install) '.[$(subst _,-,$(subst -,$(comma),$*))]'
 	@touch $@
