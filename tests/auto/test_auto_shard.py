@@ -249,9 +249,7 @@ def test_a_transformer_on_a_topology_is_no_slower_than_plain_data_parallelism():
     program = read_program(fun, transformer_shapes(), {}, axes, "v5e-16")
     problem = program.problem()
     found = solve(program, problem, count=2, seconds=0)
-    prover = Prover(
-        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
-    )
+    prover = Prover(program, problem.memory_bytes)
     (plain,) = prover.prove(
         [hand_layout(program.call, "plain", batch=P(("data", "model")))], count=1
     )

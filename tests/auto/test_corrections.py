@@ -73,7 +73,7 @@ def test_constraints_go_on_the_lines_of_unforeseen_collectives():
         "auto; corrected: operands": (parameter, operand, *other),
         "auto; corrected: nothing": (parameter, *other),
     }
-    # Equal corrections are one, and there is none without constraints on the line.
+    # Equal corrections count once; a line without constraints has no correction.
     without = replace(LAYOUT, constraints=(parameter, operand, *other))
     names = [c.name for c in corrections(without, [moved(1.0)], JAXPR)]
     assert names == ["auto; corrected: results"]

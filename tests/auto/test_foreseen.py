@@ -94,7 +94,7 @@ def test_the_search_foresees_what_the_compiler_makes_of_sharded_data():
     reduced = {t.elements for t in data.transfers if t.kind == "all-reduce" and t.times == 1}
     assert sizes <= reduced
     proven, other = (
-        Prover(program.function, program.call, program.mesh, None, math.inf).prove([layout], 1)[0]
+        Prover(program, math.inf).prove([layout], 1)[0]
         for layout in (data, replace(data, transfers=()))
     )
     assert not proven.unforeseen

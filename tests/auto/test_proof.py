@@ -28,7 +28,7 @@ def read(fun=None, **mesh):
 
 
 def prove(program, layouts, count=4, memory=GIB):
-    prover = Prover(program.function, program.call, program.mesh, program.topology, memory)
+    prover = Prover(program, memory)
     return prover.prove(layouts, count)
 
 
@@ -188,7 +188,7 @@ def lookup_layout(name, spec, *inside):
 
 
 def prove_lookup(lookup, *layouts):
-    with Prover(lookup.function, lookup.call, lookup.mesh, lookup.topology, GIB) as prover:
+    with Prover(lookup, GIB) as prover:
         return {p.layout.name: p for p in prover.prove(layouts, len(layouts))}
 
 

@@ -18,9 +18,9 @@ from xlashard import P, pjit
 from xlashard.preflights import compilation, dump_folder
 from xlashard.preflights.dump_folder import remove_abandoned_folders, temporary_dump_folder
 from xlashard.preflights.sweep import sweep_run
+from xlashard.preflights.sweep.axis_ranges import AxisRange
 from xlashard.preflights.sweep.sweep_pool import WorkerLimits
 from xlashard.preflights.sweep.sweep_report import SweepProgress
-from xlashard.preflights.sweep.sweep_run import AxisRange
 from xlashard.tpu import topology
 
 # The module stands on Python alone, so that the process needs no JAX.

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
-from xlashard.train import formulas
+from xlashard.train import formulas, traffic_formulas
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.model.parameters import declare
 
@@ -129,8 +129,8 @@ def test_programs_hold_the_state_of_the_formulas(name: str) -> None:
 def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
     run = REAL[name]
     expected = (
-        formulas.gather_bytes(run)
-        + formulas.scatter_bytes(run, looped=True)
-        + formulas.lookup_bytes(run)
+        traffic_formulas.gather_bytes(run)
+        + traffic_formulas.scatter_bytes(run, looped=True)
+        + traffic_formulas.lookup_bytes(run)
     )
     assert FACTS[name].sent_bytes == pytest.approx(expected, rel=1e-2)

@@ -14,7 +14,7 @@ from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.preflights.attribution.attribution import describe_traffic
 from xlashard.preflights.compilation import Compilation
 from xlashard.tpu import topology
-from xlashard.train import formulas
+from xlashard.train import formulas, traffic_formulas
 from xlashard.train.config.settings import (
     GenerationSettings,
     ModelSettings,
@@ -80,7 +80,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         model=model,
         sharding=ShardingSettings(rules=rules),
         # With twice as many tokens on a device, the compiler scatters some gradients in steps
-        # beside the product that makes them (`formulas.scatter_bytes`), and not the others.
+        # beside the product that makes them (`traffic_formulas.scatter_bytes`), and not the others.
         training=TrainingSettings(batch=4096 // model.length),
         generation=GenerationSettings(bytes=0),
     )
@@ -102,7 +102,7 @@ def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled)
 
 @pytest.mark.slow
 def test_sent_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
-    expected = formulas.sent_bytes(compiled.settings)
+    expected = traffic_formulas.sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh):
         sent[report.collective.axes] += report.collective.sent_bytes

@@ -177,7 +177,7 @@ def solve(
     proven: list[ProvenLayout] = []
     others: dict[str, ProgramLayout] = {}
     limit = problem.memory_bytes
-    with _prover(program, problem) as prover:
+    with Prover(program, problem.memory_bytes) as prover:
         while True:
             search = Search(replace(problem, memory_bytes=limit), time_limit)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
@@ -217,12 +217,6 @@ def solve(
     return ProvenLayouts(tuple(proven), tuple(left), search.gap)
 
 
-def _prover(program: AutoProgram, problem: AutoProblem) -> Prover:
-    return Prover(
-        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
-    )
-
-
 def smallest_slice(
     larger: Iterable[AutoProgram],
     memory: float,
@@ -243,7 +237,7 @@ def smallest_slice(
         smallest = sorted(layouts, key=lambda layout: layout.memory_bytes)
         if smallest[0].memory_bytes > problem.memory_bytes:
             continue
-        with _prover(program, problem) as prover:
+        with Prover(program, problem.memory_bytes) as prover:
             if any(proven.fits for proven in prover.prove(smallest, 2)):
                 return str(program.topology)
     return ""

@@ -142,9 +142,7 @@ def _proof(each: PredictedChoice) -> ProvenLayout:
     program, problem = each.program, each.problem
     assert program is not None
     assert problem is not None
-    with Prover(
-        program.function, program.call, program.mesh, program.topology, problem.memory_bytes
-    ) as prover:
+    with Prover(program, problem.memory_bytes) as prover:
         return prover.prove(each.layouts, _LAYOUTS)[0]
 
 

@@ -15,16 +15,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import Machine, ProgramLayout, machine_of
 from xlashard.costs.network_model import NetworkCost
-from xlashard.costs.operation import OperationModel
 from xlashard.costs.schedule import walk_schedule
-from xlashard.costs.targets import network_for
-from xlashard.hardware.base_topology import BaseTopology
+from xlashard.costs.targets import network_for, operations_for
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
-from xlashard.hlo.shapes import HBM
 from xlashard.pjit import Compiled, Lowered, Traced
 from xlashard.pjit.function import Function
 from xlashard.pjit.trace import Call
@@ -35,6 +33,7 @@ from xlashard.preflights.compilation import (
     compile_estimates,
     compile_for_report,
 )
+from xlashard.preflights.memory_breakdown import device_allocations
 from xlashard.preflights.mesh_mapping import map_call
 from xlashard.preflights.sweep.sweep_pool import JobPool, WorkerLimits, default_limits
 from xlashard.preflights.time_estimate import estimate_time, schedule_step
@@ -156,26 +155,16 @@ class Prover:
     processes.
 
     Args:
-        function: The function.
-        call: Its traced call on the mesh, with arguments that are placed nowhere.
-        mesh: The mesh.
-        topology: Topology of its devices; None for devices without one.
+        program: The program.
         memory_bytes: Memory of a device that the program may use.
     """
 
-    def __init__(
-        self,
-        function: Function,
-        call: Call,
-        mesh: Mesh,
-        topology: BaseTopology | None,
-        memory_bytes: float,
-    ) -> None:
-        self._function, self._mesh = function, mesh
-        self._topology, self._memory = topology, memory_bytes
-        self._call = call
+    def __init__(self, program: AutoProgram, memory_bytes: float) -> None:
+        self._function, self._call = program.function, program.call
+        self._mesh, self._topology = program.mesh, program.topology
+        self._memory = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
-        self._pool = JobPool(_limits()) if isinstance(topology, Topology) else None
+        self._pool = JobPool(_limits()) if isinstance(program.topology, Topology) else None
 
     def __enter__(self) -> Self:
         return self
@@ -275,14 +264,14 @@ class Prover:
         if topology is None:
             rates = self._machine.rates
             costs = [(c, nominal_cost(c, self._machine, mesh)) for c in found]
-            schedule = walk_schedule(module, costs, OperationModel(module, rates), rates)
+            schedule = walk_schedule(module, costs, operations_for(module, rates), rates)
             seconds = schedule.seconds
         else:
             network = network_for(topology, mesh)
             costs = [(c, network.of(c)) for c in found]
             schedule = schedule_step(compilation, topology, mesh)
             seconds = estimate_time(compilation, topology, mesh, schedule=schedule).seconds
-        memory = sum(a.size for a in module.allocations if a.memory == HBM)
+        memory = sum(a.size for a in device_allocations(module, topology))
         times = [(c, cost.expected_seconds) for c, cost in costs]
         unforeseen = unforeseen_collectives(times, layout.transfers, mesh, seconds)
         return ProvenLayout(

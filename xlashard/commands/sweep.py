@@ -25,16 +25,14 @@ from xlashard.pjit.report.changes.comparison import Comparison
 from xlashard.preflights.render.html import page
 from xlashard.preflights.report.budget import read_budget
 from xlashard.preflights.report.comparison import compare
+from xlashard.preflights.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
 from xlashard.preflights.sweep.sweep_pool import default_limits
 from xlashard.preflights.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.preflights.sweep.sweep_run import (
-    AxisRange,
     Prices,
     Sweep,
     find_topologies,
-    parse_axes,
-    read_axes,
     read_prices,
     run_sweep,
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xlashard.costs.flops import REDUCERS, instruction_flops
-from xlashard.costs.gpu.library_calls import is_library_product
+from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, kernel_name, kernel_work

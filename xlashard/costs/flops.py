@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from xlashard.costs.gpu.library_calls import contracted_dims, is_library_product
+from xlashard.costs.gpu.cuda_calls import contracted_dims, is_library_product
 from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
 from xlashard.hlo.shapes import Shape
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from xlashard._jax.mosaic import KernelModule, read_kernel
 from xlashard.costs.flops import dtype_name, kernel_estimate, operand_arrays
-from xlashard.costs.gpu.library_calls import attention_call, is_gpu_kernel
+from xlashard.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_count import KernelCount, KernelOperand, count_kernel
 from xlashard.hlo.call_graph import constant_of

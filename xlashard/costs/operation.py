@@ -18,7 +18,7 @@ from xlashard.costs.flops import (
     instruction_flops,
     operand_arrays,
 )
-from xlashard.costs.gpu.library_calls import is_library_product
+from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work

@@ -316,6 +316,20 @@ def _largest_first(held: Sequence[BufferReport]) -> tuple[BufferReport, ...]:
     return tuple(sorted(held, key=lambda h: -h.device_bytes))
 
 
+def device_allocations(module: HloModule, topology: BaseTopology | None) -> list[Allocation]:
+    """Return the allocations in the memory of a device.
+
+    Args:
+        module: The compiled module.
+        topology: Topology of the program; None for devices without one.
+    """
+    if isinstance(topology, GpuTopology):
+        # GPUs keep buffers of collectives and of temporaries in memory spaces of their own, and
+        # those of threads in registers.
+        return [a for a in module.allocations if a.memory != HOST and not a.thread_local]
+    return [a for a in module.allocations if a.memory == HBM]
+
+
 def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryBreakdown:
     """Return the memory breakdown of a program on one device.
 
@@ -326,10 +340,7 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
     program, module = compilation.program, compilation.module
     arguments, results = io_buffers(program, module)
     is_gpu = isinstance(topology, GpuTopology)
-    in_hbm = [a for a in module.allocations if a.memory == HBM]
-    if is_gpu:
-        # GPUs keep buffers of collectives and of temporaries in memory spaces of their own.
-        in_hbm = [a for a in module.allocations if a.memory != HOST and not a.thread_local]
+    in_hbm = device_allocations(module, topology)
     parameters = [a for a in in_hbm if a.parameter is not None]
     others = [a for a in in_hbm if a.parameter is None]
     argument_bytes = _bytes(parameters)

@@ -162,26 +162,39 @@ def error_bar(
     """
     whole, kernels = sum(shares.values()) or 1.0, kernels or KernelSpread()
     waiting = (shares.get("ici", 0.0) + shares.get("host", 0.0)) / whole
-    is_gpu = isinstance(chip, GpuModel)
-    slowest, fastest = _NETWORK_SHARES[::-1] if is_gpu else _DCN_TIMES
+    bar = _GPU_BAR if isinstance(chip, GpuModel) else _TPU_BAR
     ragged_below, ragged_above = _RAGGED_ERRORS
-    below = -0.2 - 0.3 * waiting
-    below += shares.get("dcn", 0.0) / whole * (fastest / slowest - 1)
+    below = bar.below - 0.3 * waiting
+    below += shares.get("dcn", 0.0) / whole * (1 / bar.network - 1)
     below += (kernels.ragged * ragged_below - kernels.faster) / whole
     if kernels.unknown:
         return max(below, -1.0), None
-    above = (0.3 if is_gpu else 0.2) + 0.2 * waiting + dcn / whole * (slowest / fastest - 1)
+    above = bar.above + 0.2 * waiting + dcn / whole * (bar.network - 1)
     above += (kernels.ragged * ragged_above + kernels.slower) / whole
     return max(below, -1.0), above
 
 
-_DCN_TIMES = (73.7, 32.2)
-"""Milliseconds of the same reduction over 2 and 8 slices: the README of the v6e benchmarks
-(https://github.com/AI-Hypercomputer/tpu-recipes) gives no other figures between slices."""
+@dataclass(frozen=True)
+class _Bar:
+    """Widths of an error bar.
 
-_NETWORK_SHARES = (0.5, 0.8)
-"""Shares of a GPU's network interface that collectives between nodes may reach: the published ones
-name no network, and clouds differ by their transport. The model assumes the second."""
+    Attributes:
+        below: Error below the time of a step that doesn't wait.
+        above: The same above.
+        network: Slowest by fastest time of a transfer between slices or nodes.
+    """
+
+    below: float
+    above: float
+    network: float
+
+
+# Milliseconds of the same reduction over 2 and 8 slices: the README of the v6e benchmarks
+# (https://github.com/AI-Hypercomputer/tpu-recipes) gives no other figures between slices.
+_TPU_BAR = _Bar(-0.2, 0.2, 73.7 / 32.2)
+# Shares of a GPU's network interface that collectives between nodes may reach: the published ones
+# name no network, and clouds differ by their transport. The model assumes the first.
+_GPU_BAR = _Bar(-0.2, 0.3, 0.8 / 0.5)
 
 _RAGGED_ERRORS = (-0.63, 0.2)
 """Errors that hold nine in ten of 79 ragged products of tokamax: with how many rows each group has,

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.costs.gpu.test_library_calls import ATTENTION, PRODUCT
+from tests.costs.gpu.test_cuda_calls import ATTENTION, PRODUCT
 from xlashard.costs.gpu.gpu_operation import GpuOperationModel
 from xlashard.costs.gpu.gpu_rates import gpu_rates
 from xlashard.costs.gpu.nccl import NcclModel

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from tests.facts import naming
 from xlashard.errors import ArgumentError
-from xlashard.preflights.sweep.sweep_run import (
-    AxisRange,
-    factorisations,
-    parse_axes,
-    read_axes,
-)
+from xlashard.preflights.sweep.axis_ranges import AxisRange, factorisations, parse_axes, read_axes
 
 
 def brute_force(count, ranges):

@@ -238,7 +238,7 @@ def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def mesh_of_type(aval: Any) -> AbstractMesh | None:
-    """Return the mesh in the type of a value; None where there is none, or `shard_map` has axes."""
+    """Return the mesh in the type of a value; None without a mesh, or inside `shard_map`."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty or sharding.mesh._any_axis_manual:
         return None

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 
 from xlashard.costs.flops import dtype_name, instruction_flops, operand_arrays
+from xlashard.costs.gpu.cuda_calls import AttentionCall, attention_call, contracted_dims
 from xlashard.costs.gpu.gpu_rates import GpuRates
-from xlashard.costs.gpu.library_calls import AttentionCall, attention_call, contracted_dims
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import cost_of
 from xlashard.costs.operation import OperationModel, OperationTime, Work

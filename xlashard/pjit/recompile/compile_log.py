@@ -34,10 +34,10 @@ from xlashard.pjit.signature import Parameters
 
 if TYPE_CHECKING:
     from xlashard.pjit.recompile import recompile_report
-    from xlashard.pjit.stages import library_paths
+    from xlashard.pjit.stages import wrapper_paths
 else:
     recompile_report = deferred("xlashard.pjit.recompile.recompile_report")
-    library_paths = deferred("xlashard.pjit.stages.library_paths")
+    wrapper_paths = deferred("xlashard.pjit.stages.wrapper_paths")
 
 LOGGER = logging.getLogger(RECOMPILE_LOGGER)
 
@@ -275,9 +275,9 @@ class _JitLog:
         dynamic = tuple(a for i, a in enumerate(args) if i not in parameters.static_argnums)
         named = {n: a for n, a in kwargs.items() if n not in parameters.static_argnames}
         paths = parameters.paths(args, kwargs)
-        equinox_call = library_paths.call_under_way(tuple(paths))
+        equinox_call = wrapper_paths.call_under_way(tuple(paths))
         if equinox_call is not None:
-            paths, _ = library_paths.equinox_paths(equinox_call, tuple(paths), ())
+            paths, _ = wrapper_paths.equinox_paths(equinox_call, tuple(paths), ())
         return CallKey(
             source=self._options.fun_sourceinfo or "",
             in_tree=jax.tree_util.tree_structure((dynamic, named)),

@@ -37,9 +37,9 @@ from xlashard.pjit.shardings.automatic import planned_call
 from xlashard.pjit.stages.compiled import Executable
 from xlashard.pjit.stages.from_jax import call_of_stage, traced_call
 from xlashard.pjit.stages.info import StageInfo
-from xlashard.pjit.stages.library_paths import NnxPaths
 from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.pjit.stages.traced import Lowered, Traced
+from xlashard.pjit.stages.wrapper_paths import NnxPaths
 from xlashard.pjit.trace import Call
 from xlashard.program.donation import refusal
 from xlashard.program.execute import ProgramParts

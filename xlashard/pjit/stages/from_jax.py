@@ -20,8 +20,8 @@ from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected, check_callable
 from xlashard.pjit.shardings.resources import UNSPECIFIED, read_resources
 from xlashard.pjit.signature import Parameters, function_name
-from xlashard.pjit.stages.library_paths import NnxPaths, cached_arguments, equinox_paths, is_equinox
 from xlashard.pjit.stages.traced import Lowered, Traced
+from xlashard.pjit.stages.wrapper_paths import NnxPaths, cached_arguments, equinox_paths, is_equinox
 from xlashard.pjit.trace import Call, with_explained_axes
 from xlashard.program.plan import option_items
 from xlashard.sharding import Mesh, Sharding, from_jax

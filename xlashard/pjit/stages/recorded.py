@@ -33,8 +33,8 @@ from xlashard._jax.trace.tracing import (
 from xlashard.errors import ArgumentError
 from xlashard.pjit.shardings import explicit_errors
 from xlashard.pjit.stages.from_jax import call_of_jax
-from xlashard.pjit.stages.library_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.pjit.stages.traced import Traced
+from xlashard.pjit.stages.wrapper_paths import NnxPaths, call_under_way, equinox_paths
 from xlashard.pjit.trace import PjitProgram
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.wording import typed

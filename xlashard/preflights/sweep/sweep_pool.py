@@ -160,7 +160,7 @@ class JobPool:
         return [worker for worker in self._workers if worker.job is not None]
 
     def _idle(self) -> "_Worker":
-        """Return an idle worker, which is started if there is none."""
+        """Return an idle worker; start one if all are busy."""
         for worker in self._workers:
             if worker.job is None:
                 return worker

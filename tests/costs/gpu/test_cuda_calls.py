@@ -4,7 +4,7 @@ import pytest
 
 from tests.costs.test_schedule import RATES
 from xlashard.costs.cost_analysis import analyze_cost
-from xlashard.costs.gpu.library_calls import attention_call
+from xlashard.costs.gpu.cuda_calls import attention_call
 from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_work import kernel_name
 from xlashard.costs.operation import OperationModel
