@@ -1,8 +1,6 @@
 """Reports of GPUs: their words, their drawing, and the memory that the runtime leaves."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -11,8 +9,8 @@ from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
 from xlashard.preflights import PreflightReport, compare
-from xlashard.preflights.gpu_memory import allocator_bytes, runtime_memory
 from xlashard.preflights.report.preflight_model import AxisReport
+from xlashard.preflights.runtime_memory import available_bytes, runtime_memory
 
 H100 = replace(
     FITTING.topology,
@@ -70,14 +68,13 @@ def test_a_tpu_beside_a_gpu() -> None:
 
 def test_the_share_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
-    place = cast(Any, SimpleNamespace(chip=BY_NAME["h100"]))
-    whole = BY_NAME["h100"].hbm_bytes
+    chip = BY_NAME["h100"]
     for text, share in (("", 0.75), ("0.9", 0.9)):
         monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", text)
-        assert allocator_bytes(place) == int(share * whole)
+        assert available_bytes(chip) == int(share * chip.hbm_bytes)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
     with pytest.raises(ArgumentError, match=r"'most' is invalid.*0\.9"):
-        allocator_bytes(place)
+        available_bytes(chip)
 
 
 def test_what_the_runtime_keeps() -> None:

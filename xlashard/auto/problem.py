@@ -11,6 +11,7 @@ from xlashard.costs.targets import network_for, rates_for
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.links import axis_links
 from xlashard.hlo.collectives import CollectiveKind
+from xlashard.preflights.runtime_memory import available_bytes
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
 
@@ -138,7 +139,7 @@ def machine_of(mesh: Mesh, topology: BaseTopology | None = None) -> Machine:
             axes.append(MeshAxis(str(name), size, speed, latency))
         else:
             axes.append(_axis_of(topology, mesh, str(name), rates))
-    return Machine(tuple(axes), rates, float(chip.available_bytes), slowdown)
+    return Machine(tuple(axes), rates, float(available_bytes(chip)), slowdown)
 
 
 def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:

@@ -29,12 +29,12 @@ from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
 from xlashard.preflights.compilation import Compilation
-from xlashard.preflights.gpu_memory import allocator_bytes, runtime_memory
 from xlashard.preflights.report.preflight_model import (
     BufferReport,
     MemoryBreakdown,
     TemporaryReport,
 )
+from xlashard.preflights.runtime_memory import available_bytes, runtime_memory
 
 _FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
 """Operations without a value of their own; their op names carry little information."""
@@ -348,10 +348,8 @@ def describe_memory(compilation: Compilation, topology: BaseTopology) -> MemoryB
     temporary_bytes = _bytes(a for a in others if a.is_temporary)
     constant_bytes = _bytes(a for a in others if a.constant and not a.holds_result)
     runtime = runtime_memory(module) if is_gpu else ()
-    available = topology.chip.available_bytes
-    if is_gpu:
-        left = topology.chip.hbm_bytes - sum(kept.device_bytes for kept in runtime)
-        available = min(allocator_bytes(topology), left)
+    left = topology.chip.device_hbm_bytes - sum(kept.device_bytes for kept in runtime)
+    available = min(available_bytes(topology.chip), left)
     alias_bytes = _bytes(a for a in parameters if a.holds_result)
     if not module.allocations and compilation.compiled is not None:
         # An executable has sums alone.

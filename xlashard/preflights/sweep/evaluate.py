@@ -21,12 +21,11 @@ from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import ArgumentError, XlashardError
-from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.preflights.gpu_memory import allocator_bytes
 from xlashard.preflights.mesh_mapping import argument_placer, find_topology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.pricing import Workload
+from xlashard.preflights.runtime_memory import available_bytes
 from xlashard.preflights.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.preflights.target_loading import TargetProgram, load_program, user_code_errors
 from xlashard.program.environment import flags_here
@@ -178,9 +177,7 @@ def _too_much(program: TargetProgram, place: BaseTopology, mesh: Mesh) -> str:
         jax.tree.map(argument_placer(mesh), (program.args, dict(program.kwargs)))
     )
     taken = sum(map(_device_bytes, leaves))
-    available = place.chip.available_bytes
-    if isinstance(place, GpuTopology):
-        available = allocator_bytes(place)
+    available = available_bytes(place.chip)
     if taken <= available:
         return ""
     return (

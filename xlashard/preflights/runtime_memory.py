@@ -1,10 +1,10 @@
-"""Memory of a GPU that JAX's allocator gives to programs, and that the runtime keeps beside it."""
+"""Memory of a device that programs may use, and that the runtime of GPUs keeps beside it."""
 
 import os
 
 from xlashard.errors import ArgumentError
-from xlashard.gpu.gpu_models import ALLOCATOR_FRACTION
-from xlashard.hardware.base_topology import BaseTopology
+from xlashard.gpu.gpu_models import ALLOCATOR_FRACTION, GpuModel
+from xlashard.hardware.chip import Chip
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.preflights.report.preflight_model import RuntimeMemory
 
@@ -40,18 +40,21 @@ def runtime_memory(module: HloProgram) -> tuple[RuntimeMemory, ...]:
     return tuple(found)
 
 
-def allocator_bytes(topology: BaseTopology) -> int:
-    """Return the bytes of a device that JAX's allocator takes.
+def available_bytes(chip: Chip) -> int:
+    """Return the bytes of a device that a program may use.
 
-    The share is that of the environment variable `XLA_PYTHON_CLIENT_MEM_FRACTION` or
+    Those of a TPU are what its compiler makes available; those of a GPU what JAX's allocator takes:
+    the share of the environment variable `XLA_PYTHON_CLIENT_MEM_FRACTION` or
     `XLA_CLIENT_MEM_FRACTION`, by default 75 %, with or without preallocation.
 
     Args:
-        topology: Topology of GPUs.
+        chip: Figures of the chip.
 
     Raises:
         ArgumentError: If the variable is no number from 0 to 1.
     """
+    if not isinstance(chip, GpuModel):
+        return chip.available_bytes
     text = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), "")
     try:
         fraction = float(text or ALLOCATOR_FRACTION)
@@ -61,4 +64,4 @@ def allocator_bytes(topology: BaseTopology) -> int:
         raise ArgumentError(  # no-catalogue: needs an environment variable
             f"{_FRACTIONS[0]}={text!r} is invalid: expected a share of the memory, such as 0.9"
         )
-    return int(fraction * topology.chip.hbm_bytes)
+    return int(fraction * chip.hbm_bytes)
