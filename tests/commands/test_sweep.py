@@ -11,7 +11,7 @@ from xlashard.commands import sweep
 from xlashard.preflights.sweep import sweep_run
 from xlashard.preflights.sweep.sweep_report import SweepReport
 from xlashard.preflights.sweep.sweep_results import SweepResult
-from xlashard.preflights.sweep.sweep_worker import named
+from xlashard.processes.job_worker import named
 from xlashard.tpu import topology
 
 PRODUCT = "tests.commands.programs:product"

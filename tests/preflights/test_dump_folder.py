@@ -19,8 +19,8 @@ from xlashard.preflights import compilation, dump_folder
 from xlashard.preflights.dump_folder import remove_abandoned_folders, temporary_dump_folder
 from xlashard.preflights.sweep import sweep_run
 from xlashard.preflights.sweep.axis_ranges import AxisRange
-from xlashard.preflights.sweep.sweep_pool import WorkerLimits
 from xlashard.preflights.sweep.sweep_report import SweepProgress
+from xlashard.processes.job_pool import WorkerLimits
 from xlashard.tpu import topology
 
 # The module stands on Python alone, so that the process needs no JAX.

@@ -35,8 +35,8 @@ from xlashard.preflights.compilation import (
 )
 from xlashard.preflights.memory_breakdown import device_allocations
 from xlashard.preflights.mesh_mapping import map_call
-from xlashard.preflights.sweep.sweep_pool import JobPool, WorkerLimits, default_limits
 from xlashard.preflights.time_estimate import estimate_time, schedule_step
+from xlashard.processes.job_pool import JobPool, WorkerLimits, default_limits
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.tpu.topologies import Topology
 

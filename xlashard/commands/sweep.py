@@ -27,7 +27,6 @@ from xlashard.preflights.report.budget import read_budget
 from xlashard.preflights.report.comparison import compare
 from xlashard.preflights.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
-from xlashard.preflights.sweep.sweep_pool import default_limits
 from xlashard.preflights.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.preflights.sweep.sweep_run import (
     Prices,
@@ -37,6 +36,7 @@ from xlashard.preflights.sweep.sweep_run import (
     run_sweep,
 )
 from xlashard.preflights.target_loading import TargetProgram, load_function
+from xlashard.processes.job_pool import default_limits
 
 _RUNNER = "xlashard.commands.sweep:run_target"
 # How many of the best meshes a page shows.

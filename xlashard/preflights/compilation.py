@@ -25,7 +25,7 @@ from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.preflights.dump_folder import temporary_dump_folder
-from xlashard.preflights.sweep.sweep_pool import FAILED, JobPool, SweepJob
+from xlashard.processes.job_pool import FAILED, JobPool, WorkerJob
 from xlashard.sharding import Mesh
 
 
@@ -164,9 +164,9 @@ class Estimate:
             stack.pop_all()
         return made
 
-    def job(self, key: str) -> SweepJob:
+    def job(self, key: str) -> WorkerJob:
         """Return the job of a worker process for the saved program, with a key."""
-        return SweepJob(key, _RUNNER, self._request)
+        return WorkerJob(key, _RUNNER, self._request)
 
     def result(self, answer: Mapping[str, Any]) -> Compilation:
         """Return the program that a worker process compiled; if it couldn't, compile it here.
@@ -222,7 +222,7 @@ def compile_estimates(
     """
     waiting: dict[str, Estimate] = {}
 
-    def jobs() -> Iterator[SweepJob]:
+    def jobs() -> Iterator[WorkerJob]:
         for number, estimate in enumerate(estimates):
             waiting[str(number)] = estimate
             yield estimate.job(str(number))

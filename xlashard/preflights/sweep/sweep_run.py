@@ -23,12 +23,6 @@ from xlashard.preflights.sweep.evaluate import (
     runner_of,
     source_files,
 )
-from xlashard.preflights.sweep.sweep_pool import (
-    SweepJob,
-    WorkerLimits,
-    default_limits,
-    run_jobs,
-)
 from xlashard.preflights.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.preflights.sweep.sweep_results import (
     ChipPrice,
@@ -39,6 +33,12 @@ from xlashard.preflights.sweep.sweep_results import (
     ranked,
 )
 from xlashard.preflights.target_loading import load_function
+from xlashard.processes.job_pool import (
+    WorkerJob,
+    WorkerLimits,
+    default_limits,
+    run_jobs,
+)
 
 type Prices = float | str | Mapping[str, float | str]
 """Cost per chip-hour of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
@@ -219,7 +219,7 @@ def run_sweep(
     found = dict(known)
     progress.start(len(requests), tuple(known.values()))
     jobs = [
-        SweepJob(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
+        WorkerJob(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
         for key, request in requests.items()
         if key not in known
     ]

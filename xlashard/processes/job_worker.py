@@ -1,4 +1,4 @@
-"""Worker process of a sweep: reads jobs from standard input, one JSON line each, and answers.
+"""Worker process of a pool: reads jobs from standard input, one JSON line each, and answers.
 
     python -P worker.py PARENT
 
@@ -41,7 +41,7 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        raise SystemExit("the sweep is over")  # no-catalogue: the parent process has ended
+        raise SystemExit("the pool is gone")  # no-catalogue: the parent process has ended
     # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A crash of the compiler is reported by its job.

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_for
-from xlashard.preflights.sweep import sweep_pool
-from xlashard.preflights.sweep.sweep_pool import (
+from xlashard.processes import job_pool
+from xlashard.processes.job_pool import (
     JobPool,
-    SweepJob,
+    WorkerJob,
     WorkerLimits,
     default_limits,
     run_jobs,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 RUNNERS = "tests.preflights.sweep.runners"
 
 
 def behaving(*ways, **more):
     return [
-        SweepJob(f"{i} {way}", f"{RUNNERS}:behave", {"how": way, **more})
+        WorkerJob(f"{i} {way}", f"{RUNNERS}:behave", {"how": way, **more})
         for i, way in enumerate(ways)
     ]
 
@@ -34,7 +34,7 @@ def ran(jobs, **limits):
 
 
 def test_processes_take_job_after_job():
-    jobs = [SweepJob(str(n), f"{RUNNERS}:square", {"number": n}) for n in range(12)]
+    jobs = [WorkerJob(str(n), f"{RUNNERS}:square", {"number": n}) for n in range(12)]
     found = ran(jobs, workers=2)
     assert {key: answer["number"] for key, answer in found.items()} == {
         str(n): n * n for n in range(12)
@@ -53,14 +53,14 @@ def test_processes_are_kept_between_series_of_jobs():
             # A job is taken when a process is idle.
             assert running < 2
             running += 1
-            yield SweepJob(str(n), f"{RUNNERS}:square", {"number": n})
+            yield WorkerJob(str(n), f"{RUNNERS}:square", {"number": n})
 
     with JobPool(WorkerLimits(workers=2)) as pool:
         for _, answer in pool.run(jobs()):
             running -= 1
             answered.append(answer["pid"])
         assert len(answered) == 6
-        ((_, again),) = pool.run([SweepJob("a", f"{RUNNERS}:square", {"number": 1})])
+        ((_, again),) = pool.run([WorkerJob("a", f"{RUNNERS}:square", {"number": 1})])
         assert again["pid"] in answered
         # A series that is given up leaves no answer for the next one.
         unfinished = pool.run(behaving("well", "wait"))
@@ -94,7 +94,7 @@ def test_a_process_that_takes_too_much_is_ended():
 
 
 def test_a_missing_runner_fails():
-    (found,) = ran([SweepJob("a", f"{RUNNERS}:nothing", {})], workers=1).values()
+    (found,) = ran([WorkerJob("a", f"{RUNNERS}:nothing", {})], workers=1).values()
     assert found["outcome"] == "failed" and "nothing" in found["reason"]
 
 
@@ -140,7 +140,7 @@ def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for free, workers in ((7 * 2**30, 2), (2**30, 1), (400 * 2**30, 16), (0, 16)):
-        monkeypatch.setattr(sweep_pool, "_free_bytes", lambda free=free: free)
+        monkeypatch.setattr(job_pool, "_free_bytes", lambda free=free: free)
         limits = default_limits()
         assert limits.workers == workers and limits.bytes * workers <= free
     assert default_limits(3).workers == 3

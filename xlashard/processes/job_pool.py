@@ -1,7 +1,7 @@
-"""Pool of worker processes for the jobs of a sweep.
+"""Pool of worker processes for jobs that may crash, such as compilations.
 
 Each worker runs one job after another. A worker that dies, exceeds its memory or times out fails
-its current job only, and is replaced. All workers end with the sweep.
+its current job only, and is replaced. All workers end with the pool.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import IO, Any, Self
 
 from xlashard.wording import in_bytes
 
-_WORKER = Path(__file__).with_name("sweep_worker.py")
+_WORKER = Path(__file__).with_name("job_worker.py")
 FAILED = "failed"
 """Outcome of a job without a result."""
 # Polling interval, in seconds.
@@ -32,7 +32,7 @@ _CHECK = "Check failed: "
 
 
 @dataclass(frozen=True)
-class SweepJob:
+class WorkerJob:
     """Job for a worker process.
 
     Attributes:
@@ -85,8 +85,8 @@ def _free_bytes() -> int:
 
 
 def run_jobs(
-    jobs: Iterable[SweepJob], limits: WorkerLimits
-) -> Generator[tuple[SweepJob, dict[str, Any]]]:
+    jobs: Iterable[WorkerJob], limits: WorkerLimits
+) -> Generator[tuple[WorkerJob, dict[str, Any]]]:
     """Run jobs and yield each result as soon as it is available.
 
     A failed job yields `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the
@@ -122,7 +122,7 @@ class JobPool:
             self._remove(worker)
         self._selector.close()
 
-    def run(self, jobs: Iterable[SweepJob]) -> Iterator[tuple[SweepJob, dict[str, Any]]]:
+    def run(self, jobs: Iterable[WorkerJob]) -> Iterator[tuple[WorkerJob, dict[str, Any]]]:
         """Run jobs and yield each result as soon as it is available.
 
         Args:
@@ -146,7 +146,7 @@ class JobPool:
             for worker in self._busy():
                 self._remove(worker)
 
-    def _answers(self) -> Iterator[tuple[SweepJob, dict[str, Any]]]:
+    def _answers(self) -> Iterator[tuple[WorkerJob, dict[str, Any]]]:
         """Yield the results that are available soon, and remove workers that ended."""
         ready = {key.data for key, _ in self._selector.select(_TICK)}
         for worker in list(self._workers):
@@ -179,7 +179,7 @@ class _Worker:
     """Worker process."""
 
     def __init__(self) -> None:
-        self.job: SweepJob | None = None
+        self.job: WorkerJob | None = None
         self.is_alive = True
         self._started = 0.0
         self._unread = b""
@@ -205,7 +205,7 @@ class _Worker:
         self._jobs, self.answers = self._process.stdin, self._process.stdout
         os.set_blocking(self.answers.fileno(), False)
 
-    def give(self, job: SweepJob) -> None:
+    def give(self, job: WorkerJob) -> None:
         """Send a job to the process."""
         self.job, self._started = job, time.monotonic()
         self._errors.truncate(0)
@@ -214,7 +214,7 @@ class _Worker:
             self._jobs.write(f"{json.dumps(asdict(job))}\n".encode())
             self._jobs.flush()
 
-    def done(self) -> SweepJob:
+    def done(self) -> WorkerJob:
         """Return the finished job and become idle."""
         assert self.job is not None
         job, self.job = self.job, None
