@@ -87,7 +87,7 @@ def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
     Where a value of a program is unreduced, Shardy reduces, or makes partial results, only at an
     operation, never between the last one and the result's attribute.
     """
-    if plan.partitioner is not Partitioner.SHARDY or not plan.has_unreduced:
+    if plan.partitioner is not Partitioner.SHARDY:
         constraint = body_constraint(value, plan)
         return [] if constraint is None else [constraint]
     if not _is_annotated(value, plan):
@@ -251,10 +251,12 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
 def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Write operations at the ends of the body: open shardings and memory kinds."""
     none = [None] * tokens
-    args = [*none, *[body_constraint(v, plan) for v in plan.args]]
-    nothing: list[list[modules.Constraint]] = [[]] * tokens
-    results = [*nothing, *[result_constraints(v, plan) for v in plan.results]]
-    modules.constrain_boundary(main, args, results)
+    # Shardy's attributes say all, unless values are partial results.
+    if plan.partitioner is not Partitioner.SHARDY or plan.has_unreduced:
+        args = [*none, *[body_constraint(v, plan) for v in plan.args]]
+        nothing: list[list[modules.Constraint]] = [[]] * tokens
+        results = [*nothing, *[result_constraints(v, plan) for v in plan.results]]
+        modules.constrain_boundary(main, args, results)
     modules.annotate_memory_kinds(main, [*none, *[v.memory_kind for v in plan.results]])
 
 

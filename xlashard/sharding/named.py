@@ -125,6 +125,8 @@ class NamedSharding(_NamedBase):
         (8, 16)
     """
 
+    memory_kind = JaxNamedSharding.memory_kind  # of all that a first call reads, the most often read
+
     def __init__(
         self,
         mesh: Mesh | AbstractMesh,
