@@ -125,7 +125,7 @@ class NamedSharding(_NamedBase):
         (8, 16)
     """
 
-    memory_kind = JaxNamedSharding.memory_kind  # of all that a first call reads, the most often read
+    memory_kind = JaxNamedSharding.memory_kind  # read often in a first call
 
     def __init__(
         self,
