@@ -1,11 +1,13 @@
-"""Our modules beside those of `jax.jit`, compiled for TPUs: is what the chips would run the same?
+"""Modules of `pjit` and of `jax.jit`, compiled for TPUs or GPUs and compared.
 
-    python -m benchmarks._tpu_modules [--topology NAME ...] [--program NAME ...] [--page PATH]
+    python -m benchmarks._tpu_modules [--target tpu|gpu] [--topology NAME ...] [--program NAME ...]
+        [--page PATH]
 
-Twelve programs are compiled for five topologies, by `pjit` and by `jax.jit`, shardings alike.
-Their optimised HLO is compared without what names source lines, and where it differs, what the
-compiler says of it: its estimates of time, the bytes that it moves and the memory at its peak. It
-needs libtpu and no TPU. The exit status is 1 if one of ours is worse.
+Twelve programs are compiled for the topologies of a target, by `pjit` and by `jax.jit`, shardings
+alike. Their optimised HLO is compared without source lines, and where it differs, their estimated
+times, the bytes that they move and the memory at their peak. `explain` and `preflight` report the
+collectives of each program for GPUs, which have to be the same. The benchmark needs libtpu or JAX's
+CUDA plugin, and no device. The exit status is 1 if one of ours is worse.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +28,46 @@ from rich.table import Table
 
 from benchmarks._measure import environment
 from benchmarks._tpu_programs import PROGRAMS, TpuProgram, program
-from xlashard import pjit
-from xlashard.tpu import Topology, topology
+from xlashard import Mesh, explain, gpu, pjit, preflight, tpu
+from xlashard.gpu import GpuTopology
+from xlashard.tpu import Topology
 
 TARGETS = {
-    "v4:4x4x4": {"data": 16, "model": 4},
-    "v5e:16x16": {"data": 16, "model": 16},
-    "v5p:16x16x24": {"data": 768, "model": 8},
-    "v6e:4x4, 2 slices": {"data": 8, "model": 4},
-    "tpu7x:4x4x8": {"data": 32, "model": 8},
+    "tpu": {
+        "v4:4x4x4": {"data": 16, "model": 4},
+        "v5e:16x16": {"data": 16, "model": 16},
+        "v5p:16x16x24": {"data": 768, "model": 8},
+        "v6e:4x4, 2 slices": {"data": 8, "model": 4},
+        "tpu7x:4x4x8": {"data": 32, "model": 8},
+    },
+    "gpu": {
+        "h100:1x8": {"data": 2, "model": 4},
+        "h100:4x8": {"data": 4, "model": 8},
+        "h100:32x8": {"data": 32, "model": 8},
+        "gb200-nvl72": {"data": 9, "model": 8},
+    },
 }
-"""By topology the mesh."""
+"""By target and topology the mesh."""
+
+_MESHES = {where: axes for targets in TARGETS.values() for where, axes in targets.items()}
 
 _TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n", re.M)
 _METADATA = re.compile(r',? ?metadata=\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}')
 _NAME = re.compile(r"%[\w.-]+")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# A digest of XLA's compiler for GPUs, of the module with its name.
+_DIGEST = re.compile(r'fingerprint_before_lhs="\w*"')
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the compiler says of a program, per device.
+    """Estimates of a program, per device.
 
     Attributes:
-        cycles: Its estimate, all operations together, bodies of loops once.
-        seconds: XLA's `optimal_seconds`; not above 0 where it has none.
-        accessed: Bytes that its operations read and write.
+        cycles: Estimate of libtpu, all operations together, bodies of loops once; 0 on GPUs.
+        seconds: XLA's `optimal_seconds`, not above 0 where it has none; on GPUs the time of a
+            preflight.
+        accessed: Bytes that its operations read and write; on GPUs those of a preflight.
         peak: Bytes of arguments, results and temporaries.
     """
 
@@ -73,6 +89,9 @@ class Outcome:
         ours: Figures of ours.
         theirs: Figures of JAX's.
         seconds: How long both took to compile.
+        collectives: Kinds and mesh axes of the collectives that `explain` lists of ours; on TPUs
+            it is not called.
+        traffic: The same of `preflight`.
     """
 
     program: str
@@ -82,22 +101,40 @@ class Outcome:
     ours: Figures
     theirs: Figures
     seconds: float
+    collectives: tuple[str, ...] = ()
+    traffic: tuple[str, ...] = ()
 
     @property
     def worse(self) -> list[str]:
         """The figures in which ours is worse."""
         both = zip(asdict(self.ours).items(), asdict(self.theirs).values(), strict=True)
-        return [name for (name, mine), other in both if mine > other * (1 + 1e-6) > 0]
+        figures = [name for (name, mine), other in both if mine > other * (1 + 1e-6) > 0]
+        return [*figures, *["collectives"] * (self.collectives != self.traffic)]
 
 
-def compare(name: str, where: str, found: Topology, axes: dict[str, int]) -> Outcome:
-    """Compiles a program both ways."""
-    made = program(name, found.mesh(axes))
+def compare(name: str, where: str, found: Topology | GpuTopology, axes: dict[str, int]) -> Outcome:
+    """Compile a program both ways, and report ours."""
+    mesh = found.mesh(axes)
+    made = program(name, mesh)
     started = time.perf_counter()
     ours, theirs = (_compiled(made, compiler) for compiler in (pjit, jax.jit))
     seconds = time.perf_counter() - started
-    hlo = how_alike(ours.as_text(), theirs.as_text())
-    return Outcome(name, where, found.num_devices, hlo, _figures(ours), _figures(theirs), seconds)
+    outcome = Outcome(
+        program=name,
+        topology=where,
+        devices=found.num_devices,
+        hlo=how_alike(ours.as_text(), theirs.as_text()),
+        ours=_figures(ours, found, mesh),
+        theirs=_figures(theirs, found, mesh),
+        seconds=seconds,
+    )
+    if not isinstance(found, GpuTopology):
+        # Across slices, libtpu has collectives that its modules do not show.
+        return outcome
+    listed = explain(ours).collectives
+    sent = [each.collective for each in preflight(ours, topology=found, mesh=mesh).traffic]
+    both = [tuple(sorted(f"{c.kind} {c.along}" for c in these)) for these in (listed, sent)]
+    return replace(outcome, collectives=both[0], traffic=both[1])
 
 
 def how_alike(ours: str, theirs: str) -> str:
@@ -115,7 +152,7 @@ def _compiled(made: TpuProgram, compiler: Any) -> Any:
 def _bare(text: str) -> str:
     """HLO without its own name and what tells of source lines."""
     _, _, rest = text.partition(",")
-    return _METADATA.sub("", _TABLES.sub("", rest))
+    return _DIGEST.sub("", _METADATA.sub("", _TABLES.sub("", rest)))
 
 
 def _renamed(text: str) -> str:
@@ -124,26 +161,41 @@ def _renamed(text: str) -> str:
     return _NAME.sub(lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), text)
 
 
-def _figures(compiled: Any) -> Figures:
-    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
+def _figures(compiled: Any, found: Topology | GpuTopology, mesh: Mesh) -> Figures:
+    memory = compiled.memory_analysis()
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    if isinstance(found, GpuTopology):
+        # XLA's compiler for GPUs has no analysis of costs.
+        spent = preflight(compiled, topology=found, mesh=mesh).time
+        return Figures(0, spent.seconds, spent.hbm_bytes, peak)
+    cost = compiled.cost_analysis()
     return Figures(
         cycles=sum(map(int, _CYCLES.findall(compiled.as_text()))),
         seconds=cost.get("optimal_seconds", 0.0),
         accessed=cost.get("bytes accessed", 0.0),
-        peak=memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes,
+        peak=peak,
     )
+
+
+def found_topology(where: str) -> Topology | GpuTopology:
+    """Return the topology of a column."""
+    name, _, slices = where.partition(", ")
+    if where in TARGETS["gpu"]:
+        return gpu.topology(name)
+    return tpu.topology(name, int(slices.partition(" ")[0] or 1))
 
 
 def outcomes(targets: Sequence[str], programs: Sequence[str]) -> Iterator[Outcome]:
     """Every program on every topology."""
     for where in targets:
-        name, _, slices = where.partition(", ")
-        found = topology(name, int(slices.partition(" ")[0] or 1))
+        found = found_topology(where)
         for each in programs:
-            yield compare(each, where, found, TARGETS[where])
+            yield compare(each, where, found, _MESHES[where])
 
 
 def as_table(found: Sequence[Outcome]) -> Table:
@@ -188,13 +240,13 @@ def write_page(path: Path, found: Sequence[Outcome]) -> None:
 
 def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    every = ("topology", TARGETS), ("program", PROGRAMS)
+    parser.add_argument("--target", choices=TARGETS, default="tpu", help="of its topologies all")
+    every = ("topology", _MESHES), ("program", PROGRAMS)
     for name, known in every:
         parser.add_argument(
             f"--{name}",
             nargs="+",
             choices=known,
-            default=list(known),
             metavar="NAME",
             help=f"of {', '.join(map(repr, known))}",
         )
@@ -210,7 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compares, prints the table, and gives the exit status."""
     options = _read(argv)
     found = []
-    for outcome in outcomes(options.topology, options.program):
+    where = options.topology or list(TARGETS[options.target])
+    for outcome in outcomes(where, options.program or list(PROGRAMS)):
         found.append(outcome)
         print(
             f"{outcome.topology}: {outcome.program}: {_cell(outcome)} ({outcome.seconds:.1f} s)",

@@ -68,6 +68,19 @@ class TestMeshes:
         assert links(found, other, "data") == ("nvlink", 450, (("gpu", 4),))
         assert links(found, other, "model") == ("network", 100, (("node", 4), ("gpu", 2)))
 
+    @pytest.mark.parametrize(
+        ("name", "axes"),
+        [
+            ("h100-8", {"data": 2, "model": 2, "x": 2}),
+            ("h100-32", {"data": 8, "model": 4}),
+            ("2xgb200-nvl72", {"data": 16, "model": 9}),
+        ],
+    )
+    def test_devices_keep_their_order(self, name: str, axes: dict[str, int]) -> None:
+        # XLA logs an error about any other order, and the hosts of a rack have neighbours.
+        mesh = topology(name).mesh(axes)
+        assert [device.id for device in mesh.devices.flat] == list(range(mesh.devices.size))
+
     def test_an_axis_over_all_devices_uses_every_adapter(self) -> None:
         found = topology("h100-32")
         whole = axis_links(found, found.mesh({"data": 32}), ["data"])

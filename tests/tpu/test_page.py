@@ -14,13 +14,14 @@ from benchmarks._tpu_modules import (
     Figures,
     Outcome,
     as_markdown,
-    compare,
     how_alike,
     main,
+    outcomes,
 )
 from benchmarks._tpu_programs import PROGRAMS
 from tests.goldens import check_golden
-from xlashard.tpu import GENERATIONS, Generation, topology
+from tests.gpu.plugin import needs_plugin
+from xlashard.tpu import GENERATIONS, Generation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tpu" / "topologies.md"
 GIB = 2**30
@@ -65,14 +66,16 @@ def test_the_table_of_generations_is_what_the_code_has(update_goldens: bool) -> 
     check_golden(PAGE, between(text, "generations", table), update=update_goldens)
 
 
-def test_the_page_has_every_program_on_every_topology() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_page_has_every_program_on_every_topology(target: str) -> None:
+    text = (PAGE.parents[1] / target / PAGE.name).read_text(encoding="utf-8")
     table = text.partition("<!-- modules -->")[2].partition("<!-- /modules -->")[0]
     rows = re.findall(r"^\| ([a-z ]+) \|(.*)\|$", table, re.M)
     assert [name for name, _ in rows] == ["program", *PROGRAMS]
-    assert [re.findall("`(.*?)`", cells) for _, cells in rows[:1]] == [list(TARGETS)]
+    named = list(TARGETS[target])
+    assert [re.findall("`(.*?)`", cells) for _, cells in rows[:1]] == [named]
     for _, cells in rows[1:]:
-        assert [cell.strip() for cell in cells.split("|")] == ["identical"] * len(TARGETS)
+        assert [cell.strip() for cell in cells.split("|")] == ["identical"] * len(named)
 
 
 CHEAP = ("matmul", "contraction", "mlp gradients", "collectives", "control flow")
@@ -81,14 +84,25 @@ CHEAP = ("matmul", "contraction", "mlp gradients", "collectives", "control flow"
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["v6e:4x4, 2 slices", "v5p:16x16x24"])
 def test_our_modules_are_jaxs(where: str) -> None:
-    name, _, slices = where.partition(", ")
-    found = topology(name, int(slices.partition(" ")[0] or 1))
-    for each in CHEAP if slices else CHEAP[:2]:
-        outcome = compare(each, where, found, TARGETS[where])
+    for each in CHEAP if "slices" in where else CHEAP[:2]:
+        (outcome,) = outcomes([where], [each])
         assert (outcome.hlo, outcome.worse) == ("identical", [])
         assert outcome.ours == outcome.theirs
         assert outcome.ours.peak > 0
         assert outcome.ours.cycles > 0
+
+
+@needs_plugin
+@pytest.mark.slow
+@pytest.mark.parametrize(("each", "count"), [("matmul", 0), ("collectives", 5)])
+def test_our_modules_for_gpus_are_jaxs(each: str, count: int) -> None:
+    (outcome,) = outcomes(["h100:32x8"], [each])
+    assert (outcome.hlo, outcome.worse, outcome.devices) == ("identical", [], 256)
+    assert outcome.ours == outcome.theirs
+    assert outcome.ours.peak > 0
+    # Without cost analysis by the compiler, the time is that of a preflight.
+    assert outcome.ours.seconds > 0
+    assert len(outcome.collectives) == count
 
 
 def figures(**changes: float) -> Figures:
@@ -120,6 +134,8 @@ class TestOtherModules:
                 f"a\n<!-- modules -->\n{as_markdown(found)}\n<!-- /modules -->\nb\n"
             )
         assert f"differs, worse: {name}" in as_markdown([worse])
+        other = dataclasses.replace(better, collectives=("all-reduce data",))
+        assert other.worse == ["collectives"]
         assert "ordering on v4:4x4x4: Figures(" in capsys.readouterr().out
         output = json.loads((tmp_path / "out.json").read_text())
         assert [row["worse"] for row in output["programs"]] == [[], [name]]

@@ -6,7 +6,7 @@ later step over them.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -233,24 +233,34 @@ def _digits(
     """Return the extents of each axis, the axis with the most communication first."""
     slices, *torus, cores = dimensions
     left = dict(sizes)
-    outer = _shared(slices, left, reversed(left))
-    inner = _shared(cores, left, left)
+    outer = _shared(slices, left, tuple(left)[::-1])
+    # From the inside out: an axis with much communication has neighbours, and devices keep the
+    # order of their numbers, which is the only one that XLA's compiler for GPUs plans with.
+    inner = _shared(cores, left, tuple(left), inwards=False)
     laid = lay_out_axes(torus, tuple(left.values()))
     middle = [(name, p) for name, parts in zip(left, laid, strict=True) for p in parts]
     return [*outer, *middle, *inner]
 
 
 def _shared(
-    dimension: Dimension, left: dict[str, int], names: Iterable[str]
+    dimension: Dimension, left: dict[str, int], names: Sequence[str], inwards: bool = True
 ) -> list[tuple[str, AxisSegment]]:
-    """Split one dimension over the axes and divide it out of `left`."""
+    """Split one dimension over the axes and divide it out of `left`.
+
+    Args:
+        dimension: The dimension.
+        left: Remaining size of each axis.
+        names: Axes in the order in which they take their part.
+        inwards: Whether the first part has the largest stride, not the smallest.
+    """
     parts, remaining = [], dimension.size
-    for name in tuple(names):
+    for name in names:
         factor = math.gcd(remaining, left[name])
         if factor > 1:
+            stride = remaining // factor if inwards else dimension.size // remaining
             remaining //= factor
             left[name] //= factor
-            parts.append((name, part(dimension, factor, remaining)))
+            parts.append((name, part(dimension, factor, stride)))
     return parts
 
 
