@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.forking import python_command
+from tests.gpu.plugin import needs_plugin
 from tests.preflights.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
 from xlashard._jax.runtime import topologies
@@ -128,6 +129,31 @@ def test_settings_name_their_chips() -> None:
     ]
     words = ["devices.topology=v5e-256", "devices.slices=2"]
     assert topologies_for(config, "", None, words) == [topology("v5e-256", 2)]
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_settings_have_the_kernels_of_each_chip(run: Run, tmp_path: Path) -> None:
+    # The command of docs/gpu/preflight.md, for a model of two small layers.
+    sizes = "layers=2 width=512 heads=4 kv_heads=2 mlp=512 vocab=512 vocab_parts=1 length=1024"
+    code, out, err = run(
+        *("configs/8b_v6e_64.toml", "--mesh", "auto", "--topology", "v5p-8,h100-4"),
+        *("--price", "v5p=4.2,h100=3", "--estimate", "--folder", str(tmp_path)),
+        *("--set", "training.batch=4", *(f"model.{size}" for size in sizes.split())),
+    )
+    assert code == 0, err
+    assert "Best mesh of each topology  the cheapest first" in out
+    reports = {
+        report.topology.name: report
+        for path in (tmp_path / "reports").rglob("*.json")
+        for report in [PreflightReport.from_json(path.read_text(encoding="utf-8"))]
+    }
+    assert set(reports) == {"v5p:2x2x1", "h100:1x4"}
+    for name, kernel in (("v5p:2x2x1", "splash_mha"), ("h100:1x4", "cudnn_attention")):
+        time = reports[name].time
+        # Forward and backward in each of two layers.
+        assert sum(runs for found, runs in time.kernels if found.startswith(kernel)) >= 4
+        assert not time.unknown_kernels
 
 
 @pytest.mark.slow

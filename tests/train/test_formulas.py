@@ -105,6 +105,9 @@ def test_kernels_of_attention_visit_the_blocks_that_the_mask_leaves() -> None:
     # Of cuDNN's 16 x 16 blocks of 128 x 128, 136 are not above the diagonal.
     some = 4 * 2 * batch * heads * 128**2 * 136
     assert change("model.kernel.attention=cudnn") == pytest.approx((2 * some, 5 * some))
+    fused = ["model.kernel.attention=fused", "model.compute=bfloat16"]
+    assert change(*fused, "devices.topology=v5e-8") == pytest.approx(wide)
+    assert change(*fused, "devices.topology=h100-8") == pytest.approx((2 * some, 5 * some))
     kept = [*words, "model.remat=true", "model.kept=['attention']"]
     again = formulas.step_flops(settings(*words, "model.remat=true")).recomputed
     assert again - formulas.step_flops(settings(*kept)).recomputed == pytest.approx(wide[0])

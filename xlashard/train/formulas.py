@@ -10,11 +10,13 @@ of a head, M hidden features, E experts, k for each token, V tokens of the vocab
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from xlashard.gpu.gpu_names import is_gpu_name
 from xlashard.preflights.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
+from xlashard.train.model.attention_kernels import with_kernel_of
 from xlashard.train.model.experts import places
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -164,8 +166,12 @@ def step_flops(settings: Settings) -> Flops:
     products each in the backward pass, which recomputes the scores (Dao 2023, arXiv:2307.08691,
     section 3.1); else all L² scores are computed. Kernels of attention visit the blocks that the
     mask leaves, cuDNN's of 128 positions: with one kernel of the backward pass five products, with
-    two three and four. Experts process empty slots, too.
+    two three and four. Experts process empty slots, too. Without a topology, the fused kernel is
+    that of TPUs.
     """
+    if settings.model.kernel.attention == "fused":
+        platform = "gpu" if is_gpu_name(settings.devices.topology) else "tpu"
+        settings = replace(settings, model=with_kernel_of(platform, settings.model))
     model = settings.model
     parts = _products(settings)
     products = sum(value for name, value in parts.items() if name not in ("scores", "mixing"))

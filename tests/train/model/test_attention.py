@@ -1,4 +1,5 @@
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 from xlashard import Mesh
 from xlashard._jax.registration import assume_cudnn
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
-from xlashard.train.model.attention_kernels import kernel_attention
+from xlashard.train.model.attention_kernels import kernel_attention, with_kernel_of
 from xlashard.train.model.blockwise import blockwise_attention
 from xlashard.train.model.layout import Layout, Unplaced
 from xlashard.train.model.transformer import kept_residuals
@@ -106,6 +107,27 @@ def test_kernels_give_what_all_scores_give(name: str, window: int) -> None:
     np.testing.assert_allclose(mixed, values, rtol=1e-4, atol=1e-5)
     for ours, exact in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("requested", "changes", "found"),
+    [
+        ("fused", {}, {"tpu": "splash", "gpu": "cudnn", "cpu": "none", "": "none"}),
+        ("fused", {"head_dim": 320}, {"tpu": "splash", "gpu": "none"}),
+        ("fused", {"compute": "float32"}, {"tpu": "splash", "gpu": "none"}),
+        ("fused", {"latent": 16, "kv_heads": 4}, {"tpu": "splash", "gpu": "none"}),
+        ("cudnn", {}, {"tpu": "none", "gpu": "cudnn"}),
+        ("flash", {}, {"tpu": "flash", "gpu": "none"}),
+        ("none", {}, {"tpu": "none", "gpu": "none"}),
+    ],
+)
+def test_devices_run_their_kernels(requested, changes, found) -> None:
+    kernel = KernelSettings(attention=requested, block_q=256)
+    model = ModelSettings(**{"compute": "bfloat16", "kernel": kernel, **changes})
+    for platform, name in found.items():
+        chosen = with_kernel_of(platform, model)
+        assert chosen.kernel.attention == name
+        assert replace(chosen, kernel=kernel) == model
 
 
 @pytest.mark.parametrize(("policy", "passes"), [("minimal", 2), ("minimal_with_context", 1)])

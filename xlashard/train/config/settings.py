@@ -97,10 +97,10 @@ class ShardingSettings:
 class KernelSettings:
     """Kernels, with positions per block of the passes of attention on TPU."""
 
-    attention: Literal["none", "splash", "flash", "cudnn"] = setting(
+    attention: Literal["none", "fused", "splash", "flash", "cudnn"] = setting(
         "none",
-        "kernel of attention: splash and flash of Pallas on TPU, cudnn on GPU; other devices "
-        "compute it without the kernel",
+        "kernel of attention: splash and flash of Pallas on TPU, cudnn on GPU, fused for the best "
+        "one of the devices; other devices compute it without the kernel",
     )
     block_q: int = setting(512, "queries per block, forward", _POSITIVE)
     block_kv: int = setting(512, "keys per block, forward", _POSITIVE)
@@ -180,7 +180,7 @@ class ModelSettings:
         "save_out_proj",
         "qkv_proj_offloaded",
     ] = setting("custom", "residuals by the name of a policy; custom: `kept` and `offloaded`")
-    kernel: KernelSettings = section(KernelSettings, "kernels on TPU")
+    kernel: KernelSettings = section(KernelSettings, "kernels")
     attention_block: int = setting(
         0,
         "positions per block of attention; 0: one block with length² scores",

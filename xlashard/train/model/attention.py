@@ -12,7 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.attention_kernels import KERNEL_PLATFORMS, kernel_attention
+from xlashard.train.model.attention_kernels import kernel_attention
 from xlashard.train.model.blockwise import blockwise_attention
 from xlashard.train.model.layout import Place, placed
 from xlashard.train.model.products import product
@@ -55,10 +55,11 @@ def attention_layer(
 ) -> jax.Array:
     """Return the attention layer's addition to the residual stream [B, L, W].
 
-    A position sees the last `window` ones, or all before it if `window` is 0.
+    A position sees the last `window` ones, or all before it if `window` is 0. The kernel of the
+    model is one that the devices run.
     """
     q, k, v = project(x, weights, angles, model, place)
-    if KERNEL_PLATFORMS.get(model.kernel.attention) == place.platform:
+    if model.kernel.attention != "none":
         mixed = kernel_attention(q, k, v, window, model.kernel, place)
     elif model.attention_block and model.attention_block < x.shape[1]:
         mixed = blockwise_attention(q, k, v, model.attention_block)

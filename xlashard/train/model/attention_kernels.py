@@ -7,17 +7,45 @@ Pallas only under `jax.experimental.pallas.tpu.force_tpu_interpret_mode`.
 Letters in shapes: B batch, L length, H query heads, K key and value heads, D features of a head.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from xlashard.train.config.settings import KernelSettings
+from xlashard.train.config.settings import KernelSettings, ModelSettings
 from xlashard.train.model.layout import Place, Unplaced
 
-KERNEL_PLATFORMS = {"splash": "tpu", "flash": "tpu", "cudnn": "gpu"}
-"""Platform of the devices that run a kernel, by its name."""
+_PLATFORMS = {"splash": "tpu", "flash": "tpu", "cudnn": "gpu"}
+_BEST = {"tpu": "splash", "gpu": "cudnn"}
+_CUDNN_HEAD = 256
+
+
+def with_kernel_of(platform: str, model: ModelSettings) -> ModelSettings:
+    """Return the model with the kernel of attention that the devices of a platform run.
+
+    Args:
+        platform: Platform of the devices, such as ``tpu``.
+        model: Any model.
+
+    Returns:
+        The model, with the kernel `none` where attention is computed without one, never `fused`.
+    """
+    name = model.kernel.attention
+    if name == "fused":
+        name = _BEST.get(platform, "none")
+        if name == "cudnn" and not _fits_cudnn(model):
+            name = "none"
+    if _PLATFORMS.get(name) != platform:
+        name = "none"
+    return replace(model, kernel=replace(model.kernel, attention=name))
+
+
+def _fits_cudnn(model: ModelSettings) -> bool:
+    size = model.head_size
+    is_half = model.compute == "bfloat16"
+    return is_half and not model.latent and size % 8 == 0 and size <= _CUDNN_HEAD
 
 
 def kernel_attention(

@@ -23,6 +23,7 @@ from xlashard.train.model.attention import (
     project_out,
     rotary_angles,
 )
+from xlashard.train.model.attention_kernels import with_kernel_of
 from xlashard.train.model.blockwise import cross_entropy
 from xlashard.train.model.experts import mix_dropless, mix_experts
 from xlashard.train.model.layout import Axes, Place, placed, unplaced
@@ -170,6 +171,7 @@ def _features(
     parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Place
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the input of the head [B, L, W], and the metrics averaged over the layers."""
+    model = with_kernel_of(place.platform, model)
     dtype = jnp.dtype(model.compute)
     angles = rotary_angles(jnp.arange(tokens.shape[1]), model)
     axes = jax.tree.map(lambda x: x.axes[1:], declare(model)["layers"])
