@@ -160,7 +160,7 @@ class Prover:
 
     def __init__(self, program: AutoProgram, memory_bytes: float) -> None:
         self._function, self._call = program.function, program.call
-        self._mesh, self._topology = program.mesh, program.topology
+        self._mesh, self._topology, self._rates = program.mesh, program.topology, program.rates
         self._memory = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
         self._pool = JobPool(_limits()) if program.topology is not None else None
@@ -174,7 +174,7 @@ class Prover:
 
     @cached_property
     def _machine(self) -> Machine:
-        return machine_of(self._mesh, self._topology)
+        return machine_of(self._mesh, self._topology, self._rates)
 
     def prove(
         self, layouts: Iterable[ProgramLayout], count: int, seconds: float = 0.0
@@ -266,10 +266,11 @@ class Prover:
             schedule = walk_schedule(module, costs, operations_for(module, rates), rates)
             seconds = schedule.seconds
         else:
-            network = network_for(topology, mesh)
+            network = network_for(topology, mesh, self._rates)
             costs = [(c, network.of(c)) for c in found]
-            schedule = schedule_step(compilation, topology, mesh)
-            seconds = estimate_time(compilation, topology, mesh, schedule=schedule).seconds
+            schedule = schedule_step(compilation, topology, mesh, rates=self._rates)
+            time = estimate_time(compilation, topology, mesh, schedule=schedule, rates=self._rates)
+            seconds = time.seconds
         memory = sum(a.size for a in device_allocations(module, topology))
         times = [(c, cost.expected_seconds) for c, cost in costs]
         unforeseen = unforeseen_collectives(times, layout.transfers, mesh, seconds)
