@@ -37,7 +37,8 @@ from tests.pjit.random_programs.running import (
 )
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies
-from xlashard.auto import axis_costs, axis_program, layout_builder, program_graph, search
+from xlashard.auto import axis_costs, axis_program, layout_builder, memory_model, search
+from xlashard.auto.graph import program_graph
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, ProgramLayout, machine_of
 
@@ -348,7 +349,7 @@ def _odd_costs(dice: Dice) -> Iterator[None]:
 
     with (
         patch.object(search, "CostModel", Costs),
-        patch.object(search, "SMALL_BYTES", 0),
+        patch.object(memory_model, "SMALL_BYTES", 0),
         patch.object(layout_builder, "SMALL_BYTES", 0),
         patch.object(program_graph, "_SMALL_BYTES", dice.pick([0, 1 << 21])),
         patch.object(axis_program, "NEGLIGIBLE_BYTES", 0),

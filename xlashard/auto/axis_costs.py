@@ -5,13 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from xlashard.auto.graph_values import GraphOperation
+from xlashard.auto.graph.graph_values import GraphOperation
+from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
-from xlashard.auto.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import Factor
 from xlashard.costs.operation import padding
 
-_LANES = 128
+LANES = 128
 """Elements of the minor dimension of a tile."""
 PARTIAL = -2
 """State of a result that devices must combine."""
@@ -279,7 +279,7 @@ class CostModel:
 
 def _in_lanes(size: float) -> float:
     """Return the size to which a minor dimension is padded in memory."""
-    return math.ceil(size / _LANES) * _LANES
+    return math.ceil(size / LANES) * LANES
 
 
 def _touched(op: GraphOperation) -> list[tuple[int, int]]:

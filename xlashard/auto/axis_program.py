@@ -68,7 +68,8 @@ class AxisProgram:
         restriction: Choices of the axis.
         memory_bytes: Memory per device, in bytes.
         fixed: Labels that are sharded, or not, because a spec is fixed.
-        live: Values that are live together, for each position that counts.
+        live: For each position where much memory is live, the bytes that don't depend on the axis,
+            and by label those that a device saves if it is sharded.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class AxisProgram:
         restriction: Restriction,
         memory_bytes: float,
         fixed: Mapping[int, bool],
-        live: Sequence[Sequence[int]],
+        live: Sequence[tuple[float, Mapping[int, float]]],
     ) -> None:
         self._model, self._graph = model, model.graph
         self._restriction, self._memory = restriction, memory_bytes
@@ -269,14 +270,8 @@ class AxisProgram:
         if not math.isfinite(self._memory):
             return
         excess = self._variable(_EXCESS_SECONDS * 1e9)
-        n = self._model.axis.size
-        for values in self._live:
-            total, terms = 0.0, defaultdict(float)
-            for value in values:
-                nbytes = self._model.local_bytes(value)
-                total += nbytes
-                for variable in self._stored(value).values():
-                    terms[variable] -= nbytes * (1 - 1 / n) / 1e9
+        for total, saved in self._live:
+            terms = {self._labels[k]: -b / 1e9 for k, b in saved.items() if k in self._labels}
             terms[excess] = -1.0
             self._row(terms, -np.inf, (self._memory - total) / 1e9)
 

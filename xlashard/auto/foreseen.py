@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
+from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import ForeseenTransfer
-from xlashard.auto.program_graph import ProgramGraph
 from xlashard.hlo.collectives import Collective, CollectiveKind
 from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.foreseen import foreseen_transfers
+from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
-from xlashard.auto.program_graph import ProgramGraph
 from xlashard.sharding import PartitionSpec
 
 SMALL_BYTES = 1 << 12

@@ -2,30 +2,30 @@
 
 import math
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations, product
 
 from xlashard.auto.axis_costs import (
-    WHOLE,
     Assignment,
     CostModel,
     batch_labels,
 )
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, Restriction
-from xlashard.auto.graph_values import spec_axes
+from xlashard.auto.graph.graph_values import spec_axes
+from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.layout_builder import (
-    SMALL_BYTES,
     LayoutBuilder,
     LayoutKey,
     layout_key,
 )
+from xlashard.auto.memory_model import MemoryModel
 from xlashard.auto.problem import AutoProblem, MeshAxis, ProgramLayout
-from xlashard.auto.program_graph import ProgramGraph
 
 _ROUNDS = 3
 _MOST_SLOWDOWN = 10.0
 """Most wall-clock seconds for one second of a search."""
+_PEAKS = 4
+"""Most positions at which an integer program bounds the memory."""
 _SMALL_SHARE = 1e-3
 """Share of the memory below which an argument may as well be replicated."""
 
@@ -72,7 +72,7 @@ class Search:
         self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
         self._limit = seconds
         self._batch = batch_labels(self.graph)
-        self._stored = self._stored_values()
+        self._memory = MemoryModel(self.graph, problem)
         self._solutions: dict[tuple[object, ...], AxisSolution] = {}
         self._started = time.process_time(), time.perf_counter()
         self._builder = LayoutBuilder(self.graph, problem)
@@ -85,7 +85,9 @@ class Search:
         starts = self._starts()
         for start in starts:
             assignment, seconds = self._descend(start, Assignment())
-            layout = self._builder.layout(start.name, assignment, seconds, self._memory(assignment))
+            layout = self._builder.layout(
+                start.name, assignment, seconds, self._memory.peak(assignment)
+            )
             found.setdefault(layout_key(layout), layout)
             if seconds < best_seconds:
                 best, best_seconds = assignment, seconds
@@ -98,9 +100,14 @@ class Search:
                 begun = best.without("")
                 begun.labels.update({axis: begun.labels[axis] - whole for axis in self._axes})
                 assignment, seconds = self._descend(_Start(name, order, free), begun)
-                layout = self._builder.layout(name, assignment, seconds, self._memory(assignment))
+                layout = self._builder.layout(
+                    name, assignment, seconds, self._memory.peak(assignment)
+                )
                 found.setdefault(layout_key(layout), layout)
         return list(found.values())
+
+    def _layout(self, name: str, assignment: Assignment, seconds: float) -> ProgramLayout:
+        return self._builder.layout(name, assignment, seconds, self._memory.peak(assignment))
 
     def _small_state(self) -> frozenset[int]:
         """Return the labels of arguments of the state whose shards would spare little memory.
@@ -192,19 +199,35 @@ class Search:
             *(frozenset(others.factors[name].items()) for name in self._axes),
         )
         if key not in self._solutions:
-            program = AxisProgram(
-                CostModel(self.graph, self.problem.machine, axis, others),
-                restriction,
-                self.problem.memory_bytes * unsolved,
-                self._fixed(axis.name),
-                self._live(others),
-            )
+            self._solutions[key] = self._solved(axis, restriction, others, unsolved, share)
+        return self._solutions[key]
+
+    def _solved(
+        self,
+        axis: MeshAxis,
+        restriction: Restriction,
+        others: Assignment,
+        unsolved: int,
+        share: float,
+    ) -> AxisSolution:
+        """Solve an axis, and again where a solution has its largest memory elsewhere."""
+        memory, model = self._memory, CostModel(self.graph, self.problem.machine, axis, others)
+        limit = self.problem.memory_bytes * unsolved
+        live = dict.fromkeys((memory.live(Assignment()), memory.live(others)))
+        while True:
+            rows = [memory.row(axis, others, values) for values in live]
+            program = AxisProgram(model, restriction, limit, self._fixed(axis.name), rows)
             # Other work of the machine takes no part of the limit.
             spent = time.process_time() - self._started[0]
             waited = time.perf_counter() - self._started[1]
             slowdown = min(max(waited / max(spent, 1e-3), 1.0), _MOST_SLOWDOWN)
-            self._solutions[key] = program.solve(share * slowdown)
-        return self._solutions[key]
+            solution = program.solve(share * slowdown)
+            chosen = others.without(axis.name)
+            chosen.labels[axis.name] = solution[0]
+            largest = memory.live(chosen)
+            if largest in live or len(live) >= _PEAKS or memory.peak(chosen) <= limit:
+                return solution
+            live[largest] = None
 
     def _work(self, assignment: Assignment) -> float:
         axis = MeshAxis("", 1, 1.0, 0.0)
@@ -248,53 +271,3 @@ class Search:
             for dim, axes in enumerate(spec_axes(spec, len(self.graph.values[value].shape))):
                 fixed.setdefault(self.graph.label(value, dim), axis in (axes or ()))
         return fixed
-
-    def _stored_values(self) -> list[int]:
-        """Return the values that occupy memory, without results that reuse an argument's."""
-        graph = self.graph
-        aliases = {graph.results[result] for _, result in self.problem.tied}
-        copies = aliases | set(graph.arguments)
-        aliases |= {inner for outer, inner in graph.inside.items() if outer in copies}
-        end = graph.positions
-        for k, index in enumerate(graph.arguments):
-            donated = k < len(self.problem.donated) and self.problem.donated[k]
-            if not donated or k in {argument for argument, _ in self.problem.tied}:
-                graph.values[index].last = end
-        return [
-            index
-            for index, value in enumerate(graph.values)
-            if value.is_stored and value.nbytes >= SMALL_BYTES and index not in aliases
-        ]
-
-    def _live(self, assignment: Assignment) -> list[list[int]]:
-        """Return the values that are live where most memory is: unsharded, and as assigned."""
-        found: dict[int, list[int]] = {}
-        for chosen in (Assignment(), assignment):
-            changes: dict[int, float] = defaultdict(float)
-            for index in self._stored:
-                value = self.graph.values[index]
-                nbytes = value.nbytes / self._pieces(chosen, index)
-                changes[value.first] += nbytes
-                changes[value.last + 1] -= nbytes
-            total, peak, where = 0.0, -1.0, 0
-            for position in sorted(changes):
-                total += changes[position]
-                if total > peak:
-                    peak, where = total, position
-            found[where] = self._live_at(where)
-        return list(found.values())
-
-    def _live_at(self, position: int) -> list[int]:
-        values = self.graph.values
-        return [i for i in self._stored if values[i].first <= position <= values[i].last]
-
-    def _pieces(self, assignment: Assignment, value: int) -> int:
-        states = assignment.states(self.graph, self._axes, value)
-        return math.prod(self._axes[axis].size for axis, state in states.items() if state != WHOLE)
-
-    def _memory(self, assignment: Assignment) -> float:
-        """Return the memory of a layout where it is largest, in bytes."""
-        return max(
-            sum(self.graph.values[i].nbytes / self._pieces(assignment, i) for i in live)
-            for live in self._live(assignment)
-        )

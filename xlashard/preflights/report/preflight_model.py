@@ -327,8 +327,7 @@ class VersionsReport:
         jaxlib: Version of jaxlib.
         libtpu: Version of libtpu; empty for GPUs.
         runtime: Build of the compiler.
-        flags: Compiler flags by origin: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options of the call;
-            measured rates.
+        flags: Compiler flags by origin: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options of the call.
         cuda_plugin: Version of JAX's CUDA plugin; empty for TPUs.
     """
 

@@ -5,32 +5,30 @@ connect share the labels of their dimensions: one label is sharded alike in all 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from xlashard._jax.trace import tracing
-from xlashard._jax.trace.jaxprs import Literal, scan_operands
-from xlashard.auto.graph_values import (
+from xlashard.auto.graph.graph_values import (
     GraphOperation,
-    LabelledValues,
     boundary_specs,
     fixed_specs,
     is_pointwise,
     is_transparent,
     spec_axes,
 )
+from xlashard.auto.graph.inner_programs import InnerPrograms
+from xlashard.auto.graph.live_ranges import GraphStep
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import OpRule
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.sharding import PartitionSpec
 
-UNKNOWN_TRIPS = 1
-"""Runs of a loop whose trip count isn't known."""
 _SMALL_BYTES = 1 << 21
 """Smaller values of the state, in bytes, follow what they are broadcast to or reduced from."""
 
 
-class ProgramGraph(LabelledValues):
+class ProgramGraph(InnerPrograms):
     """Values, operations and labels of a jaxpr.
 
     Args:
@@ -49,6 +47,7 @@ class ProgramGraph(LabelledValues):
         reductions: Merged reductions: value, label that is reduced away, and runs.
         elementwise: Elementwise operations: index of the result, and runs.
         unknown: Names of primitives without a sharding rule.
+        spatial: Labels of the spatial dimensions of convolutions.
         state: The tied arguments.
         state_clusters: Clusters of the tied arguments and what is made of them elementwise.
     """
@@ -65,8 +64,9 @@ class ProgramGraph(LabelledValues):
         self.reductions: list[tuple[int, int, float]] = []
         self.elementwise: list[tuple[int, float]] = []
         self.unknown: set[str] = set()
+        self.spatial: set[int] = set()
         self.state: set[int] = set()
-        self._delayed: list[tuple[GraphOperation, int, int]] = []
+        self._delayed: list[tuple[GraphOperation, int]] = []
         consts = [self._value(v.aval) for v in jaxpr.constvars]
         self.arguments = [
             self._value(v.aval, ConstraintSite((), "parameter", i))
@@ -82,9 +82,6 @@ class ProgramGraph(LabelledValues):
             for i, (index, var) in enumerate(zip(self.arguments, jaxpr.invars, strict=True))
         ]
         results = self._enter(jaxpr, [*consts, *inputs], (), 1.0, bound=True)
-        self._position += 1
-        for outer, inner in self.inside.items():
-            self.values[outer].last = self.values[inner].last
         self.results = [
             None if index is None else self._copied(index, var.aval, fixed_out.get(i), result=True)
             for i, (index, var) in enumerate(zip(results, jaxpr.outvars, strict=True))
@@ -92,7 +89,6 @@ class ProgramGraph(LabelledValues):
         for index in self.results:
             if index is not None:
                 self.values[index].is_stored = True
-                self.values[index].last = self._position
         for argument, result in tied:
             taken, made = self.arguments[argument], self.results[result]
             self.state |= {taken, self.inside.get(taken, taken)}
@@ -100,44 +96,9 @@ class ProgramGraph(LabelledValues):
                 self._same(taken, made)
         self._merge_small()
 
-    @property
-    def positions(self) -> int:
-        """Number of positions in the order of execution."""
-        return self._position + 1
-
     def is_state(self, value: int) -> bool:
         """Return True for a value in a cluster of the state."""
         return self.cluster(value) in self.state_clusters
-
-    def _enter(
-        self,
-        jaxpr: Any,
-        inputs: Sequence[int | None],
-        path: tuple[int, ...],
-        times: float,
-        *,
-        bound: bool = False,
-    ) -> list[int | None]:
-        """Add the operations of a jaxpr, and return its results."""
-        env: dict[Any, int | None] = {}
-        variables = [*jaxpr.constvars, *jaxpr.invars] if bound else list(jaxpr.invars)
-        if not bound:
-            for var in jaxpr.constvars:
-                env[var] = self._value(var.aval)
-        env.update(zip(variables, inputs, strict=True))
-
-        def read(atom: Any) -> int | None:
-            return None if isinstance(atom, Literal) else env[atom]
-
-        for number, eqn in enumerate(jaxpr.eqns):
-            self._position += 1
-            operands = [read(atom) for atom in eqn.invars]
-            outs = self._equation(eqn, operands, (*path, number), times)
-            for index in operands:
-                if index is not None:
-                    self.values[index].last = max(self.values[index].last, self._position)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
 
     def _equation(
         self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
@@ -191,12 +152,6 @@ class ProgramGraph(LabelledValues):
         )
         return copy
 
-    def _results(self, eqn: Any, path: tuple[int, ...], times: float) -> list[int]:
-        return [
-            self._value(v.aval, ConstraintSite(path, "result", i), times)
-            for i, v in enumerate(eqn.outvars)
-        ]
-
     def _operation(
         self,
         eqn: Any,
@@ -216,6 +171,16 @@ class ProgramGraph(LabelledValues):
             times=times,
             fixed=fixed_specs(eqn),
         )
+        fused = operation.fixed is None and (
+            rule.pairwise
+            or operation.name == "broadcast_in_dim"
+            or is_transparent(operation, self.values)
+            or is_pointwise(operation, self.values)
+        )
+        if operation.name == "conv_general_dilated":
+            self._note_spatial(operation, eqn.params["dimension_numbers"])
+        in_place = operation.name in _IN_PLACE
+        self.steps.append(GraphStep(operands, outs, fused=fused, in_place=in_place))
         if operation.fixed is None and rule.pairwise:
             for taken, result in zip(operands, outs, strict=False):
                 if taken is not None:
@@ -225,10 +190,18 @@ class ProgramGraph(LabelledValues):
         elif operation.fixed is None and (
             operation.name in _FOLLOWING or is_pointwise(operation, self.values)
         ):
-            self._delayed.append((operation, len(self.operations), self._position))
+            self._delayed.append((operation, len(self.operations)))
         else:
             self._add(operation)
         return list(outs)
+
+    def _note_spatial(self, convolution: GraphOperation, numbers: Any) -> None:
+        for index, spec in (
+            (convolution.operands[0], numbers.lhs_spec),
+            (convolution.results[0], numbers.out_spec),
+        ):
+            if index is not None:
+                self.spatial.update(self.values[index].labels[d] for d in spec[2:])
 
     def _add(self, operation: GraphOperation, at: int | None = None) -> None:
         for index in (*operation.operands, *operation.results):
@@ -264,7 +237,7 @@ class ProgramGraph(LabelledValues):
         """
         state = {self.cluster(index) for index in self.state}
         inserted = 0
-        for operation, at, _ in self._delayed:
+        for operation, at in self._delayed:
             arrays = [o for o in (*operation.operands, *operation.results) if o is not None]
             if len(arrays) < 2:
                 continue
@@ -286,104 +259,12 @@ class ProgramGraph(LabelledValues):
                                 self.reductions.append((made, label, operation.times))
         self.state_clusters = self.clusters_led_by(self.state)
 
-    def _scan(
-        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
-    ) -> list[int | None]:
-        body = next(iter(tracing.bodies(eqn)))
-        consts, carry, xs = scan_operands(eqn.params, operands)
-        runs = times * eqn.params["length"]
-        inner = (*path, 0)
-        begun = self._position
-        known = [
-            self._value(v.aval) if o is None else o
-            for v, o in zip(body.invars, consts, strict=False)
-        ]
-        fresh = [
-            self._value(v.aval, ConstraintSite(inner, "parameter", len(consts) + i), runs)
-            for i, v in enumerate(body.invars[len(consts) :])
-        ]
-        for outer, made in zip(carry, fresh, strict=False):
-            self.values[made].is_stored = True
-            if outer is not None:
-                self._same(outer, made)
-        for outer, made in zip(xs, fresh[len(carry) :], strict=True):
-            if outer is not None:
-                self._slice_of(outer, made)
-        results = self._enter(body, [*known, *fresh], inner, runs)
-        outs = self._results(eqn, path, times)
-        for number, (out, result) in enumerate(zip(outs, results, strict=True)):
-            if result is None:
-                continue
-            if number < len(carry):
-                self._same(fresh[number], result)
-                self._same(out, result)
-                self.values[result].is_stored = True
-            else:
-                self._slice_of(out, result)
-        self._span(begun, [*consts, *xs], outs)
-        return list(outs)
-
-    def _span(self, begun: int, operands: Iterable[int | None], outs: Iterable[int]) -> None:
-        """Keep the operands of a loop to its end, and its results from its beginning."""
-        for index in operands:
-            if index is not None:
-                self.values[index].last = max(self.values[index].last, self._position)
-        for index in outs:
-            self.values[index].first = begun
-            self.values[index].is_stored = True
-
-    def _while(
-        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
-    ) -> list[int | None]:
-        condition, body = tracing.bodies(eqn)
-        split, last = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        cond_consts, body_consts = operands[:split], operands[split : split + last]
-        carry, begun = operands[split + last :], self._position
-        runs = times * UNKNOWN_TRIPS
-        fresh = []
-        inner = (*path, 1)
-        for i, (outer, var) in enumerate(zip(carry, body.invars[last:], strict=True)):
-            made = self._value(var.aval, ConstraintSite(inner, "parameter", last + i), runs)
-            self.values[made].is_stored = True
-            if outer is not None:
-                self._same(outer, made)
-            fresh.append(made)
-        for jaxpr, consts, number in ((condition, cond_consts, 0), (body, body_consts, 1)):
-            known = [
-                self._value(v.aval) if o is None else o
-                for v, o in zip(jaxpr.invars, consts, strict=False)
-            ]
-            results = self._enter(jaxpr, [*known, *fresh], (*path, number), runs)
-        outs = self._results(eqn, path, times)
-        for made, result, out in zip(fresh, results, outs, strict=True):
-            if result is not None:
-                self._same(made, result)
-            self._same(made, out)
-        self._span(begun, operands, outs)
-        return list(outs)
-
-    def _cond(
-        self, eqn: Any, operands: list[int | None], path: tuple[int, ...], times: float
-    ) -> list[int | None]:
-        outs: list[int] = []
-        made: list[list[int | None]] = []
-        for number, branch in enumerate(tracing.bodies(eqn)):
-            inner = (*path, number)
-            known = [
-                self._value(v.aval) if o is None else o
-                for v, o in zip(branch.invars, operands[1:], strict=True)
-            ]
-            made.append(self._enter(branch, known, inner, times))
-        outs = self._results(eqn, path, times)
-        for results in made:
-            for out, result in zip(outs, results, strict=True):
-                if result is not None:
-                    self._same(out, result)
-        return list(outs)
-
 
 _CLOSED = frozenset({"pallas_call", "shard_map", "custom_partitioning"})
 """Primitives whose inner jaxprs are programs for one device."""
+
+_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
+"""Primitives that update their first operand."""
 
 _FOLLOWING = frozenset(
     {

@@ -21,8 +21,8 @@ class Value:
         shape: Its shape.
         itemsize: Bytes of an element.
         labels: Label of each dimension, an index for `ProgramGraph.label`.
-        first: Position of the operation that makes it.
-        last: Position of the last operation that uses it.
+        first: Position in the order of execution where its buffer is taken.
+        last: Position where its buffer is read for the last time.
         is_stored: Whether it stands in memory: an argument, a result, a carry, or an operand or
             result of an operation that isn't elementwise.
         sites: Sites of its definition, as a result or parameter.
@@ -32,8 +32,8 @@ class Value:
     shape: tuple[int, ...]
     itemsize: float
     labels: tuple[int, ...]
-    first: int
-    last: int = -1
+    first: int = 0
+    last: int = 0
     is_stored: bool = False
     sites: list[ConstraintSite] = field(default_factory=list)
     times: float = 1.0
@@ -126,7 +126,6 @@ class LabelledValues:
         self.clusters = Labels()
         self.loops: set[int] = set()
         self._cluster: list[int] = []
-        self._position = 0
 
     def label(self, value: int, dim: int) -> int:
         """Return the label of a dimension."""
@@ -158,7 +157,7 @@ class LabelledValues:
         shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
         itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
         labels = tuple(self.labels.new(size) for size in shape)
-        value = Value(shape, itemsize, labels, self._position, self._position, times=times)
+        value = Value(shape, itemsize, labels, times=times)
         if site is not None:
             value.sites.append(site)
         self.values.append(value)
