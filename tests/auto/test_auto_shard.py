@@ -31,6 +31,7 @@ from xlashard.auto.auto_shard import solve
 from xlashard.auto.plan.plan_model import PlannedConstraint, spec_of_text
 from xlashard.auto.problem import machine_of
 from xlashard.auto.proof import Prover
+from xlashard.errors import ArgumentError
 from xlashard.gpu import topology as gpu_topology
 
 
@@ -52,6 +53,19 @@ def test_a_plan_has_a_spec_for_each_argument_and_result():
     for value, sharding in zip(plan.inputs, leaves, strict=True):
         shard = sharding.shard_shape(value.shape)
         assert value.device_bytes == np.prod(shard) * 4
+
+
+def test_layouts_are_ranked_at_measured_rates():
+    slow = {"chip": "v5e", "slowdown": dict.fromkeys(("vector", "hbm"), 2.0)}
+    plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, rates=slow)
+    usual = small_plan()
+    assert plan.chosen.name == usual.chosen.name
+    assert plan.chosen.predicted_seconds == pytest.approx(2 * usual.chosen.predicted_seconds)
+    # Beside the launch of the compiled program, which takes what it took.
+    work = [each.chosen.seconds - 1.3e-6 for each in (plan, usual)]
+    assert work[0] == pytest.approx(2 * work[1])
+    with pytest.raises(ArgumentError, match="is of v6e, but the topology has v5e"):
+        auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, rates=slow | {"chip": "v6e"})
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from tests.auto.examples import hand_layout, shapes, step
 from tests.facts import naming
 from xlashard import P, pjit
+from xlashard._jax.runtime.phases import PhaseInput
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, machine_of
@@ -17,7 +18,6 @@ from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
 from xlashard.pjit.shardings.resources import UNSPECIFIED
-from xlashard.preflights import compilation
 
 GIB = 2**30
 
@@ -227,7 +227,7 @@ def test_this_process_compiles_where_no_other_can(lookup, monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
     without = prove_lookup(lookup, rows, lookup_layout("whole", P()))
     monkeypatch.undo()
-    monkeypatch.setattr(compilation, "_RUNNER", "tests.auto:nothing")
+    monkeypatch.setattr(PhaseInput, "runner", "tests.auto:nothing")
     elsewhere = prove_lookup(lookup, rows)
     for proven in (without["rows"], elsewhere["rows"]):
         assert proven.fits and proven.cpu_seconds > 0

@@ -7,7 +7,7 @@ import pytest
 
 from xlashard import Compiled, P, PreflightReport
 from xlashard.cli import main
-from xlashard.commands import sweep
+from xlashard.commands import preflight, sweep
 from xlashard.preflights.sweep import sweep_run
 from xlashard.preflights.sweep.sweep_report import SweepReport
 from xlashard.preflights.sweep.sweep_results import SweepResult
@@ -94,6 +94,33 @@ def test_meshes_that_are_left_out_are_shown_by_a_word_of_the_command(run, monkey
     assert "and 32 more: --all\n" in out
     _, out, _ = run(*words, "--all")
     assert out.count("data=4") == 40 and "--all" not in out
+
+
+def test_measured_rates_of_each_chip(run, monkeypatch, tmp_path):
+    for chip in ("v5e", "v5p", "v6e"):
+        (tmp_path / f"{chip}.toml").write_text(f"chip = '{chip}'\n[slowdown]\nhbm = 1.5\n")
+    tried = []
+    report = SweepReport(PRODUCT, "sweeps", ())
+    monkeypatch.setattr(sweep, "run_sweep", lambda s, *_, **__: tried.append(s) or report)
+    words = ("preflight", "-t", "v5e-4,v5p-8", PRODUCT, "--mesh", "data=4")
+    run(*words[:-1], "data=auto", "--rates", "v5e.toml,v5p.toml")
+    (found,) = tried
+    assert {chip: dict(c.slowdown) for chip, c in found.calibrations.items()} == {
+        "v5e": {"hbm": 1.5},
+        "v5p": {"hbm": 1.5},
+    }
+    # Of several topologies without a sweep, each takes its own file; `auto` is for one.
+    given = []
+    monkeypatch.setattr(preflight, "preflight_target", lambda *words: given.append(words[-1]))
+    monkeypatch.setattr(preflight, "_show", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_budget", lambda *_, **__: True)
+    assert run(*words, "--rates", "v5p.toml")[0] == 0
+    assert [None if c is None else c.chip for c in given] == [None, "v5p"]
+    for kind in ((), ("--mesh", "data=auto"), ("-t", "v5e-4", "--shardings", "auto")):
+        code, _, err = run(*words, *kind, "--rates", "v6e.toml")
+        assert code == 2 and "rates='v6e.toml' is of v6e, but the topology has v5e" in err
+    code, _, err = run("preflight", "a.json", "--rates", "v6e.toml")
+    assert code == 2 and "a.json has its prediction" in err
 
 
 def test_no_slices_to_compile_for(run):

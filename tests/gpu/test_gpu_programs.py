@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from tests.facts import naming
 from tests.gpu.plugin import needs_plugin
 from tests.hlo.test_readers import check_alike
-from xlashard import NamedSharding, P, explain, hlo, pjit
-from xlashard.errors import ExpectationError
+from xlashard import NamedSharding, P, auto_shard, explain, hlo, pjit, preflight
+from xlashard.errors import CompileError, ExpectationError
 from xlashard.gpu import topology
 from xlashard.hlo import HloProgram
 from xlashard.pjit.stages.compiled import Compiled
@@ -136,3 +137,35 @@ def test_steps_of_equinox_and_nnx() -> None:
 
     report = explain(of_nnx, placed(state), x)
     assert {(c.kind, c.along) for c in report.collectives} == {("all-reduce", "data")}
+
+
+# XLA's pass for products of this size aborts its process on the second product of a gram matrix.
+CRASHING = {"xla_gpu_threshold_for_windowed_einsum_mib": 0}
+ROWS = jax.ShapeDtypeStruct((512, 64), "float32")
+
+
+def project(x: Any) -> Any:
+    return (x @ x.T) @ x
+
+
+def test_a_crash_of_the_compiler_is_an_error() -> None:
+    step = pjit(project, in_shardings=P("d"), out_shardings=P("d"), compiler_options=CRASHING)
+
+    def report(**options: Any) -> Any:
+        return preflight(step, ROWS, topology="h100-8", mesh={"d": 8}, compiler_options=options)
+
+    remedy = "{'xla_disable_hlo_passes': 'windowed-einsum-handler'}"
+    with pytest.raises(CompileError, match=naming("SIGABRT: Check failed: ", remedy)):
+        report()
+    found = report(xla_disable_hlo_passes="windowed-einsum-handler")
+    assert found.fits and "collective-permute" in {t.collective.kind for t in found.traffic}
+
+
+def test_a_crash_of_the_compiler_costs_its_layout() -> None:
+    step = pjit(project, compiler_options=CRASHING)
+    plan = auto_shard(step, ROWS, mesh={"d": 8}, topology="h100-8", fixed={"x": P("d")})
+    crashed = [layout for layout in plan.layouts if "Check failed" in layout.reason]
+    assert plan.fits and crashed and "refused: SIGABRT: Check" in str(plan)
+    assert {layout.outcome for layout in crashed} == {"refused"}
+    report = preflight(plan.lower(), topology="h100-8")
+    assert [report.inputs[0].decided_by, report.outputs[0].decided_by] == ["caller", "auto"]

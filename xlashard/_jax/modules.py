@@ -61,6 +61,12 @@ to_bytecode = mlir.module_to_bytecode
 """Return the module as MLIR bytecode."""
 
 
+def from_bytecode(code: bytes) -> Module:
+    """Return the module of MLIR bytecode."""
+    with mlir.make_ir_context() as context:
+        return ir.Module.parse(code, context)
+
+
 def without_locations(module: Module) -> Module:
     """Return a copy of the module without source locations."""
     with module.context:

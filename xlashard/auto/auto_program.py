@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from xlashard._jax.runtime.shardings import is_compile_only
 from xlashard._jax.runtime.topologies import topology_name
 from xlashard._jax.trace.jaxprs import without_high_level
-from xlashard.auto.problem import AutoProblem, machine_of
+from xlashard.auto.problem import AutoProblem, chip_of, machine_of
+from xlashard.costs.rates import Rates
 from xlashard.errors import ArgumentError, MeshError, counted
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.mesh_layout import divisors, resolve_axis_sizes
@@ -26,6 +27,7 @@ from xlashard.preflights.mesh_mapping import (
     meshes_of_function,
     resolve_mesh,
 )
+from xlashard.preflights.report.calibration import RatesSources, read_calibrations
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 
 type Target = MeshLike | BaseTopology | str
@@ -47,6 +49,7 @@ class AutoProgram:
         topology: Topology of its devices; None for devices of no topology, such as emulated ones.
         closed_over: Number of arrays that the function closes over; they precede the arguments.
         at_hand: The same mesh on devices that can run programs; None if there are none.
+        rates: Rates of a device; those of published measurements if None.
     """
 
     function: Function
@@ -55,6 +58,7 @@ class AutoProgram:
     topology: BaseTopology | None
     closed_over: int = 0
     at_hand: Mesh | None = None
+    rates: Rates | None = None
 
     def problem(
         self, memory: float = 0.9, fixed: Mapping[str, PartitionSpec] | None = None
@@ -68,7 +72,7 @@ class AutoProgram:
         Raises:
             ArgumentError: If an expression matches nothing, or a spec doesn't fit.
         """
-        traced, machine = self.call.traced, machine_of(self.mesh, self.topology)
+        traced, machine = self.call.traced, machine_of(self.mesh, self.topology, self.rates)
         ins = self._requested(self.call.in_shardings)
         outs = self._requested(self.call.out_shardings)
         if fixed:
@@ -86,6 +90,19 @@ class AutoProgram:
             donated=self.call.donated,
             memory_bytes=memory * machine.memory_bytes,
         )
+
+    def with_rates(self, rates: RatesSources | None) -> Self:
+        """Return the program on devices of measured rates.
+
+        Args:
+            rates: File of measured rates of the chip, or its content; None for published ones.
+
+        Raises:
+            ArgumentError: If the file is invalid, or of another chip.
+        """
+        chip = chip_of(self.topology)
+        found = read_calibrations(rates, [chip]).get(chip.name)
+        return self if found is None else replace(self, rates=found.rates(chip))
 
     def _requested(self, shardings: Sequence[Any]) -> list[PartitionSpec | None]:
         return [s.spec if isinstance(s, NamedSharding) else None for s in shardings]
@@ -161,7 +178,7 @@ def read_larger(
     (first, size), *others = program.mesh.shape.items()
     for larger in itertools.islice(place.larger(), _LARGER):
         axes = {first: size * (larger.chips // place.chips), **dict(others)}
-        yield read_program(fun, args, kwargs, axes, larger)
+        yield replace(read_program(fun, args, kwargs, axes, larger), rates=program.rates)
 
 
 def read_programs(

@@ -17,6 +17,7 @@ from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.hardware.base_topology import BaseTopology
+from xlashard.preflights.report.calibration import RatesSources
 from xlashard.sharding import PartitionSpec
 
 PROVEN = 6
@@ -40,6 +41,7 @@ def auto_shard(
     measure: int = 0,
     time_limit: float = 60.0,
     fixed: Mapping[str, PartitionSpec] | None = None,
+    rates: RatesSources | None = None,
     **kwargs: Any,
 ) -> AutoPlan:
     """Choose the layout of a function: specs of arguments and results, and constraints inside.
@@ -63,13 +65,14 @@ def auto_shard(
         time_limit: Seconds that a search may take; the plan then names its gap to the best layout.
         fixed: Specs that the layout must keep, by regular expressions over the paths of arguments
             and results, such as `{"^batch": P("data")}`; the first that matches holds.
+        rates: File of the chip's measured rates, as `preflight` takes it.
         **kwargs: Keyword arguments of the call.
 
     Returns:
         The plan. `print(plan)` displays it, `plan.apply(fun)` compiles the function with it.
 
     Raises:
-        ArgumentError: If `fun`, `memory`, `measure` or `fixed` is invalid.
+        ArgumentError: If `fun`, `memory`, `measure`, `fixed` or `rates` is invalid.
         MeshError: If there is no mesh.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
         CompileError: If the compiler refuses the program in every layout.
@@ -89,9 +92,9 @@ def auto_shard(
         warnings.simplefilter("ignore", XlashardWarning)
         _check_options(memory, measure)
         solved: list[tuple[AutoProgram, AutoProblem, ProvenLayouts]] = []
-        for program, problem in _promising(
-            read_programs(fun, args, kwargs, mesh, topology), memory, fixed, time_limit
-        ):
+        programs = read_programs(fun, args, kwargs, mesh, topology)
+        measured = (program.with_rates(rates) for program in programs)
+        for program, problem in _promising(measured, memory, fixed, time_limit):
             _check_devices(program, measure)
             solved.append((program, problem, solve(program, problem, time_limit)))
         program, problem, found = min(solved, key=lambda each: each[-1].proven[0].rank)

@@ -190,5 +190,7 @@ def _with_layout(request: SweepRequest, place: BaseTopology) -> TargetProgram:
     program = load_program(request.target["name"], place, request.axes)
     mesh = program.mesh or request.axes
     args, kwargs = program.args, program.kwargs
-    plan = auto_shard(program.function, *args, mesh=mesh, topology=place, **kwargs)
+    plan = auto_shard(
+        program.function, *args, mesh=mesh, topology=place, rates=request.rates, **kwargs
+    )
     return TargetProgram(plan.lower(), program.mesh, workload=program.workload)

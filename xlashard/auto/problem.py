@@ -9,13 +9,14 @@ from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import network_for, rates_for
 from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.chip import Chip
 from xlashard.hardware.links import axis_links
 from xlashard.hlo.collectives import CollectiveKind
 from xlashard.preflights.runtime_memory import available_bytes
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
 
-NOMINAL_GENERATION = "v5e"
+NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
 """Generation whose rates stand for devices of no topology, such as emulated ones."""
 
 
@@ -119,23 +120,35 @@ class Machine:
         return math.prod(axis.size for axis in self.axes)
 
 
-def machine_of(mesh: Mesh, topology: BaseTopology | None = None) -> Machine:
+def chip_of(topology: BaseTopology | None) -> Chip:
+    """Return the chip of a topology; the nominal one for None.
+
+    Args:
+        topology: The topology.
+    """
+    return NOMINAL if topology is None else topology.chip
+
+
+def machine_of(
+    mesh: Mesh, topology: BaseTopology | None = None, rates: Rates | None = None
+) -> Machine:
     """Return the machine behind a mesh.
 
     Args:
         mesh: The mesh.
         topology: Topology of its devices; None for devices without one, which get the rates of a
-            chip of `NOMINAL_GENERATION` with one link per axis.
+            nominal chip with one link per axis.
+        rates: Rates of a device; those of published measurements if None.
     """
-    nominal = next(g for g in GENERATIONS if g.name == NOMINAL_GENERATION)
-    chip = nominal if topology is None else topology.chip
-    rates = rates_for(chip)
-    slowdown = 1.0 if topology is None else rates.link_share / rates.torus_reduction_share
+    chip = chip_of(topology)
+    rates = rates or rates_for(chip)
+    reductions = rates.reductions or rates
+    slowdown = 1.0 if topology is None else rates.link_share / reductions.torus_reduction_share
     axes = []
     for name, size in mesh.shape.items():
         if topology is None or size == 1:
             latency = rates.collective_seconds + size / 2 * rates.hop_seconds
-            speed = rates.link_share * nominal.ici_bandwidth
+            speed = rates.link_share * NOMINAL.ici_bandwidth
             axes.append(MeshAxis(str(name), size, speed, latency))
         else:
             axes.append(_axis_of(topology, mesh, str(name), rates))
@@ -144,16 +157,19 @@ def machine_of(mesh: Mesh, topology: BaseTopology | None = None) -> Machine:
 
 def _axis_of(topology: BaseTopology, mesh: Mesh, name: str, rates: Rates) -> MeshAxis:
     """Return an axis of several devices of a topology."""
-    links, network = axis_links(topology, mesh, [name]), network_for(topology, mesh)
+    links, network = axis_links(topology, mesh, [name]), network_for(topology, mesh, rates)
+    reductions = rates.reductions or rates
     if isinstance(network, NcclModel):
         speed, latency = network.gather_rates(links.size, links.domains)
-        return MeshAxis(name, links.size, speed, latency)
+        slowdown = rates.link_share / reductions.link_share
+        return MeshAxis(name, links.size, speed, latency, slowdown)
     hops = sum(part.size for part in links.parts) / 2
     dimensions = len([p for p in links.parts if p.dimension not in ("slice", "core")])
-    reduction = rates.link_share / rates.torus_reduction_share if dimensions > 1 else 1.0
+    reduced = reductions.torus_reduction_share if dimensions > 1 else reductions.link_share
+    share = rates.dcn_share if links.network == "dcn" else rates.link_share
     latency = rates.collective_seconds + hops * rates.hop_seconds
-    speed = rates.link_share * links.bytes_per_second
-    return MeshAxis(name, links.size, speed, latency, reduction)
+    speed = share * links.bytes_per_second
+    return MeshAxis(name, links.size, speed, latency, rates.link_share / reduced)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,6 @@ from xlashard.preflights.mesh_mapping import map_call
 from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.processes.job_pool import JobPool, WorkerLimits, default_limits
 from xlashard.sharding import Mesh, NamedSharding
-from xlashard.tpu.topologies import Topology
 
 _MOST_WORKERS = 4
 _ROUNDS = 5
@@ -150,9 +149,9 @@ def _refused(layout: ProgramLayout, error: Exception) -> ProvenLayout:
 class Prover:
     """Compiles layouts of one program.
 
-    Programs for TPUs are compiled by worker processes up to their code, so that a crash of the
-    compiler costs its layout only; others in this process. A context manager, which ends the
-    processes.
+    Programs for topologies are compiled by worker processes, for TPUs up to their code, so that a
+    crash of the compiler costs its layout only; others in this process. A context manager, which
+    ends the processes.
 
     Args:
         program: The program.
@@ -161,10 +160,10 @@ class Prover:
 
     def __init__(self, program: AutoProgram, memory_bytes: float) -> None:
         self._function, self._call = program.function, program.call
-        self._mesh, self._topology = program.mesh, program.topology
+        self._mesh, self._topology, self._rates = program.mesh, program.topology, program.rates
         self._memory = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
-        self._pool = JobPool(_limits()) if isinstance(program.topology, Topology) else None
+        self._pool = JobPool(_limits()) if program.topology is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +174,7 @@ class Prover:
 
     @cached_property
     def _machine(self) -> Machine:
-        return machine_of(self._mesh, self._topology)
+        return machine_of(self._mesh, self._topology, self._rates)
 
     def prove(
         self, layouts: Iterable[ProgramLayout], count: int, seconds: float = 0.0
@@ -236,7 +235,7 @@ class Prover:
             yield _Candidate(layout, text, program, estimate)
 
     def _proofs(self, candidates: Iterable["_Candidate"]) -> Iterator[tuple[str, ProvenLayout]]:
-        """Compile programs; those for TPUs in worker processes."""
+        """Compile programs; those for topologies in worker processes."""
         if self._pool is None:
             for candidate in candidates:
                 began = time.process_time()
@@ -267,10 +266,11 @@ class Prover:
             schedule = walk_schedule(module, costs, operations_for(module, rates), rates)
             seconds = schedule.seconds
         else:
-            network = network_for(topology, mesh)
+            network = network_for(topology, mesh, self._rates)
             costs = [(c, network.of(c)) for c in found]
-            schedule = schedule_step(compilation, topology, mesh)
-            seconds = estimate_time(compilation, topology, mesh, schedule=schedule).seconds
+            schedule = schedule_step(compilation, topology, mesh, rates=self._rates)
+            time = estimate_time(compilation, topology, mesh, schedule=schedule, rates=self._rates)
+            seconds = time.seconds
         memory = sum(a.size for a in device_allocations(module, topology))
         times = [(c, cost.expected_seconds) for c, cost in costs]
         unforeseen = unforeseen_collectives(times, layout.transfers, mesh, seconds)

@@ -17,6 +17,7 @@ from xlashard.commands.common import (
     ALL,
     check_budget,
     find_program,
+    read_calibration_files,
     read_mesh,
     read_options,
     remat_words,
@@ -30,6 +31,7 @@ from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.budget import read_budget
+from xlashard.preflights.report.calibration import Calibration
 from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.sweep.axis_ranges import factorisations, parse_axes, read_axes
 from xlashard.preflights.target_loading import TargetProgram, check_target, user_code_errors
@@ -60,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         parse_price(arguments.price)
     read_options(arguments.option)
     read_kernel_cost_words(arguments.kernel_cost)
+    rates = _rates(arguments, place)
     with status_line(f"choosing a layout of {target} on {place}"):
         program, tried = _chosen(arguments, target, place)
         with user_code_errors(f"{target} can't be traced"):
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 mesh=program.mesh,
                 topology=place,
                 memory=_MEMORY,
+                rates=rates,
                 **program.kwargs,
             )
     with status_line(f"compiling {target} for {place}"):
@@ -80,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             compiler_options=read_options(arguments.option) or None,
             estimate=arguments.estimate,
             kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
-            rates=arguments.rates,
+            rates=rates,
             title=target,
         )
     found = LayoutReport(target, tried, plan, report)
@@ -149,6 +153,10 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
     return target, place
 
 
+def _rates(arguments: argparse.Namespace, place: BaseTopology) -> Calibration | None:
+    return read_calibration_files(arguments.rates, [place]).get(place.chip.name)
+
+
 @dataclass(frozen=True)
 class _Source:
     """Program by its settings.
@@ -157,11 +165,13 @@ class _Source:
         target: Settings file, or `package.module:function`.
         place: The topology.
         words: Words of `--set`.
+        rates: Measured slowdowns of the chip; None for the published rates.
     """
 
     target: str
     place: BaseTopology
     words: tuple[str, ...]
+    rates: Calibration | None
 
     def program(self, axes: Mapping[str, int] | None, words: Sequence[str] = ()) -> TargetProgram:
         """Return the program on a mesh, with further settings."""
@@ -194,7 +204,7 @@ class _Source:
         on, work = program.mesh or axes, program.workload
         with user_code_errors(f"{self.target} can't be traced"):
             traced = read_program(program.function, program.args, program.kwargs, on, self.place)
-        return traced, None if work is None else work.tokens
+        return traced.with_rates(self.rates), None if work is None else work.tokens
 
 
 def _chosen(
@@ -203,7 +213,7 @@ def _chosen(
     """Return the program with the mesh and the settings that were chosen, and what was tried."""
     of_settings = target.endswith(".toml")
     words = (*arguments.set, "sharding=auto") if of_settings else tuple(arguments.set)
-    source = _Source(target, place, words)
+    source = _Source(target, place, words, _rates(arguments, place))
     meshes = _meshes(arguments, place)
     batches, policies = [None], [""]
     if arguments.batch or arguments.remat:

@@ -23,6 +23,7 @@ from xlashard.pjit import ProgramReport, explain
 from xlashard.preflights.dump_folder import remove_own_folders
 from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.budget import Limit, broken_limits
+from xlashard.preflights.report.calibration import Calibration, read_calibrations
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.target_loading import (
     TargetProgram,
@@ -301,6 +302,22 @@ def topologies_for(
     if not names:
         raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
     return [find_topology(name, 1 if slices is None else slices) for name in names]
+
+
+def read_calibration_files(
+    text: str | None, places: Sequence[BaseTopology]
+) -> dict[str, Calibration]:
+    """Return the measured slowdowns of chips, by their names.
+
+    Args:
+        text: Files of `--rates`, separated by commas; None for none.
+        places: Topologies to predict for.
+
+    Raises:
+        ArgumentError: If a file is invalid, or of another chip.
+    """
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    return read_calibrations(names, [place.chip for place in places])
 
 
 def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:

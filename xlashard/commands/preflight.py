@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from xlashard.commands.common import (
     command_line_message,
     find_program,
     quiet_start,
+    read_calibration_files,
     read_mesh,
     read_options,
     status_line,
@@ -44,7 +46,6 @@ from xlashard.commands.script_run import (
 )
 from xlashard.commands.script_words import Script, change_interpreter, matches, parse_script
 from xlashard.costs.kernel_costs import read_kernel_cost_words
-from xlashard.costs.rates import Rates
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.hardware.base_topology import BaseTopology
@@ -53,7 +54,7 @@ from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.render.html import page
 from xlashard.preflights.render.summary_table import SummaryText
 from xlashard.preflights.report.budget import read_budget
-from xlashard.preflights.report.calibration import calibration_text, read_rates
+from xlashard.preflights.report.calibration import Calibration, calibration_text
 from xlashard.preflights.report.comparison import compare
 from xlashard.preflights.report.measured import compare_with_profile
 from xlashard.preflights.report.preflight_model import REPORT_FORMAT
@@ -133,9 +134,15 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
         if target.endswith(".py"):
             raise ArgumentError(f"{target} is a script: write -- python {target}")
         check_target(target)
+    if arguments.rates and not programs:
+        raise ArgumentError(
+            f"--rates {arguments.rates} is for programs to predict, and {arguments.targets[0]} has "
+            "its prediction: write the settings file or package.module:function that it is of"
+        )
     # What can be wrong is checked before the first compilation, which may take minutes.
     selection = arguments.topology, arguments.slices, arguments.set
     places = {target: topologies_for(target, *selection) for target in programs}
+    calibrations = read_calibration_files(arguments.rates, list(chain(*places.values())))
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     read_options(arguments.option)
     stored = {
@@ -148,7 +155,8 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
             reports.append(stored[target])
         else:
             reports += [
-                preflight_target(arguments, target, place, axes) for place in places[target]
+                preflight_target(arguments, target, place, axes, calibrations.get(place.chip.name))
+                for place in places[target]
             ]
     return reports
 
@@ -187,7 +195,11 @@ def _is_folder(arguments: argparse.Namespace, count: int) -> bool:
 
 
 def preflight_target(
-    arguments: argparse.Namespace, target: str, place: BaseTopology, axes: Mapping[str, int] | None
+    arguments: argparse.Namespace,
+    target: str,
+    place: BaseTopology,
+    axes: Mapping[str, int] | None,
+    calibration: Calibration | None = None,
 ) -> PreflightReport:
     """Return the report of one program on one topology.
 
@@ -196,6 +208,7 @@ def preflight_target(
         target: The program.
         place: The topology.
         axes: Mesh axis sizes, if specified.
+        calibration: Measured slowdowns of the chip; None for the published rates.
     """
     with status_line(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
@@ -210,7 +223,7 @@ def preflight_target(
                 compiler_options=read_options(arguments.option) or None,
                 estimate=arguments.estimate,
                 kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
-                rates=arguments.rates,
+                rates=calibration,
                 title=target,
                 **program.kwargs,
             )
@@ -333,9 +346,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
     change_interpreter(script, arguments.command_line, arguments.script)
     options = read_options(arguments.option)
     devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
-    rates = None
-    if arguments.rates:
-        rates = read_rates(arguments.rates, places[0].chip)
+    rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()
     try:
         result = _run_on(devices, script, arguments)
@@ -392,7 +403,7 @@ def _reports_of_script(
     arguments: argparse.Namespace,
     result: ScriptRun,
     devices: ScriptDevices,
-    rates: Rates | None,
+    calibration: Calibration | None,
 ) -> tuple[list[PreflightReport], int]:
     place = devices.topology
     selected = [p for p in select(result, arguments.programs, arguments.min_bytes)]
@@ -408,7 +419,7 @@ def _reports_of_script(
     reports, failed = [], int(result.outcome == "failed")
     for program in spread:
         try:
-            reports.append(devices.report(program, price, costs, rates))
+            reports.append(devices.report(program, price, costs, calibration))
         except XlashardError as error:
             print_error(f"{program.name} ({program.source}): {error}")
             failed += 1

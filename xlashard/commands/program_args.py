@@ -101,7 +101,9 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         help="write the chip's rates that --measured shows, for --rates",
     )
     parser.add_argument(
-        "--rates", metavar="FILE", help="predict with the chip's rates that --calibrate wrote"
+        "--rates",
+        metavar="FILE[,FILE]",
+        help="predict with the chip's rates that --calibrate wrote; a file for each kind of chips",
     )
     _add_schema(parser)
     add_script(parser)

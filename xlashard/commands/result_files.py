@@ -14,8 +14,8 @@ from xlashard.errors import ArgumentError
 RESULTS = ("json", "html", "markdown")
 """Options that name a file of results, or - for standard output."""
 
-OF_ONE_REPORT = ("trace", "measured", "calibrate", "rates")
-"""Options of preflight that name further files."""
+OF_ONE_REPORT = ("trace", "measured", "calibrate")
+"""Options of preflight that name further files of one report."""
 
 
 def check_outputs(arguments: argparse.Namespace, *, takes_folder: bool = False) -> None:
@@ -61,7 +61,7 @@ def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:
         raise ArgumentError(
             f"--calibrate {arguments.calibrate} needs a measurement: write --measured PROFILE, too"
         )
-    if "calibrate" in found and "rates" in found:
+    if "calibrate" in found and arguments.rates:
         raise ArgumentError(
             f"--calibrate {arguments.calibrate} compares with published rates: write it without "
             f"--rates {arguments.rates}"

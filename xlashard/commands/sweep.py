@@ -12,6 +12,7 @@ from xlashard.commands.common import (
     ALL,
     check_budget,
     find_program,
+    read_calibration_files,
     read_options,
     settings_of,
     status_line,
@@ -127,6 +128,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
         options=tuple(read_options(arguments.option).items()),
         estimate=arguments.estimate,
         kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
+        calibrations=read_calibration_files(arguments.rates, places),
         sources=sources,
     )
 

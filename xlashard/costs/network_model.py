@@ -31,11 +31,11 @@ from functools import cached_property
 
 import numpy as np
 
-from xlashard.costs.rates import rates_of
+from xlashard.costs.rates import Rates, rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hardware.mesh_layout import AxisSegment, part
 from xlashard.hlo.call_graph import nearest_user
-from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.collectives import REDUCTIONS, Collective, CollectiveKind
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.sharding import Mesh
@@ -193,21 +193,26 @@ class _GroupLinks:
 class NetworkModel:
     """Network between the devices of a mesh."""
 
-    def __init__(self, topology: Topology, mesh: Mesh) -> None:
+    def __init__(self, topology: Topology, mesh: Mesh, rates: Rates | None = None) -> None:
         """Model the network of a mesh.
 
         Args:
             topology: Topology of the devices.
             mesh: Mesh of the program.
+            rates: Rates of a device; those of published measurements if None.
         """
         self._topology = topology
         self._mesh = mesh
-        self._rates = rates_of(topology.generation)
+        self._rates = rates or rates_of(topology.generation)
+        apart = self._rates.reductions
+        self._reductions = None if apart is None else NetworkModel(topology, mesh, apart)
         self._group_links: dict[ReplicaGroups, _GroupLinks] = {}
         self._loads: dict[SourceTargetPairs, _LinkLoad] = {}
 
     def of(self, collective: Collective) -> NetworkCost:
         """Return the network cost of one run of a collective."""
+        if self._reductions is not None and collective.kind in REDUCTIONS:
+            return self._reductions.of(collective)
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, SourceTargetPairs):
             return self._permutation(groups, payload)

@@ -185,7 +185,7 @@ class OperationModel:
         return self._kernel_time(work)
 
     def _kernel_time(self, work: KernelWork) -> OperationTime:
-        rates = self._rates
+        rates = self._rates.kernels or self._rates
         if work.seconds is not None:
             return OperationTime(kernel=work.seconds)
         vector = work.vector_ops / rates.kernel_vector_ops
@@ -211,7 +211,8 @@ class OperationModel:
         )
 
     def _kernel_products(self, work: KernelWork) -> float:
-        rates, counted = self._rates, sum(work.matmul_flops.values())
+        rates = self._rates.kernels or self._rates
+        counted = sum(work.matmul_flops.values())
         seconds = sum(rates.product_seconds(f, dtype) for dtype, f in work.matmul_flops.items())
         if not work.products or not counted:
             return seconds

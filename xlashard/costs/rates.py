@@ -110,6 +110,8 @@ class Rates:
         kernel_transcendentals: Elements per second of functions such as exp in kernels.
         kernel_step_seconds: Time between the steps of a kernel's grid.
         collective_cores: Share of the cores that a running collective takes.
+        kernels: Rates of kernels that were measured apart; None for these.
+        reductions: Rates of all-reduces and reduce-scatters that were; None for these.
     """
 
     cores: int
@@ -136,6 +138,8 @@ class Rates:
     kernel_transcendentals: float
     kernel_step_seconds: float
     collective_cores: float = 0.0
+    kernels: "Rates | None" = None
+    reductions: "Rates | None" = None
 
     def product_seconds(self, flops: float, dtype: str) -> float:
         """Return the time of matrix products.
@@ -235,14 +239,19 @@ def _kernel_shares(name: str, published: Mapping[str, tuple[float, float]]) -> t
     return published.get(name) or published.get(_LIKE.get(name, ""), published["v5p"])
 
 
-def borrowed_rates(generation: Generation) -> list[Rates]:
+def borrowed_rates(generation: Generation, rates: Rates | None = None) -> list[Rates]:
     """Return the rates with the kernel shares of each generation that has published ones.
 
     Args:
         generation: Generation of the chips. Where its own shares are published, the list leaves
             that kind of kernel out.
+        rates: Rates of a device; those of published measurements if None. The list is empty if
+            kernels were measured on it.
     """
-    rates, found = rates_of(generation), []
+    rates = rates or rates_of(generation)
+    if rates.kernels is not None:
+        return []
+    found = []
     if generation.name not in _KERNEL_SHARES:
         for matrix, hbm in _KERNEL_SHARES.values():
             found.append(replace(rates, kernel_matrix_share=matrix, kernel_hbm_share=hbm))

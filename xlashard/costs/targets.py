@@ -31,13 +31,14 @@ def rates_for(chip: Chip) -> Rates:
     return rates_of(chip)
 
 
-def uncertain_rates(chip: Chip) -> list[Rates]:
+def uncertain_rates(chip: Chip, rates: Rates | None = None) -> list[Rates]:
     """Return the rates of kernels that a device may reach where none are published for its chip.
 
     Args:
         chip: Figures of the chip.
+        rates: Rates of a device; those of published measurements if None.
     """
-    return borrowed_rates(chip) if isinstance(chip, Generation) else []
+    return borrowed_rates(chip, rates) if isinstance(chip, Generation) else []
 
 
 def operations_for(
@@ -55,14 +56,17 @@ def operations_for(
     return OperationModel(module, rates, kernel_costs)
 
 
-def network_for(topology: BaseTopology, mesh: Mesh) -> NetworkModel | NcclModel:
+def network_for(
+    topology: BaseTopology, mesh: Mesh, rates: Rates | None = None
+) -> NetworkModel | NcclModel:
     """Return the network between the devices of a mesh.
 
     Args:
         topology: Topology of the devices.
         mesh: Mesh of the program.
+        rates: Rates of a device; those of published measurements if None.
     """
     if isinstance(topology, GpuTopology):
-        return NcclModel(topology, mesh)
+        return NcclModel(topology, mesh, rates)
     assert isinstance(topology, Topology)
-    return NetworkModel(topology, mesh)
+    return NetworkModel(topology, mesh, rates)

@@ -25,6 +25,9 @@ type CollectiveKind = Literal[
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind.__value__)
 """Every kind of collective, in the order of summaries."""
 
+REDUCTIONS: tuple[CollectiveKind, ...] = ("all-reduce", "reduce-scatter")
+"""Kinds of collectives that compute on their way."""
+
 
 @dataclass(frozen=True)
 class Collective:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from xlashard._jax.runtime import executables
-from xlashard._jax.runtime.phases import BEGUN, PhaseError, PhaseInput
+from xlashard._jax.runtime.offline import BEGUN, CompileInput, RefusalError
+from xlashard._jax.runtime.phases import PhaseInput
 from xlashard.costs.network_model import multislice_collectives
 from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
 from xlashard.hlo.collectives import Collective
@@ -100,7 +101,9 @@ def compile_for_report(
 
 
 class Estimate:
-    """Compilation of a program up to its code, by this process or by a worker process.
+    """Compilation of a program that leaves its dumps, by this process or by a worker process.
+
+    For TPUs it stops before code generation; the compiler for GPUs has no such phase.
 
     A context manager, which removes its folder.
 
@@ -118,7 +121,7 @@ class Estimate:
     ) -> None:
         self._lowered, self._options, self._forgotten = lowered, dict(options or {}), forgotten
         self.cpu_seconds = 0.0
-        self._request: dict[str, Any] = {}
+        self._runner, self._request = "", {}
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(temporary_dump_folder())
 
@@ -160,13 +163,13 @@ class Estimate:
         with ExitStack() as stack:
             made = stack.enter_context(cls(lowered))
             with made._passes() as passes:
-                made._request = passes.save(made._folder)
+                made._runner, made._request = passes.runner, passes.save(made._folder)
             stack.pop_all()
         return made
 
     def job(self, key: str) -> WorkerJob:
         """Return the job of a worker process for the saved program, with a key."""
-        return WorkerJob(key, _RUNNER, self._request)
+        return WorkerJob(key, self._runner, self._request)
 
     def result(self, answer: Mapping[str, Any]) -> Compilation:
         """Return the program that a worker process compiled; if it couldn't, compile it here.
@@ -187,24 +190,22 @@ class Estimate:
         if answer["error"]:
             try:
                 with self._passes():
-                    # no-catalogue: an error of libtpu
-                    raise PhaseError(answer["error"], answer["code"])
+                    # no-catalogue: an error of XLA
+                    raise RefusalError(answer["error"], answer["code"])
             except ProgramTooLargeError as raised:
                 error = raised
         return self._compilation(answer["seconds"], error)
 
-    def _passes(self) -> AbstractContextManager[PhaseInput]:
-        return self._lowered._hlo_passes(self._options | _dumps_to(self._folder))
+    def _passes(self) -> AbstractContextManager[PhaseInput | CompileInput]:
+        return self._lowered._compiler_input(self._options | _dumps_to(self._folder))
 
     def _compilation(self, seconds: float, error: ProgramTooLargeError | None) -> Compilation:
         lowered, options = self._lowered, tuple(self._options.items())
         module = _read(self._folder, None, lowered.fun_name, error)
         program = _program(lowered, None, module, self._forgotten)
         too_large = error is not None
-        return Compilation(program, None, module, seconds, options, too_large, is_estimate=True)
-
-
-_RUNNER = "xlashard._jax.runtime.phases:run_saved"
+        whole = lowered._program.plan.devices[0].platform == "gpu"
+        return Compilation(program, None, module, seconds, options, too_large, not whole)
 
 
 def compile_estimates(

@@ -1,6 +1,5 @@
 """`preflight`: report the memory, time and cost of a program on TPU chips, without a TPU."""
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +35,7 @@ from xlashard.preflights.mesh_mapping import (
     resolve_mesh,
 )
 from xlashard.preflights.report.build import REPLICATED_ABOVE, build_report
-from xlashard.preflights.report.calibration import read_rates
+from xlashard.preflights.report.calibration import RatesSources, read_calibrations
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Workload, parse_price
 from xlashard.sharding import Mesh
@@ -54,7 +53,7 @@ def preflight(
     compiler_options: Mapping[str, Any] | None = None,
     estimate: bool = False,
     kernel_costs: KernelCosts | None = None,
-    rates: str | os.PathLike[str] | None = None,
+    rates: RatesSources | None = None,
     title: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
@@ -83,7 +82,8 @@ def preflight(
             compile time. Memory then lacks the code; all else is the same.
         kernel_costs: Costs of kernels whose work their modules and authors don't say: seconds or a
             `KernelCost`, by the name that the report shows.
-        rates: File of a chip's measured rates, which `xlashard preflight --calibrate` writes.
+        rates: File of a chip's measured rates, which `xlashard preflight --calibrate` writes, or
+            its content.
         title: Title of the report, such as the source of the program.
         **kwargs: Keyword arguments of the call.
 
@@ -114,7 +114,7 @@ def preflight(
         # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = find_topology(topology, slices)
-        measured = None if rates is None else read_rates(rates, place.chip)
+        calibrations = read_calibrations(rates, [place.chip])
         stage = jitted.inner_stage(fun)
         if isinstance(stage, Compiled | jax.stages.Compiled):
             _check_stage(stage, args, kwargs)
@@ -139,7 +139,7 @@ def preflight(
             price=chip_hour,
             replicated_above=replicated_above,
             kernel_costs=costs,
-            rates=measured,
+            calibration=calibrations.get(place.chip.name),
         )
 
 

@@ -13,7 +13,6 @@ from xlashard._jax.trace.device_map import DeviceMap
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
 from xlashard.array.core.handles import wrap_result
 from xlashard.costs.kernel_costs import KernelCost
-from xlashard.costs.rates import Rates
 from xlashard.errors import TopologyError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import RecordedProgram
@@ -21,6 +20,7 @@ from xlashard.pjit.trace import PjitProgram
 from xlashard.preflights.compilation import Compilation, compile_for_report
 from xlashard.preflights.preflight_run import lower_for
 from xlashard.preflights.report.build import build_report
+from xlashard.preflights.report.calibration import Calibration
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Price
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, to_jax
@@ -139,7 +139,7 @@ class ScriptDevices:
         recorded: RecordedProgram,
         price: Price | None = None,
         kernel_costs: Mapping[str, KernelCost] | None = None,
-        rates: Rates | None = None,
+        calibration: Calibration | None = None,
     ) -> PreflightReport:
         """Return the report of a program.
 
@@ -147,7 +147,7 @@ class ScriptDevices:
             recorded: The program.
             price: Price of a chip-hour.
             kernel_costs: Costs of kernels by name.
-            rates: Rates of a device; those of published measurements if None.
+            calibration: Measured slowdowns of the chip; None for the published rates.
 
         Raises:
             XlashardError: As `preflight` does.
@@ -161,5 +161,5 @@ class ScriptDevices:
             title=f"{recorded.name}{place}",
             price=price,
             kernel_costs=kernel_costs,
-            rates=rates,
+            calibration=calibration,
         )

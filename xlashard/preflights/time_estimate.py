@@ -30,6 +30,7 @@ def estimate_time(
     mesh: Mesh,
     kernel_costs: Mapping[str, KernelCost] | None = None,
     schedule: StepSchedule | None = None,
+    rates: Rates | None = None,
 ) -> TimeEstimate:
     """Return the time of one execution, and lower bounds by resource.
 
@@ -45,12 +46,13 @@ def estimate_time(
         mesh: Mesh of the program.
         kernel_costs: Costs of kernels that the caller gives, by name.
         schedule: Result of `schedule_step`; None to make it.
+        rates: Rates of a device; those of published measurements if None.
     """
     module = compilation.module
     work = analyze_cost(module, kernel_costs)
     collectives = _network_costs(compilation, topology, mesh)
     chip = topology.chip
-    schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs)
+    schedule = schedule or schedule_step(compilation, topology, mesh, kernel_costs, rates)
     resources: dict[Bound, float] = {
         "compute": compute_seconds(work.matmul_flops, chip),
         "hbm": work.hbm_bytes / chip.device_hbm_bandwidth,
@@ -59,7 +61,7 @@ def estimate_time(
     }
     roofline = max(resources.values())
     shares = schedule.by_resource()
-    kernels = kernel_spread(module, schedule, chip, kernel_costs)
+    kernels = kernel_spread(module, schedule, chip, kernel_costs, rates)
     below, above = error_bar(shares, dcn=resources["dcn"], kernels=kernels, chip=chip)
     return TimeEstimate(
         flops=work.flops,
@@ -107,7 +109,7 @@ def schedule_step(
     if limit := dict(compilation.options).get(_SCOPED_VMEM):
         rates = replace(rates, scoped_vmem_bytes=1024.0 * int(limit))
     model = operations_for(compilation.module, rates, kernel_costs)
-    collectives = _network_costs(compilation, topology, mesh)
+    collectives = _network_costs(compilation, topology, mesh, rates)
     return walk_schedule(compilation.module, collectives, model, rates)
 
 
@@ -115,9 +117,9 @@ _SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
 def _network_costs(
-    compilation: Compilation, topology: BaseTopology, mesh: Mesh
+    compilation: Compilation, topology: BaseTopology, mesh: Mesh, rates: Rates | None = None
 ) -> list[tuple[Collective, NetworkCost]]:
-    network = network_for(topology, mesh)
+    network = network_for(topology, mesh, rates)
     return [(c, network.of(c)) for c in compilation.collectives(mesh)]
 
 
@@ -206,6 +208,7 @@ def kernel_spread(
     schedule: StepSchedule,
     chip: Chip,
     kernel_costs: Mapping[str, KernelCost] | None = None,
+    rates: Rates | None = None,
 ) -> KernelSpread:
     """Return the uncertainty of the kernels of a schedule.
 
@@ -214,8 +217,9 @@ def kernel_spread(
         schedule: Its schedule.
         chip: Figures of the chip.
         kernel_costs: Costs of kernels that the caller gives, by name.
+        rates: Rates of a device; those of published measurements if None.
     """
-    others = [operations_for(module, r, kernel_costs) for r in uncertain_rates(chip)]
+    others = [operations_for(module, r, kernel_costs) for r in uncertain_rates(chip, rates)]
     faster = slower = ragged = 0.0
     unknown = False
     for operation, runs in schedule:

@@ -7,15 +7,17 @@ its current job only, and is replaced. All workers end with the pool.
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import IO, Any, Self
 
 from xlashard.wording import in_bytes
@@ -28,7 +30,10 @@ _TICK = 0.5
 # Memory of a worker with a program of usual size.
 _USUAL_BYTES = 3 * 2**30
 _SHOWN_LINES = 4
+_LONGEST = 500
 _CHECK = "Check failed: "
+_PASS = re.compile(r"xla::(?:\w+::)*(\w+)::RunImpl\(\)")
+_PIPELINE = "HloPassPipeline"
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class WorkerLimits:
     workers: int
     bytes: int = 0
     seconds: float = 0.0
+
+
+def is_worker() -> bool:
+    """Return True in a worker process of a pool."""
+    return getattr(sys.modules.get("__main__"), "__file__", None) == str(_WORKER)
 
 
 def default_limits(workers: int | None = None, seconds: float = 0.0) -> WorkerLimits:
@@ -161,8 +171,10 @@ class JobPool:
 
     def _idle(self) -> "_Worker":
         """Return an idle worker; start one if all are busy."""
-        for worker in self._workers:
-            if worker.job is None:
+        for worker in list(self._workers):
+            if worker.job is None and worker.has_ended:
+                self._remove(worker)
+            elif worker.job is None:
                 return worker
         worker = _Worker()
         self._workers.append(worker)
@@ -204,6 +216,11 @@ class _Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._jobs, self.answers = self._process.stdin, self._process.stdout
         os.set_blocking(self.answers.fileno(), False)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the process has ended."""
+        return self._process.poll() is not None
 
     def give(self, job: WorkerJob) -> None:
         """Send a job to the process."""
@@ -280,7 +297,20 @@ class _Worker:
         # XLA's reason to abort, among its stack.
         checks = [line[line.index(_CHECK) :].strip() for line in lines if _CHECK in line]
         last = checks[:1] or last
-        return f": {' / '.join(last)}" if last else ""
+        return f": {shorten(' / '.join(last), _LONGEST)}{_pass_text(lines)}" if last else ""
+
+
+def _pass_text(lines: Sequence[str]) -> str:
+    """Return the pass of XLA's pipeline that its stack names, as a clause."""
+    outermost = ""
+    for line in lines:
+        if _PIPELINE in line:
+            break
+        frame = _PASS.search(line)
+        outermost = outermost if frame is None else frame[1]
+    # Passes are named after their classes.
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", outermost).lower()
+    return f", in the pass {name}" if name else ""
 
 
 def _environment() -> dict[str, str]:

@@ -41,11 +41,12 @@ from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.wording import in_bytes
 
 if TYPE_CHECKING:
-    from xlashard._jax.runtime import phases
+    from xlashard._jax.runtime import offline, phases
     from xlashard.program import shared_binary
     from xlashard.program.consistency import fingerprint as fingerprints
     from xlashard.program.consistency.fingerprint import ClosedOver, ProgramFingerprint
 else:
+    offline = deferred("xlashard._jax.runtime.offline")
     phases = deferred("xlashard._jax.runtime.phases")
     fingerprints = deferred("xlashard.program.consistency.fingerprint")
     shared_binary = deferred("xlashard.program.shared_binary")
@@ -273,15 +274,16 @@ def compile_program(
 
 
 @contextmanager
-def hlo_passes(
+def compiler_input(
     lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = ()
-) -> "Iterator[phases.PhaseInput]":
-    """Yield the first phase of a compilation for TPUs; raise its errors as this package's.
+) -> "Iterator[phases.PhaseInput | offline.CompileInput]":
+    """Yield the input of a compilation that leaves dumps; raise its errors as this package's.
 
-    It partitions and schedules the module and assigns its buffers, and makes no code.
+    For TPUs it is that of the first phase, which partitions and schedules the module and assigns
+    its buffers, and makes no code. The compiler for GPUs has no such phase.
 
     Args:
-        lowered: The annotated module.
+        lowered: The annotated module, for the devices of a topology.
         options: Options of the compiler, past those of the plan, with the folder of its dumps.
 
     Raises:
@@ -290,8 +292,9 @@ def hlo_passes(
         TopologyError: The installed libtpu can't compile without generating code.
     """
     request = _request(lowered, options)
+    kind = offline.CompileInput if request.devices[0].platform == "gpu" else phases.PhaseInput
     with _compiler_errors(lowered.plan, request):
-        yield phases.PhaseInput.of(lowered.body.module, request)
+        yield kind.of(lowered.body.module, request)
 
 
 @contextmanager

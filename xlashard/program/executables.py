@@ -18,7 +18,7 @@ from xlashard._jax.runtime.shardings import tile_texts
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.hlo.shapes import HOST
-from xlashard.lazily import dataclass
+from xlashard.lazily import dataclass, deferred
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import (
     Mesh,
@@ -26,6 +26,12 @@ from xlashard.sharding import (
     XLACompatibleSharding,
     from_hlo,
 )
+
+if TYPE_CHECKING:
+    from xlashard.hlo import module as hlo
+    from xlashard.program import worker_compile
+else:
+    worker_compile = deferred("xlashard.program.worker_compile")
 
 type Source = Literal[
     "the compiler",
@@ -80,7 +86,7 @@ class LoadedExecutable:
         def make() -> compiler.Executable:
             nonlocal source
             with compiler.persistent_cache_hits() as hits:
-                executable = compiler.compile_module(module, request)
+                executable, self._code = worker_compile.compile_module(module, request)
             self.module = module
             source = "the persistent cache" if hits else "the compiler"
             if hits and compiler.drops_cached_code(request):
@@ -146,10 +152,6 @@ class ExecutableCache:
 
 EXECUTABLES = cleared_with_jax(ExecutableCache())
 """The shared executables of this process."""
-
-
-if TYPE_CHECKING:
-    from xlashard.hlo import module as hlo
 
 type Shardings = tuple[XLACompatibleSharding, ...]
 type Side = Literal["parameters", "outputs"]

@@ -11,7 +11,7 @@ from jax.profiler import ProfileData
 from tests.preflights.examples import FITTING, LAYER, LINES, SECONDS
 from xlashard.costs.rates import rates_of
 from xlashard.errors import ArgumentError
-from xlashard.preflights.report.calibration import calibration_text, read_rates
+from xlashard.preflights.report.calibration import calibration_text, read_calibrations
 from xlashard.preflights.report.measured import compare_with_profile
 from xlashard.preflights.report.profile_reader import read_profile
 from xlashard.preflights.report.step_model import TimelineSpan
@@ -107,11 +107,12 @@ def test_names_of_another_compilation_match_by_operation(tmp_path: Path) -> None
 def test_measured_rates_make_a_file_that_preflights_take(profile: Path, tmp_path: Path) -> None:
     step = compare_with_profile(FITTING, profile)
     found = step.slowdowns()
-    assert found == pytest.approx({"hbm": 1.0, "matrix": 1.2, "ici": 2.0}, rel=1e-4)
+    assert found == pytest.approx({"hbm": 1.0, "matrix": 1.2, "reduction": 2.0}, rel=1e-4)
     file = tmp_path / "v5p.toml"
     file.write_text(calibration_text(step, "v5p"), encoding="utf-8")
     generation = topology("v5p-8").generation
-    usual, rates = rates_of(generation), read_rates(file, generation)
+    usual = rates_of(generation)
+    rates = read_calibrations(file, [generation])["v5p"].rates(generation)
     assert rates.hbm_bytes == pytest.approx(usual.hbm_bytes)
     assert rates.link_share == pytest.approx(usual.link_share / 2)
     assert dict(rates.matrix_flops)["bfloat16"] == pytest.approx(
@@ -130,7 +131,9 @@ def test_an_asynchronous_collective_is_measured_from_start_to_done(tmp_path: Pat
         TimelineSpan("all-gather-done.1", "cores", 1e-3, 1e-3, "ici", line=2),
     )
     made = replace(timeline, blocks=(replace(main, spans=spans),))
-    report = replace(FITTING, time=replace(FITTING.time, timeline=made))
+    gather = replace(LINES[2], kind="all-gather")
+    lines = (*LINES[:2], gather, LINES[3])
+    report = replace(FITTING, time=replace(FITTING.time, timeline=made, lines=lines))
     events = [
         ("all-gather-start.1", 0.0, 1e-6, ""),
         ("fusion.1", 1e-6, 1e-3, ""),
@@ -173,7 +176,7 @@ def test_invalid_files_of_rates_are_refused(tmp_path: Path, text: str, message: 
     file = tmp_path / "rates.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ArgumentError, match=message):
-        read_rates(file, topology("v5p-8").generation)
+        read_calibrations(file, [topology("v5p-8").generation])
 
 
 def test_a_profile_of_another_program_is_refused(tmp_path: Path) -> None:

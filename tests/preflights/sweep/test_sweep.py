@@ -162,6 +162,26 @@ def test_costs_of_kernels_reach_the_worker_processes(tmp_path, monkeypatch):
     assert costs == {"fwd": KernelCost(seconds=1.2e-3), "bwd": KernelCost(flops=4.6e9)}
 
 
+def test_measured_rates_reach_the_worker_processes(tmp_path, monkeypatch):
+    asked = []
+
+    def ask_only(jobs, _):
+        asked.extend(jobs)
+        yield from ()
+
+    monkeypatch.setattr(sweep_run, "run_jobs", ask_only)
+    place = {"topologies": ["v5e-4", "v6e-4"], "workers": 1, "estimate": True}
+    place["mesh"] = {"data": 2, "model": 2}
+    preflight_sweep(GRAM, **place, folder=tmp_path)
+    slow = {"chip": "v5e", "slowdown": dict.fromkeys(("matrix", "hbm", "ici"), 3.0)}
+    preflight_sweep(GRAM, **place, folder=tmp_path, rates=slow)
+    usual, other, measured, unmeasured = asked
+    assert (usual.key != measured.key) and (other.key == unmeasured.key)
+    found = [evaluate.run_target(json.loads(json.dumps(j.request))) for j in (usual, measured)]
+    seconds = [each["facts"]["seconds"] for each in found]
+    assert 1.5 < seconds[1] / seconds[0] < 3
+
+
 def test_the_cache_key_depends_on_all_inputs(tmp_path, monkeypatch):
     (tmp_path / "swept_helper.py").write_text("SIZE = 1\n")
     (tmp_path / "swept_target.py").write_text("import jax\nfrom swept_helper import SIZE\n")
@@ -186,6 +206,11 @@ WRONG = {
     "unknown topology": ({"topologies": "v9-4"}, TopologyError, "v9-4"),
     "no axes": ({"mesh": {}}, ArgumentError, "mesh={} is invalid"),
     "never": ({"mesh": {"data": 3}}, ArgumentError, "no mesh of data=3 has 4 devices"),
+    "rates": (
+        {"rates": {"chip": "v6e", "slowdown": {}}},
+        ArgumentError,
+        "is of v6e, but the topology has v5e",
+    ),
     "price": ({"price": "cheap"}, ArgumentError, "price='cheap' is invalid"),
 }
 

@@ -1,12 +1,8 @@
 """Inspect, serialize and load compiled programs."""
 
-import json
 import re
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +11,7 @@ import jaxlib
 import numpy as np
 from jax._src import core, dispatch, tree_util
 from jax._src.lax import linalg
-from jax._src.lib import _jax, hlo
+from jax._src.lib import hlo
 from jax._src.lib import xla_client as xc
 from jaxlib import gpu_solver
 
@@ -120,8 +116,8 @@ def compiled_text(executable: Any) -> str:
 def hlo_modules(executable: Any) -> list[bytes | str]:
     """Return the optimized modules as serialized HloModuleProto; as text where that is stored."""
     return [
-        m.to_string() if isinstance(m, _Text) else m.as_serialized_hlo_module_proto()
-        for m in executable.hlo_modules()
+        module.as_serialized_hlo_module_proto() or module.to_string()
+        for module in executable.hlo_modules()
     ]
 
 
@@ -189,98 +185,3 @@ def hlo_computation(module: Any) -> Any:
 
 def _hlo(module: Any) -> Any:
     return hlo_computation(module).as_hlo_module()
-
-
-@dataclass(frozen=True)
-class _Text:
-    """HLO module of which only the text is stored."""
-
-    text: str
-
-    def to_string(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, eq=False)
-class OfflineExecutable:
-    """Executable of a saved program that can't be loaded here; it answers PJRT's queries.
-
-    Attributes:
-        modules: The optimized HLO, module by module.
-        cost: XLA's cost estimates.
-        memory: Bytes per device, by PJRT's names; None if the compiler reported none.
-        layouts: The layouts of parameters and of results, as text.
-        memory_kinds: The memory kind of each result.
-    """
-
-    modules: tuple[str, ...]
-    cost: Mapping[str, float]
-    memory: Mapping[str, int] | None
-    layouts: tuple[tuple[str, ...], tuple[str, ...]]
-    memory_kinds: tuple[str, ...]
-
-    def hlo_modules(self) -> list[_Text]:
-        return [_Text(text) for text in self.modules]
-
-    def cost_analysis(self) -> dict[str, float]:
-        return dict(self.cost)
-
-    def get_compiled_memory_stats(self) -> SimpleNamespace | None:
-        return None if self.memory is None else SimpleNamespace(**self.memory)
-
-    def get_parameter_layouts(self) -> list[Any]:
-        return [_layout(text) for text in self.layouts[0]]
-
-    def get_output_layouts(self) -> list[Any]:
-        return [_layout(text) for text in self.layouts[1]]
-
-    def get_output_memory_kinds(self) -> list[list[str]]:
-        return [list(self.memory_kinds)]
-
-
-def _layout(text: str) -> Any:
-    layout = _jax.PjRtLayout.__new__(_jax.PjRtLayout)
-    layout.__setstate__((text.encode(),))
-    return layout
-
-
-def describe(executable: Executable) -> bytes:
-    """Serialize the properties of a compiled program."""
-    memory = if_reported(executable.get_compiled_memory_stats)
-    properties = {
-        "modules": [module.to_string() for module in executable.hlo_modules()],
-        "cost": if_reported(lambda: compiled_cost(executable)) or {},
-        "memory": None if memory is None else _numbers(memory),
-        "layouts": [
-            [str(layout) for layout in executable.get_parameter_layouts()],
-            [str(layout) for layout in executable.get_output_layouts()],
-        ],
-        "memory_kinds": list(executable.get_output_memory_kinds()[0]),
-    }
-    return zlib.compress(json.dumps(properties).encode())
-
-
-def _numbers(stats: Any) -> dict[str, int]:
-    values = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
-    return {name: value for name, value in values.items() if type(value) is int}
-
-
-def described(data: bytes | memoryview) -> OfflineExecutable:
-    """Return the offline executable of the bytes that `describe` returned.
-
-    Raises:
-        ValueError: For other bytes.
-    """
-    try:
-        properties = json.loads(zlib.decompress(data))
-    except zlib.error as error:
-        raise ValueError(str(error)) from None  # no-catalogue: needs a damaged file
-    ins, outs = (tuple(map(str, side)) for side in properties["layouts"])
-    memory = properties["memory"]
-    return OfflineExecutable(
-        modules=tuple(map(str, properties["modules"])),
-        cost={str(name): float(value) for name, value in properties["cost"].items()},
-        memory=None if memory is None else {str(n): int(value) for n, value in memory.items()},
-        layouts=(ins, outs),
-        memory_kinds=tuple(map(str, properties["memory_kinds"])),
-    )

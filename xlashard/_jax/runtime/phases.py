@@ -8,7 +8,6 @@ the API, fields and functions are only added, at the end.
 """
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
@@ -20,6 +19,7 @@ from jax._src import cloud_tpu_init
 
 from xlashard._jax import modules, wire
 from xlashard._jax.runtime.compiler import CompileRequest, compile_options
+from xlashard._jax.runtime.offline import RefusalError, timed
 from xlashard._jax.runtime.topologies import load_libtpu, serialized_slice
 from xlashard.errors import TopologyError
 
@@ -32,20 +32,6 @@ _OUT_OF_MEMORY = 8
 """`PJRT_Error_Code_RESOURCE_EXHAUSTED`."""
 
 type _Address = int
-
-
-class PhaseError(RuntimeError):
-    """Error of the compiler, as jaxlib raises it for a whole compilation.
-
-    Attributes:
-        code: Number of the error's class.
-        error_code_string: `RESOURCE_EXHAUSTED` for a program that exceeds a memory, else empty.
-    """
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-        self.error_code_string = "RESOURCE_EXHAUSTED" if code == _OUT_OF_MEMORY else ""
 
 
 class PhaseInput(NamedTuple):
@@ -62,6 +48,8 @@ class PhaseInput(NamedTuple):
     options: bytes
     topology: bytes
     slices: int
+
+    runner = "xlashard._jax.runtime.phases:run_saved"
 
     @classmethod
     def of(cls, module: modules.Module, request: CompileRequest) -> Self:
@@ -113,8 +101,6 @@ class PhaseInput(NamedTuple):
 
 
 _FILES = ("module", "options", "topology")
-BEGUN = "begun"
-"""File in the folder of a saved input while the compiler runs; it stays after a crash."""
 
 
 def run_saved(request: dict[str, Any]) -> dict[str, Any]:
@@ -124,27 +110,13 @@ def run_saved(request: dict[str, Any]) -> dict[str, Any]:
         request: `folder` of the input, and number of `slices`.
 
     Returns:
-        `error` and `code` of the compiler, which are empty if it accepted the module, and its
-        `seconds` and `cpu_seconds`.
+        As `timed` does.
     """
     folder = Path(request["folder"])
     load_libtpu()
     values = [(folder / name).read_bytes() for name in _FILES]
-    begun = folder / BEGUN
-    begun.touch()
-    began, cpu_began, error, code = time.perf_counter(), time.process_time(), "", 0
-    try:
-        PhaseInput(values[0], values[1], values[2], request["slices"]).run()
-    except PhaseError as raised:
-        error, code = str(raised), raised.code
-    finally:
-        begun.unlink()
-    return {
-        "error": error,
-        "code": code,
-        "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - cpu_began,
-    }
+    saved = PhaseInput(values[0], values[1], values[2], request["slices"])
+    return timed(folder, saved.run)
 
 
 @contextmanager
@@ -184,7 +156,8 @@ def _checked(extension: int, position: int, *fields: int) -> tuple[int, ...]:
     *_, code = _call(_FUNCTIONS, 2, 0, error, 0)[1]
     message = ctypes.string_at(text, size).decode(errors="replace")
     _call(_FUNCTIONS, 0, 0, error)
-    raise PhaseError(message, code)  # no-catalogue: an error of libtpu
+    out_of_memory = "RESOURCE_EXHAUSTED" if code == _OUT_OF_MEMORY else ""
+    raise RefusalError(message, out_of_memory)  # no-catalogue: an error of libtpu
 
 
 def _call(extension: int, position: int, *fields: int) -> tuple[int, tuple[int, ...]]:

@@ -110,7 +110,7 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
         # no-catalogue: names are checked before
         raise TopologyError(f"JAX's CUDA plugin has no topology {name}: {reason}") from error
     devices = list(topology._make_compile_only_devices())
-    _REQUESTS[devices[0].client] = (name, {})
+    _REQUESTS[devices[0].client] = (name, {"target": target, "layout": layout})
     return devices
 
 
@@ -174,6 +174,17 @@ def discover_plugins_quietly() -> None:
 
 _REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
 """Name and options of topologies, by the client of their devices."""
+
+
+def request_of(device: Device) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the group of GPUs that a device belongs to.
+
+    Another process makes its devices of them, by `gpu_devices`.
+
+    Args:
+        device: A compile-only device.
+    """
+    return _REQUESTS[device.client]
 
 
 def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:

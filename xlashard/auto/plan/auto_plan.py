@@ -136,7 +136,10 @@ class AutoPlan(SerializableReport, PlanFields):
         with short_tracebacks:
             program = self._bound("lower")
         call = call_with_layout(program.call, self.layout, program.mesh)
-        return Traced(program.function, call).lower()
+        ins, outs = (
+            tuple([not value.is_fixed for value in side]) for side in (self.inputs, self.outputs)
+        )
+        return Traced(program.function, replace(call, moves=ins, chosen_results=outs)).lower()
 
     def _bound(self, name: str) -> AutoProgram:
         if self._program is None:

@@ -1,5 +1,6 @@
 """Text of an automatic layout: sections of the terminal report, and Python code."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ COLOURS: dict[Outcome, str] = {
     "not compiled": "dim",
 }
 _REASON = 60
+_REFUSED = r"^(?:compiling \S+ failed: (?:the worker process ended with )?|XLA can't compile \S+: )"
+"""Start of a compiler's error, which follows the outcome without it."""
 
 
 def plan_sections(plan: PlanFields, page: Page) -> Iterator[RenderableType | None]:
@@ -103,7 +106,7 @@ def _layouts(plan: PlanFields) -> RenderableType:
 def _verdict(layout: PlannedLayout) -> str:
     if layout.measured_seconds is not None and layout.seconds is not None:
         return f"{layout.outcome}, measured; estimated {in_seconds(layout.seconds)}"
-    reason = " ".join(layout.reason.split())
+    reason = re.sub(_REFUSED, "", " ".join(layout.reason.split()))
     short = reason if len(reason) <= _REASON else f"{reason[: _REASON - 1]}…"
     return f"{layout.outcome}: {short}" if short else layout.outcome
 

@@ -48,7 +48,8 @@ class GpuOperationModel(OperationModel):
 
     def _attention(self, call: AttentionCall) -> OperationTime:
         """Return the time of cuDNN's attention: its products, and what shows of its softmax."""
-        rates = self._gpu
+        rates = self._gpu.kernels or self._gpu
+        assert isinstance(rates, GpuRates)
         share = rates.attention_gradient_share if call.backward else rates.attention_share
         softmax = rates.score_gradients if call.backward else rates.scores
         started = (call.seen + rates.tile_start) / call.seen

@@ -25,10 +25,12 @@ from functools import cached_property
 
 import numpy as np
 
+from xlashard.costs.gpu.gpu_rates import gpu_rates
 from xlashard.costs.network_model import NetworkCost
+from xlashard.costs.rates import Rates
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.gpu.topologies import GpuTopology
-from xlashard.hlo.collectives import Collective
+from xlashard.hlo.collectives import REDUCTIONS, Collective
 from xlashard.sharding import Mesh
 
 
@@ -114,19 +116,25 @@ class _GroupShape:
 class NcclModel:
     """NVLink and network between the GPUs of a mesh."""
 
-    def __init__(self, topology: GpuTopology, mesh: Mesh) -> None:
+    def __init__(self, topology: GpuTopology, mesh: Mesh, rates: Rates | None = None) -> None:
         """Model the network of a mesh.
 
         Args:
             topology: GpuTopology of the devices.
             mesh: Mesh of the program.
+            rates: Rates of a device; those of published measurements if None.
         """
         self._topology = topology
         self._mesh = mesh
+        self._rates = rates or gpu_rates(topology.chip)
+        apart = self._rates.reductions
+        self._reductions = None if apart is None else NcclModel(topology, mesh, apart)
         self._shapes: dict[ReplicaGroups, _GroupShape] = {}
 
     def of(self, collective: Collective) -> NetworkCost:
         """Return the network cost of one run of a collective."""
+        if self._reductions is not None and collective.kind in REDUCTIONS:
+            return self._reductions.of(collective)
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, SourceTargetPairs):
             return self._permutation(groups, payload)
@@ -189,7 +197,8 @@ class NcclModel:
         start = _SWITCH_START
         if group.size > _SWITCH_MEMBERS:
             start = self._ring(group, 2)[-1]
-        return replace(ring, expected_seconds=_LAUNCH + start + ring.seconds / share)
+        switched = ring.seconds / share / self._rates.link_share
+        return replace(ring, expected_seconds=_LAUNCH + start + switched)
 
     def _cost(self, within: float, between: float, steps: Sequence[float]) -> NetworkCost:
         """Return the cost of bytes that a GPU sends over NVLink and to other nodes.
@@ -202,7 +211,10 @@ class NcclModel:
         chip, nic = self._topology.chip, self._topology.network_bandwidth
         seconds = within / chip.node_bandwidth
         dcn_seconds = between / nic
-        slower = max(seconds / _RING_SHARE, dcn_seconds / _NETWORK_SHARE)
+        slower = max(
+            seconds / _RING_SHARE / self._rates.link_share,
+            dcn_seconds / _NETWORK_SHARE / self._rates.dcn_share,
+        )
         fastest = min(
             latency + slower / protocol.share
             for latency, protocol in zip(steps, _PROTOCOLS, strict=True)

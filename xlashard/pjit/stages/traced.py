@@ -24,10 +24,11 @@ from xlashard.pjit.shardings.resources import UNSPECIFIED
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
-from xlashard.program.compile import LoweredProgram, hlo_passes
+from xlashard.program.compile import LoweredProgram, compiler_input
 from xlashard.sharding import XLACompatibleSharding, to_jax
 
 if TYPE_CHECKING:
+    from xlashard._jax.runtime.offline import CompileInput
     from xlashard._jax.runtime.phases import PhaseInput
 
 
@@ -231,13 +232,13 @@ class Lowered(Stage, jax.stages.Lowered):
         function.report_donation(self._program, compiled)
         return Compiled(self._info, compiled, call.traced.jaxpr)
 
-    def _hlo_passes(
+    def _compiler_input(
         self, compiler_options: Mapping[str, Any]
-    ) -> "AbstractContextManager[PhaseInput]":
-        """Return the first phase of a compilation for a TPU topology; see `hlo_passes`."""
+    ) -> "AbstractContextManager[PhaseInput | CompileInput]":
+        """Return the input of a compilation for a topology; see `compiler_input`."""
         self._check_platform(self._request)
         self._traced._function.report_donation(self._program)
-        return hlo_passes(self._program, compiler_option_items(compiler_options))
+        return compiler_input(self._program, compiler_option_items(compiler_options))
 
     def _check_platform(self, request: LoweringRequest) -> None:
         own = compiler.platform_of(request.placement.devices[0])

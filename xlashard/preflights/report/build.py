@@ -10,7 +10,6 @@ from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._version import __version__
 from xlashard.costs.kernel_costs import KernelCost
-from xlashard.costs.rates import Rates
 from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.chip import Chip
@@ -32,6 +31,7 @@ from xlashard.preflights.attribution.step_lines import add_lines
 from xlashard.preflights.attribution.vmem_spill import SpillFinder
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.memory_breakdown import describe_memory
+from xlashard.preflights.report.calibration import Calibration
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
     Links,
@@ -174,7 +174,7 @@ def build_report(
     price: Price | None = None,
     replicated_above: int = REPLICATED_ABOVE,
     kernel_costs: Mapping[str, KernelCost] | None = None,
-    rates: Rates | None = None,
+    calibration: Calibration | None = None,
 ) -> PreflightReport:
     """Return the report of a compiled program.
 
@@ -187,13 +187,14 @@ def build_report(
         price: Price of a chip-hour.
         replicated_above: Minimum bytes of the fully replicated values to list.
         kernel_costs: Costs of kernels by name.
-        rates: Rates of a device; those of published measurements if None.
+        calibration: Measured slowdowns of the chip; None for the published rates.
     """
     program = compilation.program
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
+    rates = None if calibration is None else calibration.rates(topology.chip)
     schedule = schedule_step(compilation, topology, mesh, kernel_costs, rates)
-    time = estimate_time(compilation, topology, mesh, kernel_costs, schedule)
+    time = estimate_time(compilation, topology, mesh, kernel_costs, schedule, rates)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
     values = describe_values(compilation, replicated_above)
@@ -217,7 +218,7 @@ def build_report(
         throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, tokens),
         compile_seconds=compilation.seconds,
-        versions=_versions(compilation, topology),
+        versions=_versions(compilation, topology, calibration),
         uneven=describe_uneven(program),
         repeated=describe_repeated(program, [compilation.module]),
         is_estimate=compilation.is_estimate,
@@ -247,9 +248,13 @@ def _throughput(
     )
 
 
-def _versions(compilation: Compilation, topology: BaseTopology) -> VersionsReport:
+def _versions(
+    compilation: Compilation, topology: BaseTopology, calibration: Calibration | None
+) -> VersionsReport:
     set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
     options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
+    if calibration is not None:
+        options.append(("rates", f"{calibration.chip}, measured by published time: {calibration}"))
     is_gpu = isinstance(topology, GpuTopology)
     return VersionsReport(
         xlashard=__version__,

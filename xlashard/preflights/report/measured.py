@@ -2,13 +2,14 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import ArgumentError, counted
+from xlashard.hlo.collectives import REDUCTIONS
 from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import Page, head, line_text, operation_text, section, table
 from xlashard.preflights.render.report_text import error_text, words_of
@@ -18,8 +19,13 @@ from xlashard.preflights.report.profile_reader import (
     Profile,
     read_profile,
 )
-from xlashard.preflights.report.step_model import CORES, LineTime, Timeline
+from xlashard.preflights.report.step_model import CORES, LineTime, Timeline, TimelineSpan
 from xlashard.wording import in_seconds
+
+KERNEL, REDUCTION = "kernel", "reduction"
+"""Kinds of operations with rates of their own, beside the units."""
+
+_KINDS = {KERNEL: "kernels", REDUCTION: "reductions over links"}
 
 _LEAST_WAIT = 0.05
 """Least share of a collective's time for which the cores wait, for a duration that is its own."""
@@ -53,7 +59,7 @@ class MeasuredStep(PrintableReport):
         unmatched: Measured operations without a predicted line, with their seconds, longest first.
         topology: Devices of the prediction.
         ratios: Measured by predicted time of single operations, with their measured seconds, by the
-            unit that bounds them.
+            unit that bounds them; those of kernels and of reductions apart.
     """
 
     profile: Profile
@@ -87,7 +93,7 @@ class MeasuredStep(PrintableReport):
             yield section("Others", note, table((">measured", "operation"), others), left)
         units = [
             (
-                words_of(self.topology).shares.get(unit, unit),
+                _KINDS.get(unit) or words_of(self.topology).shares.get(unit, unit),
                 f"{ratio:.2f}",
                 f"{len(self.ratios[unit]):,}",
             )
@@ -157,7 +163,7 @@ def compare_with_profile(report: PreflightFields, path: str | os.PathLike[str]) 
         tuple(MeasuredLine(line, sums.get(n)) for n, line in enumerate(lines)),
         tuple(sorted(unmatched.items(), key=lambda item: -item[1])),
         report.topology,
-        _ratios(timeline, profile),
+        _ratios(timeline, lines, profile),
     )
 
 
@@ -171,7 +177,9 @@ def _place(
     return candidates[0]
 
 
-def _ratios(timeline: Timeline, profile: Profile) -> dict[str, tuple[tuple[float, float], ...]]:
+def _ratios(
+    timeline: Timeline, lines: Sequence[LineTime], profile: Profile
+) -> dict[str, tuple[tuple[float, float], ...]]:
     """Return measured by predicted time of the operations that both have by name."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for block in timeline.blocks:
@@ -188,8 +196,16 @@ def _ratios(timeline: Timeline, profile: Profile) -> dict[str, tuple[tuple[float
                 measured = profile.operations.get(span.name)
                 seconds = None if measured is None else measured.seconds / measured.runs
             if seconds is not None and seconds > 0:
-                found[span.resource].append((seconds / span.seconds, seconds))
+                found[_kind(span, lines)].append((seconds / span.seconds, seconds))
     return {unit: tuple(ratios) for unit, ratios in found.items()}
+
+
+def _kind(span: TimelineSpan, lines: Sequence[LineTime]) -> str:
+    """Return the unit that bounds an operation, or its kind if that has rates of its own."""
+    kind = lines[span.line].kind if span.line >= 0 else ""
+    if kind == "kernel" and span.resource in ("matrix", "vector", "hbm"):
+        return KERNEL
+    return REDUCTION if kind in REDUCTIONS and span.resource == "ici" else span.resource
 
 
 def _duration(name: str, waited: set[str], profile: Profile) -> float | None:

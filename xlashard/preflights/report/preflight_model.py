@@ -327,7 +327,8 @@ class VersionsReport:
         jaxlib: Version of jaxlib.
         libtpu: Version of libtpu; empty for GPUs.
         runtime: Build of the compiler.
-        flags: Compiler flags by origin: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options of the call.
+        flags: Compiler flags by origin: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options of the call;
+            measured rates.
         cuda_plugin: Version of JAX's CUDA plugin; empty for TPUs.
     """
 

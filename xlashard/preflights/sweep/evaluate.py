@@ -46,6 +46,7 @@ class SweepRequest:
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
         kernel_costs: Costs of kernels by name.
+        rates: Measured rates of the chip, if given.
         workload: Workload of a training step, if specified.
         folder: Folder for the report.
         key: Cache key.
@@ -59,6 +60,7 @@ class SweepRequest:
     options: Mapping[str, Any]
     estimate: bool
     kernel_costs: Mapping[str, Any]
+    rates: Mapping[str, Any] | None
     workload: Mapping[str, Any] | None
     folder: str = ""
     key: str = ""
@@ -149,6 +151,7 @@ def _compiled(
             compiler_options=dict(request.options) or None,
             estimate=request.estimate,
             kernel_costs=request.kernel_costs,
+            rates=request.rates,
             title=request.title,
             **program.kwargs,
         )

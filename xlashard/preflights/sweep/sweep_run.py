@@ -14,6 +14,11 @@ from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.dump_folder import remove_abandoned_folders
 from xlashard.preflights.mesh_mapping import find_topology
+from xlashard.preflights.report.calibration import (
+    Calibration,
+    RatesSources,
+    read_calibrations,
+)
 from xlashard.preflights.report.pricing import Workload, parse_price
 from xlashard.preflights.sweep.axis_ranges import AxisRange, AxisSizes, factorisations, read_axes
 from xlashard.preflights.sweep.evaluate import (
@@ -60,6 +65,7 @@ class Sweep:
         options: Compiler options.
         estimate: Whether to stop the compiler before code generation.
         kernel_costs: Costs of kernels by name.
+        calibrations: Measured slowdowns by chip.
         workload: Workload of a training step.
         sources: Other files that results depend on.
     """
@@ -72,6 +78,7 @@ class Sweep:
     options: tuple[tuple[str, Any], ...] = ()
     estimate: bool = False
     kernel_costs: Mapping[str, KernelCost] = field(default_factory=dict)
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     workload: Workload | None = None
     sources: tuple[Path, ...] = ()
 
@@ -91,6 +98,7 @@ def preflight_sweep(
     compiler_options: Mapping[str, Any] | None = None,
     estimate: bool = False,
     kernel_costs: KernelCosts | None = None,
+    rates: RatesSources | None = None,
     shardings: str | None = None,
     progress: bool = True,
 ) -> SweepReport:
@@ -115,6 +123,8 @@ def preflight_sweep(
         compiler_options: Compiler options.
         estimate: Whether to stop the compiler before code generation, as `preflight` does.
         kernel_costs: Costs of kernels by name, as `preflight` takes them.
+        rates: Files of measured rates, as `preflight` takes them, or several for several kinds of
+            chips; a chip without one keeps the published rates.
         shardings: `"auto"` for the layout that `auto_shard` chooses on each mesh; None for the
             shardings of the target.
         progress: Whether to show a progress bar if standard error is a terminal.
@@ -124,7 +134,7 @@ def preflight_sweep(
 
     Raises:
         ArgumentError: If the target is not a function of a module, no mesh is possible, or
-            `kernel_costs` or `shardings` is invalid.
+            `kernel_costs`, `rates` or `shardings` is invalid.
         TopologyError: If a topology is unknown, or libtpu is missing.
 
     Example:
@@ -136,16 +146,18 @@ def preflight_sweep(
     name = target_name(target)
     runner = runner_of(shardings)
     load_function(name)
+    places = find_topologies(topologies, slices)
     sweep = Sweep(
         title=name,
         # Results of both kinds may lie in one folder.
         target=name if shardings is None else {"name": name, "shardings": shardings},
         runner=runner,
-        topologies=find_topologies(topologies, slices),
+        topologies=places,
         axes=read_axes(mesh),
         options=tuple((compiler_options or {}).items()),
         estimate=estimate,
         kernel_costs=read_kernel_costs(kernel_costs),
+        calibrations=read_calibrations(rates, [place.chip for place in places]),
         workload=workload,
         sources=tuple(source_files(name.partition(":")[0])),
     )
@@ -241,6 +253,7 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
     """Return the requests by cache key."""
     found = {}
     for place, sizes in meshes:
+        calibration = sweep.calibrations.get(place.chip.name)
         request = SweepRequest(
             target=sweep.target,
             title=sweep.title,
@@ -250,6 +263,7 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
             options=dict(sweep.options),
             estimate=sweep.estimate,
             kernel_costs={name: asdict(cost) for name, cost in sweep.kernel_costs.items()},
+            rates=None if calibration is None else asdict(calibration),
             workload=None if sweep.workload is None else asdict(sweep.workload),
         )
         found[cache_key(request.to_json(), sweep.sources)] = request
