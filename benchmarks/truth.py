@@ -91,9 +91,10 @@ def summary(found: Sequence[Comparison]) -> str:
     held = sum(one.is_in_bar for one in found) / len(found)
     on_one = [one.error for one in found if one.run.settings.devices.slices == 1]
     on_several = [one.error for one in found if one.run.settings.devices.slices > 1]
+    groups = ((on_one, " on one slice"), (on_several, " on several"))
     bias = ", ".join(
-        f"{statistics.median(group):+.1%} on {slices}"
-        for group, slices in ((on_one, "one slice"), (on_several, "several"))
+        f"{statistics.median(group):+.1%}{slices if on_several else ''}"
+        for group, slices in groups
         if group
     )
     median, goal = statistics.median(errors), max(GOALS[one.run.target] for one in found)

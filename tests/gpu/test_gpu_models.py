@@ -1,10 +1,16 @@
 """The table of GPUs: figures agree with each other and with published ones."""
 
 import dataclasses
+import functools
 import math
+import mmap
+import re
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from tests.gpu.plugin import needs_plugin
 from xlashard.gpu import GPU_MODELS, GpuModel
 from xlashard.gpu.gpu_models import BY_NAME
 
@@ -35,6 +41,65 @@ def test_figures_agree_with_each_other(model: GpuModel) -> None:
     assert 0.75 < width / 2 ** round(math.log2(width)) <= 1.1
     assert model.network_bandwidth < model.node_bandwidth
     assert model.max_node % model.gpus_per_host == 0
+
+
+_UNITS = {10: "float16", 11: "tensorfloat32", 12: "float64", 16: "bfloat16", 20: "float8"}
+"""Dtypes by the number of XLA's primitive type in the description of a matrix unit."""
+_RATE = re.compile(
+    rb"key: (\d+)\s+value \{\s+clock_rate_ghz: ([\d.]+)"
+    rb"\s+units_per_core: (\d+)\s+ops_per_clock: (\d+)"
+)
+
+
+@functools.cache
+def descriptions() -> dict[str, bytes]:
+    """Descriptions of GPUs in JAX's CUDA plugin, as text protos, by device kind."""
+    folder = Path(str(metadata.distribution("jax-cuda13-pjrt").locate_file("jax_plugins")))
+    (plugin,) = folder.rglob("xla_cuda_plugin.so")
+    found, first, last = {}, b"gpu_device_info {", b'device_description_str: "'
+    with plugin.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as code:
+        start = code.find(first)
+        while start >= 0:
+            end = code.find(last, start)
+            kind = code[end + len(last) : code.find(b'"', end + len(last))].decode()
+            found[kind] = code[start:end]
+            start = code.find(first, end)
+    return found
+
+
+@needs_plugin
+@by_name
+def test_figures_are_those_of_the_plugin(model: GpuModel) -> None:
+    text = descriptions().get(model.device_kind)
+    if text is None:
+        pytest.skip(f"this plugin does not describe {model.device_kind}")
+
+    def number(name: str) -> float:
+        found = re.search(rf"\b{name}: ([\d.]+)".encode(), text)
+        return float(found[1]) if found else 0.0
+
+    assert number("core_count") == model.sms
+    assert number("fpus_per_core") == model.fp32_lanes
+    # The largest of the clock of the device and those of its units.
+    clocks = [float(ghz) for ghz in re.findall(rb"clock_rate_ghz: ([\d.]+)", text)]
+    assert max(clocks) == pytest.approx(model.clock_hz / 1e9)
+    assert number("l2_cache_size") == model.l2_bytes
+    assert number("device_memory_size") == model.hbm_bytes
+    assert number("memory_bandwidth") == pytest.approx(model.hbm_bandwidth, rel=1e-3)
+    assert number("shared_memory_per_core") == model.shared_memory
+    assert (number("major"), number("minor")) == model.compute_capability
+    assert number("active_links") in (0, model.nvlink_links)
+    matrix = text[text.index(b"matrix_unit_description") :]
+    rates = {
+        int(key): 2 * float(ghz) * 1e9 * int(n) * int(ops)
+        for key, ghz, n, ops in _RATE.findall(matrix)
+    }
+    peaks = dict(model.peak_flops)
+    compared = {_UNITS[key]: model.sms * rate for key, rate in rates.items() if key in _UNITS}
+    assert {"float16", "bfloat16", "tensorfloat32", "float64"} <= compared.keys()
+    for dtype, rate in compared.items():
+        # The data sheet of GB200 has the tensor cores at 2.0 GHz, the plugin at 1.9.
+        assert peaks[dtype] == pytest.approx(rate, rel=0.05 if model.name == "gb200" else 0.015)
 
 
 def test_figures_of_links() -> None:

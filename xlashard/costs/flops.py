@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from xlashard.costs.gpu.cuda_calls import contracted_dims, is_library_product
+from xlashard.costs.gpu.cuda_calls import contracted_dims, convolved, is_library_product
 from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
 from xlashard.hlo.shapes import Shape
 
@@ -132,8 +132,8 @@ def _product(computation: Computation, instruction: Instruction) -> InstructionF
     if len(operands) < 2:
         return NOTHING
     left, right = operands[:2]
-    if instruction.opcode == "convolution":
-        multiplications = _convolution(instruction, left, right, result)
+    if arrays := convolved(instruction, left, right, result):
+        multiplications = _convolution(instruction, *arrays)
     else:
         contracted = contracted_dims(instruction)
         multiplications = result.size * math.prod(left.dims[n] for n in contracted)

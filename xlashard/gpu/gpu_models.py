@@ -1,7 +1,8 @@
 """Public figures of each GPU model: cores, memory, FLOP/s, NVLink, network.
 
 Each figure names its source. FLOP/s are dense. Data sheets that print figures with sparsity are
-halved.
+halved. `tests/gpu/test_gpu_models.py` compares all but the network, the size of a node and the link
+to the host with the descriptions of these GPUs in JAX's CUDA plugin.
 """
 
 from dataclasses import dataclass, replace
@@ -195,7 +196,7 @@ _B200 = GpuModel(
         max_node="NVIDIA DGX B200 data sheet: 8 GPUs joined by 2 NVSwitches",
         gpus_per_host="NVIDIA DGX B200 data sheet: 8 GPUs",
         network_bandwidth="NVIDIA DGX B200 data sheet: 8 ports of 400 Gbit/s",
-        host_bandwidth="no public figure; taken as that of H100",
+        host_bandwidth=f"{_SHOWN}: 64 GiB/s, as one x16 slot of PCIe 5; taken as that of H100",
     ),
 )
 
@@ -205,8 +206,8 @@ GPU_MODELS: tuple[GpuModel, ...] = (
         name="a100-40gb",
         title="NVIDIA A100 40GB SXM",
         device_kind="NVIDIA A100-SXM4-40GB",
-        hbm_bytes=42_298_834_944,
-        available_bytes=_available(42_298_834_944),
+        hbm_bytes=42_331_013_120,
+        available_bytes=_available(42_331_013_120),
         hbm_bandwidth=1_555 * GB,
     ),
     _A100_80GB,

@@ -5,10 +5,14 @@ import pytest
 from tests.costs.test_schedule import RATES
 from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.costs.gpu.cuda_calls import attention_call
+from xlashard.costs.gpu.gpu_operation import GpuOperationModel
+from xlashard.costs.gpu.gpu_rates import gpu_rates
 from xlashard.costs.hbm_traffic import hbm_bytes
+from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import kernel_name
 from xlashard.costs.operation import OperationModel
 from xlashard.costs.schedule import walk_schedule
+from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
 from xlashard.hlo.module import HloModule
 
@@ -57,6 +61,21 @@ ENTRY main {{
   ROOT out = bf16[2,32,4096,128]{{3,1,2,0}} get-tuple-element(call), index=0
 }}
 """  # noqa: E501
+# A layer of ResNet-50 on 2 images, and its gradients, with the labels of the forward pass.
+CONVOLUTION = """
+HloModule convolution, is_scheduled=true
+
+ENTRY main {{
+  left = {left} parameter(0)
+  right = {right} parameter(1)
+  ROOT call = ({result}, u8[0]{{0}}) custom-call(left, right), window={{size=3x3 stride=2x2 pad=1_1x1_1}}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{target}", metadata={{op_name="f/conv_general_dilated"}}
+}}
+"""  # noqa: E501
+IMAGES = {
+    "input": "bf16[2,56,56,64]{3,2,1,0}",
+    "filter": "bf16[128,3,3,64]{3,2,1,0}",
+    "output": "bf16[2,28,28,128]{3,2,1,0}",
+}
 COPIES = """
 HloModule copies, is_scheduled=true
 
@@ -127,6 +146,58 @@ def test_attention_of_cudnn_counts_the_tiles_below_its_diagonal(
     assert call.backward == (products == 5)
     name = kernel_name(main.instructions["call"])
     assert name == "cudnn_attention" + "_backward" * (products == 5)
+
+
+@pytest.mark.parametrize(
+    ("target", "left", "right", "result"),
+    [
+        ("Forward", "input", "filter", "output"),
+        ("BiasActivationForward", "input", "filter", "output"),
+        ("BackwardInput", "output", "filter", "input"),
+        ("BackwardFilter", "input", "output", "filter"),
+    ],
+)
+def test_convolutions_of_cudnn_count_their_window(
+    target: str, left: str, right: str, result: str
+) -> None:
+    arrays = {"left": IMAGES[left], "right": IMAGES[right], "result": IMAGES[result]}
+    module = read(CONVOLUTION.format(target=target, **arrays))
+    work = analyze_cost(module)
+    # Each side has 28 positions, of which the first meets two places of the window and not three.
+    places = (28 * 3 - 1) ** 2
+    assert work.matmul_flops == {"bfloat16": 2 * 2 * places * 64 * 128}
+    assert not work.unknown_calls
+    sizes = 2 * 56 * 56 * 64 + 128 * 9 * 64 + 2 * 28 * 28 * 128
+    assert bytes_of(module, "call") == 2 * sizes
+    main, rates = module.computations[module.entry], gpu_rates(BY_NAME["h100"])
+    found = GpuOperationModel(module, rates).of(main, main.instructions["call"])
+    assert found.matrix == pytest.approx(
+        rates.product_seconds(2 * 2 * places * 64 * 128, "bfloat16")
+    )
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("__gpu$xla.gpu.triton", "mosaic_gpu_v2", "triton_kernel_call", "te_gemm_ffi"),
+        *("cusolver_potrf_ffi", "__cublas$triangularSolve"),
+    ],
+)
+def test_other_kernels_make_a_lower_bound(target: str) -> None:
+    module = read(
+        "HloModule m, is_scheduled=true\nENTRY main {\n"
+        "x = f32[1024,1024]{1,0} parameter(0)\n"
+        f'ROOT y = f32[1024,1024]{{1,0}} custom-call(x), custom_call_target="{target}", '
+        'metadata={op_name="jit(f)/twice/pallas_call"}\n}\n'
+    )
+    main, rates = module.computations[module.entry], gpu_rates(BY_NAME["h100"])
+    call = main.instructions["y"]
+    unknown = GpuOperationModel(module, rates).of(main, call)
+    assert not unknown.known
+    assert unknown.seconds == pytest.approx(2 * 4 * MIB / rates.hbm_bytes)
+    assert analyze_cost(module).unknown_calls == {"twice": 1}
+    given = GpuOperationModel(module, rates, {"twice": KernelCost(seconds=1e-3)}).of(main, call)
+    assert (given.known, given.seconds) == (True, 1e-3)
 
 
 def test_copies_of_layers_run_beside_other_operations() -> None:

@@ -10,6 +10,7 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 from xlashard import Mesh
 from xlashard._jax.registration import assume_cudnn
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
+from xlashard.train.model.attention import attend
 from xlashard.train.model.attention_kernels import kernel_attention, with_kernel_of
 from xlashard.train.model.blockwise import blockwise_attention
 from xlashard.train.model.layout import Layout, Unplaced
@@ -72,6 +73,25 @@ def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int)
     np.testing.assert_allclose(mixed, values, rtol=1e-5, atol=1e-6)
     for ours, exact in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_may_be_stored_in_bfloat16() -> None:
+    """The rounded shares are off by 2^-9 at most, and the memory holds no float32 of every pair."""
+    seen = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+
+    def stored(*inputs: jax.Array) -> jax.Array:
+        return attend(*inputs, seen, jnp.dtype("bfloat16"))
+
+    inputs = drawn(4, 4)
+    expected, values = reference(4, 4)
+    actual, mixed = gradients(stored, *inputs)
+    np.testing.assert_allclose(mixed, values, atol=0.02)
+    for ours, exact in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, exact, atol=0.05)
+    narrow = [x.astype(jnp.bfloat16) for x in inputs]
+    _, pullback = jax.vjp(stored, *narrow)
+    kept = [x for x in jax.tree.leaves(pullback) if x.shape[-2:] == (LENGTH, LENGTH)]
+    assert {x.dtype for x in kept} <= {jnp.dtype("bfloat16"), jnp.dtype("bool")}
 
 
 @pytest.mark.slow

@@ -1,26 +1,54 @@
-"""Custom calls of XLA to NVIDIA's libraries: products of cuBLAS, attention of cuDNN."""
+"""Custom calls of XLA to NVIDIA's libraries: cuBLAS's products, cuDNN's convolutions, attention."""
 
 import re
 from dataclasses import dataclass
 
 from xlashard.hlo.module import Computation, Instruction
+from xlashard.hlo.shapes import Shape
 
 _CUBLAS = ("__cublas$gemm", "__cublas$lt$matmul")
+_CONVOLUTION = "__cudnn$conv"
 _CUDNN = "__cudnn$fmha"
-_PALLAS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "mosaic_gpu_v2")
+_KERNELS = (
+    *(_CUDNN, "__gpu$xla.gpu.triton", "mosaic_gpu", "triton_kernel_call", "te_"),
+    *("cusolver_", "__cusolver$", "__cublas$triangularSolve"),
+)
+"""Kernels by target: cuDNN's attention, Pallas, jax_triton, Transformer Engine, and of solvers."""
 _TILE = 128
 """Queries and keys of a tile of attention; those of the diagonal are computed as a whole."""
 
 
 def is_library_product(call: Instruction) -> bool:
-    """Return whether an instruction is a matrix product by cuBLAS."""
-    return call.opcode == "custom-call" and call.attributes.call_target.startswith(_CUBLAS)
+    """Return whether an instruction is a product by cuBLAS, or a convolution by cuDNN."""
+    targets = (*_CUBLAS, _CONVOLUTION)
+    return call.opcode == "custom-call" and call.attributes.call_target.startswith(targets)
+
+
+def convolved(
+    call: Instruction, left: Shape, right: Shape, result: Shape
+) -> tuple[Shape, Shape, Shape] | None:
+    """Return the input, filter and output of a convolution; None for matrix products.
+
+    The dimension labels of cuDNN's gradients are those of the convolution in the forward pass.
+
+    Args:
+        call: A convolution, or a call to cuBLAS or cuDNN.
+        left: First operand.
+        right: Second operand.
+        result: First result.
+    """
+    target = call.attributes.call_target
+    if target == f"{_CONVOLUTION}BackwardInput":
+        return result, right, left
+    if target == f"{_CONVOLUTION}BackwardFilter":
+        return left, result, right
+    is_forward = call.opcode == "convolution" or target.startswith(_CONVOLUTION)
+    return (left, right, result) if is_forward else None
 
 
 def is_gpu_kernel(call: Instruction) -> bool:
-    """Return whether an instruction runs attention of cuDNN, or a Pallas kernel of a GPU."""
-    target = call.attributes.call_target
-    return call.opcode == "custom-call" and (target.startswith(_CUDNN) or target in _PALLAS)
+    """Return whether an instruction runs a kernel of a GPU that does not only move bytes."""
+    return call.opcode == "custom-call" and call.attributes.call_target.startswith(_KERNELS)
 
 
 def contracted_dims(product: Instruction) -> tuple[int, ...]:

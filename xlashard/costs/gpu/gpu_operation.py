@@ -8,7 +8,12 @@ import math
 from collections.abc import Mapping
 
 from xlashard.costs.flops import dtype_name, instruction_flops, operand_arrays
-from xlashard.costs.gpu.cuda_calls import AttentionCall, attention_call, contracted_dims
+from xlashard.costs.gpu.cuda_calls import (
+    AttentionCall,
+    attention_call,
+    contracted_dims,
+    convolved,
+)
 from xlashard.costs.gpu.gpu_rates import GpuRates
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import cost_of
@@ -72,7 +77,8 @@ class GpuOperationModel(OperationModel):
             # The tensor cores of a GPU take float32 with fewer bits.
             requested = instruction.attributes.precision
             dtype = next((_PRECISIONS[p] for p in _PRECISIONS if p in requested), "tensorfloat32")
-        if instruction.opcode != "convolution":
+        left, right = operands[:2]
+        if not convolved(instruction, left, right, instruction.shape.arrays[0]):
             padding = self._padding(operands, instruction)
         return Work({dtype: found.matmul_flops * padding})
 

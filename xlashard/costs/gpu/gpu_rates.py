@@ -41,6 +41,9 @@ _HBM_SHARES = {
 _OTHER_HBM_SHARE = 0.87
 """Mean of the others, for chips without a published measurement."""
 
+_HOST_SHARE = 0.82
+"""azure: nvbandwidth, host to device, 26.3 of 32 GB/s on A100, 51 and 52 of 63 on H100 and H200."""
+
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.7), (64, 64, 0.45))
 """Rows and columns of the tiles that cuBLAS gives a multiprocessor, and their relative rates.
 
@@ -138,7 +141,7 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
         hop_seconds=0.0,
         collective_seconds=0.0,
         dcn_share=1.0,
-        host_bytes=chip.host_bandwidth,
+        host_bytes=_HOST_SHARE * chip.host_bandwidth,
         kernel_matrix_share=1.0,
         kernel_hbm_share=1.0,
         product_kernel_matrix_share=1.0,

@@ -186,6 +186,9 @@ class ModelSettings:
         "positions per block of attention; 0: one block with length² scores",
         _NOT_NEGATIVE,
     )
+    scores: Literal["float32", "bfloat16"] = setting(
+        "float32", "type in which attention stores its scores without a kernel and in one block"
+    )
     logits: Literal["float32", "bfloat16"] = setting(
         "float32", "type in which the logits are stored, with one part of the vocabulary"
     )

@@ -4,6 +4,7 @@ Letters in shapes: B batch, L length, W width, H query heads, K key and value he
 one head.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -66,7 +67,8 @@ def attention_layer(
     else:
         seen = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
         seen = jnp.triu(seen, 1 - window) if window else seen
-        mixed = checkpoint_name(attend(q, k, v, seen), "attention")
+        mixed = attend(q, k, v, seen, jnp.dtype(model.scores))
+        mixed = checkpoint_name(mixed, "attention")
     return project_out(mixed, weights, model, place)
 
 
@@ -111,15 +113,48 @@ def _from_latent(
     return q, k, product("blr,rhd->blhd", latent, weights["value"], model)
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """Return attention [B, L, H, D] under the mask `visible` [L, all]."""
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, stored: Any = jnp.float32
+) -> jax.Array:
+    """Return attention [B, L, H, D] under the mask `visible` [L, all], with scores `stored` so."""
     group = q.shape[2] // k.shape[2]
     # Repeated, the keys and values of a group are on the devices of its queries.
     k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
-    scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, _HIDDEN)
-    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bhlm,bmhd->blhd", shares, v)
+    scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=stored)
+    scale = q.shape[-1] ** -0.5
+    if scores.dtype == jnp.float32:
+        shares = _shares(scores, visible, scale)
+    else:
+        shares = _stored_shares(scores, visible, scale)
+    return jnp.einsum("bhlm,bmhd->blhd", shares.astype(v.dtype), v)
+
+
+def _shares(scores: jax.Array, visible: jax.Array, scale: float) -> jax.Array:
+    return jax.nn.softmax(jnp.where(visible, scores * scale, _HIDDEN), axis=-1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _stored_shares(scores: jax.Array, visible: jax.Array, scale: float) -> jax.Array:
+    """Return the softmax in the type of the scores, of which the backward pass needs no more."""
+    return _shares(scores.astype(jnp.float32), visible, scale).astype(scores.dtype)
+
+
+def _stored_forward(
+    scores: jax.Array, visible: jax.Array, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    shares = _stored_shares(scores, visible, scale)
+    return shares, shares
+
+
+def _stored_backward(
+    scale: float, shares: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, None]:
+    wide, change = shares.astype(jnp.float32), gradient.astype(jnp.float32)
+    mean = jnp.sum(wide * change, axis=-1, keepdims=True)
+    return (scale * wide * (change - mean)).astype(shares.dtype), None
+
+
+_stored_shares.defvjp(_stored_forward, _stored_backward)
 
 
 def project_out(
