@@ -211,20 +211,26 @@ def check_layout(problem: AutoProblem, layout: ProgramLayout) -> None:
             shape = getattr(aval, "shape", ())
             if kept is not None and _axes(spec, shape, sizes) != _axes(kept, shape, sizes):
                 raise Wrong("fixed", f"{layout.name}: {name}[{k}] is {spec} instead of {kept}")
-            _check_even(f"{layout.name}: {name}[{k}]", spec, shape, sizes)
+            _check_pieces(f"{layout.name}: {name}[{k}]", spec, shape, sizes)
     for site, spec in layout.constraints:
-        _check_even(f"{layout.name}: {site}", spec, _shape_at(jaxpr, site), sizes)
+        _check_pieces(f"{layout.name}: {site}", spec, _shape_at(jaxpr, site), sizes, padding=4 / 3)
     for argument, result in problem.tied:
         if layout.in_specs[argument] != layout.out_specs[result]:
             specs = layout.in_specs[argument], layout.out_specs[result]
             raise Wrong("tied", f"{layout.name}: {argument} and {result} are {specs}")
 
 
-def _check_even(name: str, spec: Any, shape: Sequence[int], sizes: dict[str, int]) -> None:
+def _check_pieces(
+    name: str, spec: Any, shape: Sequence[int], sizes: dict[str, int], padding: float = 1.0
+) -> None:
+    """Check that a spec shards each dimension into no empty pieces, with no more padding."""
     axes = _axes(spec, shape, sizes)
     tiles = [math.prod(sizes[axis] for axis in each) for each in axes]
     used = [axis for each in axes for axis in each]
-    if len(tiles) > len(shape) or any(n % t for n, t in zip(shape, tiles, strict=True)):
+    if len(tiles) > len(shape) or any(
+        n % t and (t > n or math.ceil(n / t) * t > padding * n)
+        for n, t in zip(shape, tiles, strict=True)
+    ):
         raise Wrong("uneven", f"{name} is {spec} for {shape}")
     if len(set(used)) < len(used):
         raise Wrong("repeated", f"{name} is {spec}")

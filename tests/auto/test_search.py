@@ -12,7 +12,7 @@ from tests.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import AutoProblem, Machine, MeshAxis
+from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis
 from xlashard.auto.search import Search, find_layouts
 from xlashard.costs.rates import rates_of
 from xlashard.tpu.generations import GENERATIONS
@@ -137,6 +137,52 @@ def test_dimensions_that_do_not_divide_are_whole():
         assert layout.in_specs[0] in (P(), P(None, "x")) and layout.out_specs == (P(),)
     uneven = find_layouts(problem(lambda x: jnp.sin(x) * 2, (12, 4099), on=machine(x=4, y=2)))
     assert {s for layout in uneven for s in layout.in_specs} <= {P(), P("x"), P("y")}
+
+
+@pytest.mark.parametrize(("columns", "sharded"), [(4095, True), (4096, True), (9, False)])
+def test_values_inside_are_sharded_with_little_padding(columns, sharded):
+    found = problem(lambda w, x: jnp.sum(jnp.tanh(x @ w), axis=1), (1 << 14, columns), (3, 1 << 14))
+    found = replace(found, in_specs=(P(), P()), out_specs=(P(),))
+    for layout in (layouts := find_layouts(found)):
+        check_layout(found, layout)
+    made = [spec for site, spec in layouts[0].constraints if site.kind == "result"]
+    assert (P(None, "x") in made) == sharded
+
+
+def test_padded_pieces_are_whole_work():
+    x, w = (np.zeros(shape, np.float32) for shape in ((1024, 512), (512, 10)))
+    graph = Search(problem(jnp.dot, x.shape, w.shape), 1.0).graph
+    model = CostModel(graph, machine(x=8), machine(x=4).axes[0], Assignment())
+    columns = next(k for k, f in enumerate(graph.operations[0].rule.factors) if f.size == 10)
+    assert model.can_split(0, columns)
+    assert model.share(0, columns) == pytest.approx(3 / 10)
+
+
+def test_a_sum_of_partial_results_is_reduced_once():
+    rows, depth, columns = 4096, 1 << 14, 512
+    shapes = [(rows, depth), (depth, columns)] * 2
+    fixed = {"ins": (P(None, "x"), P("x")) * 2, "outs": (P("x"),)}
+    slow, fast = (
+        best(lambda a, v, b, w: a @ v + b @ w, *shapes, on=on, **fixed)
+        for on in (machine(x=8), machine(np.inf, 0.0, x=8))
+    )
+    reduced = LATENCY + rows * columns * 4 * 7 / 8 / LINK
+    assert slow.seconds - fast.seconds == pytest.approx(reduced, rel=1e-6)
+    specs = {}
+    for site, spec in slow.constraints:
+        if site.kind == "result":
+            specs.setdefault(site.path, []).append(spec)
+    assert specs == {(0,): [P()], (1,): [P()], (2,): [P(), P("x")]}
+
+
+def test_indices_of_scatters_are_constrained():
+    def sums(rows, at):
+        return jnp.zeros((1024, 512)).at[at.astype(np.int32)].add(rows)
+
+    found = problem(sums, (1 << 15, 512), (1 << 15,), ins=(P("x"), P("x")), outs=(P(),))
+    (number,) = (k for k, e in enumerate(found.jaxpr.eqns) if e.primitive.name == "scatter-add")
+    for layout in find_layouts(found):
+        assert ConstraintSite((number,), "operand", 1) in dict(layout.constraints)
 
 
 def layers(ws, x):

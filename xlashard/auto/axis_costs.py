@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import Machine, MeshAxis
-from xlashard.auto.rules.factors import Factor
+from xlashard.auto.rules.factors import Factor, can_shard, piece
 from xlashard.costs.operation import padding
 
 LANES = 128
@@ -84,13 +84,16 @@ class CostModel:
         self.graph, self.machine, self.axis = graph, machine, axis
         self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
         self._others = others
+        self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
         self._local: dict[tuple[int, int | None, int], float] = {}
 
     def divided(self, value: int) -> float:
         """Return the number of pieces of a value on the other axes."""
-        labels = self.graph.labels_of(value)
+        labels, sizes = self.graph.labels_of(value), self.graph.labels.sizes
         return math.prod(
-            size for name, size in self._sizes.items() if self._others.labels[name] & labels
+            sizes[label] / piece(sizes[label], self.label_pieces(label))
+            for label in labels & self._sharded
+            if sizes[label]
         )
 
     def label_pieces(self, label: int) -> int:
@@ -98,6 +101,35 @@ class CostModel:
         return math.prod(
             size for name, size in self._sizes.items() if label in self._others.labels[name]
         )
+
+    def label_share(self, label: int) -> float:
+        """Return the size of a piece of a label over that before this axis divides it."""
+        return self._size_share(self.graph.labels.sizes[label], self.label_pieces(label))
+
+    def _size_share(self, size: int, before: int) -> float:
+        n = self.axis.size
+        return piece(size, before * n) / piece(size, before) if size else 1 / n
+
+    def can_split(self, number: int, factor: int) -> bool:
+        """Return True if this axis can split an operation along a factor, evenly or padded."""
+        op = self.graph.operations[number]
+        f, pieces = op.rule.factors[factor], self.factor_pieces(number, factor) * self.axis.size
+        sizes = self._factor_sizes(number, factor)
+        padded = pieces <= f.most_padded and all(can_shard(size, pieces) for size in sizes)
+        return f.size % pieces == 0 or padded
+
+    def _factor_sizes(self, number: int, factor: int) -> list[int]:
+        """Return the sizes of the dimensions that a factor indexes."""
+        op = self.graph.operations[number]
+        dims = ((v, required(op, factor, slot)) for slot, v in op.slots)
+        return [self.graph.values[v].shape[dim] for v, dim in dims if dim >= 0]
+
+    def _factor_share(self, number: int, factor: int) -> float:
+        """Return the work of a device over that before this axis splits a factor."""
+        before, f = self.factor_pieces(number, factor), self.graph.operations[number].rule.factors
+        if f[factor].size % (before * self.axis.size) == 0:
+            return 1 / self.axis.size
+        return max(self._size_share(size, before) for size in self._factor_sizes(number, factor))
 
     def factor_pieces(self, number: int, factor: int) -> int:
         """Return the number of pieces of a factor of an operation on the other axes."""
@@ -224,7 +256,7 @@ class CostModel:
         )
         flops = op.rule.flops / split * self.share(number, factor) if op.rule.flops else 0.0
         compute = rates.product_seconds(flops, "bfloat16")
-        nbytes = 0.0
+        nbytes, share = 0.0, 1.0 if factor is None else self._factor_share(number, factor)
         for slot, value in _touched(op):
             local, dim = self.local_bytes(value, number, slot), required(op, factor, slot)
             if factor is None or dim < 0:
@@ -233,8 +265,9 @@ class CostModel:
             size = self.graph.values[value].shape[dim]
             pieces = self.factor_pieces(number, factor) * self.axis.size
             is_minor = dim == len(self.graph.values[value].shape) - 1
-            padded = _in_lanes(size / pieces) / _in_lanes(size) * pieces if is_minor else 1.0
-            nbytes += local / self.axis.size * padded
+            lanes = _in_lanes(size / pieces) / _in_lanes(size) * pieces
+            own = lanes / self.axis.size if is_minor else share
+            nbytes += local * own
         return max(compute, nbytes / rates.hbm_bytes) + rates.operation_seconds
 
     def share(self, number: int, factor: int | None) -> float:
@@ -246,20 +279,19 @@ class CostModel:
         """
         op = self.graph.operations[number]
         sizes: dict[_Role, float] = {}
+        own = 1.0 if factor is None else self._factor_share(number, factor)
         for k, f in enumerate(op.rule.factors):
             # Only a convolution's images are rows of its matrix product, not their pixels.
             if op.name == "conv_general_dilated" and _role(f) == _ROWS and _ROWS in sizes:
                 continue
             local = f.size / self.factor_pieces(number, k)
-            sizes[_role(f)] = sizes.get(_role(f), 1.0) * (
-                local / self.axis.size if k == factor else local
-            )
+            sizes[_role(f)] = sizes.get(_role(f), 1.0) * (local * own if k == factor else local)
         unit = self.machine.rates.matrix_size
         # What no factor indexes can't be split, and its padding is the same for all.
         rows, depth, columns = (round(sizes.get(role, unit)) for role in (_ROWS, _DEPTH, _COLUMNS))
         divided = factor is not None and op.rule.factors[factor].divides_work
         padded = padding(max(rows, 1), max(depth, 1), max(columns, 1), unit)
-        return padded / (self.axis.size if divided else 1)
+        return padded * (own if divided else 1.0)
 
     def halo_seconds(self, number: int, factor: int) -> float:
         """Return the time to exchange the edges of an operation's pieces in one run."""
@@ -346,54 +378,3 @@ def factor_labels(graph: ProgramGraph, op: GraphOperation, factor: Factor) -> se
             if value is not None and dim is not None:
                 found.add(graph.label(value, dim))
     return found
-
-
-_FAR_MORE = 4.0
-"""A second dimension is that of the batch if it splits so many times the work of the first."""
-
-
-def batch_labels(graph: ProgramGraph) -> frozenset[int]:
-    """Return the labels of the batch.
-
-    These are the labels reached from a dimension of an argument that isn't fed back, by factors of
-    operations: from the argument whose labels split most of the work. The dimension is the first,
-    unless the second splits far more work, as in a batch whose parts are computed one by one.
-    """
-    links: dict[int, set[int]] = defaultdict(set)
-    for op in graph.operations:
-        for factor in op.rule.factors if op.fixed is None else ():
-            labels = factor_labels(graph, op, factor)
-            for label in labels:
-                links[label] |= labels
-    best, most = frozenset[int](), 0.0
-    for index in graph.arguments:
-        if index in graph.state:
-            continue
-        own, least = frozenset[int](), 0.0
-        for dim in range(min(len(graph.values[index].shape), 2)):
-            reached = _closure(graph.label(graph.inside.get(index, index), dim), links)
-            work = _split_work(graph, reached)
-            if work > least * _FAR_MORE:
-                own, least = frozenset(reached), work
-        if least > most * 1.1:
-            best, most = own, least
-    return best
-
-
-def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
-    reached, waiting = {label}, [label]
-    while waiting:
-        for other in links[waiting.pop()] - reached:
-            reached.add(other)
-            waiting.append(other)
-    return reached
-
-
-def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
-    """Return the FLOP and bytes of the operations that some labels split."""
-    total = 0.0
-    for op in graph.operations:
-        if op.fixed is None and any(factor_labels(graph, op, f) & labels for f in op.rule.factors):
-            nbytes = sum(graph.values[value].nbytes for _, value in op.slots)
-            total += (op.rule.flops + nbytes) * op.times
-    return total

@@ -25,6 +25,8 @@ from xlashard.auto.axis_costs import (
     prescribed,
     required,
 )
+from xlashard.auto.graph.program_graph import ProgramGraph
+from xlashard.auto.rules.factors import can_shard
 
 _EXCESS_SECONDS = 1e-8
 """Price of a byte above the memory, in seconds: a gigabyte costs more than any step."""
@@ -54,6 +56,28 @@ class Restriction:
         if self.mode == "free":
             return True
         return (not self.batch.isdisjoint(labels)) == (self.mode in ("data", "fsdp"))
+
+
+def _padded_labels(graph: ProgramGraph) -> set[int]:
+    """Return the labels of products that may have padded pieces, as no argument or result has them.
+
+    All of their dimensions have one size.
+    """
+    found = {
+        label
+        for op in graph.operations
+        if op.rule.flops and op.fixed is None
+        for factor in op.rule.factors
+        if factor.most_padded
+        for label in factor_labels(graph, op, factor)
+    }
+    for index in (*graph.arguments, *graph.results):
+        found -= frozenset() if index is None else graph.labels_of(index)
+    for index, value in enumerate(graph.values):
+        labels = (graph.label(index, dim) for dim in range(len(value.shape)))
+        pairs = zip(labels, value.shape, strict=True)
+        found -= {label for label, size in pairs if graph.labels.sizes[label] != size}
+    return found
 
 
 type AxisSolution = tuple[frozenset[int], dict[int, int], float, float]
@@ -122,12 +146,15 @@ class AxisProgram:
     def _allowed_labels(self) -> list[int]:
         graph, n = self._graph, self._model.axis.size
         found: dict[int, None] = {}
+        padded = _padded_labels(graph)
         refused = {graph.labels.find(label) for label in graph.loops} | self._restriction.whole
         of_state: set[int] = set()
         for index, value in enumerate(graph.values):
             labels = [graph.labels.find(label) for label in value.labels]
             for label, size in zip(labels, value.shape, strict=True):
-                if size % (self._model.label_pieces(label) * n) or labels.count(label) > 1:
+                pieces = self._model.label_pieces(label) * n
+                fits = can_shard(size, pieces) if label in padded else size % pieces == 0
+                if not fits or labels.count(label) > 1:
                     refused.add(label)
                 found[label] = None
             if graph.is_state(index):
@@ -172,7 +199,7 @@ class AxisProgram:
         """Add a time that is divided with a value."""
         self.offset += seconds
         for label in self._graph.labels_of(value) & self._labels.keys():
-            self._cost[self._labels[label]] -= seconds * (1 - 1 / self._model.axis.size)
+            self._cost[self._labels[label]] -= seconds * (1 - self._model.label_share(label))
 
     def _add_operation(self, number: int) -> None:
         graph, model = self._graph, self._model
@@ -184,7 +211,7 @@ class AxisProgram:
         else:
             choices[None] = self._variable(seconds, integer=True)
             for k, f in enumerate(op.rule.factors):
-                if f.size % (model.factor_pieces(number, k) * model.axis.size):
+                if not model.can_split(number, k):
                     continue
                 if not self._restriction.allows(factor_labels(graph, op, f)):
                     continue
@@ -216,14 +243,13 @@ class AxisProgram:
 
     def _add_transfers(self) -> None:
         graph = self._graph
-        taken: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
+        taken: dict[tuple[int, object], list[tuple[int, int]]] = defaultdict(list)
+        made: dict[tuple[int, object], list[tuple[int, int]]] = defaultdict(list)
         for number, op in enumerate(graph.operations):
             for slot, value in op.slots:
-                if slot >= 0:
-                    taken[value, op.scope].append((number, slot))
-                else:
-                    self._transfer(value, [(number, slot)], op.times)
-        for (value, _), uses in taken.items():
+                group = taken if slot >= 0 else made
+                group[graph.transfer_key(op, slot, value)].append((number, slot))
+        for (value, _), uses in (*made.items(), *taken.items()):
             self._transfer(value, uses, graph.operations[uses[0][0]].times)
 
     def _transfer(self, value: int, uses: Sequence[tuple[int, int]], times: float) -> None:

@@ -64,8 +64,8 @@ def foreseen_transfers(
             source, target = (stored, needed) if slot >= 0 else (needed, stored)
             if source is None or target is None or source in (target, WHOLE):
                 continue
-            key = axis, value, op.scope, needed
-            if slot >= 0 and key in shared:
+            key = axis, graph.transfer_key(op, slot, value), needed
+            if key in shared:
                 continue
             shared.add(key)
             elements = math.prod(graph.values[value].shape)

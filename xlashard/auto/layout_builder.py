@@ -1,6 +1,5 @@
 """Layouts of assignments: specs of arguments and results, and constraints inside."""
 
-import operator
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -8,10 +7,14 @@ from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.foreseen import foreseen_transfers
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
+from xlashard.auto.rules.factors import can_shard
 from xlashard.sharding import PartitionSpec
 
 SMALL_BYTES = 1 << 12
 """Shards below this size, in bytes, are negligible."""
+
+_SCATTERS = frozenset({"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
+"""Operations that the partitioner splits by its own costs where the sharding of indices is open."""
 
 type LayoutKey = tuple[object, ...]
 """Shardings of a layout, which equal layouts share."""
@@ -103,12 +106,49 @@ class LayoutBuilder:
         return PartitionSpec(*entries)
 
     def _divides(self, value: int, states: dict[str, int]) -> bool:
-        """Return True if the dimensions of a value divide by the axes that shard them."""
+        """Return True if the axes that shard a value divide its dimensions, or nearly so."""
         pieces = [1] * len(self._graph.values[value].shape)
         for axis, dim in states.items():
             if dim != WHOLE:
                 pieces[dim] *= self._axes[axis].size
-        return not any(map(operator.mod, self._graph.values[value].shape, pieces))
+        return all(map(can_shard, self._graph.values[value].shape, pieces))
+
+    def _needed(self, assignment: Assignment, number: int, slot: int) -> dict[str, int | None]:
+        return {a: assignment.needed(self._graph, a, number, slot) for a in self._axes}
+
+    def _made(
+        self, stored: dict[str, int], needed: dict[str, int | None], sums_whole: bool
+    ) -> dict[str, int]:
+        """Return the states to constrain a result to before it is stored."""
+        return {
+            a: WHOLE
+            if sums_whole and s == PARTIAL
+            else stored[a]
+            if s in (None, WHOLE, PARTIAL)
+            else s
+            for a, s in needed.items()
+        }
+
+    def _sums(self, assignment: Assignment) -> dict[int, dict[str, int]]:
+        """Return the sums of results that are made alike, but not as stored, with their states.
+
+        Their addends stay as they are made, and the sum is reduced once.
+        """
+        graph = self._graph
+        found: dict[int, list[dict[str, int | None]]] = {}
+        for number, op in enumerate(graph.operations):
+            for slot, value in op.slots:
+                if slot < 0 and value in graph.sums:
+                    needed = self._needed(assignment, number, slot)
+                    found.setdefault(graph.sums[value], []).append(needed)
+        sums = {}
+        for value, every in found.items():
+            stored = assignment.states(graph, self._axes, value)
+            made = self._made(stored, every[0], sums_whole=True)
+            alike = made != stored and all(needed == every[0] for needed in every)
+            if alike and self._divides(value, made):
+                sums[value] = made
+        return sums
 
     def _constraints(
         self, assignment: Assignment, *, sums_whole: bool = False
@@ -117,34 +157,36 @@ class LayoutBuilder:
         graph = self._graph
         # The shards of smaller values are negligible: they follow, or the partitioner decides.
         small = SMALL_BYTES * self._problem.machine.size
+        sums = self._sums(assignment)
         for number, op in enumerate(graph.operations):
             if op.fixed is not None:
                 continue
             for slot, value in op.slots:
                 if graph.values[value].nbytes < small:
                     continue
-                stored = assignment.states(self._graph, self._axes, value)
-                needed = {a: assignment.needed(graph, a, number, slot) for a in self._axes}
+                stored = assignment.states(graph, self._axes, value)
+                needed = self._needed(assignment, number, slot)
                 if slot < 0:
                     # First as the operation makes it: its result decides how it is partitioned.
-                    made = {
-                        a: WHOLE
-                        if sums_whole and s == PARTIAL
-                        else stored[a]
-                        if s in (None, WHOLE, PARTIAL)
-                        else s
-                        for a, s in needed.items()
-                    }
+                    total = sums.get(graph.sums.get(value, value))
+                    made = total or self._made(stored, needed, sums_whole)
                     site = ConstraintSite(op.path, "result", -1 - slot)
                     if made != stored and self._divides(value, made):
                         yield site, self._spec(value, made)
                     if graph.is_state(value) and set(stored.values()) == {WHOLE}:
                         # A gradient that is added up needs no constraint, which costs a copy.
                         continue
-                    yield site, self._spec(value, stored)
-                elif needed != stored:
+                    if total is None:
+                        yield site, self._spec(value, stored)
+                elif needed != stored or (slot == 1 and op.name in _SCATTERS):
                     states = {a: WHOLE if s is None else s for a, s in needed.items()}
                     yield ConstraintSite(op.path, "operand", slot), self._spec(value, states)
+        for value, made in sums.items():
+            stored = assignment.states(graph, self._axes, value)
+            for site in graph.values[value].sites if graph.values[value].nbytes >= small else ():
+                if site.kind == "result":
+                    yield site, self._spec(value, made)
+                    yield site, self._spec(value, stored)
         arguments = set(graph.arguments)
         for index, value in enumerate(graph.values):
             if not value.is_stored or value.nbytes < small:

@@ -9,6 +9,7 @@ from xlashard.auto.graph.live_ranges import stored_values
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.layout_builder import SMALL_BYTES
 from xlashard.auto.problem import AutoProblem, MeshAxis
+from xlashard.auto.rules.factors import piece
 
 
 class MemoryModel:
@@ -93,11 +94,11 @@ class MemoryModel:
 
         That is the dimension with the least padding, but no spatial dimension of a convolution.
         """
-        value, least, count = self._graph.values[index], math.inf, 1
+        value, least, count = self._graph.values[index], math.inf, 1.0
         for dim, size in enumerate(value.shape):
             label = self._graph.label(index, dim)
             split = pieces.get(label, 1)
-            count *= split
+            count *= size / piece(size, split) if size else split
             if label not in self._spatial:
                 local = size / split
                 least = min(least, math.ceil(local / LANES) * LANES / max(local, 1))

@@ -2,13 +2,14 @@
 
 import math
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations, product
 
 from xlashard.auto.axis_costs import (
     Assignment,
     CostModel,
-    batch_labels,
+    factor_labels,
 )
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, Restriction
 from xlashard.auto.graph.graph_values import spec_axes
@@ -239,17 +240,17 @@ class Search:
         """Return the time of the collectives along an axis."""
         model = CostModel(self.graph, self.problem.machine, axis, assignment.without(axis.name))
         seconds = 0.0
-        counted: set[tuple[int, tuple[int, ...], int]] = set()
+        counted: set[tuple[object, int]] = set()
         for number, op in enumerate(self.graph.operations):
             for slot, value in op.slots:
                 stored = assignment.state(self.graph, axis.name, value)
                 needed = assignment.needed(self.graph, axis.name, number, slot)
                 if needed is None or stored == needed:
                     continue
-                if slot >= 0:
-                    if (value, op.scope, needed) in counted:
-                        continue
-                    counted.add((value, op.scope, needed))
+                key = self.graph.transfer_key(op, slot, value), needed
+                if key in counted:
+                    continue
+                counted.add(key)
                 share = overlap if self.graph.is_state(value) else 1.0
                 once = model.conversion(value, number, slot, stored, needed)
                 seconds += once * op.times * share
@@ -271,3 +272,54 @@ class Search:
             for dim, axes in enumerate(spec_axes(spec, len(self.graph.values[value].shape))):
                 fixed.setdefault(self.graph.label(value, dim), axis in (axes or ()))
         return fixed
+
+
+_FAR_MORE = 4.0
+"""A second dimension is that of the batch if it splits so many times the work of the first."""
+
+
+def batch_labels(graph: ProgramGraph) -> frozenset[int]:
+    """Return the labels of the batch.
+
+    These are the labels reached from a dimension of an argument that isn't fed back, by factors of
+    operations: from the argument whose labels split most of the work. The dimension is the first,
+    unless the second splits far more work, as in a batch whose parts are computed one by one.
+    """
+    links: dict[int, set[int]] = defaultdict(set)
+    for op in graph.operations:
+        for factor in op.rule.factors if op.fixed is None else ():
+            labels = factor_labels(graph, op, factor)
+            for label in labels:
+                links[label] |= labels
+    best, most = frozenset[int](), 0.0
+    for index in graph.arguments:
+        if index in graph.state:
+            continue
+        own, least = frozenset[int](), 0.0
+        for dim in range(min(len(graph.values[index].shape), 2)):
+            reached = _closure(graph.label(graph.inside.get(index, index), dim), links)
+            work = _split_work(graph, reached)
+            if work > least * _FAR_MORE:
+                own, least = frozenset(reached), work
+        if least > most * 1.1:
+            best, most = own, least
+    return best
+
+
+def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
+    reached, waiting = {label}, [label]
+    while waiting:
+        for other in links[waiting.pop()] - reached:
+            reached.add(other)
+            waiting.append(other)
+    return reached
+
+
+def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
+    """Return the FLOP and bytes of the operations that some labels split."""
+    total = 0.0
+    for op in graph.operations:
+        if op.fixed is None and any(factor_labels(graph, op, f) & labels for f in op.rule.factors):
+            nbytes = sum(graph.values[value].nbytes for _, value in op.slots)
+            total += (op.rule.flops + nbytes) * op.times
+    return total

@@ -27,6 +27,7 @@ class Value:
             result of an operation that isn't elementwise.
         sites: Sites of its definition, as a result or parameter.
         times: Number of times that it is made.
+        uses: Number of operations and results that take it.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class Value:
     is_stored: bool = False
     sites: list[ConstraintSite] = field(default_factory=list)
     times: float = 1.0
+    uses: int = 0
 
     @cached_property
     def nbytes(self) -> float:
@@ -118,6 +120,7 @@ class LabelledValues:
         labels: The labels.
         clusters: Sets of values that elementwise operations connect.
         loops: Labels of the dimensions that loops go through, which aren't sharded.
+        sums: For results of operations that are only added to one another, their sum.
     """
 
     def __init__(self) -> None:
@@ -125,6 +128,8 @@ class LabelledValues:
         self.labels = Labels()
         self.clusters = Labels()
         self.loops: set[int] = set()
+        self.sums: dict[int, int] = {}
+        self._additions: list[tuple[int, tuple[int, int]]] = []
         self._cluster: list[int] = []
 
     def label(self, value: int, dim: int) -> int:
@@ -164,6 +169,12 @@ class LabelledValues:
         self._cluster.append(self.clusters.new(0))
         return len(self.values) - 1
 
+    def _use(self, indices: Iterable[int | None]) -> None:
+        """Count a use of some values."""
+        for index in indices:
+            if index is not None:
+                self.values[index].uses += 1
+
     def _join(self, first: int, other: int) -> None:
         """Put two values into one cluster."""
         self.clusters.join(self._cluster[first], self._cluster[other])
@@ -184,6 +195,35 @@ class LabelledValues:
             self.labels.join(x, y)
         self._join(whole, part)
         self.values[whole].is_stored = self.values[part].is_stored = True
+
+    def transfer_key(self, op: GraphOperation, slot: int, value: int) -> tuple[int, object]:
+        """Return a key that is equal for operands or results whose transfers are one.
+
+        Operations of a jaxpr share the transfer of an operand, and addends that of their sum.
+
+        Args:
+            op: The operation.
+            slot: Position of the operand, or `-1 - position` of the result.
+            value: The value at it.
+        """
+        return (value, op.scope) if slot >= 0 else (self.sums.get(value, value), None)
+
+    def _find_sums(self, operations: Iterable[GraphOperation]) -> None:
+        """Find results that run as often as their sum, and that nothing else takes."""
+        addends: dict[int, list[int]] = {
+            value: [value]
+            for op in operations
+            for value in op.results
+            if value is not None and op.fixed is None
+        }
+        for total, pair in self._additions:
+            times = self.values[total].times
+            if all(
+                x in addends and (self.values[x].uses, self.values[x].times) == (1, times)
+                for x in pair
+            ):
+                addends[total] = [*addends[pair[0]], *addends[pair[1]]]
+                self.sums.update(dict.fromkeys(addends[total], total))
 
     def clusters_led_by(self, leaders: Iterable[int]) -> set[int]:
         """Return the clusters whose largest value is one of some values."""

@@ -89,6 +89,7 @@ class InnerPrograms(LabelledValues, ABC):
                 self._slice_of(outer, made)
                 self.steps.append(GraphStep([outer], [made], fused=True))
         results = self._enter(body, [*known, *fresh], inner, runs)
+        self._use(results)
         outs = self._results(eqn, path, times)
         carries = map(Carry, carry, fresh, results, outs[: len(carry)])
         copies = [
@@ -162,6 +163,7 @@ class InnerPrograms(LabelledValues, ABC):
                 for v, o in zip(jaxpr.invars, consts, strict=False)
             ]
             results = self._enter(jaxpr, [*known, *fresh], (*path, number), runs)
+            self._use(results)
         outs = self._results(eqn, path, times)
         for made, result, out in zip(fresh, results, outs, strict=True):
             if result is not None:
@@ -183,6 +185,7 @@ class InnerPrograms(LabelledValues, ABC):
                 for v, o in zip(branch.invars, operands[1:], strict=True)
             ]
             made.append(self._enter(branch, known, inner, times))
+            self._use(made[-1])
         outs = self._results(eqn, path, times)
         for results in made:
             for out, result in zip(outs, results, strict=True):

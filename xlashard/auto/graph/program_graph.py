@@ -82,6 +82,7 @@ class ProgramGraph(InnerPrograms):
             for i, (index, var) in enumerate(zip(self.arguments, jaxpr.invars, strict=True))
         ]
         results = self._enter(jaxpr, [*consts, *inputs], (), 1.0, bound=True)
+        self._use(results)
         self.results = [
             None if index is None else self._copied(index, var.aval, fixed_out.get(i), result=True)
             for i, (index, var) in enumerate(zip(results, jaxpr.outvars, strict=True))
@@ -95,6 +96,7 @@ class ProgramGraph(InnerPrograms):
             if made is not None:
                 self._same(taken, made)
         self._merge_small()
+        self._find_sums(self.operations)
 
     def is_state(self, value: int) -> bool:
         """Return True for a value in a cluster of the state."""
@@ -106,6 +108,7 @@ class ProgramGraph(InnerPrograms):
         name = eqn.primitive.name
         special = {"scan": self._scan, "while": self._while, "cond": self._cond}.get(name)
         if special is not None:
+            self._use(operands)
             return special(eqn, operands, path, times)
         rule = op_rule(eqn)
         if not rule.known and name not in _CLOSED:
@@ -161,6 +164,11 @@ class ProgramGraph(InnerPrograms):
         times: float,
     ) -> list[int | None]:
         outs = self._results(eqn, path, times)
+        self._use(operands)
+        if eqn.primitive.name in _ADDITIONS and rule.elementwise:
+            left, right = operands
+            if left is not None and right is not None:
+                self._additions.append((outs[0], (left, right)))
         arrays = tuple(None if o is None or not self.values[o].shape else o for o in operands)
         operation = GraphOperation(
             path=path,
@@ -260,6 +268,7 @@ class ProgramGraph(InnerPrograms):
         self.state_clusters = self.clusters_led_by(self.state)
 
 
+_ADDITIONS = frozenset({"add", "add_any"})
 _CLOSED = frozenset({"pallas_call", "shard_map", "custom_partitioning"})
 """Primitives whose inner jaxprs are programs for one device."""
 

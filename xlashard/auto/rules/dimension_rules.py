@@ -13,7 +13,8 @@ def broadcast_in_dim(op: Operation) -> Factors:
     for result, size in enumerate(op.results[0]):
         d = source.get(result)
         used = d is not None and op.operands[0][d] == size
-        yield from op.factor({0: d} if used and d is not None else {}, {0: result})
+        sides = {0: d} if used and d is not None else {}
+        yield from op.factor(sides, {0: result}, most_padded=size)
 
 
 def reshape(op: Operation) -> Factors:
@@ -69,16 +70,16 @@ def reduction(op: Operation) -> Factors:
     if op.name == "reduce_xor":  # XLA has no all-reduce of it.
         return
     for d in op.params["axes"]:
-        yield from op.factor({0: d}, {}, reduced=True)
+        yield from op.factor({0: d}, {}, reduced=True, most_padded=op.operands[0][d])
 
 
 def _kept(op: Operation, axes: Any) -> Factors:
     # A reduction by any function has initial values, scalars, behind its operands.
     operands = [i for i, shape in enumerate(op.operands) if shape]
     for result, d in enumerate(remaining(len(op.operands[0]), axes)):
-        yield from op.factor(
-            dict.fromkeys(operands, d), dict.fromkeys(range(len(op.results)), result)
-        )
+        made = dict.fromkeys(range(len(op.results)), result)
+        most = op.operands[0][d]
+        yield from op.factor(dict.fromkeys(operands, d), made, most_padded=most)
 
 
 def reduce(op: Operation) -> Factors:
@@ -103,11 +104,12 @@ def windows(op: Operation) -> Factors:
         if wide[d] * dilation == narrow[d] * stride:
             halo = max(0, -((spread - stride) // -dilation))
             size = wide_pieces(math.gcd(wide[d], narrow[d]), wide[d], halo)
+            most = min(wide[d], narrow[d]) // max(halo, 1)
             if op.name.startswith("select_and_scatter"):
                 halo *= 3  # Of the source, of the operand, and of the result.
             results = dict.fromkeys(range(len(op.results)), d)
             halves = dict.fromkeys(operands, d)
-            yield from op.factor(halves, results, size=size, halo=halo / wide[d])
+            yield from op.factor(halves, results, size=size, halo=halo / wide[d], most_padded=most)
 
 
 def cumulative(op: Operation) -> Factors:

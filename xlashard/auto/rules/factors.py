@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_MOST_PADDING = 4 / 3
+"""Largest size of a padded dimension over its own."""
+
 type Shape = tuple[int, ...]
 
 
@@ -24,6 +27,7 @@ class Factor:
         divides_work: Whether each device does its share of the work only.
         halo: Share of the first operand that each device takes from others, as its neighbours'
             edges where windows overlap.
+        most_padded: Most pieces that are padded to equal size; 0 if only even pieces are possible.
     """
 
     size: int
@@ -32,6 +36,7 @@ class Factor:
     reduced: bool = False
     divides_work: bool = True
     halo: float = 0.0
+    most_padded: int = 0
 
 
 type Factors = Iterator[Factor]
@@ -85,8 +90,9 @@ class Operation:
         reduced: bool = False,
         divides_work: bool = True,
         halo: float = 0.0,
+        most_padded: int = 0,
     ) -> Factors:
-        """Yield a factor, or nothing if its size is below 2.
+        """Yield a factor, or nothing if it can't be cut.
 
         Args:
             operands: Dimension that it indexes, by position of the operand.
@@ -95,13 +101,16 @@ class Operation:
             reduced: As in `Factor`.
             divides_work: As in `Factor`.
             halo: As in `Factor`.
+            most_padded: As in `Factor`.
         """
         if size is None:
             sizes = [self.operands[i][d] for i, d in operands.items()]
             sizes += [self.results[i][d] for i, d in results.items()]
             # Sizes of exported programs may be symbols, which no device count divides for sure.
             size = math.gcd(*sizes) if all(isinstance(s, int) for s in sizes) else 1
-        if size > 1:
+        if not isinstance(most_padded, int):
+            most_padded = 0
+        if max(size, most_padded) > 1:
             yield Factor(
                 size,
                 tuple(operands.get(i) for i in range(len(self.operands))),
@@ -109,7 +118,19 @@ class Operation:
                 reduced,
                 divides_work,
                 halo,
+                most_padded,
             )
+
+
+def piece(size: int, pieces: int) -> int:
+    """Return the size of the pieces of a dimension, of which the last may be padded."""
+    return -(-size // pieces)
+
+
+def can_shard(size: int, pieces: int) -> bool:
+    """Return True if a dimension divides into some pieces, or with little padding."""
+    padded = pieces * piece(size, pieces)
+    return padded == size or (pieces <= size and padded <= _MOST_PADDING * size)
 
 
 def operation_of(eqn: Any) -> Operation:

@@ -16,15 +16,17 @@ def _product(op: Operation, numbers: Any, groups: Sequence[int], result: int) ->
     """Yield the factors of a product, whose result's dimensions begin at `result`."""
     (left_contracted, right_contracted), (left_batch, right_batch) = numbers
     for left, right in zip(left_batch, right_batch, strict=True):
-        yield from op.factor({0: left, 1: right}, {0: result})
+        most = op.operands[0][left]
+        yield from op.factor({0: left, 1: right}, {0: result}, most_padded=most)
         result += 1
     others = ((*left_contracted, *left_batch), (*right_contracted, *right_batch, *groups))
     for i, taken in enumerate(others):
         for d in remaining(len(op.operands[i]), taken):
-            yield from op.factor({i: d}, {0: result})
+            yield from op.factor({i: d}, {0: result}, most_padded=op.operands[i][d])
             result += 1
     for left, right in zip(left_contracted, right_contracted, strict=True):
-        yield from op.factor({0: left, 1: right}, {}, reduced=True)
+        most = op.operands[0][left]
+        yield from op.factor({0: left, 1: right}, {}, reduced=True, most_padded=most)
 
 
 def ragged_dot_general(op: Operation) -> Factors:
@@ -81,11 +83,13 @@ def _spatial(op: Operation, i: int) -> Factors:
     if wide * dilation == made * stride:
         halo = max(0, -(((window - 1) * spread + 1 - stride) // -dilation))
         size = wide_pieces(math.gcd(wide, made), wide, halo)
-        yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide)
+        most = min(wide, made) // max(halo, 1)
+        yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide, most_padded=most)
     elif dilation == params["batch_group_count"] == 1 and wide == window * spread:
         halo = max(0, (made - 1) * stride + 1 - spread)
         size = wide_pieces(window, wide, halo)
-        yield from op.factor({0: left, 1: right}, {}, size=size, reduced=True, halo=halo / wide)
+        most, sides = min(wide, window) // max(halo, 1), {0: left, 1: right}
+        yield from op.factor(sides, {}, size=size, reduced=True, halo=halo / wide, most_padded=most)
 
 
 def product_flops(op: Operation) -> float:
