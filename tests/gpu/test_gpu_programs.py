@@ -169,3 +169,8 @@ def test_a_crash_of_the_compiler_costs_its_layout() -> None:
     assert {layout.outcome for layout in crashed} == {"refused"}
     report = preflight(plan.lower(), topology="h100-8")
     assert [report.inputs[0].decided_by, report.outputs[0].decided_by] == ["caller", "auto"]
+
+
+def test_a_compilation_that_takes_too_long_costs_its_layout() -> None:
+    with pytest.raises(CompileError, match=naming("timed out after 0.001 s", "compile_timeout")):
+        auto_shard(project, ROWS, mesh={"d": 8}, topology="h100-8", compile_timeout=0.001)

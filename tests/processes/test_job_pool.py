@@ -90,6 +90,7 @@ def test_a_process_that_takes_too_much_is_ended():
     assert found["1 well"]["outcome"] == "fits"
     found = ran(behaving("wait", "well"), workers=1, seconds=1.0)
     assert found["0 wait"]["reason"] == "it timed out after 1 s"
+    assert found["0 wait"]["seconds"] >= 1
     assert found["1 well"]["outcome"] == "fits"
 
 

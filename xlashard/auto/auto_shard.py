@@ -12,12 +12,13 @@ from xlashard.auto.corrections import corrected
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_description import describe_plan
 from xlashard.auto.problem import AutoProblem, ProgramLayout
-from xlashard.auto.proof import ProvenLayout, ProvenLayouts, Prover
+from xlashard.auto.proof import COMPILE_SECONDS, ProvenLayout, ProvenLayouts, Prover
 from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.report.calibration import RatesSources
+from xlashard.processes.job_pool import TIMED_OUT
 from xlashard.sharding import PartitionSpec
 
 PROVEN = 6
@@ -40,6 +41,7 @@ def auto_shard(
     memory: float = 0.9,
     measure: int = 0,
     time_limit: float = 60.0,
+    compile_timeout: float = COMPILE_SECONDS,
     fixed: Mapping[str, PartitionSpec] | None = None,
     rates: RatesSources | None = None,
     **kwargs: Any,
@@ -63,6 +65,8 @@ def auto_shard(
         memory: Share of a device's memory that the program may use.
         measure: Number of the fastest programs to run on the devices, with zeros as arguments.
         time_limit: Seconds that a search may take; the plan then names its gap to the best layout.
+        compile_timeout: Seconds that the compilation of one layout for a topology may take; the
+            plan refuses one that takes longer. 0 for no limit.
         fixed: Specs that the layout must keep, by regular expressions over the paths of arguments
             and results, such as `{"^batch": P("data")}`; the first that matches holds.
         rates: File of the chip's measured rates, as `preflight` takes it.
@@ -73,6 +77,7 @@ def auto_shard(
 
     Raises:
         ArgumentError: If `fun`, `memory`, `measure`, `fixed` or `rates` is invalid.
+        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout` or `fixed` is invalid.
         MeshError: If there is no mesh.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
         CompileError: If the compiler refuses the program in every layout.
@@ -90,13 +95,15 @@ def auto_shard(
     with short_tracebacks, warnings.catch_warnings():
         # Candidates warn of what the plan does not keep.
         warnings.simplefilter("ignore", XlashardWarning)
-        _check_options(memory, measure)
+        _check_options(memory, measure, compile_timeout)
         solved: list[tuple[AutoProgram, AutoProblem, ProvenLayouts]] = []
         programs = read_programs(fun, args, kwargs, mesh, topology)
         measured = (program.with_rates(rates) for program in programs)
         for program, problem in _promising(measured, memory, fixed, time_limit):
             _check_devices(program, measure)
-            solved.append((program, problem, solve(program, problem, time_limit)))
+            solved.append(
+                (program, problem, solve(program, problem, time_limit, timeout=compile_timeout))
+            )
         program, problem, found = min(solved, key=lambda each: each[-1].proven[0].rank)
         if measure:
             found = _measured(program, found, measure)
@@ -104,7 +111,7 @@ def auto_shard(
         if plan.fits or program.topology is None:
             return plan
         larger = read_larger(fun, args, kwargs, program)
-        return plan.with_slice(smallest_slice(larger, memory, fixed, time_limit))
+        return plan.with_slice(smallest_slice(larger, memory, fixed, time_limit, compile_timeout))
 
 
 def _promising(
@@ -125,7 +132,7 @@ def _promising(
     return sorted(found, key=lambda each: fastest[id(each[1])])[:_MESHES]
 
 
-def _check_options(memory: float, measure: int) -> None:
+def _check_options(memory: float, measure: int, timeout: float) -> None:
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory <= 1:
         raise ArgumentError(
             f"memory={memory!r} is invalid: expected a share of a device's memory, such as 0.9"
@@ -133,6 +140,11 @@ def _check_options(memory: float, measure: int) -> None:
     if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
         raise ArgumentError(
             f"measure={measure!r} is invalid: expected a number of programs to run, such as 3"
+        )
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise ArgumentError(
+            f"compile_timeout={timeout!r} is invalid: expected the seconds that one compilation "
+            "may take, such as 300.0, or 0 for no limit"
         )
 
 
@@ -161,6 +173,7 @@ def solve(
     time_limit: float = 60.0,
     count: int = PROVEN,
     seconds: float = PROOF_SECONDS,
+    timeout: float = COMPILE_SECONDS,
 ) -> ProvenLayouts:
     """Search for layouts and compile the most promising.
 
@@ -173,6 +186,7 @@ def solve(
         time_limit: Seconds that a search may take.
         count: Number of programs to compile per search, whatever time that takes.
         seconds: CPU seconds of compilation per search within which further programs are compiled.
+        timeout: Seconds that one compilation for a topology may take; 0 for no limit.
 
     Raises:
         CompileError: If the compiler refuses all.
@@ -180,7 +194,7 @@ def solve(
     proven: list[ProvenLayout] = []
     others: dict[str, ProgramLayout] = {}
     limit = problem.memory_bytes
-    with Prover(program, problem.memory_bytes) as prover:
+    with Prover(program, problem.memory_bytes, timeout) as prover:
         while True:
             search = Search(replace(problem, memory_bytes=limit), time_limit)
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
@@ -209,10 +223,11 @@ def solve(
     named = {p.layout.name: p for p in sorted(proven, key=lambda p: p.rank, reverse=True)}
     proven = sorted(named.values(), key=lambda p: p.rank)
     if proven[0].compilation is None:
+        reason = proven[0].reason
         # no-catalogue: needs a program that the compiler refuses
         raise CompileError(
             f"the compiler refuses {program.function.name} in {len(proven)} layouts: "
-            f"{proven[0].reason}"
+            f"{reason}{'; raise compile_timeout' if TIMED_OUT in reason else ''}"
         )
     known = {p.layout.name for p in proven}
     left = [layout for name, layout in others.items() if name not in known]
@@ -225,6 +240,7 @@ def smallest_slice(
     memory: float,
     fixed: Mapping[str, PartitionSpec] | None,
     time_limit: float,
+    timeout: float = COMPILE_SECONDS,
 ) -> str:
     """Return the smallest topology on which a layout fits; empty without one.
 
@@ -233,6 +249,7 @@ def smallest_slice(
         memory: Share of a device's memory that the program may use.
         fixed: Specs that the layout must keep.
         time_limit: Seconds that a search may take.
+        timeout: Seconds that one compilation may take; 0 for no limit.
     """
     for program in larger:
         problem = program.problem(memory, fixed)
@@ -240,7 +257,7 @@ def smallest_slice(
         smallest = sorted(layouts, key=lambda layout: layout.memory_bytes)
         if smallest[0].memory_bytes > problem.memory_bytes:
             continue
-        with Prover(program, problem.memory_bytes) as prover:
+        with Prover(program, problem.memory_bytes, timeout) as prover:
             if any(proven.fits for proven in prover.prove(smallest, 2)):
                 return str(program.topology)
     return ""

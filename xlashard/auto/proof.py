@@ -39,6 +39,8 @@ from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.processes.job_pool import JobPool, WorkerLimits, default_limits
 from xlashard.sharding import Mesh, NamedSharding
 
+COMPILE_SECONDS = 300.0
+"""Seconds that the compilation of one layout may take."""
 _MOST_WORKERS = 4
 _ROUNDS = 5
 """Timed runs of each program, after one that isn't timed."""
@@ -156,14 +158,17 @@ class Prover:
     Args:
         program: The program.
         memory_bytes: Memory of a device that the program may use.
+        timeout: Seconds after which a worker process gives a compilation up; 0 for no limit.
     """
 
-    def __init__(self, program: AutoProgram, memory_bytes: float) -> None:
+    def __init__(
+        self, program: AutoProgram, memory_bytes: float, timeout: float = COMPILE_SECONDS
+    ) -> None:
         self._function, self._call = program.function, program.call
         self._mesh, self._topology, self._rates = program.mesh, program.topology, program.rates
         self._memory = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
-        self._pool = JobPool(_limits()) if program.topology is not None else None
+        self._pool = JobPool(_limits(timeout)) if program.topology is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -286,9 +291,9 @@ class Prover:
         )
 
 
-def _limits() -> WorkerLimits:
-    usual = default_limits()
-    return usual if usual.workers <= _MOST_WORKERS else default_limits(_MOST_WORKERS)
+def _limits(seconds: float) -> WorkerLimits:
+    usual = default_limits(seconds=seconds)
+    return usual if usual.workers <= _MOST_WORKERS else default_limits(_MOST_WORKERS, seconds)
 
 
 def nominal_cost(collective: Collective, machine: Machine, mesh: Mesh) -> NetworkCost:

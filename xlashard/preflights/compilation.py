@@ -26,7 +26,7 @@ from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram
 from xlashard.preflights.dump_folder import temporary_dump_folder
-from xlashard.processes.job_pool import FAILED, JobPool, WorkerJob
+from xlashard.processes.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
 from xlashard.sharding import Mesh
 
 
@@ -113,7 +113,7 @@ class Estimate:
         forgotten: As for `compile_for_report`.
 
     Attributes:
-        cpu_seconds: CPU time of the compiler, once it has run.
+        cpu_seconds: CPU time of the compiler, once it has run; the time of a worker that failed.
     """
 
     def __init__(
@@ -178,12 +178,14 @@ class Estimate:
             answer: Answer of the process.
 
         Raises:
-            CompileError: If the compiler refused the program, or crashed.
+            CompileError: If the compiler refused the program, crashed, or took too long.
             ProgramTooLargeError: If the program exceeds a memory other than HBM.
         """
         if answer.get("outcome") == FAILED:
-            if not (self._folder / BEGUN).exists():
+            timed_out = answer["reason"].startswith(TIMED_OUT)
+            if not timed_out and not (self._folder / BEGUN).exists():
                 return self.run()
+            self.cpu_seconds = answer["seconds"]
             # no-catalogue: needs a crash of the compiler
             raise CompileError(f"compiling {self._lowered.fun_name} failed: {answer['reason']}")
         self.cpu_seconds, error = answer["cpu_seconds"], None

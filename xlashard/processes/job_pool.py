@@ -25,6 +25,8 @@ from xlashard.wording import in_bytes
 _WORKER = Path(__file__).with_name("job_worker.py")
 FAILED = "failed"
 """Outcome of a job without a result."""
+TIMED_OUT = "it timed out after"
+"""Start of the reason for a job that takes too long."""
 # Polling interval, in seconds.
 _TICK = 0.5
 # Memory of a worker with a program of usual size.
@@ -99,8 +101,8 @@ def run_jobs(
 ) -> Generator[tuple[WorkerJob, dict[str, Any]]]:
     """Run jobs and yield each result as soon as it is available.
 
-    A failed job yields `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the
-    processes.
+    A failed job yields `{"outcome": "failed", "reason": ..., "seconds": ...}`. Closing the iterator
+    ends the processes.
     """
     with JobPool(limits) as pool:
         yield from pool.run(jobs)
@@ -162,6 +164,8 @@ class JobPool:
         for worker in list(self._workers):
             found = worker.answer() if worker in ready else worker.overdue(self._limits)
             if found is not None and worker.job is not None:
+                if found.get("outcome") == FAILED:
+                    found["seconds"] = worker.seconds
                 yield worker.done(), found
             if not worker.is_alive:
                 self._remove(worker)
@@ -222,6 +226,11 @@ class _Worker:
         """True if the process has ended."""
         return self._process.poll() is not None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the process got its job."""
+        return time.monotonic() - self._started
+
     def give(self, job: WorkerJob) -> None:
         """Send a job to the process."""
         self.job, self._started = job, time.monotonic()
@@ -263,9 +272,9 @@ class _Worker:
             self._end()
             share = in_bytes(limits.bytes)
             return _failure(f"compiling it exceeded {share} of this machine's memory")
-        if limits.seconds and time.monotonic() - self._started > limits.seconds:
+        if limits.seconds and self.seconds > limits.seconds:
             self._end()
-            return _failure(f"it timed out after {limits.seconds:g} s")
+            return _failure(f"{TIMED_OUT} {limits.seconds:g} s")
         return None
 
     def close(self) -> None:
