@@ -76,6 +76,8 @@ def test_a_function_gets_a_layout(run: Run, tmp_path: Path) -> None:
     # The program prescribes the spec of its result, and leaves that of its argument open.
     assert [value.spec for value in found.plan.outputs] == ["P('data')"]
     assert found.report.is_estimate
+    decided = [v.decided_by for v in (*found.report.inputs, *found.report.outputs)]
+    assert decided == ["auto", "caller"]
     assert read_report(str(kept)) == found.report
     page = shown.read_text()
     assert "Layouts" in page and "Time of a step" in page

@@ -1,4 +1,4 @@
-"""`xlashard preflight --topology T -- python train.py`: the programs of a script, on TPU chips."""
+"""`xlashard preflight --topology T -- python train.py`: a script's programs on other chips."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import jax
 import pytest
 from jax.experimental import mesh_utils
 
+from tests.gpu.plugin import needs_plugin
 from xlashard.cli import main
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu import topology
@@ -107,6 +108,24 @@ def test_programs_are_compiled_for_the_topology_and_not_run(folder: Path, capsys
     order = [chips.index(d) for d in mesh_utils.create_device_mesh((4, 2), chips).flat]
     assert f"order {order}" in printed.out
     assert [getattr(jax, name) for name in names] == before
+
+
+@needs_plugin
+@pytest.mark.slow
+def test_a_script_for_gpus_finds_gpus(folder: Path, capsys) -> None:
+    script = TRAIN.replace('"tpu"', '"gpu"').replace(
+        "jax.device_count()", 'jax.device_count("cuda")'
+    )
+    (folder / "train.py").write_text(script)
+    words = ("--topology", "h100-8", "--programs", "train_step", "--json", "-")
+    assert main(["preflight", *words, "--", "python", "train.py", "4096", "1"]) == 0
+    report = PreflightReport.from_json(capsys.readouterr().out)
+    assert report.topology.generation == "h100" and not report.is_estimate
+    assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4), ("model", 2)]
+    assert [v.spec for v in report.inputs] == ["P(None, 'model')", "P('data')", "P()"]
+    assert ("all-reduce", "data") in {
+        (t.collective.kind, t.collective.along) for t in report.traffic
+    }
 
 
 @pytest.mark.slow

@@ -13,6 +13,9 @@ from tests.facts import naming
 from tests.gpu.plugin import needs_plugin
 from tests.hlo.test_readers import check_alike
 from xlashard import NamedSharding, P, auto_shard, explain, hlo, pjit, preflight
+from xlashard.auto.auto_program import read_program
+from xlashard.auto.problem import ProgramLayout
+from xlashard.auto.proof import Prover
 from xlashard.errors import CompileError, ExpectationError
 from xlashard.gpu import topology
 from xlashard.hlo import HloProgram
@@ -154,7 +157,7 @@ def test_a_crash_of_the_compiler_is_an_error() -> None:
     def report(**options: Any) -> Any:
         return preflight(step, ROWS, topology="h100-8", mesh={"d": 8}, compiler_options=options)
 
-    remedy = "{'xla_disable_hlo_passes': 'windowed-einsum-handler'}"
+    remedy = "xla_disable_hlo_passes=windowed-einsum-handler"
     with pytest.raises(CompileError, match=naming("SIGABRT: Check failed: ", remedy)):
         report()
     found = report(xla_disable_hlo_passes="windowed-einsum-handler")
@@ -163,12 +166,12 @@ def test_a_crash_of_the_compiler_is_an_error() -> None:
 
 def test_a_crash_of_the_compiler_costs_its_layout() -> None:
     step = pjit(project, compiler_options=CRASHING)
-    plan = auto_shard(step, ROWS, mesh={"d": 8}, topology="h100-8", fixed={"x": P("d")})
-    crashed = [layout for layout in plan.layouts if "Check failed" in layout.reason]
-    assert plan.fits and crashed and "refused: SIGABRT: Check" in str(plan)
-    assert {layout.outcome for layout in crashed} == {"refused"}
-    report = preflight(plan.lower(), topology="h100-8")
-    assert [report.inputs[0].decided_by, report.outputs[0].decided_by] == ["caller", "auto"]
+    program = read_program(step, (ROWS,), {}, {"d": 8}, "h100-8")
+    layouts = [ProgramLayout(str(s), (s,), (s,), (), 1.0, 1.0) for s in (P("d"), P(None, "d"))]
+    with Prover(program, 2**30) as prover:
+        whole, rows = prover.prove(layouts, 2)
+    assert whole.fits and whole.compilation is not None and not whole.compilation.is_estimate
+    assert rows.layout is layouts[0] and "Check failed: " in rows.reason and rows.cpu_seconds > 0
 
 
 def test_a_compilation_that_takes_too_long_costs_its_layout() -> None:

@@ -76,8 +76,8 @@ def auto_shard(
         The plan. `print(plan)` displays it, `plan.apply(fun)` compiles the function with it.
 
     Raises:
-        ArgumentError: If `fun`, `memory`, `measure`, `fixed` or `rates` is invalid.
-        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout` or `fixed` is invalid.
+        ArgumentError: If `fun`, `memory`, `measure`, `compile_timeout`, `fixed` or `rates` is
+            invalid.
         MeshError: If there is no mesh.
         TopologyError: If the topology is unknown, or the mesh doesn't match it.
         CompileError: If the compiler refuses the program in every layout.

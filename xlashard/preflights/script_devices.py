@@ -64,7 +64,7 @@ class ScriptDevices:
         self._to_topology = DeviceMap(dict(zip(emulated, devices, strict=True)))
         self._to_emulated = DeviceMap(dict(zip(devices, emulated, strict=True)))
         self._zeros = Zeros()
-        self.end = stand_in(dict(zip(emulated, devices, strict=True)), "tpu")
+        self.end = stand_in(dict(zip(emulated, devices, strict=True)))
 
     def check_options(self) -> None:
         """Compile a small program with the compiler options, before the script runs.

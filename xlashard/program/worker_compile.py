@@ -116,6 +116,6 @@ def crash_text(reason: str) -> str:
     found = re.search(r", in the pass ([\w-]+)$", reason)
     without = "change shapes or shardings"
     if found is not None and not re.search(_NEEDED, found[1]):
-        option = {"xla_disable_hlo_passes": found[1]}
-        without = f"leave the pass out by compiler_options={option}, or {without}"
+        option = f"xla_disable_hlo_passes={found[1]}"
+        without = f"leave the pass out by the compiler option {option}, or {without}"
     return f"{reason}. It is a fault of XLA: {without}"

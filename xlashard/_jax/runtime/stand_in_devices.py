@@ -32,24 +32,25 @@ _QUERIES = ("devices", "local_devices", "device_count", "local_device_count")
 _FORBIDDEN = ("jax_platforms", "jax_num_cpu_devices")
 
 
-def stand_in(devices: Mapping[Device, Device], platform: str) -> Callable[[], None]:
+def stand_in(devices: Mapping[Device, Device]) -> Callable[[], None]:
     """Let the names by which programs read devices behave as on a topology.
 
     - `jax.make_mesh` and `mesh_utils` arrange the devices as they arrange those of the topology.
     - `jax.default_backend()` is the topology's platform, which `jax.devices(platform)` and its
-      siblings accept.
+      siblings accept, for GPUs also as `cuda`.
     - `jax.distributed.initialize` does nothing, and the number of emulated devices stays.
 
     Attributes of a device, such as `platform`, stay those of the CPU.
 
     Args:
         devices: The topology's device of each emulated one.
-        platform: The topology's platform.
 
     Returns:
         A function that undoes it.
     """
     patches: list[tuple[Any, str, Any]] = []
+    platform = next(iter(devices.values())).platform
+    names = {platform, "cuda"} if platform == "gpu" else {platform}
 
     def replace(owner: Any, name: str, value: Any) -> None:
         patches.append((owner, name, getattr(owner, name)))
@@ -60,7 +61,7 @@ def stand_in(devices: Mapping[Device, Device], platform: str) -> Callable[[], No
         for owner in (mesh_utils, public_mesh_utils):
             replace(owner, name, arranged)
     for name in _QUERIES:
-        replace(jax, name, _accepting(getattr(jax, name), platform))
+        replace(jax, name, _accepting(getattr(jax, name), names))
     replace(jax, "default_backend", lambda: platform)
     replace(jax.distributed, "initialize", lambda *args, **kwargs: None)
     replace(jax.distributed, "is_initialized", lambda: False)
@@ -92,13 +93,13 @@ def _arranged(create: Callable[..., Any], devices: Mapping[Device, Device]) -> C
     return arrange
 
 
-def _accepting(query: Callable[..., Any], platform: str) -> Callable[..., Any]:
-    """Return a query of devices for which a platform is that of the emulated devices."""
+def _accepting(query: Callable[..., Any], platforms: set[str]) -> Callable[..., Any]:
+    """Return a query of devices for which names of platforms are those of the emulated devices."""
 
     @functools.wraps(query)
     def accepting(*args: Any, **kwargs: Any) -> Any:
-        own = {name: None if v == platform else v for name, v in kwargs.items()}
-        return query(*[None if a == platform else a for a in args], **own)
+        own = {name: None if v in platforms else v for name, v in kwargs.items()}
+        return query(*[None if a in platforms else a for a in args], **own)
 
     return accepting
 
