@@ -113,6 +113,38 @@ def test_a_file_holds_the_program(step: Compiled) -> None:
     assert hlo.read(loaded).collectives == hlo.read(step).collectives
 
 
+@pytest.mark.skipif(not hasattr(jax.sharding, "AbstractDevice"), reason="JAX asks a real GPU")
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_kernels_of_pallas_make_a_lower_bound() -> None:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def double(x: Any, out: Any) -> None:
+        out[...] = x[...] * 2
+
+    def run(x: Any) -> Any:
+        spec = pl.BlockSpec((128, 128), lambda i: (i, 0))
+        kernel = pl.pallas_call(
+            double,
+            x,
+            grid=(8,),
+            in_specs=[spec],
+            out_specs=spec,
+            compiler_params=triton.CompilerParams(num_warps=4),
+            name="double",
+        )
+        return kernel(x) + 1
+
+    x = jax.ShapeDtypeStruct((1024, 128), jnp.float32)
+    time = preflight(pjit(run), x, topology="h100-1", mesh={"x": 1}).time
+    assert time.unknown_kernels == (("double", 1),)
+    assert time.above is None
+    seconds = {"double": 1e-3}
+    known = preflight(pjit(run), x, topology="h100-1", mesh={"x": 1}, kernel_costs=seconds).time
+    assert not known.unknown_kernels
+    assert known.seconds > 1e-3
+
+
 def test_steps_of_equinox_and_nnx() -> None:
     mesh = topology("8xh100").mesh({"data": 8})
     x = jax.ShapeDtypeStruct((64, 16), "float32", sharding=NamedSharding(mesh, P("data")))
