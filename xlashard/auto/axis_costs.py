@@ -368,13 +368,3 @@ def prescribed(op: GraphOperation, axis: str, slot: int) -> int | None:
         if axes and axis in axes:
             return dim
     return None if None in spec else WHOLE
-
-
-def factor_labels(graph: ProgramGraph, op: GraphOperation, factor: Factor) -> set[int]:
-    """Return the labels of the dimensions that a factor indexes."""
-    found = set()
-    for values, dims in ((op.operands, factor.operands), (op.results, factor.results)):
-        for value, dim in zip(values, dims, strict=True):
-            if value is not None and dim is not None:
-                found.add(graph.label(value, dim))
-    return found

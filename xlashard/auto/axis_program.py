@@ -21,10 +21,10 @@ from xlashard.auto.axis_costs import (
     NEGLIGIBLE_BYTES,
     WHOLE,
     CostModel,
-    factor_labels,
     prescribed,
     required,
 )
+from xlashard.auto.graph.batch_labels import factor_labels
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import can_shard
 

@@ -2,16 +2,15 @@
 
 import math
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations, product
 
 from xlashard.auto.axis_costs import (
     Assignment,
     CostModel,
-    factor_labels,
 )
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, Restriction
+from xlashard.auto.graph.batch_labels import batch_labels
 from xlashard.auto.graph.graph_values import spec_axes
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.layout_builder import (
@@ -72,7 +71,7 @@ class Search:
         self.gap = 0.0
         self._axes = {axis.name: axis for axis in problem.machine.axes if axis.size > 1}
         self._limit = seconds
-        self._batch = batch_labels(self.graph)
+        self._batch, self._along = batch_labels(self.graph)
         self._memory = MemoryModel(self.graph, problem)
         self._solutions: dict[tuple[object, ...], AxisSolution] = {}
         self._started = time.process_time(), time.perf_counter()
@@ -142,6 +141,12 @@ class Search:
             # Axes that split the batch come first: the others divide what these leave.
             order = tuple(sorted(names, key=lambda name: restrictions[name].mode == "tensor"))
             starts.append(_Start(label, order, restrictions))
+        # The last axes get what a batch has no more rows for.
+        for name in names[-2:] if self._along else ():
+            restrictions = {other: Restriction(self._batch, "fsdp") for other in names}
+            restrictions[name] = Restriction(self._along, "fsdp")
+            order = tuple(sorted(names, key=lambda other: other == name))
+            starts.append(_Start(f"fsdp, sequences over {name}", order, restrictions))
         for overlap in (0.4, 1.0):
             free = {name: Restriction(overlap=overlap) for name in names}
             for order in list(permutations(names))[:2]:
@@ -272,54 +277,3 @@ class Search:
             for dim, axes in enumerate(spec_axes(spec, len(self.graph.values[value].shape))):
                 fixed.setdefault(self.graph.label(value, dim), axis in (axes or ()))
         return fixed
-
-
-_FAR_MORE = 4.0
-"""A second dimension is that of the batch if it splits so many times the work of the first."""
-
-
-def batch_labels(graph: ProgramGraph) -> frozenset[int]:
-    """Return the labels of the batch.
-
-    These are the labels reached from a dimension of an argument that isn't fed back, by factors of
-    operations: from the argument whose labels split most of the work. The dimension is the first,
-    unless the second splits far more work, as in a batch whose parts are computed one by one.
-    """
-    links: dict[int, set[int]] = defaultdict(set)
-    for op in graph.operations:
-        for factor in op.rule.factors if op.fixed is None else ():
-            labels = factor_labels(graph, op, factor)
-            for label in labels:
-                links[label] |= labels
-    best, most = frozenset[int](), 0.0
-    for index in graph.arguments:
-        if index in graph.state:
-            continue
-        own, least = frozenset[int](), 0.0
-        for dim in range(min(len(graph.values[index].shape), 2)):
-            reached = _closure(graph.label(graph.inside.get(index, index), dim), links)
-            work = _split_work(graph, reached)
-            if work > least * _FAR_MORE:
-                own, least = frozenset(reached), work
-        if least > most * 1.1:
-            best, most = own, least
-    return best
-
-
-def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
-    reached, waiting = {label}, [label]
-    while waiting:
-        for other in links[waiting.pop()] - reached:
-            reached.add(other)
-            waiting.append(other)
-    return reached
-
-
-def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
-    """Return the FLOP and bytes of the operations that some labels split."""
-    total = 0.0
-    for op in graph.operations:
-        if op.fixed is None and any(factor_labels(graph, op, f) & labels for f in op.rule.factors):
-            nbytes = sum(graph.values[value].nbytes for _, value in op.slots)
-            total += (op.rule.flops + nbytes) * op.times
-    return total
