@@ -36,18 +36,18 @@ INSIDE = tuple(
 LAYOUT = ProgramLayout("auto", (P(), P()), (P(),), INSIDE, 1.0, 1.0)
 
 
-def moved(seconds, line=FIRST):
+def moved(seconds, line=FIRST, resource="ici"):
     shape = (Shape("f32", (8, 8)),)
     frames = (Frame(two_products.__code__.co_filename, line, "two_products"),)
     exchange = Collective(
         "all-to-all", "c", "main", shape, shape, ReplicaGroups.everyone(8), frames=frames
     )
-    return UnforeseenCollective(exchange, shape, seconds)
+    return UnforeseenCollective(exchange, shape, seconds, resource)
 
 
-def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT):
+def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT, network="ici"):
     layout = replace(layout, name=name)
-    shares = (("ici", waits),)
+    shares = ((network, waits),)
     return ProvenLayout(
         layout, seconds, fits=True, shares=shares, unforeseen=unforeseen, compilation=object()
     )
@@ -93,6 +93,9 @@ def test_layouts_that_may_become_the_fastest_are_corrected():
     assert corrected_names(fastest, proven("too slow", 1.5, moved(0.4))) == set()
     assert corrected_names(fastest, proven("hidden", 1.5, moved(0.7), waits=0.4)) == set()
     assert corrected_names(proven("small", 1.0, moved(0.02))) == set()
+    between = moved(0.7, resource="dcn")
+    assert corrected_names(fastest, proven("between", 1.5, between, network="dcn")) == {"between"}
+    assert corrected_names(fastest, proven("other", 1.5, between, network="ici")) == set()
     assert corrected_names(replace(proven("large", 1.5, moved(0.7)), fits=False)) == set()
     several = [proven(name, 1.0, moved(cost)) for name, cost in [("a", 0.1), ("b", 0.3)]]
     assert corrected_names(*several) == {"a", "b"}

@@ -15,6 +15,7 @@ from xlashard.auto.plan.plan_model import UnforeseenTransfer
 from xlashard.auto.problem import ForeseenTransfer
 from xlashard.auto.proof import Prover
 from xlashard.auto.search import Search
+from xlashard.costs.network_model import NetworkCost
 from xlashard.geometry.groups import ReplicaGroups
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
@@ -31,9 +32,9 @@ def collective(kind, axis, *dims, times=1, name="c"):
     return Collective(kind, name, "main", shapes, shapes, ALONG[axis], times)
 
 
-def unforeseen(transfers, *collectives, step_seconds=1e-3):
+def unforeseen(transfers, *collectives, step_seconds=1e-3, **sent):
     mesh = make_mesh((4, 2), ("data", "model"))
-    costs = [(each, 1e-4) for each in collectives]
+    costs = [(each, NetworkCost(expected_seconds=1e-4, **sent)) for each in collectives]
     return unforeseen_collectives(costs, transfers, mesh, step_seconds)
 
 
@@ -82,6 +83,12 @@ def test_parts_of_a_combined_collective_are_foreseen_one_by_one():
 def test_negligible_collectives_are_left_out():
     assert unforeseen([], collective("all-reduce", "data", (4,)))
     assert not unforeseen([], collective("all-reduce", "data", (4,)), step_seconds=1.0)
+
+
+@pytest.mark.parametrize(("sent", "network"), [({}, "ici"), ({"dcn_bytes": 1.0}, "dcn")])
+def test_an_unforeseen_collective_has_its_network(sent, network):
+    (found,) = unforeseen([], collective("all-reduce", "data", (4,)), **sent)
+    assert found.resource == network
 
 
 @pytest.mark.slow

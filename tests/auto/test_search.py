@@ -11,6 +11,7 @@ from tests.auto.random_layouts import check_layout
 from tests.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.axis_costs import Assignment, CostModel
+from xlashard.auto.graph import program_graph
 from xlashard.auto.insertion import insert_constraints
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis
 from xlashard.auto.search import Search, find_layouts
@@ -202,6 +203,59 @@ def test_layers_of_a_scan_are_solved_once_and_stay_stacked():
         for g, n in zip(graphs, (8, 64), strict=True)
     )
     assert first == second and len(first) == 1
+
+
+def equal_layers(count, *, last=512):
+    """Return the problem of a step of several layers, the last of which has another width."""
+    widths = [512] * (count - 1) + [last]
+
+    def loss(weights, x):
+        for up, down in weights:
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.sum(x)
+
+    def train(weights, x):
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights, x))
+
+    weights = [
+        tuple(jax.ShapeDtypeStruct(shape, np.float32) for shape in ((256, n), (n, 256)))
+        for n in widths
+    ]
+    jaxpr = jax.make_jaxpr(train)(weights, jax.ShapeDtypeStruct((1 << 14, 256), np.float32))
+    free = len(jaxpr.in_avals)
+    tied = tuple((k, k) for k in range(free - 1))
+    outs = (None,) * (free - 1)
+    return AutoProblem(jaxpr, machine(x=4, y=2), (None,) * free, outs, tied, (True,) * (free - 1))
+
+
+def test_equal_layers_are_solved_once():
+    few, many = (Search(equal_layers(count), 10.0) for count in (2, 16))
+    assert len(many.graph.operations) > 6 * len(few.graph.operations)
+    assert len(many.graph.alike) == len(few.graph.alike)
+    for layout in many.run():
+        ups, downs = layout.in_specs[:-1:2], layout.in_specs[1:-1:2]
+        assert len(set(ups)) == len(set(downs)) == 1
+
+
+def test_solving_equal_layers_once_is_solving_them_all(monkeypatch):
+    names = {}
+    for is_tied in (True, False):
+        if not is_tied:
+            monkeypatch.setattr(program_graph, "join_equal_labels", lambda *_: None)
+            alone = property(lambda graph: [(k,) for k in range(len(graph.operations))])
+            monkeypatch.setattr(program_graph.ProgramGraph, "alike", alone)
+        names[is_tied] = {x.name: x.seconds for x in find_layouts(equal_layers(3))}
+    for name in ("data+tensor", "fsdp", "tensor", "data"):
+        if name in names[True]:
+            assert names[True][name] == pytest.approx(names[False][name], rel=0.01)
+    assert names[True].keys() & {"data", "fsdp", "tensor"}
+
+
+def test_other_layers_are_free():
+    graph = Search(equal_layers(4, last=1024), 10.0).graph
+    labels = [graph.labels_of(index) for index in graph.arguments[:-1]]
+    # The first layer has no gradient of its inputs.
+    assert len(set(labels[2:-2])) == 2 and not set(labels[:-2]) & set(labels[-2:])
 
 
 def test_unknown_primitives_are_named_and_whole():

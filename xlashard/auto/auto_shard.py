@@ -29,6 +29,8 @@ _HOPELESS = 3.0
 """A layout isn't compiled if its predicted time is so many times that of the best."""
 _THINNED = 2
 """Number of the fastest layouts for TPUs that are compiled with fewer constraints, too."""
+_LESS, _LESS_WITHOUT = 0.9, 0.8
+"""Largest memory of a search after one, if a layout fits and if none does, as a share of its."""
 _MESHES = 2
 """Number of meshes whose programs are compiled."""
 
@@ -208,17 +210,18 @@ def solve(
                 proven += corrected(proven, prover, program.call.traced.jaxpr)
             others |= {layout.name: layout for layout in reversed(layouts)}
             fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
-            over = [
-                p.memory_bytes - problem.memory_bytes
+            unpredicted = [
+                p.memory_bytes - p.layout.memory_bytes
                 for p in proven
                 if p.compilation is not None and not p.fits and p.seconds < fastest
                 # The search takes a layout into account that it knows to be over the memory.
                 if math.isinf(fastest) or p.layout.memory_bytes <= limit
             ]
             # Half of the memory that is there is the least to plan for.
-            if not over or limit < problem.memory_bytes / 2:
+            if not unpredicted or limit < problem.memory_bytes / 2:
                 break
-            limit = min(0.8 * limit, limit - min(over))
+            step = _LESS_WITHOUT if math.isinf(fastest) else _LESS
+            limit = min(step * limit, problem.memory_bytes - min(unpredicted))
     # A layout of a later search replaces a worse one of its name.
     named = {p.layout.name: p for p in sorted(proven, key=lambda p: p.rank, reverse=True)}
     proven = sorted(named.values(), key=lambda p: p.rank)

@@ -115,8 +115,10 @@ class AxisProgram:
         self._factors: dict[int, dict[int | None, int]] = {}
         self._add_labels()
         self._add_elementwise()
-        for number in range(len(self._graph.operations)):
-            self._add_operation(number)
+        for numbers in self._graph.alike:
+            self._add_operation(numbers[0], len(numbers))
+            for other in numbers[1:]:
+                self._factors[other] = self._factors[numbers[0]]
         self._add_transfers()
         self._add_memory()
 
@@ -201,10 +203,11 @@ class AxisProgram:
         for label in self._graph.labels_of(value) & self._labels.keys():
             self._cost[self._labels[label]] -= seconds * (1 - self._model.label_share(label))
 
-    def _add_operation(self, number: int) -> None:
+    def _add_operation(self, number: int, count: int) -> None:
         graph, model = self._graph, self._model
         op = graph.operations[number]
-        seconds = model.work_seconds(number) * op.times
+        times = op.times * count
+        seconds = model.work_seconds(number) * times
         choices: dict[int | None, int] = {}
         if op.fixed is not None:
             choices[None] = self._variable(seconds)
@@ -216,7 +219,7 @@ class AxisProgram:
                 if not self._restriction.allows(factor_labels(graph, op, f)):
                     continue
                 own = model.work_seconds(number, k) + model.halo_seconds(number, k)
-                choices[k] = self._variable(own * op.times, integer=True)
+                choices[k] = self._variable(own * times, integer=True)
         self._factors[number] = choices
         self._row(dict.fromkeys(choices.values(), 1.0), 1, 1)
 
@@ -249,8 +252,13 @@ class AxisProgram:
             for slot, value in op.slots:
                 group = taken if slot >= 0 else made
                 group[graph.transfer_key(op, slot, value)].append((number, slot))
+        # Equal layers have equal transfers.
+        first = {number: numbers[0] for numbers in graph.alike for number in numbers}
+        equal: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
         for (value, _), uses in (*made.items(), *taken.items()):
-            self._transfer(value, uses, graph.operations[uses[0][0]].times)
+            equal[tuple(sorted({(first[number], slot) for number, slot in uses}))].append(value)
+        for uses, values in equal.items():
+            self._transfer(values[0], uses, graph.operations[uses[0][0]].times * len(values))
 
     def _transfer(self, value: int, uses: Sequence[tuple[int, int]], times: float) -> None:
         """Add the change of a value's sharding, which some operations share."""

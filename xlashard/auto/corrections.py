@@ -4,7 +4,8 @@ The partitioner may reshard between two constraints of a layout where one of the
 A correction leaves constraints out on the lines of such collectives, and is proven in its turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,15 +55,22 @@ def _promising(proven: Sequence[ProvenLayout]) -> list[ProvenLayout]:
     """Return the layouts that may become the fastest, the most promising first."""
     fitting = [p for p in proven if p.fits]
     fastest = min((p.seconds for p in fitting), default=0.0)
-    saved = {
-        # The cores wait for no more than for all links together.
-        p: min(sum(each.seconds for each in p.unforeseen), dict(p.shares).get("ici", 0.0))
-        for p in fitting
-    }
+    saved = {p: sum(_saved(p)) for p in fitting}
     promising = [
         p for p in fitting if saved[p] > _LEAST_SHARE * p.seconds and p.seconds - saved[p] < fastest
     ]
     return sorted(promising, key=lambda p: p.seconds - saved[p])
+
+
+def _saved(proven: ProvenLayout) -> Iterator[float]:
+    """Yield the seconds that a step may save on each network without unforeseen collectives."""
+    shares = dict(proven.shares)
+    seconds: dict[str, float] = defaultdict(float)
+    for each in proven.unforeseen:
+        seconds[each.resource] += each.seconds
+    for resource, spent in seconds.items():
+        # The cores wait for no more than for all links of a network together.
+        yield min(spent, shares.get(resource, 0.0))
 
 
 def corrections(

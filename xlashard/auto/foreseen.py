@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import ForeseenTransfer
+from xlashard.costs.network_model import NetworkCost
 from xlashard.hlo.collectives import Collective, CollectiveKind
 from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh
@@ -39,11 +40,13 @@ class UnforeseenCollective:
         collective: The collective.
         shapes: Types of the values that were not foreseen, on a device.
         seconds: Time on the links in a step, which other work may hide.
+        resource: Name of the network, as of `NetworkCost`.
     """
 
     collective: Collective
     shapes: tuple[Shape, ...]
     seconds: float
+    resource: str = "ici"
 
 
 def foreseen_transfers(
@@ -98,7 +101,7 @@ def _kind(source: int, target: int) -> CollectiveKind:
 
 
 def unforeseen_collectives(
-    costs: Iterable[tuple[Collective, float]],
+    costs: Iterable[tuple[Collective, NetworkCost]],
     transfers: Iterable[ForeseenTransfer],
     mesh: Mesh,
     step_seconds: float,
@@ -106,7 +109,7 @@ def unforeseen_collectives(
     """Return the collectives that aren't foreseen and aren't negligible, most expensive first.
 
     Args:
-        costs: Collectives of a compiled program, with the seconds of one run on the links.
+        costs: Collectives of a compiled program, with the network cost of one run.
         transfers: The foreseen transfers.
         mesh: The mesh.
         step_seconds: Time of a step, in seconds.
@@ -115,8 +118,8 @@ def unforeseen_collectives(
     pieces = {math.prod(c) for n in range(len(sizes) + 1) for c in itertools.combinations(sizes, n)}
     left = [_Remaining(transfer, transfer.times) for transfer in transfers]
     found = []
-    for collective, seconds in sorted(costs, key=lambda each: -each[1] * each[0].times):
-        total = seconds * collective.times
+    totals = [(c.times * cost.expected_seconds, c, cost.resource) for c, cost in costs]
+    for total, collective, resource in sorted(totals, key=lambda each: -each[0]):
         if total < _NEGLIGIBLE_SHARE * step_seconds:
             continue
         parts = collective.axes(mesh)
@@ -127,7 +130,7 @@ def unforeseen_collectives(
         )
         share = _nbytes(unknown) / max(_nbytes(shapes), 1)
         if total * share >= _NEGLIGIBLE_SHARE * step_seconds:
-            found.append(UnforeseenCollective(collective, unknown, total * share))
+            found.append(UnforeseenCollective(collective, unknown, total * share, resource))
     return found
 
 

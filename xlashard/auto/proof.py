@@ -93,7 +93,7 @@ class ProvenLayouts:
     Attributes:
         proven: Compiled layouts, best first.
         others: Layouts that were not compiled, best predicted first.
-        gap: Share by which a better solution of the integer program may exist.
+        gap: As of `Search`.
     """
 
     proven: tuple[ProvenLayout, ...]
@@ -277,8 +277,7 @@ class Prover:
             time = estimate_time(compilation, topology, mesh, schedule=schedule, rates=self._rates)
             seconds = time.seconds
         memory = sum(a.size for a in device_allocations(module, topology))
-        times = [(c, cost.expected_seconds) for c, cost in costs]
-        unforeseen = unforeseen_collectives(times, layout.transfers, mesh, seconds)
+        unforeseen = unforeseen_collectives(costs, layout.transfers, mesh, seconds)
         return ProvenLayout(
             layout=layout,
             seconds=seconds,

@@ -62,7 +62,7 @@ class Search:
 
     Attributes:
         graph: Graph of the program.
-        gap: Largest relative gap of the integer programs, which is 0 if all were solved.
+        gap: Largest relative gap of the integer programs, each of one axis given the others.
     """
 
     def __init__(self, problem: AutoProblem, seconds: float) -> None:

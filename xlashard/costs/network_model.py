@@ -172,6 +172,11 @@ class NetworkCost:
     dcn_seconds: float = 0.0
     expected_seconds: float = 0.0
 
+    @property
+    def resource(self) -> str:
+        """Name of the slowest network in use: `dcn` between slices or nodes, or `ici`."""
+        return "dcn" if self.dcn_bytes else "ici"
+
 
 @dataclass(frozen=True)
 class _GroupLinks:

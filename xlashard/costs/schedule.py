@@ -271,7 +271,7 @@ class _Run:
 
     def _collective(self, instruction: Instruction, cost: NetworkCost, key: str) -> None:
         links = (*cost.links, "dcn") if cost.dcn_bytes else cost.links
-        resource = "dcn" if cost.dcn_bytes else "ici"
+        resource = cost.resource
         begin = max([self.now, *(self.busy[link] for link in links)])
         end = begin + cost.expected_seconds
         for link in links:

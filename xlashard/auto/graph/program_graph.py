@@ -5,10 +5,12 @@ connect share the labels of their dimensions: one label is sharded alike in all 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 from xlashard._jax.trace import tracing
+from xlashard.auto.graph.equal_layers import join_equal_labels, operation_kind
 from xlashard.auto.graph.graph_values import (
     GraphOperation,
     boundary_specs,
@@ -97,6 +99,16 @@ class ProgramGraph(InnerPrograms):
                 self._same(taken, made)
         self._merge_small()
         self._find_sums(self.operations)
+        join_equal_labels(self.values, self.labels, self.operations, self.state, self.loops)
+
+    @cached_property
+    def alike(self) -> list[tuple[int, ...]]:
+        """Operations that cost the same, as those of equal layers do, whose labels are the same."""
+        found: dict[Hashable, list[int]] = {}
+        for number, op in enumerate(self.operations):
+            labels = tuple((self._joined[index], self.is_state(index)) for _, index in op.slots)
+            found.setdefault((operation_kind(op, self.values), labels), []).append(number)
+        return [tuple(numbers) for numbers in found.values()]
 
     def is_state(self, value: int) -> bool:
         """Return True for a value in a cluster of the state."""

@@ -57,7 +57,8 @@ class AutoPlan(SerializableReport, PlanFields):
         axis_rules: Mesh axes of logical axes, if arguments name them.
         unforeseen: Collectives of the compiled program that the search did not foresee, each above
             1 % of a step, most expensive first.
-        gap: Share by which a better solution of the integer program may exist; None if unknown.
+        gap: Share by which a better solution of one mesh axis, given the others, may exist; None if
+            unknown. It bounds no choice of all axes together.
         unknown_primitives: Primitives without a sharding rule, which each device runs whole.
         held: What holds the memory, if no layout fits; largest first.
         smallest_slice: Smallest slice of the same chip that would do; empty if unknown.

@@ -79,7 +79,7 @@ def _head(plan: PlanFields) -> RenderableType:
         parts = [f"{name} {in_percent(seconds / whole)}" for name, seconds in plan.shares[:4]]
         facts.append(("time", ", ".join(parts)))
     if plan.gap is not None:
-        facts.append(("solved", f"at most {in_percent(plan.gap)} above the best predicted layout"))
+        facts.append(("solved", f"each axis within {in_percent(plan.gap)}, given the others"))
     if plan.unknown_primitives:
         facts.append(("whole", f"no sharding rule: {', '.join(plan.unknown_primitives)}"))
     mesh = " · ".join(f"{name}={size}" for name, size in plan.mesh)
