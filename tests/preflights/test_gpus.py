@@ -1,5 +1,6 @@
 """Reports of GPUs: their words, their drawing, and the memory that the runtime leaves."""
 
+import html
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,11 @@ def test_the_page_draws_nodes() -> None:
     assert page.count('data-slice="0"') == 32
     assert 'data-at="7,3,0" data-mesh="3,7"' in page
     assert "Mesh on the nodes" in page and "Mesh on the torus" not in page
+    text = html.unescape(page)
+    assert "of the share of the memory that JAX's allocator takes" in text
+    assert "at the peak; JAX's allocator leaves 10.2 MiB." in " ".join(text.split())
+    for words in ("compiler lets a program", "the runtime reserves"):
+        assert words not in text and words in html.unescape(FITTING.to_html())
 
 
 def test_a_tpu_beside_a_gpu() -> None:

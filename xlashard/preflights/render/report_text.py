@@ -33,6 +33,8 @@ class Words:
         details: The same for readers who don't know the chips.
         shares: Parts of the time of a schedule.
         networks: Short names of networks.
+        available: Memory that a program may use.
+        reserves: Clause about the rest of the memory.
     """
 
     chip: str
@@ -42,6 +44,8 @@ class Words:
     details: Mapping[str, str]
     shares: Mapping[str, str]
     networks: Mapping[str, str]
+    available: str
+    reserves: str
 
     @property
     def short(self) -> Mapping[str, str]:
@@ -79,6 +83,8 @@ _TPU = Words(
         "host": "waiting for the host",
     },
     networks={"ici": "ICI", "dcn": "DCN"},
+    available="what the compiler lets a program use",
+    reserves="the runtime reserves",
 )
 
 
@@ -106,6 +112,8 @@ def _gpu_words(links: str) -> Words:
             "host": "waiting for the host",
         },
         networks={"ici": links, "dcn": "network"},
+        available="the share of the memory that JAX's allocator takes",
+        reserves="JAX's allocator leaves",
     )
 
 
