@@ -65,8 +65,10 @@ def published_runs() -> dict[str, PublishedRun]:
 
 def _run(row: Mapping[str, Any], parts: Mapping[str, Any]) -> PublishedRun:
     table: dict[str, Any] = {}
+    lacks: list[str] = []
     for part in (*(parts[name] for name in row["parts"]), row):
         table = _merged(table, part)
+        lacks += part.get("lacks", ())
     return PublishedRun(
         name=row["id"],
         settings=read(Settings, {key: table[key] for key in _SETTINGS if key in table}),
@@ -75,7 +77,7 @@ def _run(row: Mapping[str, Any], parts: Mapping[str, Any]) -> PublishedRun:
         reliability=row["reliability"],
         software=row.get("software", ""),
         source=row["source"],
-        lacks=tuple(row.get("lacks", ())),
+        lacks=tuple(lacks),
     )
 
 

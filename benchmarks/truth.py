@@ -12,6 +12,7 @@ import itertools
 import math
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,19 @@ def summary(found: Sequence[Comparison]) -> str:
     )
 
 
+def by_slices(found: Sequence[Comparison]) -> str:
+    """Return bias, and share of measurements in the error bar, by number of slices, in one line."""
+    groups: dict[int, list[Comparison]] = defaultdict(list)
+    for one in found:
+        groups[one.run.settings.devices.slices].append(one)
+    parts = [
+        f"{slices}: {statistics.median(one.error for one in group):+.1%}, "
+        f"{sum(one.is_in_bar for one in group)} of {len(group)} in the error bar"
+        for slices, group in sorted(groups.items())
+    ]
+    return f"Bias by number of slices: {'; '.join(parts)}"
+
+
 def ranking(found: Sequence[Comparison]) -> tuple[int, int]:
     """Count pairs of settings of one model on one slice that the model ranks as measured.
 
@@ -172,12 +186,14 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"no run has a name with {' or '.join(options.names)}")
     for target in sorted({one.run.target for one in found}):
         print(f"{target}: {summary([one for one in found if one.run.target == target])}")
+    print(by_slices(found))
     print(ranking_text(found))
     if options.page:
         text = options.page.read_text(encoding="utf-8")
         before, _, rest = text.partition(_MARKS[0])
         after = rest.partition(_MARKS[1])[2]
-        body = f"{summary(found)}.\n\n{ranking_text(found)}.\n\n{table(found)}"
+        lines = (summary(found), by_slices(found), ranking_text(found))
+        body = f"{'.\n\n'.join(lines)}.\n\n{table(found)}"
         options.page.write_text(
             f"{before}{_MARKS[0]}\n{body}\n{_MARKS[1]}{after}", encoding="utf-8"
         )
