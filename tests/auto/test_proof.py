@@ -8,15 +8,17 @@ import pytest
 
 from tests.auto.examples import hand_layout, shapes, step
 from tests.facts import naming
-from xlashard import P, pjit
+from xlashard import P, pjit, preflight
 from xlashard._jax.runtime.phases import PhaseInput
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, machine_of
-from xlashard.auto.proof import Prover, measure, nominal_cost
+from xlashard.auto.proof import Prover, call_with_layout, measure, nominal_cost
+from xlashard.errors import CompileError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
+from xlashard.pjit import Traced
 from xlashard.pjit.shardings.resources import UNSPECIFIED
 
 GIB = 2**30
@@ -218,6 +220,12 @@ def test_a_crash_of_the_compiler_costs_its_layout_only(lookup):
     assert crash.compilation is None and crash.rank == found["refused"].rank
     assert crash.reason.startswith("compiling losses failed: the worker process ended with SIGABRT")
     assert "Check failed: grouped_sharding" in crash.reason and "\n" not in crash.reason
+    # One program alone is compiled by a worker process, too.
+    call = call_with_layout(lookup.call, crash.layout, lookup.mesh)
+    lowered = Traced(lookup.function, call).lower()
+    for estimate in (True, False):
+        with pytest.raises(CompileError, match=naming("SIGABRT", "Check failed", "fault of XLA")):
+            preflight(lowered, topology="v6e-64", estimate=estimate)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from xlashard import background, cli
 from xlashard.background import SIGNALS, StopSignal
 from xlashard.commands import common
 from xlashard.commands.common import status_line
-from xlashard.preflights.dump_folder import remove_own_folders, temporary_dump_folder
+from xlashard.processes.dump_folder import remove_own_folders, temporary_dump_folder
 
 ROOT = Path(__file__).parents[2]
 

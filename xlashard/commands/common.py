@@ -20,7 +20,6 @@ from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit import ProgramReport, explain
-from xlashard.preflights.dump_folder import remove_own_folders
 from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.budget import Limit, broken_limits
 from xlashard.preflights.report.calibration import Calibration, read_calibrations
@@ -31,6 +30,7 @@ from xlashard.preflights.target_loading import (
     load_program,
     user_code_errors,
 )
+from xlashard.processes.dump_folder import remove_own_folders
 from xlashard.wording import printable
 
 # Seconds between two lines about long work, and between two updates in a terminal.

@@ -25,8 +25,9 @@ from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram
-from xlashard.preflights.dump_folder import temporary_dump_folder
+from xlashard.processes.dump_folder import temporary_dump_folder
 from xlashard.processes.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
+from xlashard.program.worker_compile import crash_text, run_job
 from xlashard.sharding import Mesh
 
 
@@ -84,8 +85,8 @@ def compile_for_report(
         TopologyError: If the installed libtpu can't stop before code generation.
     """
     if estimate and lowered._program.plan.devices[0].platform != "gpu":
-        with Estimate(lowered, options, forgotten=forgotten) as started:
-            return started.run()
+        with Estimate.saved(lowered, options, forgotten=forgotten) as started:
+            return started.result(run_job(started.runner, started.request))
     compiled, error = None, None
     given = dict(options or {})
     with temporary_dump_folder() as folder:
@@ -114,6 +115,8 @@ class Estimate:
 
     Attributes:
         cpu_seconds: CPU time of the compiler, once it has run; the time of a worker that failed.
+        runner: Name of the worker's function, of a saved compilation.
+        request: Its argument.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Estimate:
     ) -> None:
         self._lowered, self._options, self._forgotten = lowered, dict(options or {}), forgotten
         self.cpu_seconds = 0.0
-        self._runner, self._request = "", {}
+        self.runner, self.request = "", {}
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(temporary_dump_folder())
 
@@ -151,43 +154,50 @@ class Estimate:
         return self._compilation(time.perf_counter() - began, error)
 
     @classmethod
-    def saved(cls, lowered: Lowered) -> Self:
+    def saved(
+        cls, lowered: Lowered, options: Mapping[str, Any] | None = None, *, forgotten: str = ""
+    ) -> Self:
         """Return the compilation of a program that is written to its folder, for a worker process.
 
         Args:
             lowered: The program.
+            options: Compiler options.
+            forgotten: As for `compile_for_report`.
 
         Raises:
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
         with ExitStack() as stack:
-            made = stack.enter_context(cls(lowered))
+            made = stack.enter_context(cls(lowered, options, forgotten=forgotten))
             with made._passes() as passes:
-                made._runner, made._request = passes.runner, passes.save(made._folder)
+                made.runner, made.request = passes.runner, passes.save(made._folder)
             stack.pop_all()
         return made
 
     def job(self, key: str) -> WorkerJob:
         """Return the job of a worker process for the saved program, with a key."""
-        return WorkerJob(key, self._runner, self._request)
+        return WorkerJob(key, self.runner, self.request)
 
-    def result(self, answer: Mapping[str, Any]) -> Compilation:
+    def result(self, answer: Mapping[str, Any] | None) -> Compilation:
         """Return the program that a worker process compiled; if it couldn't, compile it here.
 
         Args:
-            answer: Answer of the process.
+            answer: Answer of the process; None without one.
 
         Raises:
             CompileError: If the compiler refused the program, crashed, or took too long.
             ProgramTooLargeError: If the program exceeds a memory other than HBM.
         """
+        if answer is None:
+            return self.run()
         if answer.get("outcome") == FAILED:
             timed_out = answer["reason"].startswith(TIMED_OUT)
             if not timed_out and not (self._folder / BEGUN).exists():
                 return self.run()
             self.cpu_seconds = answer["seconds"]
             # no-catalogue: needs a crash of the compiler
-            raise CompileError(f"compiling {self._lowered.fun_name} failed: {answer['reason']}")
+            reason = crash_text(answer["reason"])
+            raise CompileError(f"compiling {self._lowered.fun_name} failed: {reason}")
         self.cpu_seconds, error = answer["cpu_seconds"], None
         if answer["error"]:
             try:

@@ -9,6 +9,7 @@
 | `stack_dump` | Python stacks of every process, also of a hung one |
 | `startup_barrier` | TCP barrier before JAX's runtime starts |
 | `connections` | TCP connections that stay open, and detection of killed peers |
+| `dump_folder` | temporary folders that are removed even after their process is killed |
 | `job_pool` | worker processes for jobs that may crash; `job_worker` is their program |
 | `process_groups` | formatting of process lists, and grouping by value |
 """

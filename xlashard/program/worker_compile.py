@@ -1,4 +1,4 @@
-"""Compile modules for GPU topologies in a worker process.
+"""Compile modules for topologies in a worker process.
 
 XLA ends its process when a check of its own fails. The worker that dies is replaced, and the
 program that crashed it gets an error.
@@ -7,15 +7,15 @@ program that crashed it gets an error.
 import atexit
 import os
 import re
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from xlashard._jax.runtime import compiler, offline
 from xlashard.processes import job_pool
+from xlashard.processes.dump_folder import temporary_dump_folder
 
 _KEPT: list[tuple[int, job_pool.JobPool]] = []
 """The process id of the owner, and the worker that it keeps from one compilation to the next."""
@@ -24,8 +24,8 @@ _KEPT: list[tuple[int, job_pool.JobPool]] = []
 def compile_module(module: Any, request: compiler.CompileRequest) -> tuple[Any, bytes | None]:
     """Compile a module; return its executable, and its machine code if a worker compiled it.
 
-    A worker process compiles for GPUs without a GPU, a process that is one itself compiles in
-    place, as does one that can start none.
+    A worker process compiles for devices that are not here. A process that is one itself compiles
+    in place, as does one that can start none.
 
     Args:
         module: The module.
@@ -35,44 +35,49 @@ def compile_module(module: Any, request: compiler.CompileRequest) -> tuple[Any, 
         RuntimeError: With the compiler's message, if it refuses the module or an option, or
             crashes.
     """
-    if offline.compiles_elsewhere(request) and not job_pool.is_worker():
-        with tempfile.TemporaryDirectory(prefix="xlashard-compile-") as folder:
-            try:
-                return _compiled(module, request, Path(folder))
-            except _NotElsewhereError:
-                pass
+    if offline.compiles_elsewhere(request):
+        with temporary_dump_folder() as folder:
+            saved = offline.CompileInput.of(module, request)
+            answer = run_job(saved.runner, saved.save(folder) | {"keep": True})
+            if answer is not None and _is_final(answer, folder):
+                return _result(answer, folder)
     return compiler.compile_module(module, request), None
 
 
-class _NotElsewhereError(Exception):
-    """The worker process could not compile for a reason that this process may not have."""
+def run_job(runner: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the answer of a worker process; None if this process is one, or can start none.
 
-
-def _compiled(
-    module: Any, request: compiler.CompileRequest, folder: Path
-) -> tuple[offline.OfflineExecutable, bytes]:
-    """Compile a module in a worker process.
-
-    Raises:
-        _NotElsewhereError: If no process can be started, or it lacks something.
-        RuntimeError: With the compiler's message.
+    Args:
+        runner: `module:function` that takes the request.
+        request: JSON value.
     """
-    saved = offline.CompileInput.of(module, request)
-    job = job_pool.WorkerJob("0", saved.runner, saved.save(folder) | {"keep": True})
+    if job_pool.is_worker():
+        return None
     try:
         with _pool() as pool:
-            ((_, answer),) = pool.run([job])
-    except OSError as error:
-        raise _NotElsewhereError from error  # no-catalogue: caught
+            ((_, answer),) = pool.run([job_pool.WorkerJob("0", runner, request)])
+    except OSError:
+        return None
+    return answer
+
+
+def _is_final(answer: Mapping[str, Any], folder: Path) -> bool:
+    """Return True unless the process failed for a reason that this one may not have."""
     if answer.get("outcome") == job_pool.FAILED:
-        if not (folder / offline.BEGUN).exists():
-            raise _NotElsewhereError  # no-catalogue: caught
+        return (folder / offline.BEGUN).exists()
+    return not re.search(_UNREGISTERED, answer["error"])
+
+
+def _result(answer: Mapping[str, Any], folder: Path) -> tuple[offline.OfflineExecutable, bytes]:
+    """Return the executable that a worker process compiled, and its machine code.
+
+    Raises:
+        RuntimeError: With the compiler's message.
+    """
+    if answer.get("outcome") == job_pool.FAILED:
         # no-catalogue: needs a crash of the compiler
         raise offline.RefusalError(crash_text(answer["reason"]), "")
-    if re.search(_UNREGISTERED, answer["error"]):
-        raise _NotElsewhereError  # no-catalogue: caught
     if answer["error"]:
-        # no-catalogue: an error of XLA
         raise offline.RefusalError(answer["error"], answer["code"])
     return offline.read_result(folder)
 

@@ -22,9 +22,9 @@ from jax._src.lib import xla_client as xc
 
 from xlashard._jax import modules
 from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_options
-from xlashard._jax.runtime.executables import compiled_cost
+from xlashard._jax.runtime.executables import buffer_assignment, compiled_cost
 from xlashard._jax.runtime.shardings import Device, device_list, if_reported, is_compile_only
-from xlashard._jax.runtime.topologies import gpu_devices, request_of
+from xlashard._jax.runtime.topologies import devices_of, is_requested, request_of
 
 
 class RefusalError(RuntimeError):
@@ -46,12 +46,12 @@ _RESULT = "result"
 
 
 class CompileInput(NamedTuple):
-    """Input of a compilation for GPUs, serialized: any process can run it.
+    """Input of a compilation for a topology, serialized: any process can run it.
 
     Attributes:
         module: Bytecode of the module.
         options: Options of the compiler.
-        topology: Name and options of the group of GPUs.
+        topology: Name and options of the topology.
         devices: Ids of the devices, in the program's order.
     """
 
@@ -68,7 +68,7 @@ class CompileInput(NamedTuple):
 
         Args:
             module: The module.
-            request: Devices of a group of GPUs, and options.
+            request: Devices of a topology, and options.
 
         Raises:
             RuntimeError: For an unknown option of the compiler.
@@ -103,23 +103,22 @@ class CompileInput(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _devices(topology: str) -> list[Device]:
-    name, options = json.loads(topology)
-    return gpu_devices(name, **options)
+    return devices_of(*json.loads(topology))
 
 
 def compiles_elsewhere(request: CompileRequest) -> bool:
     """Return True if another process can compile for the devices of a request.
 
-    Where GPUs of their kind are at hand, the compiler measures kernels on them.
+    Where devices of their kind are at hand, the compiler uses them.
 
     Args:
         request: Devices and options.
     """
     device = request.devices[0]
     return (
-        device.platform == "gpu"
-        and is_compile_only(device)
+        is_compile_only(device)
         and not request.host_callbacks
+        and is_requested(device)
         and jax_compiler._get_cross_compile_backend(device.client) is None
     )
 
@@ -209,6 +208,7 @@ class OfflineExecutable:
         layouts: The layouts of parameters and of results, as text.
         memory_kinds: The memory kind of each result.
         shardings: Serialized shardings of parameters and of results; empty if not stored.
+        buffers: The serialized BufferAssignmentProto; empty if unknown.
     """
 
     modules: tuple[StoredModule, ...]
@@ -217,6 +217,7 @@ class OfflineExecutable:
     layouts: tuple[tuple[str, ...], tuple[str, ...]]
     memory_kinds: tuple[str, ...]
     shardings: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
+    buffers: bytes = b""
 
     @classmethod
     def of(cls, executable: Executable) -> Self:
@@ -233,6 +234,7 @@ class OfflineExecutable:
             ),
             cost=if_reported(lambda: compiled_cost(executable)),
             memory=None if stats is None else _numbers(stats),
+            buffers=buffer_assignment(executable),
             layouts=(
                 tuple(map(str, executable.get_parameter_layouts())),
                 tuple(map(str, executable.get_output_layouts())),
@@ -251,7 +253,10 @@ class OfflineExecutable:
         return dict(self.cost)
 
     def get_compiled_memory_stats(self) -> SimpleNamespace | None:
-        return None if self.memory is None else SimpleNamespace(**self.memory)
+        if self.memory is None:
+            return None
+        buffers = {"serialized_buffer_assignment_proto": self.buffers} if self.buffers else {}
+        return SimpleNamespace(**self.memory, **buffers)
 
     def get_parameter_layouts(self) -> list[Any]:
         return [_layout(text) for text in self.layouts[0]]

@@ -177,14 +177,32 @@ _REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionar
 
 
 def request_of(device: Device) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of the group of GPUs that a device belongs to.
-
-    Another process makes its devices of them, by `gpu_devices`.
+    """Return the name and the options of a device's topology, for `devices_of`.
 
     Args:
         device: A compile-only device.
+
+    Raises:
+        KeyError: If the topology was not made here.
     """
     return _REQUESTS[device.client]
+
+
+def is_requested(device: Device) -> bool:
+    """Return True for a compile-only device of `compile_only_devices` or `gpu_devices`."""
+    return device.client in _REQUESTS
+
+
+def devices_of(name: str, options: Mapping[str, Any]) -> list[Device]:
+    """Return the compile-only devices of a topology that another process made.
+
+    Args:
+        name: Its name.
+        options: Its options.
+    """
+    if "target" in options:
+        return gpu_devices(name, **options)
+    return compile_only_devices(name, options)
 
 
 def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:

@@ -12,7 +12,6 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_costs
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.preflights.dump_folder import remove_abandoned_folders
 from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.calibration import (
     Calibration,
@@ -38,6 +37,7 @@ from xlashard.preflights.sweep.sweep_results import (
     ranked,
 )
 from xlashard.preflights.target_loading import load_function
+from xlashard.processes.dump_folder import remove_abandoned_folders
 from xlashard.processes.job_pool import (
     WorkerJob,
     WorkerLimits,

@@ -15,11 +15,12 @@ import pytest
 
 from tests.preflights.programs import on
 from xlashard import P, pjit
-from xlashard.preflights import compilation, dump_folder
-from xlashard.preflights.dump_folder import remove_abandoned_folders, temporary_dump_folder
+from xlashard.preflights import compilation
 from xlashard.preflights.sweep import sweep_run
 from xlashard.preflights.sweep.axis_ranges import AxisRange
 from xlashard.preflights.sweep.sweep_report import SweepProgress
+from xlashard.processes import dump_folder
+from xlashard.processes.dump_folder import remove_abandoned_folders, temporary_dump_folder
 from xlashard.processes.job_pool import WorkerLimits
 from xlashard.tpu import topology
 
