@@ -209,3 +209,12 @@ def test_a_crash_of_the_compiler_costs_its_layout() -> None:
 def test_a_compilation_that_takes_too_long_costs_its_layout() -> None:
     with pytest.raises(CompileError, match=naming("timed out after 0.001 s", "compile_timeout")):
         auto_shard(project, ROWS, mesh={"d": 8}, topology="h100-8", compile_timeout=0.001)
+
+
+def test_a_program_that_prints_is_reported() -> None:
+    def shown(x: Any) -> Any:
+        jax.debug.print("rows {}", x.sum())
+        return jax.lax.sort(x)
+
+    report = preflight(pjit(shown, in_shardings=P("d")), ROWS, topology="h100-8", mesh={"d": 8})
+    assert report.fits and report.outputs[0].type == "float32[512,64]"
