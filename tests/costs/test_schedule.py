@@ -8,12 +8,13 @@ import pytest
 
 from tests.preflights.scheduled import scheduled
 from xlashard import NamedSharding, P
-from xlashard.costs.network_model import NetworkCost, NetworkModel, multislice_collectives
+from xlashard.costs.network_model import NetworkCost, NetworkModel
 from xlashard.costs.operation import OperationModel, padding
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.costs.schedule import StepSchedule, walk_schedule
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
+from xlashard.hlo.slices import multislice_collectives
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.time_estimate import KernelSpread, error_bar, schedule_step
 from xlashard.tpu import topology

@@ -230,6 +230,18 @@ def test_reports_without_execution() -> None:
     assert compiled.serialize()
 
 
+def test_explain_finds_the_collectives_between_slices() -> None:
+    mesh = topology("v5e-4", slices=2).mesh({"replica": 2, "data": 4})
+    rows = NamedSharding(mesh, P(("replica", "data")))
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=rows)
+    w = jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    step = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
+    totals = explain(pjit(step, out_shardings=w.sharding), w, x).totals
+    assert {total.along for total in totals} == {"data", "replica"}
+    (between,) = (total for total in totals if total.along == "replica")
+    assert between.kind == "all-reduce"
+
+
 def test_several_slices_are_named_so() -> None:
     found = topology("v5e-4", slices=2)
     sharding = NamedSharding(found.mesh({"data": 8}), P("data"))

@@ -17,16 +17,12 @@ dimensions, and divided among groups or devices that share the links):
   link determines the time;
 - between slices: with `s` slices per group, the devices of a slice share its traffic. A gather
   sends `D (s-1)/s` per slice, an all-reduce twice that; the rest stays on the links of the slice.
-
-TPU's compiler emits the program of a single slice: device numbers start at 0, collectives stay
-inside the slice, and transfers to other slices are sends to and receives from the host, whose
-runtime uses the data-center network.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -34,117 +30,9 @@ import numpy as np
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hardware.mesh_layout import AxisSegment, part
-from xlashard.hlo.call_graph import nearest_user
-from xlashard.hlo.collectives import REDUCTIONS, Collective, CollectiveKind
-from xlashard.hlo.hlo_program import HloProgram
-from xlashard.hlo.module import Computation, Instruction
+from xlashard.hlo.collectives import REDUCTIONS, Collective
 from xlashard.sharding import Mesh
 from xlashard.tpu.topologies import Topology, ici_speed
-
-_KINDS: dict[str, CollectiveKind] = {
-    "ALL_GATHER": "all-gather",
-    "ALL_REDUCE": "all-reduce",
-    "ALL_TO_ALL": "all-to-all",
-    "ONE_TO_ONE": "collective-permute",
-    "REDUCE_SCATTER": "reduce-scatter",
-}
-_TRANSFER, _RENDEZVOUS = "_xla_megascale_transfer_type", "_xla_host_transfer_rendezvous"
-"""Frontend attributes of a send and its recv."""
-
-
-def multislice_collectives(module: HloProgram, mesh: Mesh) -> list[Collective]:
-    """Return the collectives of a program, in all of its slices and between them.
-
-    Args:
-        module: The compiled module.
-        mesh: Its mesh; replica groups index the mesh order.
-    """
-    found = list(module.collectives)
-    slices = _slices(mesh)
-    if len(slices) == 1 or module.num_partitions * module.num_replicas == mesh.size:
-        return found
-    spread = [replace(c, groups=_in_all(c.groups, slices)) for c in found]
-    return [*spread, *_transfers(module, slices)]
-
-
-def rendezvous_name(instruction: Instruction) -> str:
-    """Return the rendezvous name shared by a send and its recv; empty for other instructions."""
-    if instruction.opcode not in ("send", "recv"):
-        return ""
-    return instruction.attributes.frontend.get(_RENDEZVOUS, "")
-
-
-def _slices(mesh: Mesh) -> list[list[int]]:
-    """Return the mesh positions of the devices of each slice."""
-    slices: dict[int, list[int]] = {}
-    for position, device in enumerate(mesh.devices.flat):
-        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(position)
-    return [slices[number] for number in sorted(slices)]
-
-
-def _in_all(
-    groups: ReplicaGroups | SourceTargetPairs, slices: Sequence[list[int]]
-) -> ReplicaGroups | SourceTargetPairs:
-    """Return the groups of one slice, replicated for every slice."""
-    if isinstance(groups, SourceTargetPairs):
-        pairs = groups.pairs
-        return SourceTargetPairs(tuple((s[a], s[b]) for s in slices for a, b in pairs))
-    listed = groups.devices()
-    return ReplicaGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
-
-
-def _transfers(module: HloProgram, slices: Sequence[list[int]]) -> list[Collective]:
-    sites = module.call_sites
-    return [
-        replace(
-            _transfer(computation, instruction, slices),
-            times=sites[computation.name].times,
-            times_known=sites[computation.name].known,
-            conditional=sites[computation.name].conditional,
-        )
-        for computation in module.computations.values()
-        if computation.name in sites
-        for instruction in computation.instructions.values()
-        if instruction.opcode == "send" and _TRANSFER in instruction.attributes.frontend
-    ]
-
-
-def _transfer(
-    computation: Computation, send: Instruction, slices: Sequence[list[int]]
-) -> Collective:
-    kind = _KINDS.get(send.attributes.frontend[_TRANSFER], "collective-permute")
-    operands = send.shape.arrays[:1]
-    received = next(
-        (
-            i
-            for i in computation.instructions.values()
-            if i.opcode == "recv" and rendezvous_name(i) == rendezvous_name(send)
-        ),
-        None,
-    )
-    results = operands if received is None else received.shape.arrays[:1]
-    user = None if received is None else nearest_user(computation, received)
-    groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
-        [list(group) for group in zip(*slices, strict=True)]
-    )
-    if kind == "collective-permute":
-        turned = [*slices[1:], slices[0]]
-        pairs = zip(slices, turned, strict=True)
-        groups = SourceTargetPairs(tuple(p for a, b in pairs for p in zip(a, b, strict=True)))
-    return Collective(
-        kind=kind,
-        name=send.name,
-        computation=computation.name,
-        operands=operands,
-        results=results,
-        groups=groups,
-        asynchronous=True,
-        op_name=send.op_name,
-        frames=send.frames,
-        needed_by="" if user is None else user.op_name,
-        needed_by_frames=() if user is None else user.frames,
-    )
-
 
 _NOT_LINKS = ("slice", "core")
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 from xlashard.costs.cost_analysis import repeated_calls
 from xlashard.costs.hbm_traffic import hbm_bytes, host_bytes
-from xlashard.costs.network_model import NetworkCost, rendezvous_name
+from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationModel, OperationTime
 from xlashard.costs.rates import Rates
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HOST
+from xlashard.hlo.slices import rendezvous_name
 
 _ENDS = "AsyncCollectiveDone"
 _COPIES = (

@@ -16,11 +16,11 @@ from typing import Any, Self
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.offline import BEGUN, CompileInput, RefusalError
 from xlashard._jax.runtime.phases import PhaseInput
-from xlashard.costs.network_model import multislice_collectives
 from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
+from xlashard.hlo.slices import multislice_collectives
 from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo

@@ -18,6 +18,7 @@ from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.hlo_program import read_modules
+from xlashard.hlo.slices import multislice_collectives
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.report.communication import describe_collectives
@@ -144,8 +145,8 @@ def _from_request(function: Function, call: Call, request: LoweringRequest) -> E
 
 
 def _report(program: ExplainedProgram) -> ProgramReport:
-    collectives = [collective for module in program.modules for collective in module.collectives]
     mesh = program.mesh
+    collectives = [c for module in program.modules for c in multislice_collectives(module, mesh)]
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
     not_understood = Counter[str]()

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.costs.network_model import rendezvous_name
 from xlashard.hlo.collectives import KINDS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
+from xlashard.hlo.slices import rendezvous_name
 
 _MOVES = frozenset(
     (

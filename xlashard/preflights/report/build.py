@@ -151,7 +151,8 @@ def describe_values(
         and report.device_bytes >= replicated_above
         and is_needlessly_replicated(program, value)
     ]
-    collectives = compilation.module.collectives
+    mesh = program.mesh
+    collectives = () if mesh is None else compilation.collectives(mesh)
     return ValueReports(
         inputs=inputs,
         outputs=outputs,
