@@ -14,6 +14,7 @@ from tests.pjit.random_programs.checking import XLA
 from tests.pjit.random_programs.generator import draw_program
 from tests.pjit.random_programs.text import program_text
 from xlashard import P
+from xlashard.auto.insertion import site_value
 from xlashard.auto.search import Search
 
 
@@ -56,6 +57,50 @@ def f(state, w, keys, scale):
 
 def test_references_effects_keys_empty_arrays_and_closed_over_constants():
     assert find_layout_failure(PROGRAM) is None
+
+
+PADDED = '''"""Program 2."""
+axes = {"x": 4}
+backwards = False
+manner = "named"
+call = "grad"
+partitioner = "shardy"
+arguments = (numbers((3, 14, 14, 6), "float32"), numbers((3, 3, 6, 6), "float32"))
+placed = (None,) * 2
+in_shardings = (UNSPECIFIED,) * 2
+out_shardings = UNSPECIFIED
+donated = ()
+options = {}
+exact = (False,)
+
+
+def f(images, filters):
+    def convolve(x, stride):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, filters, (stride,) * 2, "SAME", dimension_numbers=layout)
+
+    x = jax.nn.softplus(convolve(images, 1))
+    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    x = jax.nn.softplus(convolve(x, 1))
+    return jnp.square(x.reshape(3, 7, 42).mean(1) @ jnp.ones((42, 10)))
+'''
+
+
+def test_padded_pieces_give_the_same_values(monkeypatch):
+    padded = set()
+
+    def run(self, run=Search.run):
+        layouts = run(self)
+        for site, spec in (each for layout in layouts for each in layout.constraints):
+            _, value = site_value(self.problem.jaxpr, site)
+            pairs = zip(value.aval.shape, spec, strict=False)
+            padded.update(n for n, axes in pairs if axes is not None and n % 4)
+        return layouts
+
+    monkeypatch.setattr(random_layouts, "ODD_LAYOUTS", 4)
+    monkeypatch.setattr(Search, "run", run)
+    assert find_layout_failure(PADDED) is None
+    assert {7, 14} <= padded
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1.01, "values"), (1.0, None)])
