@@ -8,7 +8,8 @@ import xlashard
 from tests.preflights.scheduled import scheduled
 from xlashard import NamedSharding, P
 from xlashard.preflights.attribution.attribution import describe_traffic
-from xlashard.preflights.time_estimate import estimate_time
+from xlashard.preflights.attribution.step_lines import add_lines
+from xlashard.preflights.time_estimate import estimate_time, schedule_step
 from xlashard.tpu import topology
 
 PLACE = topology("v5e:2x4")
@@ -229,7 +230,11 @@ def test_collectives_over_slices_are_reported_whole():
         ("all-reduce", "model", "reduction"),
         ("reduce-scatter", "data:(2)2", "gradient"),
     }
-    estimate = estimate_time(compilation, place, mesh)
+    schedule = schedule_step(compilation, place, mesh)
+    estimate = estimate_time(compilation, place, mesh, schedule=schedule)
+    waits = [x for x in add_lines(estimate, compilation, schedule, mesh).lines if x.bound == "dcn"]
+    assert {line.kind for line in waits} <= {"all-gather", "all-reduce"}
+    assert waits and all(line.source is not None for line in waits)
     shard = 1024 * 2048 * 2 // 8
     # Each device gathers half of its shard's group from the other slice, for two parameters, and
     # reduces two gradients of which it holds a quarter.

@@ -16,6 +16,7 @@ from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Frame, Instruction
 from xlashard.hlo.shapes import HBM
+from xlashard.hlo.slices import rendezvous_name
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import SourceLine
 from xlashard.pjit.report.tables import operation_text
@@ -189,7 +190,8 @@ class StepLines:
             return None
         instruction: Instruction | None = operation.instruction
         while instruction is not None:
-            if (found := self._by_name.get(instruction.name)) is not None:
+            name = rendezvous_name(instruction) or instruction.name
+            if (found := self._by_name.get(name)) is not None:
                 return found
             if instruction.opcode == "fusion":
                 return next(self._fused(instruction), None)
@@ -207,7 +209,10 @@ class StepLines:
 
     @cached_property
     def _by_name(self) -> dict[str, Collective]:
-        return {collective.name: collective for collective in self.collectives}
+        """Return the collectives by name, and by the rendezvous of a send and its recv."""
+        named = {collective.name: collective for collective in self.collectives}
+        sends = ((self._owners.instruction(name), c) for name, c in named.items())
+        return named | {rendezvous_name(s) or s.name: c for s, c in sends if s is not None}
 
     @cached_property
     def _by_channel(self) -> dict[int, Collective]:
