@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.shardings import tile_texts
+from xlashard._jax.runtime.shardings import is_compile_only, tile_texts
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.hlo.shapes import HOST
@@ -86,7 +86,10 @@ class LoadedExecutable:
         def make() -> compiler.Executable:
             nonlocal source
             with compiler.persistent_cache_hits() as hits:
-                executable, self._code = worker_compile.compile_module(module, request)
+                if is_compile_only(request.devices[0]):
+                    executable, self._code = worker_compile.compile_module(module, request)
+                else:
+                    executable = compiler.compile_module(module, request)
             self.module = module
             source = "the persistent cache" if hits else "the compiler"
             if hits and compiler.drops_cached_code(request):
