@@ -7,7 +7,7 @@ to the host with the descriptions of these GPUs in JAX's CUDA plugin.
 
 from dataclasses import dataclass, replace
 
-from xlashard.hardware.chip import GB, MIB, TERA, Chip
+from xlashard.hardware.chip import GB, MIB, TERA, Chip, Links
 
 ALLOCATOR_FRACTION = 0.75
 """Share of a GPU's memory that JAX's allocator takes by default."""
@@ -46,6 +46,11 @@ class GpuModel(Chip):
     max_node: int = 8
     gpus_per_host: int = 8
     network_bandwidth: float
+
+    @property
+    def links(self) -> Links:
+        """Links within a node."""
+        return "nvlink" if self.nvlink_links else "pcie"
 
     @property
     def node_bandwidth(self) -> float:

@@ -1,6 +1,10 @@
 """Public figures that every chip has, each with its source."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+type Links = Literal["ici", "nvlink", "pcie"]
+"""Links between the chips of a slice of TPUs, or between the GPUs of a node."""
 
 GB = 10**9
 MIB = 2**20
@@ -35,6 +39,11 @@ class Chip:
     peak_flops: tuple[tuple[str, float], ...]
     host_bandwidth: float
     sources: tuple[tuple[str, str], ...]
+
+    @property
+    def links(self) -> Links:
+        """Links within a slice or node."""
+        return "ici"
 
     @property
     def device_hbm_bytes(self) -> int:

@@ -62,6 +62,7 @@ class AutoPlan(SerializableReport, PlanFields):
         unknown_primitives: Primitives without a sharding rule, which each device runs whole.
         held: What holds the memory, if no layout fits; largest first.
         smallest_slice: Smallest slice of the same chip that would do; empty if unknown.
+        links: Links within a slice or node, for the names of `shares`.
 
     Example:
         >>> import jax, xlashard

@@ -66,6 +66,7 @@ def describe_plan(
         layouts=tuple(shown),
         collectives=best.collectives,
         shares=best.shares,
+        links="ici" if program.topology is None else program.topology.chip.links,
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
         axis_rules=_axis_rules(inputs, best.layout.in_specs[program.closed_over :], arguments),

@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal
 
+from xlashard.hardware.chip import Links
 from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.pjit.report.model import SourceLine
 from xlashard.sharding import PartitionSpec
@@ -200,6 +201,7 @@ class PlanFields:
     unknown_primitives: tuple[str, ...] = ()
     held: tuple[HeldMemory, ...] = ()
     smallest_slice: str = ""
+    links: Links = "ici"
 
     @property
     def fits(self) -> bool:

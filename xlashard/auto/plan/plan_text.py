@@ -19,6 +19,7 @@ from xlashard.auto.plan.plan_model import (
     UnforeseenTransfer,
 )
 from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
+from xlashard.preflights.render.report_text import WORDS
 from xlashard.wording import in_bytes, in_percent, in_seconds
 
 COLOURS: dict[Outcome, str] = {
@@ -76,7 +77,11 @@ def _head(plan: PlanFields) -> RenderableType:
         facts.append(("second", f"{second.name}, {in_percent(slower)} slower"))
     if plan.shares:
         whole = sum(seconds for _, seconds in plan.shares) or 1.0
-        parts = [f"{name} {in_percent(seconds / whole)}" for name, seconds in plan.shares[:4]]
+        names = WORDS[plan.links].shares
+        parts = [
+            f"{names.get(name, name)} {in_percent(seconds / whole)}"
+            for name, seconds in plan.shares[:4]
+        ]
         facts.append(("time", ", ".join(parts)))
     if plan.gap is not None:
         facts.append(("solved", f"each axis within {in_percent(plan.gap)}, given the others"))

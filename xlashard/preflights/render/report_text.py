@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from xlashard.errors import counted
+from xlashard.hardware.chip import Links
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
-    Links,
     PreflightFields,
     TimeEstimate,
     TopologyReport,

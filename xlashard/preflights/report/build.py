@@ -34,7 +34,6 @@ from xlashard.preflights.memory_breakdown import describe_memory
 from xlashard.preflights.report.calibration import Calibration
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
-    Links,
     TimeEstimate,
     TopologyReport,
     VersionsReport,
@@ -58,10 +57,9 @@ def describe_topology(topology: BaseTopology) -> TopologyReport:
     if isinstance(topology, GpuTopology):
         shape, wraps = (topology.nodes, topology.gpus_per_node), (False, False)
         within, between = topology.chip.node_bandwidth, topology.network_bandwidth
-        links: Links = "nvlink" if topology.chip.nvlink_links else "pcie"
     else:
         assert isinstance(topology, Topology)
-        shape, wraps, links = topology.shape, topology.wraps, "ici"
+        shape, wraps = topology.shape, topology.wraps
         within, between = topology.chip.ici_bandwidth, topology.chip.device_dcn_bandwidth
     return TopologyReport(
         name=topology.name,
@@ -69,7 +67,7 @@ def describe_topology(topology: BaseTopology) -> TopologyReport:
         slices=topology.slices,
         shape=shape,
         wraps=wraps,
-        links=links,
+        links=chip.links,
         chips=topology.chips,
         devices=topology.num_devices,
         hosts=topology.hosts,

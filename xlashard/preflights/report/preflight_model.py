@@ -7,6 +7,7 @@ field states otherwise.
 from dataclasses import dataclass
 from typing import Literal
 
+from xlashard.hardware.chip import Links
 from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
@@ -23,8 +24,6 @@ from xlashard.preflights.report.step_model import LineTime, SpillReport, Timelin
 type Bound = Literal["compute", "hbm", "ici", "dcn", "host"]
 """Resource that bounds the time: arithmetic, HBM, links within a slice or node, network between."""
 
-type Links = Literal["ici", "nvlink", "pcie"]
-"""Links between the chips of a slice of TPUs, or between the GPUs of a node."""
 
 type Origin = Literal[
     "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"

@@ -11,8 +11,9 @@ from typing import Literal
 
 from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_models import GPU_MODELS
+from xlashard.hardware.chip import Links
 from xlashard.pjit.report.serde import ReportFormat
-from xlashard.preflights.report.preflight_model import Bound, Links
+from xlashard.preflights.report.preflight_model import Bound
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu.generations import GENERATIONS
 
