@@ -180,8 +180,8 @@ def result_file(options: Options, *names: str) -> Path | None:
     if options.cache is None:
         return None
     words = hashlib.sha256()
-    folders = ("xlashard/tpu", "xlashard/hlo", "xlashard/pjit")
-    modules = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    rooms = "costs", "hardware", "hlo", "pjit", "preflights", "tpu"
+    modules = [path for room in rooms for path in (ROOT / "xlashard" / room).rglob("*.py")]
     for path in sorted([*modules, *(ROOT / "benchmarks").glob("_auto_*.py")]):
         words.update(path.read_bytes())
     versions = [importlib.metadata.version(package) for package in ("jax", "jaxlib", "libtpu")]
