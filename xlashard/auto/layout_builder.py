@@ -120,14 +120,13 @@ class LayoutBuilder:
         self, stored: dict[str, int], needed: dict[str, int | None], sums_whole: bool
     ) -> dict[str, int]:
         """Return the states to constrain a result to before it is stored."""
-        return {
-            a: WHOLE
-            if sums_whole and s == PARTIAL
-            else stored[a]
-            if s in (None, WHOLE, PARTIAL)
-            else s
-            for a, s in needed.items()
-        }
+        made = dict(stored)
+        for axis, state in needed.items():
+            if sums_whole and state == PARTIAL:
+                made[axis] = WHOLE
+            elif state not in (None, WHOLE, PARTIAL):
+                made[axis] = state
+        return made
 
     def _sums(self, assignment: Assignment) -> dict[int, dict[str, int]]:
         """Return the sums of results that are made alike, but not as stored, with their states.

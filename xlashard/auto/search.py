@@ -198,25 +198,17 @@ class Search:
         unsolved: int,
         share: float,
     ) -> AxisSolution:
-        """Return the solution of an axis, given the others; equal programs are solved once."""
+        """Return the solution of an axis, given the others; equal programs are solved once.
+
+        An axis is solved again where a solution has its largest memory elsewhere.
+        """
         key = (
             *(axis.name, restriction, unsolved),
             *(others.labels[name] for name in self._axes),
             *(frozenset(others.factors[name].items()) for name in self._axes),
         )
-        if key not in self._solutions:
-            self._solutions[key] = self._solved(axis, restriction, others, unsolved, share)
-        return self._solutions[key]
-
-    def _solved(
-        self,
-        axis: MeshAxis,
-        restriction: Restriction,
-        others: Assignment,
-        unsolved: int,
-        share: float,
-    ) -> AxisSolution:
-        """Solve an axis, and again where a solution has its largest memory elsewhere."""
+        if key in self._solutions:
+            return self._solutions[key]
         memory, model = self._memory, CostModel(self.graph, self.problem.machine, axis, others)
         limit = self.problem.memory_bytes * unsolved
         live = dict.fromkeys((memory.live(Assignment()), memory.live(others)))
@@ -232,6 +224,7 @@ class Search:
             chosen.labels[axis.name] = solution[0]
             largest = memory.live(chosen)
             if largest in live or len(live) >= _PEAKS or memory.peak(chosen) <= limit:
+                self._solutions[key] = solution
                 return solution
             live[largest] = None
 

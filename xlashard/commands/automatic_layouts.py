@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         parse_price(arguments.price)
     read_options(arguments.option)
     read_kernel_cost_words(arguments.kernel_cost)
-    rates = _rates(arguments, place)
+    rates = read_calibration_files(arguments.rates, [place]).get(place.chip.name)
     with status_line(f"choosing a layout of {target} on {place}"):
-        program, tried = _chosen(arguments, target, place)
+        program, tried = _chosen(arguments, target, place, rates)
         with user_code_errors(f"{target} can't be traced"):
             plan = auto_shard(
                 program.function,
@@ -153,10 +153,6 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
     return target, place
 
 
-def _rates(arguments: argparse.Namespace, place: BaseTopology) -> Calibration | None:
-    return read_calibration_files(arguments.rates, [place]).get(place.chip.name)
-
-
 @dataclass(frozen=True)
 class _Source:
     """Program by its settings.
@@ -208,12 +204,12 @@ class _Source:
 
 
 def _chosen(
-    arguments: argparse.Namespace, target: str, place: BaseTopology
+    arguments: argparse.Namespace, target: str, place: BaseTopology, rates: Calibration | None
 ) -> tuple[TargetProgram, tuple[TriedLayout, ...]]:
     """Return the program with the mesh and the settings that were chosen, and what was tried."""
     of_settings = target.endswith(".toml")
     words = (*arguments.set, "sharding=auto") if of_settings else tuple(arguments.set)
-    source = _Source(target, place, words, _rates(arguments, place))
+    source = _Source(target, place, words, rates)
     meshes = _meshes(arguments, place)
     batches, policies = [None], [""]
     if arguments.batch or arguments.remat:
