@@ -227,6 +227,7 @@ def products() -> list[Case]:
         ("patches", conv((4, 4), "VALID"), (image, patches)),
         ("strided points", conv((2, 2), "VALID"), (image, points)),
         ("whole window", conv((1, 1), "VALID"), (image, floats(8, 8, 6, 10))),
+        ("narrower than its window", conv(), (floats(8, 1, 1, 6), kernel)),
         ("dilated", conv(rhs_dilation=(2, 2)), (image, kernel)),
         ("transposed", conv(padding=((1, 2), (1, 2)), lhs_dilation=(2, 2)), (image, kernel)),
         ("multiplied", conv(feature_group_count=6), (image, floats(3, 3, 1, 12))),

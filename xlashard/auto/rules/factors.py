@@ -155,9 +155,11 @@ def remaining(rank: int, *taken: Any) -> list[int]:
 def wide_pieces(size: int, wide: int, halo: int) -> int:
     """Return the largest divisor of a factor's size whose pieces are no narrower than a halo.
 
+    1 where the whole dimension is narrower.
+
     Args:
         size: Size of the factor.
         wide: Size of the dimension that the halo is a part of.
         halo: Size of the halo, on both sides together.
     """
-    return next(n for n in range(size, 0, -1) if size % n == 0 and wide >= n * halo)
+    return next((n for n in range(size, 0, -1) if size % n == 0 and wide >= n * halo), 1)
