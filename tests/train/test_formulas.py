@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
-from xlashard.train import formulas, traffic_formulas
+from xlashard.train import formulas
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.parameters import declare
+from xlashard.train.model.layout import declare
 
 REAL = topology_settings()
 FACTS = read_facts()
@@ -131,9 +131,27 @@ def test_programs_hold_the_state_of_the_formulas(name: str) -> None:
 @pytest.mark.parametrize("name", ["1b_v5e_16", "8b_v5p_64"])
 def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
     run = REAL[name]
-    expected = (
-        traffic_formulas.gather_bytes(run)
-        + traffic_formulas.scatter_bytes(run, looped=True)
-        + traffic_formulas.lookup_bytes(run)
+    count = formulas.ways(run, ("embed",))
+    item = formulas.ITEM_BYTES[run.model.compute]
+    spread = [
+        x for x in formulas.matrices(run.model) if "embed" in x.axes and x.name != "embedding"
+    ]
+    whole = (
+        run.training.accumulate
+        * item
+        * sum(
+            x.elements / formulas.ways(run, [axis for axis in x.axes if axis != "embed"])
+            for x in spread
+        )
     )
+    # Remat gathers each matrix in the forward pass and again in the backward pass.
+    gathered = 2 * (count - 1) / count * whole
+    # Windowed einsum (Wang et al. 2023, doi:10.1145/3567955.3567959) overlaps the reduce-scatter
+    # with the product: a device sends a shard in both directions per step, and two for alignment.
+    scattered = (count + 1) / count * whole
+    # Each device looks up the tokens of all devices (int32, once more for the gradient) in its
+    # slice of the width, and sends the features on.
+    own = run.training.batch * run.model.length / formulas.ways(run, ("batch", "length"))
+    looked_up = 2 * (own * run.model.width * item * (count - 1) / count + 4 * own * (count - 1))
+    expected = gathered + scattered + looked_up
     assert FACTS[name].sent_bytes == pytest.approx(expected, rel=1e-2)

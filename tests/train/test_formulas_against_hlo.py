@@ -14,7 +14,7 @@ from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.preflights.attribution.attribution import describe_traffic
 from xlashard.preflights.compilation import Compilation
 from xlashard.tpu import topology
-from xlashard.train import formulas, traffic_formulas
+from xlashard.train import formulas
 from xlashard.train.config.settings import (
     GenerationSettings,
     ModelSettings,
@@ -102,7 +102,7 @@ def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled)
 
 @pytest.mark.slow
 def test_sent_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
-    expected = traffic_formulas.sent_bytes(compiled.settings)
+    expected = formulas.sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh):
         sent[report.collective.axes] += report.collective.sent_bytes

@@ -1,6 +1,6 @@
 """Closed forms of a training step: parameters, bytes, FLOP, traffic.
 
-They use neither JAX nor the compiler, so that tests can compare preflights with them. A matrix
+They use no compiler, so that tests can compare preflights with them. A matrix
 product of [m, k] and [k, n] takes 2 m k n FLOP; norms, rotations, softmax and the optimiser are
 omitted, well below 1 % together for models of more than some thousand features.
 
@@ -9,19 +9,20 @@ of a head, M hidden features, E experts, k for each token, V tokens of the vocab
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+
+import jax
 
 from xlashard.gpu.gpu_names import is_gpu_name
 from xlashard.preflights.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
-from xlashard.train.model.attention_kernels import with_kernel_of
+from xlashard.train.model.attention import with_kernel_of
 from xlashard.train.model.experts import places
+from xlashard.train.model.layout import declare, path_name
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of an element by dtype."""
-_QUERY = ("embed", "heads", None)
 
 
 @dataclass(frozen=True)
@@ -74,49 +75,14 @@ def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
     layer (2 W M without a gate; with experts E times that, and W E in the router), and its norms;
     outside of the layers the model has one or two tables of V W, and a norm.
     """
-    width, layers = model.width, model.layers
-    many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
-    inner = [
-        ("attention.norm", (width,), (None,)),
-        *((f"attention.{name}", sides, axes) for name, sides, axes in _projections(model)),
-        ("attention.out", (model.heads, model.head_size, width), ("heads", None, "embed")),
-        *([("mlp.norm", (width,), (None,))] * (not model.parallel)),
-        *([("mlp.gate", (*many, width, model.mlp), (*named, "embed", "mlp"))] * model.gated),
-        ("mlp.up", (*many, width, model.mlp), (*named, "embed", "mlp")),
-        ("mlp.down", (*many, model.mlp, width), (*named, "mlp", "embed")),
-    ]
-    if model.experts:
-        inner.append(("mlp.router", (width, model.experts), ("embed", None)))
-    if model.experts and model.shared_mlp:
-        for name in ("shared_gate", "shared_up"):
-            inner.append((f"mlp.{name}", (width, model.shared_mlp), ("embed", "mlp")))
-        inner.append(("mlp.shared_down", (model.shared_mlp, width), ("mlp", "embed")))
-    return (
-        Matrix("embedding", 1, (model.vocab, width), ("vocab", "embed")),
-        *(Matrix(name, layers, sides, axes) for name, sides, axes in inner),
-        Matrix("norm", 1, (width,), (None,)),
-        *([Matrix("head", 1, (width, model.vocab), ("embed", "vocab"))] * (not model.tied)),
-    )
-
-
-def _projections(model: ModelSettings) -> list[Any]:
-    """Return name, shape and axes of the arrays that make queries, keys and values."""
-    width, size, heads = model.width, model.head_size, model.heads
-    if not model.latent:
-        kv_heads, shared = (width, model.kv_heads, size), ("embed", "kv_heads", None)
-        query = ("query", (width, heads, size), _QUERY)
-        return [query, ("key", kv_heads, shared), ("value", kv_heads, shared)]
-    rank, turned = model.query_rank or width, model.rope_size
-    arrays: list[Any] = [
-        ("query", (rank, heads, size + turned), _QUERY),
-        ("latent", (width, model.latent + turned), ("embed", None)),
-        ("latent_norm", (model.latent,), (None,)),
-        ("key", (model.latent, heads, size), _QUERY),
-        ("value", (model.latent, heads, size), _QUERY),
-    ]
-    if model.query_rank:
-        arrays += [("query_down", (width, rank), ("embed", None)), ("query_norm", (rank,), (None,))]
-    return arrays
+    found = []
+    for path, declared in jax.tree.leaves_with_path(declare(model)):
+        name = path_name(path)
+        stacked = int(name.startswith("layers."))
+        sides, axes = declared.shape[stacked:], declared.axes[stacked:]
+        copies = model.layers if stacked else 1
+        found.append(Matrix(name.removeprefix("layers."), copies, sides, axes))
+    return tuple(found)
 
 
 def parameters(model: ModelSettings) -> int:
@@ -318,3 +284,91 @@ def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
     elif model.kernel.attention == "none" and not _in_blocks(model):
         names |= {"scores"}
     return head + sum(parts[name] for name in names)
+
+
+def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
+    """Return the bytes that a device sends per step, by mesh axes of the collectives.
+
+    Covers data parallelism (axes of the `batch` rule), fully sharded data parallelism (those also
+    in the `embed` rule), tensor parallelism (one set of axes for `heads` and `kv_heads`, one for
+    `mlp`, one for `vocab`), and their combinations; not the traffic of sharded `length`, `experts`
+    or `layers`. n devices send (n - 1) / n of the bytes that they gather or reduce-scatter, and
+    twice that for an all-reduce.
+
+    - Each matrix is gathered over `embed` for the forward pass and again for the backward pass; its
+      gradient is reduce-scattered, and all-reduced over the rest of `batch`. The head is gathered
+      once if the vocabulary has one part. Its gradient is then reduced in float32, the type of the
+      product; the gradient of the router always is.
+    - The stream [B, L, W] is all-reduced after attention and after the feed-forward layer, and its
+      gradient before each of them; under remat once more after attention, unless `stream` is kept.
+      For experts, their slots are reduced instead, including empty ones, and the gradient of each
+      slot's weight.
+    - Over `vocab`: the looked-up features; the gradient that leaves the head, in float32; per token
+      and part a maximum and a sum; the score of the next token. Parts of the vocabulary take an
+      equal slice of each device's shard of the head, so they cause no traffic. (If the number of
+      parts does not divide the shards, the head is resharded; that traffic is not counted.)
+
+    Args:
+        settings: Settings of a run.
+
+    Returns:
+        Bytes of all collectives along exactly these axes, by set of axes.
+
+    Example:
+        >>> from xlashard.train.config.settings import load_settings
+        >>> sent_bytes(load_settings("configs/tiny_dp.toml")).keys()
+        dict_keys([('data',)])
+    """
+    sent: dict[tuple[str, ...], float] = {}
+    for axes, amount in (*_weight_traffic(settings), *_activation_traffic(settings)):
+        sent[axes] = sent.get(axes, 0.0) + amount
+    return {axes: amount for axes, amount in sent.items() if amount}
+
+
+type _Sent = Iterator[tuple[tuple[str, ...], float]]
+
+
+def _part_of(settings: Settings, axes: Iterable[str]) -> float:
+    """Return (n - 1) / n for the n devices along these axes."""
+    return 1 - 1 / math.prod(settings.mesh[name] for name in axes)
+
+
+def _weight_traffic(settings: Settings) -> _Sent:
+    """Yield the traffic of parameters and their gradients."""
+    rules, model = settings.sharding.rules, settings.model
+    one, times = ITEM_BYTES[model.compute], settings.training.accumulate
+    for matrix in matrices(model):
+        others = [axis for axis in matrix.axes if axis != "embed"]
+        spread = {name for axis in matrix.axes if axis for name in getattr(rules, axis)}
+        whole = times * matrix.elements / ways(settings, others)
+        own = times * matrix.elements / ways(settings, matrix.axes)
+        alone = matrix.name == "head" and model.vocab_parts <= 1
+        summed = 4 if alone or matrix.name == "mlp.router" else one
+        rest = tuple(name for name in rules.batch if name not in spread)
+        yield rest, 2 * _part_of(settings, rest) * own * summed
+        if "embed" in matrix.axes and matrix.name != "embedding":
+            gathered = one if alone else 2 * one
+            yield rules.embed, _part_of(settings, rules.embed) * whole * (gathered + summed)
+
+
+def _activation_traffic(settings: Settings) -> _Sent:
+    """Yield the traffic of activations and their gradients, over all layers."""
+    rules, model = settings.sharding.rules, settings.model
+    one, layers = ITEM_BYTES[model.compute], model.layers
+    sequences = settings.training.batch / ways(settings, ("batch",))
+    tokens = sequences * model.length
+    stream = tokens * model.width
+    embed, heads, mlp, vocab = (
+        _part_of(settings, axes) for axes in (rules.embed, rules.heads, rules.mlp, rules.vocab)
+    )
+    again = model.remat and not {"stream", "out"} & {x for part in model.residuals for x in part}
+    yield rules.heads, 2 * heads * layers * stream * one * (3 if again else 2)
+    if model.experts:
+        rows = sequences * model.experts * places(model, model.length)
+        yield rules.mlp, 2 * mlp * layers * rows * (2 * model.width + 1) * one
+    else:
+        yield rules.mlp, 2 * mlp * layers * stream * one * 2
+    yield rules.vocab, 2 * vocab * (stream * (one + 4) + tokens * 4 * (2 * model.vocab_parts + 1))
+    # Looked-up features and their gradients; the tokens (int32) are gathered for the lookup.
+    yield rules.embed, 2 * embed * stream * one
+    yield rules.embed, embed * 4 * tokens * ways(settings, ("embed",))

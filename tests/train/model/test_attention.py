@@ -10,8 +10,7 @@ from jax.experimental.pallas.tpu import force_tpu_interpret_mode
 from xlashard import Mesh
 from xlashard._jax.registration import assume_cudnn
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
-from xlashard.train.model.attention import attend
-from xlashard.train.model.attention_kernels import kernel_attention, with_kernel_of
+from xlashard.train.model.attention import attend, kernel_attention, with_kernel_of
 from xlashard.train.model.blockwise import blockwise_attention
 from xlashard.train.model.layout import Layout, Unplaced
 from xlashard.train.model.transformer import kept_residuals

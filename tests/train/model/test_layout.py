@@ -9,11 +9,11 @@ from xlashard.train.model.layout import (
     Declaration,
     Layout,
     build_mesh,
+    declare,
     initial_parameters,
     path_name,
     unplaced,
 )
-from xlashard.train.model.parameters import declare
 from xlashard.train.model.programs import make_recipe, state_shardings
 
 P = xlashard.PartitionSpec

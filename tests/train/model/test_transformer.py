@@ -10,13 +10,14 @@ from tests.train.examples import settings
 from xlashard.train.config.settings import ModelSettings
 from xlashard.train.formulas import parameters as count_parameters
 from xlashard.train.model.attention import rotary_angles, rotate
-from xlashard.train.model.generation import choose, generate, readable
-from xlashard.train.model.layout import initial_parameters
-from xlashard.train.model.parameters import declare
+from xlashard.train.model.layout import declare, initial_parameters
 from xlashard.train.model.products import product
 from xlashard.train.model.transformer import (
+    choose,
     decode,
     empty_cache,
+    generate,
+    readable,
 )
 from xlashard.train.model.transformer import forward as eager_forward
 from xlashard.train.model.transformer import loss as eager_loss

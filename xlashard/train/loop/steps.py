@@ -21,7 +21,6 @@ from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, 
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen
 from xlashard.train.loop.stop import Stop
-from xlashard.train.model.generation import readable, write_text
 from xlashard.train.model.layout import Layout
 from xlashard.train.model.programs import (
     Programs,
@@ -31,6 +30,7 @@ from xlashard.train.model.programs import (
     build_programs,
     state_shardings,
 )
+from xlashard.train.model.transformer import readable, write_text
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import jax
 
 from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
-from xlashard.train.model.layout import Declaration, check_mesh, path_name
-from xlashard.train.model.parameters import declare
+from xlashard.train.model.layout import Declaration, check_mesh, declare, path_name
 
 _KEYS = {
     "embed": "model.width",

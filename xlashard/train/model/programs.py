@@ -20,8 +20,7 @@ from xlashard.train.config.settings import ModelSettings, OptimizerSettings, Set
 from xlashard.train.data import token_type
 from xlashard.train.formulas import workload
 from xlashard.train.model.checks import check_settings
-from xlashard.train.model.layout import Layout, Place, initial_parameters, unplaced
-from xlashard.train.model.parameters import declare
+from xlashard.train.model.layout import Layout, Place, declare, initial_parameters, unplaced
 from xlashard.train.model.transformer import loss, measure
 
 type State = dict[str, Any]
