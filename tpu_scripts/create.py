@@ -5,7 +5,7 @@ Spot:       the same with --capacity=spot
 Reserved:   the same with --capacity=reserved
 """
 
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 from xlashard.cloud.tpu import create
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 delete.py --name=my-tpu --zone=us-west4-a
 """
 
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 from xlashard.cloud.tpu import delete
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ coordinator, and that all workers see all chips. It exits with 1 if something is
 """
 
 from xlashard.cloud.doctor import check
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 
 if __name__ == "__main__":
     start(check, ("tpu", "wait", "doctor"), __doc__)

@@ -5,7 +5,7 @@ jobset.py --name=my-job --accelerator=v5litepod-16 --image=IMAGE --command=COMMA
 """
 
 from xlashard.cloud.jobset import show
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 
 if __name__ == "__main__":
     start(show, ("tpu", "run", "gke"), __doc__)

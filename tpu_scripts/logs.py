@@ -4,7 +4,7 @@ logs.py --name=my-tpu --zone=us-west4-a
 """
 
 from xlashard.cloud.jobs import logs
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 
 if __name__ == "__main__":
     start(logs, ("tpu", "wait", "run"), __doc__)

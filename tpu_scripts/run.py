@@ -7,7 +7,7 @@ connection: logs.py follows it again.
 """
 
 from xlashard.cloud.jobs import run
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 
 if __name__ == "__main__":
     start(run, ("tpu", "wait", "setup", "run"), __doc__)

@@ -8,7 +8,7 @@ TPU is deleted in the end, unless --keep.
 """
 
 from xlashard.cloud.jobs import watch
-from xlashard.cloud.script import start
+from xlashard.cloud.session import start
 
 if __name__ == "__main__":
     start(watch, ("tpu", "wait", "setup", "run", "watch"), __doc__)

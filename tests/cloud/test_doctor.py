@@ -25,8 +25,7 @@ from xlashard.cloud.doctor import (
     judge_reach,
     report,
 )
-from xlashard.cloud.tpu import create
-from xlashard.cloud.workers import REMOTE
+from xlashard.cloud.tpu import REMOTE, create
 
 
 def machine(root: Path, chips: int = 4, kind: str = "accel") -> Path:

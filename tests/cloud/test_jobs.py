@@ -11,8 +11,7 @@ from tests.cloud.conftest import Cloud
 from tests.facts import naming
 from tests.waiting import wait_for
 from xlashard.cloud.jobs import logs, run
-from xlashard.cloud.tpu import create
-from xlashard.cloud.workers import run_on_all, set_up, worker_script
+from xlashard.cloud.tpu import create, run_on_all, set_up, worker_script
 from xlashard.errors import CloudError
 
 pytestmark = pytest.mark.slow

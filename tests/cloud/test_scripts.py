@@ -14,8 +14,7 @@ from xlashard.cloud.cloud_settings import CloudSettings
 from xlashard.cloud.doctor import check
 from xlashard.cloud.jobs import logs, watch
 from xlashard.cloud.jobs import run as run_command
-from xlashard.cloud.script import run
-from xlashard.cloud.session import Runner, Session
+from xlashard.cloud.session import Runner, Session, run
 from xlashard.cloud.tpu import create, delete
 from xlashard.errors import CloudError
 from xlashard.train.config.schema import leaves

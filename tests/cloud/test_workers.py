@@ -10,8 +10,7 @@ import pytest
 
 from tests.cloud.conftest import Cloud
 from tests.facts import naming
-from xlashard.cloud.tpu import create
-from xlashard.cloud.workers import REMOTE, list_files, set_up, write_archive
+from xlashard.cloud.tpu import REMOTE, create, list_files, set_up, write_archive
 from xlashard.errors import CloudError
 
 

@@ -2,9 +2,9 @@
 
 | modules | content |
 |---|---|
-| `cloud_settings`, `script` | settings, types of TPUs; flags and exit codes |
-| `session` | commands of gcloud as values, and the object that runs or prints them |
-| `tpu`, `workers` | state of a TPU, creating and deleting it; commands and code on its workers |
+| `cloud_settings` | settings, types of TPUs |
+| `session` | flags and exit codes of a script; its commands of gcloud, run or printed |
+| `tpu` | state of a TPU, creating and deleting it; commands and code on its workers |
 | `jobs` | a job on all workers; the same job again after a preemption |
 | `jobset` | the manifest of a job on GKE |
 | `doctor` | checks of the workers, and advice |

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from xlashard.cloud.jobs import end_process
 from xlashard.cloud.session import Command, Finished, Session
-from xlashard.cloud.tpu import ready_status
-from xlashard.cloud.workers import REMOTE, copy_tools, run_on_all
+from xlashard.cloud.tpu import REMOTE, copy_tools, ready_status, run_on_all
 from xlashard.errors import counted
 from xlashard.wording import in_bytes
 

@@ -17,8 +17,16 @@ from pathlib import Path
 from xlashard.background import start_background
 from xlashard.cloud.cloud_settings import check_command
 from xlashard.cloud.session import Session, backoff
-from xlashard.cloud.tpu import create, delete, lost_reason, ready_status
-from xlashard.cloud.workers import check_all, run_on_all, set_up, worker_script
+from xlashard.cloud.tpu import (
+    check_all,
+    create,
+    delete,
+    lost_reason,
+    ready_status,
+    run_on_all,
+    set_up,
+    worker_script,
+)
 from xlashard.errors import CloudError, counted
 from xlashard.testing.pod_command import as_shown
 from xlashard.testing.supervision import last_lines
