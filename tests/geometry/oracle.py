@@ -1,9 +1,11 @@
 """The index maths once more, as slowly and plainly as it can be said: loops over all devices."""
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
-from xlashard.geometry import MeshGrid, Spec
+from xlashard.geometry import MeshGrid, Spec, TileAssignment, validate_spec
+from xlashard.geometry.hlo_text import Subgroup
 
 NAMES = ("x", "y", "z")
 
@@ -94,3 +96,50 @@ def indices_of_tiles(
             index.append(slice(None) if count == 1 else slice(start, start + len(elements)))
         indices.append(tuple(index))
     return indices
+
+
+def assignment_of(
+    grid: MeshGrid,
+    spec: Spec,
+    ndim: int,
+    *,
+    manual: Iterable[str] = (),
+    unreduced: Iterable[str] = (),
+) -> TileAssignment:
+    """Return the V2 assignment of a spec on a mesh, in XLA's shortest text.
+
+    Args:
+        grid: The mesh.
+        spec: The spec; unconstrained dimensions count as uncut.
+        ndim: Rank of the array.
+        manual: Mesh axes that the program partitions by itself.
+        unreduced: Mesh axes over which the devices hold partial sums.
+
+    Raises:
+        GeometryError: The spec doesn't fit the mesh or the rank.
+    """
+    validate_spec(spec, grid)
+    special = set(manual), set(unreduced)
+    # Checked like the axes of two more dimensions.
+    validate_spec(Spec((*spec.dims, *(tuple(sorted(axes)) for axes in special))), grid)
+    manual, unreduced = (
+        tuple(axis for axis in grid.axis_names if axis in axes) for axes in special
+    )
+    sizes = grid.shape
+    dims = [math.prod(sizes[a] for a in axes or ()) for axes in spec.for_rank(ndim)]
+    taken = {*spec.axes, *manual, *unreduced}
+    rest = tuple(a for a in grid.axis_names if a not in taken)
+    groups: dict[Subgroup, tuple[str, ...]] = {
+        "manual": manual,
+        "unreduced": unreduced,
+        "replicated": rest,
+    }
+    if math.prod(dims) == 1 and not manual and not unreduced:
+        return TileAssignment.replicated()
+    order = (*spec.axes, *manual, *unreduced, *rest)
+    return TileAssignment.iota(
+        (*dims, *(math.prod(sizes[a] for a in axes) for axes in groups.values())),
+        grid.axis_sizes,
+        tuple(grid.axis_names.index(a) for a in order),
+        tuple(groups),
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax._src.lib import xla_client as xc
 from jax._src.sharding_impls import GSPMDSharding, device_replica_id_map
 
-from tests.geometry.oracle import all_specs, grid_id, small_grids
+from tests.geometry.oracle import all_specs, assignment_of, grid_id, small_grids
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, validate_spec
 
@@ -35,7 +35,7 @@ def test_every_spec_has_the_text_that_jax_gives_it(grid):
         for spec in all_specs(grid, ndim):
             sharding = jax_sharding(grid, spec, range(grid.size))
             theirs = sharding._to_xla_hlo_sharding(ndim)
-            ours = TileAssignment.from_spec(grid, spec, ndim)
+            ours = assignment_of(grid, spec, ndim)
             assert ours.to_text() == str(theirs)
             assert str(xc.HloSharding.from_string(ours.to_text())) == ours.to_text()
 
@@ -146,7 +146,7 @@ def test_lists_with_sub_groups_are_as_xla_writes_them(tiles, data):
 def test_tuples_and_special_kinds_are_as_xla_writes_them():
     grid = MeshGrid(("x", "y"), (2, 4))
     elements = [
-        TileAssignment.from_spec(grid, Spec((("y",),)), 2),
+        assignment_of(grid, Spec((("y",),)), 2),
         TileAssignment.maximal(3),
         TileAssignment.replicated(),
         TileAssignment.manual(),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.geometry import oracle
-from tests.geometry.oracle import all_specs, grid_id, small_grids
+from tests.geometry.oracle import all_specs, assignment_of, grid_id, small_grids
 from tests.goldens import check_errors
 from xlashard.errors import TilingError
 from xlashard.geometry import (
@@ -40,7 +40,7 @@ def test_every_spec_of_every_small_mesh_comes_back(grid):
     for ndim in range(4):
         for spec in all_specs(grid, ndim):
             expected = without_unit_axes(grid, spec)
-            iota = TileAssignment.from_spec(grid, spec, ndim)
+            iota = assignment_of(grid, spec, ndim)
             assert spec_from_tile_assignment(grid, iota) == expected
             if iota.kind != "tiled":
                 continue
@@ -121,10 +121,10 @@ def test_one_device_has_one_spec():
 
 
 def test_another_mesh_of_the_same_devices_gives_its_own_spec():
-    assignment = TileAssignment.from_spec(GRID, Spec((("x",),)), 1)
+    assignment = assignment_of(GRID, Spec((("x",),)), 1)
     finer = MeshGrid(("a", "b", "c"), (2, 2, 2))
     assert spec_from_tile_assignment(finer, assignment) == Spec((("a",),))
-    whole = TileAssignment.from_spec(GRID, Spec((("x", "y"),)), 1)
+    whole = assignment_of(GRID, Spec((("x", "y"),)), 1)
     assert spec_from_tile_assignment(finer, whole) == Spec((("a", "b", "c"),))
 
 
@@ -180,6 +180,6 @@ def test_digits_across_axes():
 def test_a_pod_is_read_back_without_counting_it():
     grid = MeshGrid(("x", "y", "z"), (2**20, 2**10, 2**20))
     spec = Spec((("z",), (), ("x",)))
-    assignment = TileAssignment.from_spec(grid, spec, 3)
+    assignment = assignment_of(grid, spec, 3)
     assert spec_from_tile_assignment(grid, TileAssignment.parse_text(str(assignment))) == spec
     assert Tiling.from_tile_assignment(assignment, 3).num_replicas == 2**10

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.geometry.oracle import all_specs, grid_id, small_grids
+from tests.geometry.oracle import all_specs, assignment_of, grid_id, small_grids
 from tests.goldens import check_errors
 from xlashard.errors import GeometryError, ShardingTextError, TilingError, UnknownAxisError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, parse_spec
@@ -29,12 +29,12 @@ GRID = MeshGrid(("x", "y", "z"), (2, 2, 2))
     ],
 )
 def test_text_of_specs(entries, ndim, text):
-    assert TileAssignment.from_spec(GRID, parse_spec(entries), ndim).to_text() == text
+    assert assignment_of(GRID, parse_spec(entries), ndim).to_text() == text
 
 
 def test_axes_that_the_program_handles_and_partial_sums():
     def text(entries, **special):
-        return str(TileAssignment.from_spec(GRID, parse_spec(entries), 1, **special))
+        return str(assignment_of(GRID, parse_spec(entries), 1, **special))
 
     assert text([], manual=["x", "y", "z"]) == "{manual}"
     assert text([], unreduced=["x", "y", "z"]) == "{unreduced}"
@@ -54,7 +54,7 @@ def test_axes_that_the_program_handles_and_partial_sums():
 @pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
 def test_every_spec_survives_its_text_as_the_transposed_mesh(grid):
     for spec in all_specs(grid, 2):
-        assignment = TileAssignment.from_spec(grid, spec, 2)
+        assignment = assignment_of(grid, spec, 2)
         assert TileAssignment.parse_text(assignment.to_text()) == assignment
         if assignment.kind == "replicated":
             continue
@@ -239,9 +239,9 @@ def test_reordered_subgroups_without_a_common_radix_become_a_list():
 
 def test_specs_of_any_rank_are_padded():
     for ndim in range(1, 5):
-        assignment = TileAssignment.from_spec(GRID, Spec((("x", "y"),)), ndim)
+        assignment = assignment_of(GRID, Spec((("x", "y"),)), ndim)
         assert assignment.tile_dims == (4,) + (1,) * (ndim - 1)
-    assert TileAssignment.from_spec(GRID, Spec(), 0) == TileAssignment.replicated()
+    assert assignment_of(GRID, Spec(), 0) == TileAssignment.replicated()
 
 
 def test_subgroup_orders_mean_the_same_devices():

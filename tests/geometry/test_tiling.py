@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.geometry import oracle
-from tests.geometry.oracle import all_specs, grid_id, small_grids
+from tests.geometry.oracle import all_specs, assignment_of, grid_id, small_grids
 from tests.goldens import check_errors
 from xlashard.errors import DivisibilityError, GeometryError, GridError, RankError, TilingError
 from xlashard.geometry import (
@@ -84,7 +84,7 @@ def test_every_tiling_survives_its_tile_assignment_and_its_indices(grid):
     for spec in all_specs(grid, 2):
         tiling = Tiling.from_spec(grid, spec, 2)
         assignment = tiling.to_tile_assignment()
-        assert assignment == TileAssignment.from_spec(grid, spec, 2)
+        assert assignment == assignment_of(grid, spec, 2)
         assert Tiling.from_tile_assignment(assignment, 2, grid.size) == tiling
         shape = tuple(count * 3 for count in tiling.counts)
         assert Tiling.from_indices(shape, tiling.indices(shape)) == tiling
@@ -266,7 +266,7 @@ def test_partial_results_go_to_hlo_and_to_specs_and_back(data):
     assert tiling.is_partial == (addends > 1)
     assert tiling.num_tiles * tiling.addends * tiling.num_replicas == grid.size
     assignment = tiling.to_tile_assignment()
-    again = TileAssignment.from_spec(grid, spec.whole, 2, unreduced=summed)
+    again = assignment_of(grid, spec.whole, 2, unreduced=summed)
     if addends == 1:
         assert not tiling.reduction
         return

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from xlashard.errors import TilingError
 from xlashard.geometry import strides
 from xlashard.geometry.hlo_text import Maker, Subgroup, read_sharding
-from xlashard.geometry.mesh import MeshGrid
-from xlashard.geometry.spec import Spec, validate_spec
 from xlashard.lazily import dataclass
 
 type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
@@ -149,54 +147,6 @@ class TileAssignment:
         if kinds and kinds[-1] == "replicated":
             array = np.sort(array, axis=-1)
         return cls("tiled", dims, devices=tuple(array.reshape(-1).tolist()), subgroups=kinds)
-
-    @classmethod
-    def from_spec(
-        cls,
-        grid: MeshGrid,
-        spec: Spec,
-        ndim: int,
-        *,
-        manual: Iterable[str] = (),
-        unreduced: Iterable[str] = (),
-    ) -> "TileAssignment":
-        """Return the V2 assignment of a spec on a mesh, in XLA's shortest text.
-
-        Args:
-            grid: The mesh.
-            spec: The spec; unconstrained dimensions count as uncut.
-            ndim: Rank of the array.
-            manual: Mesh axes that the program partitions by itself.
-            unreduced: Mesh axes over which the devices hold partial sums.
-
-        Raises:
-            GeometryError: The spec doesn't fit the mesh or the rank.
-        """
-        validate_spec(spec, grid)
-        special = set(manual), set(unreduced)
-        # Checked like the axes of two more dimensions.
-        validate_spec(Spec((*spec.dims, *(tuple(sorted(axes)) for axes in special))), grid)
-        manual, unreduced = (
-            tuple(axis for axis in grid.axis_names if axis in axes) for axes in special
-        )
-        sizes = grid.shape
-        dims = [math.prod(sizes[a] for a in axes or ()) for axes in spec.for_rank(ndim)]
-        taken = {*spec.axes, *manual, *unreduced}
-        rest = tuple(a for a in grid.axis_names if a not in taken)
-        groups: dict[Subgroup, tuple[str, ...]] = {
-            "manual": manual,
-            "unreduced": unreduced,
-            "replicated": rest,
-        }
-        if math.prod(dims) == 1 and not manual and not unreduced:
-            return cls.replicated()
-        order = (*spec.axes, *manual, *unreduced, *rest)
-        return cls.iota(
-            (*dims, *(math.prod(sizes[a] for a in axes) for axes in groups.values())),
-            grid.axis_sizes,
-            tuple(grid.axis_names.index(a) for a in order),
-            tuple(groups),
-        )
 
     @classmethod
     def parse_text(cls, text: str) -> "TileAssignment":
