@@ -9,6 +9,7 @@ import os
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -142,13 +143,15 @@ def decode(kind: Any, value: Any, path: str = "") -> Any:
         return decode(kind.__value__, value, path)
     if is_dataclass(kind):
         return _dataclass(kind, value, path)
+    if kind is Any:
+        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         (other,) = (a for a in arguments if a is not types.NoneType)
         return None if value is None else decode(other, value, path)
     if origin is tuple:
         return _tuple(arguments, value, path)
-    if origin is dict:
+    if origin in (dict, Mapping):
         _expected(value, isinstance(value, dict), "an object", path)
         return {name: decode(arguments[1], item, f"{path}.{name}") for name, item in value.items()}
     if origin is typing.Literal:
@@ -159,7 +162,7 @@ def decode(kind: Any, value: Any, path: str = "") -> Any:
     return _expected(value, type(value) is kind, _NOUNS[kind], path)
 
 
-_NOUNS: typing.Mapping[type, str] = {str: "a string", int: "an integer", bool: "true or false"}
+_NOUNS: Mapping[type, str] = {str: "a string", int: "an integer", bool: "true or false"}
 
 
 def _expected(value: Any, fits: bool, expected: str, path: str) -> Any:

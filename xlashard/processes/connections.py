@@ -23,7 +23,7 @@ from dataclasses import field
 from typing import Any
 
 from xlashard.background import end_thread
-from xlashard.documents import parse_json
+from xlashard.documents import decode, parse_json
 from xlashard.lazily import dataclass
 from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.wording import printable
@@ -71,19 +71,11 @@ class ProcessIdentity:
         Raises:
             ValueError: The object does not describe a process.
         """
-        process, count, host, pid = (values.get(n) for n in ("process", "count", "host", "pid"))
-        secured = values.get("secured", False)
-        numbers = (process, count, pid)
-        if (
-            not all(type(n) is int and abs(n) < _LARGEST_NUMBER for n in numbers)
-            or type(host) is not str
-            or len(host) > _LONGEST_HOST
-            or type(secured) is not bool
-        ):
-            raise ValueError(
-                "the line does not identify a process"
-            )  # no-catalogue: needs several processes
-        return cls(process, count, host, pid, secured)  # pyright: ignore[reportArgumentType]
+        identity = decode(cls, values)
+        numbers = (identity.process, identity.count, identity.pid)
+        if max(map(abs, numbers)) >= _LARGEST_NUMBER or len(identity.host) > _LONGEST_HOST:
+            raise ValueError("no such process")  # no-catalogue: needs several processes
+        return identity
 
 
 @dataclass

@@ -66,23 +66,6 @@ def test_what_was_written_down_comes_back(saved: Path) -> None:
     assert got.data == {"seed": 7, "next": 20} and got.processes == 1
     assert got.versions["jax"] == jax.__version__
     assert set(got.versions) >= {"python", "xlashard", "jaxlib", "orbax-checkpoint", "numpy"}
-    assert got.changes(metadata(30)) == []
-
-
-def test_changes_are_listed_line_by_line() -> None:
-    other = metadata(
-        20,
-        mesh={"x": 8},
-        processes=4,
-        settings=SETTINGS.replace("16", "32"),
-        versions=metadata(0).versions | {"jax": "0.9"},
-    )
-    assert other.changes(metadata(20)) == [
-        f"jax 0.9 is {jax.__version__} now",
-        "the mesh, {'x': 8}, is {'x': 4, 'y': 2} now",
-        "the number of processes, 4, is 1 now",
-        "model.width = 32 is 16 now",
-    ]
 
 
 def test_random_keys_come_back(tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
 from xlashard._version import __version__
-from xlashard.documents import parse_json, read_text
+from xlashard.documents import decode, parse_json, read_text
 from xlashard.errors import counted
 from xlashard.train.checkpoint.files import Digest, digests, files_in, link_out_of
 from xlashard.train.config.toml_text import differences, setting_changes, setting_in
@@ -45,8 +45,8 @@ class RunMetadata:
 
     Example:
         >>> metadata = RunMetadata(step=200, data={"seed": 0}, settings="", mesh={"data": 8})
-        >>> RunMetadata.from_json(metadata.to_json()) == metadata
-        True
+        >>> metadata.processes
+        1
     """
 
     step: int
@@ -60,43 +60,12 @@ class RunMetadata:
         if self.step < 0:
             raise CheckpointError(f"step = {self.step} is negative. Write 0 or more")
         try:
-            json.dumps(self.to_json())
+            json.dumps(asdict(self))
         except TypeError as error:
             raise CheckpointError(
                 f"data = {self.data!r} is not JSON: an {error}. Write numbers as "
                 f"int(x) or float(x), arrays as x.tolist()"
             ) from None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Build the metadata from the result of `to_json`."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
-
-    def changes(self, now: Self) -> list[str]:
-        """Describe the differences to the metadata of a resumed run.
-
-        Args:
-            now: Metadata of the resumed run.
-
-        Returns:
-            Lines such as `jax 0.11.2 is 0.12.0 now` and `model.width = 64 is 128 now`, first of
-            versions, then of the mesh and the processes, then of settings.
-        """
-        versions = differences(self.versions, now.versions)
-        return [
-            *(f"{name} {was or '(none)'} is {now or 'gone'} now" for name, was, now in versions),
-            *_line("the mesh", dict(self.mesh), dict(now.mesh)),
-            *_line("the number of processes", self.processes, now.processes),
-            *(f"{change} now" for change in setting_changes(self.settings, now.settings).values()),
-        ]
-
-
-def _line(name: str, was: object, now: object) -> list[str]:
-    return [] if was == now else [f"{name}, {was}, is {now} now"]
 
 
 NAME = "checkpoint.json"
@@ -121,12 +90,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a step's folder."""
-        values = {
-            "format": FORMAT,
-            "about": self.metadata.to_json(),
-            "arrays": dict(self.arrays),
-            "files": {name: asdict(digest) for name, digest in self.files.items()},
-        }
+        own = asdict(self)
+        values = {"format": FORMAT, "about": own.pop("metadata"), **own}
         values["sha256"] = _digest(values)
         (folder / NAME).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         digests(folder, [NAME], durable=True)
@@ -171,24 +136,9 @@ def read_manifest(folder: Path) -> Manifest | Damage:
     if _digest(values) != digest:
         return Damage(NAME, f"was altered: its SHA-256 is not {digest}")
     try:
-        return _manifest(values)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return decode(Manifest, {**values, "metadata": values["about"]})
+    except (KeyError, ValueError):
         return Damage(NAME, "is altered or foreign")
-
-
-def _manifest(values: dict[str, Any]) -> Manifest:
-    """Build a manifest from parsed JSON; invalid values raise any exception."""
-    metadata = RunMetadata.from_json(values["about"])
-    files = {name: Digest(**digest) for name, digest in values["files"].items()}
-    arrays, versions = values["arrays"], metadata.versions
-    expected = {
-        int: (metadata.step, metadata.processes, *(digest.bytes for digest in files.values())),
-        dict: (metadata.data, metadata.mesh, versions, arrays),
-        str: (metadata.settings, *versions.values(), *arrays.values()),
-    }
-    if not all(isinstance(value, kind) for kind, all_of in expected.items() for value in all_of):
-        raise TypeError("a value of another type")
-    return Manifest(metadata, arrays, files)
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:

@@ -3,11 +3,12 @@
 import json
 import queue
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
 
+from xlashard.documents import JsonRecord
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.train.config.settings import Settings
 from xlashard.train.config.toml_text import setting_changes, to_toml
@@ -33,7 +34,7 @@ type Kind = Literal["stop", "fail", "end"]
 
 
 @dataclass(frozen=True)
-class StopMessage:
+class StopMessage(JsonRecord):
     """Message of one process to all processes.
 
     Attributes:
@@ -65,7 +66,7 @@ class SharedCalls:
 
     def send(self, call: StopMessage) -> None:
         """Send a message to all processes, including this one."""
-        value = json.dumps(asdict(call)).encode()
+        value = call.to_json().encode()
         while not store.write(f"{self._folder}/{self._sent}", value):
             self._sent += 1  # Taken by another message.
 
@@ -75,7 +76,7 @@ class SharedCalls:
         if value is None:
             return None
         self._received += 1
-        return StopMessage(**json.loads(value))
+        return StopMessage.from_json(value)
 
 
 class OwnCalls:
