@@ -97,7 +97,6 @@ ONE_CONCEPT = {
     "compiled": "a compiled program: as a stage, as a way to reshard",
     "dispatch": "a stage of the pipeline",
     "dlpack": "DLPack: the capsules, the arrays",
-    "donation": "donation: in the module, of arrays",
     "errors": "exception classes",
     "executables": "executables: of the runtime, shared by programs",
     "execute": "a stage of the pipeline: of programs, of reshards",

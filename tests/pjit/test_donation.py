@@ -22,7 +22,7 @@ from xlashard import (
     pjit,
 )
 from xlashard._jax.runtime.transfer import aligned_empty
-from xlashard.array.core import base, donation
+from xlashard.array.core import base
 from xlashard.errors import DeletedError, DonationError, DonationWarning
 from xlashard.pjit import arguments
 
@@ -371,7 +371,7 @@ class TestSharedBuffers:
         x, _ = f(f(jnp.ones(8), jnp.ones(8))[0], jnp.ones(8))
         with monkeypatch.context() as patch:
             patch.setattr(f._function, "parameters", None)  # XLA alone looks at the arguments
-            patch.setattr(donation, "SHARDS", {})  # no shards of other tests are alive
+            patch.setattr(base, "SHARDS", {})  # no shards of other tests are alive
             x, y = f(x, jnp.ones(8))
         for call in (f, f.lower(x, y).compile()):
             with pytest.raises(

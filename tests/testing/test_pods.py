@@ -18,7 +18,7 @@ from tests.testing import pod_functions as functions
 from tests.testing.helpers import ROOT, environment
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing import Pod, pod, worker_pool
-from xlashard.testing.function_lookup import name_of
+from xlashard.testing.pod_worker import name_of
 from xlashard.testing.supervision import is_paused
 
 pytestmark = pytest.mark.slow

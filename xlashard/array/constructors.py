@@ -8,6 +8,12 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
+from xlashard._jax.runtime.global_state import (
+    Transfer,
+    active_guards,
+    allow_transfers,
+    guarded,
+)
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
@@ -35,12 +41,6 @@ from xlashard.array.placement.target import (
     parse_shape,
     parse_sharding,
     resolve_sharding,
-)
-from xlashard.array.placement.transfer_guard import (
-    Transfer,
-    active_guards,
-    allow_transfers,
-    guarded,
 )
 from xlashard.array.reshard.execute import relayout, reshard
 from xlashard.errors import ArgumentError, DeletedError, PlacementError

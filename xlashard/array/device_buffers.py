@@ -10,8 +10,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, Tracer, with_sharding
 from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import check_alive, reshape_buffer
-from xlashard.array.core.donation import record_shard
+from xlashard.array.core.base import check_alive, record_shard, reshape_buffer
 from xlashard.array.core.handles import is_key_dtype, key_handle, keys_over
 from xlashard.array.placement.target import (
     ResolvedSharding,

@@ -6,6 +6,12 @@ from typing import Any, Protocol, TypedDict, Unpack, overload
 import jax
 from jax.typing import ArrayLike
 
+from xlashard._jax.runtime.global_state import (
+    Transfer,
+    TransferGuards,
+    active_guards,
+    check_transfer,
+)
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.array import Array, wrap
@@ -24,12 +30,6 @@ from xlashard.array.placement.target import (
     is_target,
     leaf_path,
     parse_placement,
-)
-from xlashard.array.placement.transfer_guard import (
-    Transfer,
-    TransferGuards,
-    active_guards,
-    check_transfer,
 )
 from xlashard.array.transfer_plan import (
     ArrayTransfer,

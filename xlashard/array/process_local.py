@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
+from xlashard._jax.runtime.global_state import Transfer, active_guards, guarded
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import put, separate
 from xlashard.array.constructors import array_over
@@ -22,7 +23,6 @@ from xlashard.array.placement.target import (
     parse_sharding,
     resolve_requested,
 )
-from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
 from xlashard.errors import (
     PlacementError,
     XlashardError,

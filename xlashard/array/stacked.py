@@ -8,6 +8,13 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from xlashard._jax.runtime.global_state import (
+    Transfer,
+    TransferGuards,
+    active_guards,
+    allow_transfers,
+    check_transfer,
+)
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
@@ -24,13 +31,6 @@ from xlashard.array.placement.target import (
     leaf_path,
     leaf_paths,
     resolve_sharding,
-)
-from xlashard.array.placement.transfer_guard import (
-    Transfer,
-    TransferGuards,
-    active_guards,
-    allow_transfers,
-    check_transfer,
 )
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry import ShardIndex, ShardingSpec

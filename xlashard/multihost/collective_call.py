@@ -31,7 +31,7 @@ from xlashard.processes import (
     format_by_process,
     format_processes,
 )
-from xlashard.processes.process_groups import quote_key
+from xlashard.processes.store import quote_key
 
 SERIES = "multihost"
 """Barrier series shared by all these functions, so that mismatched calls are detected."""

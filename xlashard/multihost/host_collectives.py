@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array import Array
 from xlashard.array.device_put import device_put
 from xlashard.array.placement.read import read_value
-from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import PlacementError, ProcessesError
 from xlashard.multihost.collective_call import (
     CollectiveCall,

@@ -8,7 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.global_state import (
+    Transfer,
+    active_guards,
+    allow_transfers,
+    check_transfer,
+    cleared_with_jax,
+    guarded,
+)
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, split
 from xlashard.array import Array
 from xlashard.array.core.array import wrap
@@ -17,13 +24,6 @@ from xlashard.array.core.handles import is_key_array, key_handle, keys_over
 from xlashard.array.placement.put import as_host_value, host_value, put_value
 from xlashard.array.placement.read import read_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
-from xlashard.array.placement.transfer_guard import (
-    Transfer,
-    active_guards,
-    allow_transfers,
-    check_transfer,
-    guarded,
-)
 from xlashard.array.reshard.execute import reshard
 from xlashard.array.reshard.plan import same_shards
 from xlashard.errors import ArgumentError, BoxError, counted

@@ -15,10 +15,9 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
 from xlashard.pictures.picture_plan import Cell, Picture, plan_picture
 from xlashard.pictures.picture_text import runs_text, type_text
-from xlashard.pictures.printable import Printable
 from xlashard.pictures.subject import PictureSubject, is_place, is_shape, read_subject
 from xlashard.pictures.svg_html import fragment, page, render, svg_text
-from xlashard.pictures.terminal import TerminalCapabilities, TerminalPicture
+from xlashard.pictures.terminal import Printable, TerminalCapabilities, TerminalPicture
 from xlashard.wording import in_bytes, shape_text
 
 _SHOWN = 16

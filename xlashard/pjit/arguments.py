@@ -21,6 +21,7 @@ import numpy as np
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.compiler import custom_layout, custom_struct_layout
+from xlashard._jax.runtime.global_state import Transfer, active_guards, check_transfer
 from xlashard._jax.runtime.transfer import (
     HandleType,
     base_handle,
@@ -31,9 +32,7 @@ from xlashard._jax.runtime.transfer import (
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
-from xlashard.array.core.base import type_text
-from xlashard.array.core.donation import deletion_cause
-from xlashard.array.placement.transfer_guard import Transfer, active_guards, check_transfer
+from xlashard.array.core.base import deletion_cause, type_text
 from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
 from xlashard.lazily import dataclass
 from xlashard.sharding import Sharding, XLACompatibleSharding

@@ -10,7 +10,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
 from xlashard._jax import lowering
-from xlashard._jax.runtime.global_state import cached_by_jaxpr
+from xlashard._jax.runtime.global_state import allow_transfers, cached_by_jaxpr
 from xlashard._jax.runtime.shardings import device_assignment
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
@@ -27,7 +27,6 @@ from xlashard._jax.trace.primitives import (
 from xlashard.array import device_put
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.target import leaf_paths
-from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.shardings.device_assignment import (

@@ -15,8 +15,8 @@ from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace import jaxprs
 from xlashard._jax.trace.tracing import FunctionTracer
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
-from xlashard.array.core import donation as donation_records
-from xlashard.array.core.donation import DonationTracker
+from xlashard.array.core import base as array_base
+from xlashard.array.core.base import DonationTracker
 from xlashard.array.core.handles import KindOf, unwrapped, wrap_result
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
@@ -387,9 +387,9 @@ def _checking(call: Any, function: DispatchTarget) -> Any:
                 raise
             finally:
                 # Read from the module: a pickle of this function must not hold the records.
-                if donates and donation_records.SHARDS:
+                if donates and array_base.SHARDS:
                     donated = donated_leaves(args, kwargs)[0]
-                    donation_records.release_shards(donated, function.name)
+                    array_base.release_shards(donated, function.name)
         except Exception as error:
             shorten(error)
             raise

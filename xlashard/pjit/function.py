@@ -15,7 +15,7 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import unassigned_devices
 from xlashard._jax.trace import observed_programs, tracing
 from xlashard._jax.trace.jaxprs import as_function, is_reference
-from xlashard.array.core.donation import DonationTracker
+from xlashard.array.core.base import DonationTracker
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import (

@@ -18,7 +18,7 @@ from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, hoist
 from xlashard._jax.trace.primitives import call_primitive
 from xlashard._jax.trace.rewriting import boundary, surround
-from xlashard.array.core.donation import DonationTracker, release_shards
+from xlashard.array.core.base import DonationTracker, release_shards
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts, may_share
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram

@@ -9,7 +9,7 @@ import jax
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import jitted
-from xlashard._jax.trace.device_map import DeviceMap
+from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.costs.kernel_costs import KernelCosts, read_kernel_costs
 from xlashard.errors import (
     ArgumentError,

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime.stand_in_devices import Zeros, emulate_devices, stand_in
-from xlashard._jax.trace.device_map import DeviceMap
 from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run, unobserved
+from xlashard._jax.trace.rewriting import DeviceMap
 from xlashard.array.core.handles import wrap_result
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.errors import TopologyError

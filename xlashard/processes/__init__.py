@@ -11,7 +11,6 @@
 | `connections` | TCP connections that stay open, and detection of killed peers |
 | `dump_folder` | temporary folders that are removed even after their process is killed |
 | `job_pool` | worker processes for jobs that may crash; `job_worker` is their program |
-| `process_groups` | formatting of process lists, and grouping by value |
 """
 
 from xlashard.processes.equality import NamedValue as NamedValue
@@ -20,11 +19,11 @@ from xlashard.processes.equality import differences as differences
 from xlashard.processes.equality import digest as digest
 from xlashard.processes.equality import format_differences as format_differences
 from xlashard.processes.equality import minority as minority
-from xlashard.processes.process_groups import format_by_process as format_by_process
-from xlashard.processes.process_groups import format_processes as format_processes
-from xlashard.processes.process_groups import group_by_value as group_by_value
-from xlashard.processes.process_groups import processes_of as processes_of
 from xlashard.processes.rendezvous import RENDEZVOUS as RENDEZVOUS
 from xlashard.processes.rendezvous import Barrier as Barrier
 from xlashard.processes.rendezvous import BarrierTimeoutError as BarrierTimeoutError
 from xlashard.processes.rendezvous import checked_seconds as checked_seconds
+from xlashard.processes.rendezvous import processes_of as processes_of
+from xlashard.wording import format_by_process as format_by_process
+from xlashard.wording import format_processes as format_processes
+from xlashard.wording import group_by_value as group_by_value

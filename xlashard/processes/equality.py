@@ -17,9 +17,8 @@ import numpy as np
 
 from xlashard.errors import counted
 from xlashard.lazily import dataclass
-from xlashard.processes.process_groups import format_processes, group_by_value
 from xlashard.processes.rendezvous import RENDEZVOUS, Barrier
-from xlashard.wording import typed
+from xlashard.wording import format_processes, group_by_value, typed
 
 # Bytes covered by one checksum.
 _STRETCH = 1 << 20

@@ -8,8 +8,9 @@ every process sees the same outcome, even if it arrives late or times out early.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,13 @@ from xlashard._jax.runtime import coordination
 from xlashard.errors import ArgumentError, DeadlockError
 from xlashard.lazily import dataclass
 from xlashard.processes import store
-from xlashard.processes.process_groups import format_processes
 from xlashard.processes.wait_graph import (
     Deadlock,
     WaitReporter,
     describe_statuses,
     own_status,
 )
+from xlashard.wording import format_processes
 
 # Extra seconds for the processes that wait for the first one: it determines who is missing.
 _LONGER = 2.0
@@ -89,6 +90,11 @@ class Barrier:
 
     def __post_init__(self) -> None:
         checked_seconds(self.timeout, f"{self.what or self.series}: timeout")
+
+
+def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
+    """Return the sorted process indices that own the given devices."""
+    return tuple(sorted({device.process_index for device in devices}))
 
 
 def checked_seconds(value: object, name: str) -> float:

@@ -21,8 +21,7 @@ from typing import Any
 
 from xlashard.lazily import dataclass
 from xlashard.processes.connections import ATTEMPT, Connection, ProcessIdentity, connect, listen
-from xlashard.processes.process_groups import format_processes
-from xlashard.wording import printable
+from xlashard.wording import format_processes, printable
 
 # Seconds between connection attempts, and between progress messages.
 _RETRY, _WORD = 0.1, 1.0

@@ -4,6 +4,7 @@ The service accepts a few megabytes per key. A longer value is split into parts,
 before the key itself, so a process that reads the key can also read every part.
 """
 
+import urllib.parse
 import zlib
 
 from xlashard._jax.runtime import coordination
@@ -67,3 +68,8 @@ def _unpacked(key: str, value: bytes | None) -> bytes | None:
     if any(part is None for part in parts):
         return None  # The key was dropped between two reads.
     return zlib.decompress(b"".join(part for part in parts if part is not None))
+
+
+def quote_key(name: str) -> str:
+    """Escape separators in one part of a key; distinct names stay distinct."""
+    return urllib.parse.quote(name, safe="")

@@ -21,7 +21,7 @@ from xlashard._jax.runtime import coordination
 from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
 from xlashard.processes import store
-from xlashard.processes.process_groups import format_processes
+from xlashard.wording import format_processes
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Sub-packages that use this package like a user's program.

@@ -10,9 +10,8 @@ from typing import Any, Self
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing.emulated_devices import check_whole
-from xlashard.testing.function_lookup import check_is_no_import, name_of, unwrap_partial
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.pod_worker import FunctionCall
+from xlashard.testing.pod_worker import FunctionCall, check_is_no_import, name_of, unwrap_partial
 from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
 from xlashard.testing.worker_pool import WorkerPool, pod_error
 

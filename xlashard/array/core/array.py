@@ -17,8 +17,14 @@ from xlashard._jax.runtime.transfer import (
     split,
     with_sharding,
 )
-from xlashard.array.core.base import check_alive, type_text
-from xlashard.array.core.donation import DELETE, SHARDS, record_shard, release_shards
+from xlashard.array.core.base import (
+    DELETE,
+    SHARDS,
+    check_alive,
+    record_shard,
+    release_shards,
+    type_text,
+)
 from xlashard.array.core.indexing import Indexing
 from xlashard.array.core.members import NumpyMethods, Operators
 from xlashard.array.core.protocols import HostProtocols

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from xlashard._jax.runtime.global_state import Transfer, active_guards, guarded
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard._jax.runtime.transfer import (
     HandleType,
@@ -23,7 +24,6 @@ from xlashard.array.placement.read import (
     may_read,
     read_value,
 )
-from xlashard.array.placement.transfer_guard import Transfer, active_guards, guarded
 from xlashard.errors import ArgumentError, DLPackError, counted
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding, from_jax
 

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.transfer import Handle, HandleType
 from xlashard.array.core.base import ArrayBase
 from xlashard.array.placement.put import put_value
 from xlashard.array.placement.target import resolve_sharding
-from xlashard.array.placement.transfer_guard import allow_transfers
 from xlashard.array.reshard.execute import reshard
 from xlashard.sharding import GSPMDSharding, from_jax
 

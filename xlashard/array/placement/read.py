@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from xlashard._jax.runtime.transfer import Handle, bits_of, host_view, split, start_host_copy
-from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.core.shard import index_text
-from xlashard.array.placement.copying import copy_all
-from xlashard.array.placement.target import resolve_sharding
-from xlashard.array.placement.transfer_guard import (
+from xlashard._jax.runtime.global_state import (
     Transfer,
     active_guards,
     guarded,
     inside_device_get,
 )
+from xlashard._jax.runtime.transfer import Handle, bits_of, host_view, split, start_host_copy
+from xlashard.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.array.core.shard import index_text
+from xlashard.array.placement.copying import copy_all
+from xlashard.array.placement.target import resolve_sharding
 from xlashard.array.reshard.execute import reshard
 from xlashard.errors import (
     ArgumentError,

@@ -14,7 +14,7 @@ from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType, lacks_buffer
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array, wrap_tree
-from xlashard.array.core.donation import SHARDS, release_shards
+from xlashard.array.core.base import SHARDS, release_shards
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred

@@ -11,7 +11,7 @@ import jax
 from xlashard._jax.runtime import dispatch, executables
 from xlashard._jax.runtime.shardings import Device, Format, if_reported
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten, shortened
-from xlashard.array.core.donation import SHARDS, DonationTracker, release_shards
+from xlashard.array.core.base import SHARDS, DonationTracker, release_shards
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments, may_share
 from xlashard.pjit.compile import CompiledProgram

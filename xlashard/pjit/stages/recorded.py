@@ -13,15 +13,15 @@ import numpy as np
 
 from xlashard._jax.runtime.tracebacks import script_line
 from xlashard._jax.trace import observed_programs
-from xlashard._jax.trace.device_map import (
+from xlashard._jax.trace.jitted import renamed
+from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
+from xlashard._jax.trace.origins import is_users_file
+from xlashard._jax.trace.rewriting import (
     DeviceMap,
     spread_arrays,
     with_arguments_for_arrays,
     with_leading_arguments,
 )
-from xlashard._jax.trace.jitted import renamed
-from xlashard._jax.trace.observed_programs import JitLowering, ObservedProgram, Run
-from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import (
     in_default_registry,
     inner_shardings,

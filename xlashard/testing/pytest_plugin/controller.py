@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from xlashard.errors import LaunchError, PodError
-from xlashard.testing.function_lookup import FunctionName
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.pod_command import PrefixPrinter
-from xlashard.testing.pod_worker import ChannelHandover, travels
+from xlashard.testing.pod_worker import ChannelHandover, FunctionName, travels
 from xlashard.testing.pytest_plugin.in_worker import TestRequest, WorkerPytestSetup
 from xlashard.testing.pytest_plugin.merge_reports import MergedReport, merge, update_report
 from xlashard.testing.supervision import EndingRules
