@@ -80,7 +80,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         model=model,
         sharding=ShardingSettings(rules=rules),
         # With twice as many tokens on a device, the compiler scatters some gradients in steps
-        # beside the product that makes them (`traffic_formulas.scatter_bytes`), and not the others.
+        # beside the product that makes them (see `test_formulas`), and not the others.
         training=TrainingSettings(batch=4096 // model.length),
         generation=GenerationSettings(bytes=0),
     )

@@ -9,7 +9,6 @@
 | `supervision` | timeouts, grace periods, the final verdict, filtering of output |
 | `pod_command` | the command `xlashard pod` |
 | `worker_pool`, `pod_worker`, `bootstrap` | processes that stay alive and serve requests |
-| `function_lookup` | import of a function by module and qualified name |
 | `pytest_plugin/` | implementation of the marker `pod` |
 """
 
