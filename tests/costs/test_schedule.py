@@ -25,6 +25,7 @@ RATES = Rates(
     matrix_size=128,
     matrix_flops=(("bfloat16", 100e12),),
     hbm_bytes=1e12,
+    vmem_bytes=10e12,
     relayout=0.5,
     vector_ops=1e12,
     transcendentals=0.25e12,
@@ -208,12 +209,41 @@ def test_copies_between_memories_hide_behind_arithmetic() -> None:
         f"{copy}\na = {fast} exponential(f)\nd = {fast} copy-done(c)\nROOT r = {fast} add(d, a)"
     )
     argument = f"f = {fast} parameter(1)\n"
-    arithmetic = 2**20 / 0.25e12 + 2**20 / 1e12
-    assert schedule(argument + hidden).seconds == pytest.approx(arithmetic)
+    exponential = overlapped(2**20 / 0.25e12, 2 * NBYTES / 10e12)
+    addition = overlapped(2**20 / 1e12, 3 * NBYTES / 10e12)
+    assert schedule(argument + hidden).seconds == pytest.approx(exponential + addition)
     exposed = f"{copy}\nd = {fast} copy-done(c)\nROOT r = {fast} add(d, f)"
     found = schedule(argument + exposed)
-    assert found.seconds == pytest.approx(NBYTES / 1e12 + 2**20 / 1e12)
+    # The copy waits for HBM alone, and counts nothing in VMEM.
+    assert found.seconds == pytest.approx(NBYTES / 1e12 + addition)
     assert found.by_resource()["hbm"] == pytest.approx(NBYTES / 1e12)
+
+
+FAST = "f32[1024,1024]{1,0:T(8,128)S(1)}"
+
+
+@pytest.mark.parametrize(
+    ("operation", "hbm", "vmem", "vector", "bound"),
+    [
+        (f"{FAST} copy(f)", 0, 2, 0, "vmem"),
+        (f"{FAST} add(f, f)", 0, 3, 2**20, "vmem"),
+        (f"{FAST} exponential(f)", 0, 2, 4 * 2**20, "vector"),
+        (f"{FAST} copy(p)", 1, 1, 0, "hbm"),
+        (f"{ARRAY} negate(f)", 1, 1, 2**20, "hbm"),
+        (f"{FAST} fusion(f, p), kind=kLoop, calls=both", 1, 2, 2**20, "hbm"),
+        # One of 1024 rows is read from VMEM and written to HBM.
+        ("f32[1,1024]{1,0:T(1,128)} slice(f), slice={[3:4]}", 2**-10, 2**-10, 0, "launch"),
+    ],
+)
+def test_values_in_vmem_take_its_bandwidth(
+    operation: str, hbm: float, vmem: float, vector: float, bound: str
+) -> None:
+    both = f"both {{\na = {FAST} parameter(0)\nb = {ARRAY} parameter(1)\n"
+    both += f"ROOT c = {FAST} add(a, b)\n}}\n"
+    found = schedule(f"f = {FAST} parameter(1)\nROOT r = {operation}", both)
+    units = overlapped(hbm * NBYTES / 1e12, vmem * NBYTES / 10e12, vector / 1e12)
+    assert found.seconds == pytest.approx(units + 1e-6 * bool(hbm))
+    assert [each.resource for each, _ in found] == [bound]
 
 
 def test_transfers_to_the_host_occupy_its_link() -> None:

@@ -9,6 +9,7 @@ import pytest
 from jax._src import tpu_info
 
 from xlashard import SingleDeviceSharding, pjit
+from xlashard.costs.rates import VECTOR_LANES, core_clock
 from xlashard.errors import ProgramTooLargeError
 from xlashard.tpu import GENERATIONS, Generation, Topology, topology
 
@@ -27,6 +28,18 @@ def test_every_figure_has_its_source(generation: Generation) -> None:
     fields = {field.name for field in dataclasses.fields(generation)}
     assert set(sources) == fields - {"name", "title", "sources"}
     assert all(len(source) > 10 for source in sources.values())
+
+
+@by_name
+def test_the_bandwidth_of_vmem_moves_three_registers_in_a_cycle(generation: Generation) -> None:
+    """An operation of the vector unit reads two and writes one."""
+    clock = core_clock(generation)
+    assert clock is not None
+    cycles = clock * generation.cores_per_chip
+    registers = generation.vmem_bandwidth / cycles / (VECTOR_LANES * 4)
+    assert registers == pytest.approx(2.9, rel=0.012)
+    derived = dict(generation.sources)["vmem_bandwidth"].startswith("no public figure")
+    assert derived == (generation.name not in ("v5e", "tpu7x"))
 
 
 @by_name

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from xlashard.costs.flops import REDUCERS, instruction_flops
 from xlashard.costs.gpu.cuda_calls import is_library_product
-from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, kernel_name, kernel_work
+from xlashard.costs.memory_traffic import hbm_bytes
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.module import Computation, HloModule, Instruction
 

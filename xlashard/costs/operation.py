@@ -1,8 +1,8 @@
 """Time of one HLO operation on one device, by the unit that it occupies.
 
-An operation keeps several units busy at once: the matrix units, the vector unit, HBM, each at the
-rate that published measurements show (`rates`). They overlap, though not entirely: the time is the
-norm of their times with the exponent 2.5, which of 2, 2.5, 3 and infinity is closest to the
+An operation keeps several units busy at once: the matrix units, the vector unit, HBM and VMEM, each
+at the rate that published measurements show (`rates`). They overlap, though not entirely: the time
+is the norm of their times with the exponent 2.5, which of 2, 2.5, 3 and infinity is closest to the
 published times of XLA's operations (`benchmarks/operations.py`). Operations of a program run one
 after the other, so that their times add up.
 """
@@ -19,15 +19,15 @@ from xlashard.costs.flops import (
     operand_arrays,
 )
 from xlashard.costs.gpu.cuda_calls import is_library_product
-from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work
+from xlashard.costs.memory_traffic import hbm_bytes, vmem_bytes
 from xlashard.costs.product_tiles import ProductSize, source_of, stays
 from xlashard.costs.rates import Rates
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import Shape
 
-Unit = Literal["matrix", "vector", "hbm", "kernel", "launch"]
+Unit = Literal["matrix", "vector", "hbm", "vmem", "kernel", "launch"]
 """Units that an operation can wait for."""
 
 _VECTOR_NAMES = """
@@ -81,6 +81,7 @@ class OperationTime:
         matrix: Seconds of the matrix units.
         vector: Seconds of the vector unit.
         hbm: Seconds of HBM traffic.
+        vmem: Seconds of the traffic of values that the compiler placed in VMEM.
         kernel: Seconds that the caller gave for a kernel.
         launch: Seconds to start it.
         known: False for a kernel of unknown cost.
@@ -90,6 +91,7 @@ class OperationTime:
     matrix: float = 0.0
     vector: float = 0.0
     hbm: float = 0.0
+    vmem: float = 0.0
     kernel: float = 0.0
     launch: float = 0.0
     known: bool = True
@@ -103,7 +105,7 @@ class OperationTime:
         return self._overlapped() + self.kernel + self.launch
 
     def _overlapped(self) -> float:
-        units = (self.matrix, self.vector, self.hbm)
+        units = (self.matrix, self.vector, self.hbm, self.vmem)
         # Scaled, so that the powers of microseconds keep their digits.
         longest = max(units)
         if not longest:
@@ -117,6 +119,7 @@ class OperationTime:
             "matrix": self.matrix,
             "vector": self.vector,
             "hbm": self.hbm,
+            "vmem": self.vmem,
             "kernel": self.kernel,
             "launch": self.launch,
         }
@@ -159,9 +162,10 @@ class OperationModel:
         nbytes = hbm_bytes(self._module, computation, instruction)
         if instruction.opcode == "custom-call":
             return self._custom_call(computation, instruction, nbytes)
-        return self._time(self._work(computation, instruction), nbytes)
+        in_vmem = vmem_bytes(self._module, computation, instruction)
+        return self._time(self._work(computation, instruction), nbytes, in_vmem)
 
-    def _time(self, work: Work, nbytes: float) -> OperationTime:
+    def _time(self, work: Work, nbytes: float, in_vmem: float = 0.0) -> OperationTime:
         rates = self._rates
         # A product reads its operands in any order.
         reorders = work.changes_layout and not work.products
@@ -171,6 +175,7 @@ class OperationModel:
             sum(rates.product_seconds(flops, dtype) for dtype, flops in work.products.items()),
             work.vector_ops / rates.vector_ops + work.transcendentals / rates.transcendentals,
             hbm,
+            in_vmem / rates.vmem_bytes,
             launch=rates.operation_seconds + (rates.hbm_seconds if nbytes else 0.0),
         )
 

@@ -91,6 +91,7 @@ class Rates:
         matrix_size: Rows and columns of a matrix unit, to which products are padded.
         matrix_flops: FLOP per second of large matrix products, by operand dtype.
         hbm_bytes: Bytes per second of copies in HBM.
+        vmem_bytes: Bytes per second of operations whose values are in VMEM.
         relayout: Share of `hbm_bytes` at which arrays change their layout.
         vector_ops: Elements per second of elementwise operations.
         transcendentals: Elements per second of functions such as exp.
@@ -119,6 +120,7 @@ class Rates:
     matrix_size: int
     matrix_flops: tuple[tuple[str, float], ...]
     hbm_bytes: float
+    vmem_bytes: float
     relayout: float
     vector_ops: float
     transcendentals: float
@@ -200,6 +202,7 @@ def rates_of(generation: Generation) -> Rates:
         matrix_flops=tuple((name, share * f) for name, f in generation.device_peak_flops),
         hbm_bytes=_HBM_SHARES.get(generation.name, _OTHER_HBM_SHARE)
         * generation.device_hbm_bandwidth,
+        vmem_bytes=generation.device_vmem_bandwidth,
         # tokamax: copies between layouts in attention on v5p, v6e and TPU7x; on v5e, whose HBM is
         # the slowest, those of the operands of ragged products reach the rate of other copies.
         relayout=1.0 if generation.name == "v5e" else 0.6,

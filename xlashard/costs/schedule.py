@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xlashard.costs.cost_analysis import repeated_calls
-from xlashard.costs.hbm_traffic import hbm_bytes, host_bytes
+from xlashard.costs.memory_traffic import hbm_bytes, host_bytes
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationModel, OperationTime
 from xlashard.costs.rates import Rates
@@ -40,8 +40,8 @@ class ScheduledOperation:
         computation: Name of its computation.
         start: Seconds from the start of the computation's run.
         seconds: Time for which it keeps the cores busy, or for which they wait for it.
-        resource: What it uses: `matrix`, `vector`, `hbm`, `kernel`, `launch`, `ici`, `dcn`, `host`,
-            or `loop` for an operation that runs other computations.
+        resource: What it uses: `matrix`, `vector`, `hbm`, `vmem`, `kernel`, `launch`, `ici`, `dcn`,
+            `host`, or `loop` for an operation that runs other computations.
         in_background: Whether it overlaps with the operations after it; then `seconds` is its
             duration, and no time of the cores.
         known: False for a kernel of unknown cost.

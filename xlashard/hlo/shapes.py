@@ -6,8 +6,8 @@ from functools import cached_property
 
 from xlashard.lazily import dataclass
 
-HBM, HOST = 0, 5
-"""Memory spaces of layouts on TPU: the main memory, and that of the host; 1 is VMEM."""
+HBM, VMEM, HOST = 0, 1, 5
+"""Memory spaces of layouts on TPU: the main memory, VMEM, and the memory of the host."""
 
 _NAMES = """
     invalid pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 tuple opaque c64 bf16 token c128 f8e5m2
@@ -93,10 +93,9 @@ class Shape:
         # Small integers take a byte each, unless their layout packs them.
         return self.element_bits or max(self._dtype_bits, 8)
 
-    @property
-    def hbm_bytes(self) -> int:
-        """Return the bytes of an array in the main memory, with padding; 0 in another memory."""
-        return self.padded_bytes if self.memory_space == HBM else 0
+    def bytes_in(self, memory: int) -> int:
+        """Return the bytes of an array in a memory, with padding; 0 if it is in another one."""
+        return self.padded_bytes if self.memory_space == memory else 0
 
     @property
     def _dtype_bits(self) -> int:

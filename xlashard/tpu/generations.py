@@ -19,6 +19,7 @@ class Generation(Chip):
 
     Attributes:
         cores_per_chip: TensorCores.
+        vmem_bandwidth: Bytes per second per chip between VMEM and the units of its TensorCores.
         host_bounds: Chips per host of a large slice, along x, y and z.
         single_host_shapes: Larger slices that still lie on a single host.
         counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
@@ -34,6 +35,7 @@ class Generation(Chip):
     """
 
     cores_per_chip: int
+    vmem_bandwidth: float
     host_bounds: tuple[int, int, int] = (2, 2, 1)
     single_host_shapes: tuple[tuple[int, ...], ...] = ()
     counts_cores: bool
@@ -71,6 +73,11 @@ class Generation(Chip):
         return self.cores_per_chip > self.devices_per_chip
 
     @property
+    def device_vmem_bandwidth(self) -> float:
+        """VMEM bytes per second per device."""
+        return self.vmem_bandwidth / self.devices_per_chip
+
+    @property
     def device_dcn_bandwidth(self) -> float:
         """Bytes per second per device, as its share of the host's DCN bandwidth."""
         return self.dcn_bandwidth / self.devices_per_host
@@ -94,6 +101,7 @@ def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
         **dict.fromkeys(("cores_per_chip", "pod_shape", "counts_cores"), page),
         **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
         "host_bandwidth": f"{_BOOK}: PCIe of a chip",
+        "vmem_bandwidth": _NO_VMEM,
         **dict.fromkeys(("ici_links", "ici_bandwidth", "core_bandwidth", "dcn_bandwidth"), page),
         **dict.fromkeys(("single_host_shapes", "ring_size"), page),
         "device_kind": _SHOWN,
@@ -104,6 +112,11 @@ def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
     return tuple({**figures, **others}.items())
 
 
+_VMEM = f"{_BOOK}: VMEM bandwidth by HBM bandwidth"
+_NO_VMEM = (
+    "no public figure; 2.9 registers of 4 KiB per cycle and TensorCore, between the 2.93 of v5e's "
+    "figure and the 2.87 of TPU7x's"
+)
 _HALF = "no public figure; at most what one core's half of the HBM gives"
 _ONE_DEVICE = "one device: there is nothing between devices of a chip"
 _NO_SLICES = f"{_DOCS}/multislice-introduction: not for this generation"
@@ -124,6 +137,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=16 * GIB,
         available_bytes=8 * GIB - 530 * MIB,
         hbm_bandwidth=700 * GB,
+        vmem_bandwidth=16_700 * GB,
         peak_flops=(("bfloat16", 46 * TERA),),
         ici_links=4,
         ici_bandwidth=62 * GB,
@@ -152,6 +166,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=32 * GIB,
         available_bytes=16 * GIB - 530 * MIB,
         hbm_bandwidth=900 * GB,
+        vmem_bandwidth=22_300 * GB,
         peak_flops=(("bfloat16", 123 * TERA),),
         ici_links=4,
         ici_bandwidth=82 * GB,
@@ -180,6 +195,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=32 * GIB,
         available_bytes=32 * GIB - 1283 * MIB,
         hbm_bandwidth=1_228 * GB,
+        vmem_bandwidth=24_900 * GB,
         peak_flops=(("bfloat16", 275 * TERA), ("int8", 275 * TERA)),
         ici_links=6,
         ici_bandwidth=50 * GB,
@@ -207,6 +223,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=16 * GIB,
         available_bytes=16 * GIB - 258 * MIB,
         hbm_bandwidth=819 * GB,
+        vmem_bandwidth=22 * 819 * GB,
         peak_flops=(("bfloat16", 197 * TERA), ("int8", 393 * TERA)),
         ici_links=4,
         ici_bandwidth=50 * GB,
@@ -214,6 +231,7 @@ GENERATIONS: tuple[Generation, ...] = (
         host_bandwidth=16 * GB,
         sources=_sources(
             f"{_DOCS}/v5e",
+            vmem_bandwidth=_VMEM,
             ici_bandwidth=f"{_DOCS}/v5e: 1,600 Gbit/s for a chip, by its 4 links",
             ring_size=_PLANE,
             core_bandwidth=_ONE_DEVICE,
@@ -232,6 +250,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=96 * GIB,
         available_bytes=96 * GIB - 279 * MIB,
         hbm_bandwidth=2_765 * GB,
+        vmem_bandwidth=41_600 * GB,
         peak_flops=(("bfloat16", 459 * TERA), ("int8", 918 * TERA), ("float8", 459 * TERA)),
         ici_links=6,
         ici_bandwidth=100 * GB,
@@ -261,6 +280,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=32 * GIB,
         available_bytes=32 * GIB - 776 * MIB,
         hbm_bandwidth=1_638 * GB,
+        vmem_bandwidth=20_800 * GB,
         peak_flops=(("bfloat16", 918 * TERA), ("int8", 1_836 * TERA), ("float8", 918 * TERA)),
         ici_links=4,
         ici_bandwidth=100 * GB,
@@ -286,6 +306,7 @@ GENERATIONS: tuple[Generation, ...] = (
         hbm_bytes=192 * GIB,
         available_bytes=96 * GIB - 1292 * MIB,
         hbm_bandwidth=7_380 * GB,
+        vmem_bandwidth=7 * 7_380 * GB,
         peak_flops=(("bfloat16", 2_307 * TERA), ("float8", 4_614 * TERA)),
         ici_links=6,
         ici_bandwidth=100 * GB,
@@ -294,6 +315,7 @@ GENERATIONS: tuple[Generation, ...] = (
         host_bandwidth=32 * GB,
         sources=_sources(
             _SEVENTH,
+            vmem_bandwidth=_VMEM,
             ici_bandwidth=f"{_SEVENTH}: 1,200 GB/s for a chip in both directions, by its 6 links",
             core_bandwidth=f"{_SEVENTH}: six times one link",
             pod_shape=f"{_SEVENTH}: 9,216 chips; the shape nearest a cube that has as many",

@@ -7,9 +7,9 @@ from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.costs.gpu.cuda_calls import attention_call
 from xlashard.costs.gpu.gpu_operation import GpuOperationModel
 from xlashard.costs.gpu.gpu_rates import gpu_rates
-from xlashard.costs.hbm_traffic import hbm_bytes
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import kernel_name
+from xlashard.costs.memory_traffic import hbm_bytes
 from xlashard.costs.operation import OperationModel
 from xlashard.costs.schedule import walk_schedule
 from xlashard.gpu.gpu_models import BY_NAME

@@ -3,16 +3,19 @@
 import io
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
 from tests.preflights.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from xlashard.costs.operation import Unit
 from xlashard.preflights.render.html import page
-from xlashard.preflights.render.report_text import mesh_text
+from xlashard.preflights.render.report_text import WORDS, mesh_text
 from xlashard.preflights.render.summary_table import SummaryText
 from xlashard.preflights.report.build import describe_mesh
 from xlashard.preflights.report.comparison import compare
+from xlashard.preflights.report.preflight_model import Bound
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu import topology
 from xlashard.wording import plain_text
@@ -31,6 +34,19 @@ def shown(report: PreflightReport, width: int, *, all: bool = False, color: bool
 def sections(text: str) -> list[str]:
     """Return the headings."""
     return [line.partition("  ")[0] for line in text.split("\n\n") if line[:1].isupper()]
+
+
+def test_every_unit_and_bound_of_a_tpu_has_a_name() -> None:
+    words, bounds = WORDS["ici"], set(get_args(Bound.__value__))
+    assert set(get_args(Unit)) < set(words.shares)
+    assert bounds == set(words.bounds) == set(words.details) == set(words.short)
+
+
+def test_a_step_that_vmem_bounds_names_it() -> None:
+    time = replace(FITTING.time, bound="vmem", shares=(("vmem", 2.0), ("matrix", 1.0)))
+    report = replace(FITTING, time=time)
+    assert "bound by VMEM" in plain_text(shown(report, 160))
+    assert "the memory of its cores (VMEM)" in page(report)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -168,7 +168,7 @@ def test_a_profile_of_the_cpu(tmp_path: Path) -> None:
         ("chip = 'v5p'\n", r"has no chip and \[slowdown\]"),
         ("chip = 'v6e'\n[slowdown]\nhbm = 1.1\n", "is of v6e, but the topology has v5p"),
         ("chip = 'v5p'\n[slowdown]\nhbm = 0\n", "slowdown.hbm = 0"),
-        ("chip = 'v5p'\n[slowdown]\nvmem = 1.0\n", "slowdown.vmem = 1.0"),
+        ("chip = 'v5p'\n[slowdown]\nsmem = 1.0\n", "slowdown.smem = 1.0"),
         ("chip = ", "can't be read"),
     ],
 )

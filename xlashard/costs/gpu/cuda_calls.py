@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from xlashard.hlo.module import Computation, Instruction
-from xlashard.hlo.shapes import Shape
+from xlashard.hlo.shapes import HBM, Shape
 
 _CUBLAS = ("__cublas$gemm", "__cublas$lt$matmul")
 _CONVOLUTION = "__cudnn$conv"
@@ -136,7 +136,7 @@ def attention_call(computation: Computation, call: Instruction) -> AttentionCall
         causal="CAUSAL" in _found(_MASK, config),
         window=int(_found(_WINDOW, config) or 0),
         backward="Backward" in call.attributes.call_target,
-        hbm_bytes=sum(array.hbm_bytes for array in [*arrays, *results]),
+        hbm_bytes=sum(array.bytes_in(HBM) for array in [*arrays, *results]),
     )
 
 

@@ -126,6 +126,8 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
             (name, best * _LARGE_PRODUCTS * f) for name, f in chip.device_peak_flops
         ),
         hbm_bytes=_HBM_SHARES.get(family, _OTHER_HBM_SHARE) * chip.device_hbm_bandwidth,
+        # XLA keeps no values on the chip between kernels.
+        vmem_bytes=math.inf,
         # No figure is published for transposes alone.
         relayout=1.0,
         # CUDA: 128 operations in float32 and 16 functions such as exp per multiprocessor and cycle

@@ -50,7 +50,7 @@ class Words:
     @property
     def short(self) -> Mapping[str, str]:
         """Short names of the resources."""
-        return {"compute": "compute", "hbm": "HBM", "host": "host", **self.networks}
+        return {"compute": "compute", "hbm": "HBM", "vmem": "VMEM", "host": "host", **self.networks}
 
 
 _EVERYWHERE = {"compute": "arithmetic", "hbm": "HBM"}
@@ -61,6 +61,7 @@ _TPU = Words(
     layout="torus",
     bounds={
         **_EVERYWHERE,
+        "vmem": "VMEM",
         "ici": "links within a slice",
         "dcn": "network between slices",
         "host": _HOST,
@@ -68,6 +69,7 @@ _TPU = Words(
     details={
         "compute": "arithmetic",
         "hbm": "the chip's memory (HBM)",
+        "vmem": "the memory of its cores (VMEM)",
         "ici": "the links between chips (ICI)",
         "dcn": "the network between slices (DCN)",
         "host": "the host's memory",
@@ -76,6 +78,7 @@ _TPU = Words(
         "matrix": "matrix units",
         "vector": "vector unit",
         "hbm": "HBM",
+        "vmem": "VMEM",
         "kernel": "kernels",
         "launch": "launches",
         "ici": "waiting for ICI",

@@ -19,6 +19,7 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
     "matrix": ("matrix_flops",),
     "vector": ("vector_ops", "transcendentals"),
     "hbm": ("hbm_bytes",),
+    "vmem": ("vmem_bytes",),
     "ici": ("link_share", "torus_reduction_share"),
     "dcn": ("dcn_share",),
     "host": ("host_bytes",),

@@ -21,8 +21,9 @@ from xlashard.pjit.report.serde import ReportFormat
 from xlashard.preflights.report.pricing import PriceReport, ThroughputReport
 from xlashard.preflights.report.step_model import LineTime, SpillReport, Timeline
 
-type Bound = Literal["compute", "hbm", "ici", "dcn", "host"]
-"""Resource that bounds the time: arithmetic, HBM, links within a slice or node, network between."""
+type Bound = Literal["compute", "hbm", "vmem", "ici", "dcn", "host"]
+"""Resource that bounds the time: arithmetic, HBM, VMEM of TPUs, links within a slice or node, the
+network between them, transfers to and from the host."""
 
 
 type Origin = Literal[
@@ -244,7 +245,7 @@ class TimeEstimate:
         below: Error below `seconds`, as a negative share of it.
         above: Error above `seconds`, as a share of it; None for a lower bound.
         shares: Parts of `seconds` by what the cores use or wait for: `matrix`, `vector`, `hbm`,
-            `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
+            `vmem`, `kernel`, `launch`, `ici`, `dcn`, `host`; the longest first.
         kernels: Kernels of known cost, by name, with their number of runs.
         unknown_kernels: Kernels of unknown cost, by name, with their number of runs. With any of
             them `seconds` is a lower bound.

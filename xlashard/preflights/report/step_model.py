@@ -72,8 +72,8 @@ class TimelineSpan:
             `asynchronous`.
         start: Seconds from the start of the computation's run.
         seconds: Duration.
-        resource: Unit that it uses or waits for: `matrix`, `vector`, `hbm`, `kernel`, `launch`,
-            `ici`, `dcn`, `host`; `loop` for one that runs another computation.
+        resource: Unit that it uses or waits for: `matrix`, `vector`, `hbm`, `vmem`, `kernel`,
+            `launch`, `ici`, `dcn`, `host`; `loop` for one that runs another computation.
         line: Position in `TimeEstimate.lines`; -1 for a shorter one.
         block: Position in `Timeline.blocks` of the computation that it runs, or -1.
         times: Number of runs of that computation.

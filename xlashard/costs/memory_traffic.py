@@ -1,4 +1,4 @@
-"""HBM bytes that single HLO instructions read and write."""
+"""Bytes that single HLO instructions read and write in HBM, in VMEM and in the host's memory."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.kernel_work import is_kernel, kernel_work
 from xlashard.hlo.collectives import KINDS
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.hlo.shapes import HBM, HOST, Shape
+from xlashard.hlo.shapes import HBM, HOST, VMEM, Shape
 
 _FREE_NAMES = """
     add-dependency after-all async-done async-start async-update bitcast call call-start
@@ -42,22 +42,61 @@ def hbm_bytes(module: HloModule, computation: Computation, instruction: Instruct
         computation: Computation of the instruction, not that of a fusion.
         instruction: The instruction.
     """
+    if instruction.opcode == "custom-call":
+        return _of_custom_call(module, computation, instruction)
+    return _bytes_in(HBM, module, computation, instruction)
+
+
+def vmem_bytes(module: HloModule, computation: Computation, instruction: Instruction) -> int:
+    r"""Return the VMEM bytes that one run of an instruction reads and writes, including padding.
+
+    Values that the compiler placed in VMEM count as those in HBM do in `hbm_bytes`. Asynchronous
+    copies count nothing, for they wait for the other memory; neither do kernels and other custom
+    calls.
+
+    Args:
+        module: The module.
+        computation: Computation of the instruction, not that of a fusion.
+        instruction: The instruction.
+
+    Example:
+        >>> from xlashard.hlo import read
+        >>> module = read(
+        ...     "HloModule m\nENTRY main {\n"
+        ...     "p = f32[8,128]{1,0:T(8,128)S(1)} parameter(0)\n"
+        ...     "ROOT r = f32[8,128]{1,0:T(8,128)} negate(p)\n}\n"
+        ... )
+        >>> main = module.computations["main"]
+        >>> vmem_bytes(module, main, main.root), hbm_bytes(module, main, main.root)
+        (4096, 4096)
+    """
+    if instruction.opcode == "custom-call" or instruction.opcode.endswith("-start"):
+        return 0
+    return _bytes_in(VMEM, module, computation, instruction)
+
+
+def _bytes_in(
+    memory: int, module: HloModule, computation: Computation, instruction: Instruction
+) -> int:
     opcode = instruction.opcode
     if opcode in _FREE or (opcode.endswith("-done") and opcode != "copy-done"):
         return 0
-    if opcode == "custom-call":
-        return _of_custom_call(module, computation, instruction)
     if opcode in ("fusion", "fusion-start"):
         inner = _fused(module, instruction)
-        return 0 if inner is None else _of_fusion(module, instruction, inner)
+        return 0 if inner is None else _of_fusion(memory, module, instruction, inner)
     results = instruction.shape.arrays
     operands = operand_arrays(computation, instruction)
     if opcode in ("send", "recv"):
         # The type holds the transferred value and a context.
-        return sum(array.hbm_bytes for array in instruction.shape.parts[0].arrays)
+        return _whole(memory, instruction.shape.parts[0].arrays)
     if opcode.endswith("-start"):
         results = _started(instruction, len(operands))
-    return _of_operation(instruction, operands, results)
+    return _of_operation(memory, instruction, operands, results)
+
+
+def _whole(memory: int, arrays: Sequence[Shape]) -> int:
+    """Return the bytes of the arrays in a memory."""
+    return sum(array.bytes_in(memory) for array in arrays)
 
 
 _HOST_CALLS = ("MoveToHost", "MoveToDevice")
@@ -95,31 +134,32 @@ def host_bytes(computation: Computation, instruction: Instruction) -> int:
 
 
 def _of_operation(
-    instruction: Instruction, operands: Sequence[Shape], results: Sequence[Shape]
+    memory: int, instruction: Instruction, operands: Sequence[Shape], results: Sequence[Shape]
 ) -> int:
-    written = sum(array.hbm_bytes for array in results)
+    written = _whole(memory, results)
     match instruction.opcode.removesuffix("-start"):
         case "slice" | "dynamic-slice":
             # Reads as many bytes of the operand as the result has; other operands are indices.
-            read = _like(operands[:1], sum(array.padded_bytes for array in results))
-            return read + sum(a.hbm_bytes for a in operands[1:]) + written
+            read = _like(memory, operands[:1], sum(array.padded_bytes for array in results))
+            return read + _whole(memory, operands[1:]) + written
         case "gather" if operands:
-            read = _gathered(instruction, operands[0]) if operands[0].memory_space == HBM else 0
-            return read + sum(a.hbm_bytes for a in operands[1:]) + written
+            table = operands[0]
+            read = _gathered(instruction, table) if table.memory_space == memory else 0
+            return read + _whole(memory, operands[1:]) + written
         case "dynamic-update-slice" if len(operands) > 1:
             update = operands[1]
-            return update.hbm_bytes + _like(results, update.padded_bytes)
+            return _whole(memory, [update]) + _like(memory, results, update.padded_bytes)
         case "scatter" if len(operands) > 2:
             # Reads and writes the updated slices.
             slices = _scattered(instruction, results[0], operands[-1])
-            touched = slices if results[0].memory_space == HBM else 0
-            return sum(a.hbm_bytes for a in operands[1:]) + 2 * touched
-    return sum(array.hbm_bytes for array in operands) + written
+            touched = slices if results[0].memory_space == memory else 0
+            return _whole(memory, operands[1:]) + 2 * touched
+    return _whole(memory, operands) + written
 
 
-def _like(arrays: Sequence[Shape], nbytes: int) -> int:
-    """Return `nbytes`, limited by the bytes of the arrays in HBM."""
-    return min(nbytes, sum(array.hbm_bytes for array in arrays))
+def _like(memory: int, arrays: Sequence[Shape], nbytes: int) -> int:
+    """Return `nbytes`, limited by the bytes of the arrays in a memory."""
+    return min(nbytes, _whole(memory, arrays))
 
 
 def _started(instruction: Instruction, operands: int) -> tuple[Shape, ...]:
@@ -143,7 +183,7 @@ def _of_custom_call(module: HloModule, computation: Computation, instruction: In
         # The second result is the workspace of cuBLAS.
         results = results[:1]
     arrays = (*operand_arrays(computation, instruction), *results)
-    return sum(array.hbm_bytes for array in arrays)
+    return _whole(HBM, arrays)
 
 
 def _gathered(gather: Instruction, table: Shape) -> int:
@@ -211,14 +251,14 @@ def _fused(module: HloModule, fusion: Instruction) -> Computation | None:
     return module.computations.get(fusion.calls[0]) if fusion.calls else None
 
 
-def _of_fusion(module: HloModule, fusion: Instruction, inner: Computation) -> int:
+def _of_fusion(memory: int, module: HloModule, fusion: Instruction, inner: Computation) -> int:
     if _STARTS in inner.targets:
         # The type starts with the operand and the result of the collective.
-        return sum(a.hbm_bytes for a in fusion.shape.arrays[:2])
+        return _whole(memory, fusion.shape.arrays[:2])
     read = sum(
         _touched(module, inner, parameter)
         for parameter in inner.parameters
-        if any(array.memory_space == HBM for array in parameter.shape.arrays)
+        if any(array.memory_space == memory for array in parameter.shape.arrays)
     )
     root = inner.root
     if root is None:
@@ -228,9 +268,9 @@ def _of_fusion(module: HloModule, fusion: Instruction, inner: Computation) -> in
     if fusion.opcode == "fusion-start":
         types = fusion.shape.parts[1].arrays
     if len(outputs) != len(types):
-        return read + sum(array.hbm_bytes for array in types)
+        return read + _whole(memory, types)
     written = sum(
-        _like([array], _written(module, inner, output, array))
+        _like(memory, [array], _written(module, inner, output, array))
         for output, array in zip(outputs, types, strict=True)
     )
     return read + written

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from xlashard.costs.cost_analysis import analyze_cost
-from xlashard.costs.hbm_traffic import hbm_bytes, host_bytes, slice_bytes
+from xlashard.costs.memory_traffic import hbm_bytes, host_bytes, slice_bytes, vmem_bytes
 from xlashard.hlo import read
 from xlashard.hlo.text_reader import read_shape
 
@@ -143,22 +143,23 @@ SLICES = "collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, sli
 
 
 @pytest.mark.parametrize(
-    ("name", "nbytes"),
+    ("name", "nbytes", "in_vmem"),
     [
         # Rows, their numbers, and the result.
-        ("rows", 64 * 1024 + 64 * 4 + 64 * 1024),
+        ("rows", 64 * 1024 + 64 * 4 + 64 * 1024, 0),
         # A row that is gathered twice is read twice.
-        ("again", 4096 * 1024 + 4096 * 4),
-        ("in_vmem", 64 * 4 + 64 * 1024),
-        ("columns", 64 * 1000 * 32 + 64 * 4),
+        ("again", 4096 * 1024 + 4096 * 4, 4096 * 1024),
+        ("in_vmem", 64 * 4 + 64 * 1024, 64 * 1024),
+        ("columns", 64 * 1000 * 32 + 64 * 4, 64 * 1024 * 4),
         # The updates, and the rows that they change.
-        ("s", 64 * 4 + 64 * 1024 + 2 * 64 * 1024),
+        ("s", 64 * 4 + 64 * 1024 + 2 * 64 * 1024, 0),
     ],
 )
-def test_gathers_and_scatters_count_their_slices(name, nbytes):
+def test_gathers_and_scatters_count_their_slices(name, nbytes, in_vmem):
     module = read(one_line(GATHERS.replace("SLICES", SLICES)))
     computation = module.computations["main"]
     assert hbm_bytes(module, computation, computation.instructions[name]) == nbytes
+    assert vmem_bytes(module, computation, computation.instructions[name]) == in_vmem
 
 
 HOST = """HloModule m
@@ -214,6 +215,8 @@ def test_copies_to_and_from_the_host_use_its_link(name, host, hbm):
     instruction = computation.instructions[name]
     assert host_bytes(computation, instruction) == host
     assert hbm_bytes(module, computation, instruction) == hbm
+    # Copies to and from VMEM wait for the other memory.
+    assert vmem_bytes(module, computation, instruction) == 0
 
 
 def fusion_bytes(body: str, dtype: str = "bf16") -> int:
