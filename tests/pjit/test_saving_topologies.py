@@ -274,7 +274,7 @@ def test_a_program_of_real_devices_can_not_be_looked_at(data):
     contents = saved_format.unpack(data)
     del contents.sections["description"]
     loaded_there = saved_format.pack(contents.header, contents.sections)
-    with pytest.raises(SavedProgramError, match=naming("pjit_step", "topology")):
+    with pytest.raises(SavedProgramError, match=naming("step", "topology")):
         Compiled.deserialize(loaded_there, devices=topology("v5e:4x4").devices)
 
 

@@ -112,7 +112,7 @@ def run_repeatably(
     """
     program = compiled.program
     paths = ("an argument",) * len(values) if donation is None else donation.paths
-    name = program.name.removeprefix("pjit_") if donation is None else donation.name
+    name = program.name if donation is None else donation.name
     taken = list(compress(values, compiled.kept))
     handles = bare_values(taken)
     typed = _typed(handles, program.parts.in_avals[len(compiled.consts) :])

@@ -308,7 +308,7 @@ def _compiler_errors(plan: ProgramPlan, request: compiler.CompileRequest) -> Ite
         if compiler.ran_out_of_memory(error):
             text = _oom_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
-        raise CompileError(_refusal_text(plan.name, error, request.options)) from error
+        raise CompileError(_refusal_text(plan.function_name, error, request.options)) from error
 
 
 def _loaded(
@@ -371,7 +371,7 @@ def _oom_text(plan: ProgramPlan, message: str) -> str:
         message: The compiler's error. Its memory figures are used if it has any, else its first
             line.
     """
-    name, device = plan.name.removeprefix("pjit_"), plan.devices[0]
+    name, device = plan.function_name, plan.devices[0]
     figures = next(filter(None, (re.search(form, message) for form in _FIGURES)), None)
     if figures is None:
         line = re.sub(_STATUS, "", message).partition("\n")[0].rstrip(" .-")

@@ -200,8 +200,8 @@ def _reported(
     texts = chosen.shardings(of, count + tokens)
     if texts is None:
         raise CompileError(  # no-catalogue: no supported compiler does this
-            f"the compiler does not report the shardings of the {of} of {plan.name}: specify "
-            "explicit shardings"
+            f"the compiler does not report the shardings of the {of} of "
+            f"{plan.function_name}: specify explicit shardings"
         )
     return texts[tokens:]
 
@@ -230,7 +230,7 @@ def _chosen(
     sharding = from_hlo(text, plan.devices, _mesh(plan, value), kind)
     if not isinstance(sharding, XLACompatibleSharding):
         # no-catalogue: no supported compiler does this
-        raise CompileError(f"the compiler sharded {value.name} of {plan.name} as {text}")
+        raise CompileError(f"the compiler sharded {value.name} of {plan.function_name} as {text}")
     return _with_reductions(sharding, value.sharding)
 
 
@@ -263,8 +263,8 @@ def _logical_text(text: str, plan: ProgramPlan, value: ValuePlan) -> str:
     ndim = len(value.shape)
     if any(count > 1 for count in tiling.counts[ndim:]):
         raise CompileError(  # no-catalogue: no supported compiler does this
-            f"the compiler sharded the elements of {value.name} ({value.dtype}) of {plan.name}, "
-            f"{text}: specify an explicit sharding"
+            f"the compiler sharded the elements of {value.name} ({value.dtype}) of "
+            f"{plan.function_name}, {text}: specify an explicit sharding"
         )
     return replace(tiling, counts=tiling.counts[:ndim]).to_tile_assignment().to_text()
 

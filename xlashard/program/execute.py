@@ -81,8 +81,8 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Return the module's name."""
-        return self.parts.plan.name
+        """Return the function's name."""
+        return self.parts.plan.function_name
 
     def executable_with_lines(
         self, place: "Callable[[Sequence[hlo.Frame]], object]"
@@ -164,7 +164,7 @@ class Program:
 
     def _must_run(self) -> None:
         if self.is_compile_only:
-            raise compile_only_error(self.name.removeprefix("pjit_"), self.parts.plan.devices[0])
+            raise compile_only_error(self.name, self.parts.plan.devices[0])
 
     def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return leading arguments for every run, placed unless the devices only compile."""
@@ -223,7 +223,7 @@ class Program:
                 continue
             name = plan.name or "an argument"
             raise UnreducedError(
-                f"{self.name.removeprefix('pjit_')} takes {name} as partial results, by "
+                f"{self.name} takes {name} as partial results, by "
                 f"{sharding}, and got a {type(value).__name__}: write device_put({name}, sharding)"
             )
 

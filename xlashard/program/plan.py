@@ -102,6 +102,11 @@ class ProgramPlan:
     context: Any = None
     aliased: tuple[int, ...] = ()
 
+    @property
+    def function_name(self) -> str:
+        """Return the function's name: the module's without the prefix of `pjit`."""
+        return self.name.removeprefix("pjit_")
+
     @cached_property
     def has_unreduced(self) -> bool:
         """Return True if an argument or result is unreduced."""

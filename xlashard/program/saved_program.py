@@ -70,7 +70,7 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
         sections[_const_name(i)] = array_to_bytes(const)
     writer = ShardingWriter()
     header = {
-        "name": program.name,
+        "name": parts.plan.name,
         "partitioner": parts.plan.partitioner.value,
         "options": [list(option) for option in parts.plan.options],
         "committed": parts.committed,
@@ -210,9 +210,9 @@ def _check_widths(parts: ProgramParts) -> None:
     wide = {str(aval.dtype) for aval in unsupported((*parts.in_avals, *parts.out_avals))}
     if wide:
         raise SavedProgramError(
-            f"the saved program {parts.plan.name} has {', '.join(sorted(wide))} values, which JAX "
-            "supports only with jax_enable_x64: write jax.config.update('jax_enable_x64', True) "
-            "before deserialize()"
+            f"the saved program {parts.plan.function_name} has {', '.join(sorted(wide))} values, "
+            "which JAX supports only with jax_enable_x64: write "
+            "jax.config.update('jax_enable_x64', True) before deserialize()"
         )
 
 
@@ -244,8 +244,9 @@ def _describe(contents: Contents, plan: ProgramPlan) -> Any:
     """Return an offline executable for compile-only devices."""
     if _DESCRIPTION not in contents.sections:
         raise SavedProgramError(
-            f"the saved program {plan.name} was compiled on its devices, and the devices of a "
-            "topology can't load it: load it there, or compile it for the topology to inspect it"
+            f"the saved program {plan.function_name} was compiled on its devices, and the "
+            "devices of a topology can't load it: load it there, or compile it for the topology to "
+            "inspect it"
         )
     with reading():
         return described(contents.sections[_DESCRIPTION])
@@ -257,7 +258,7 @@ def _load(machine_code: bytes, plan: ProgramPlan) -> Any:
     except RuntimeError as error:
         platform = plan.devices[0].platform
         raise SavedProgramError(  # no-catalogue: no supported compiler does this
-            f"the runtime of {platform} can't load {plan.name}: {error}; compile and "
+            f"the runtime of {platform} can't load {plan.function_name}: {error}; compile and "
             "serialize() it again here"
         ) from None
 

@@ -107,7 +107,7 @@ class ProgramFingerprint:
     @property
     def name(self) -> str:
         """Return the function's name."""
-        return self.plan.name.removeprefix("pjit_")
+        return self.plan.function_name
 
     @cached_property
     def group(self) -> tuple[int, ...]:
