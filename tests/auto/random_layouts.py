@@ -46,7 +46,9 @@ ODD_LAYOUTS = 3
 """Number of layouts by random costs that a program runs under."""
 
 
-def find_layout_failure(text: str, partitioner: str | None = None) -> Failure | None:
+def find_layout_failure(
+    text: str, partitioner: str | None = None, *, under_jit: bool = False
+) -> Failure | None:
     """Run a program under layouts, and return the first difference to its values on one device.
 
     These are all layouts that the search finds, and some that it finds by random costs. The kind is
@@ -55,6 +57,7 @@ def find_layout_failure(text: str, partitioner: str | None = None) -> Failure | 
     Args:
         text: The program.
         partitioner: Partitioner to use instead of the one in the text.
+        under_jit: Run `jax.jit` alone, to see whether it ends the process.
     """
     header = replace(read_header(text), explicit=False)
     with under(partitioner or header.partitioner):
@@ -62,7 +65,7 @@ def find_layout_failure(text: str, partitioner: str | None = None) -> Failure | 
             case = _Case.drawn(text, make_mesh(header))
         except Exception as error:
             return Failure("program", f"it is not traced: {first_line(error)}")
-        return case.failure()
+        return case.failure(case.run_under_jit if under_jit else case.run)
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ class _Case:
         exact = () if derived else module.exact
         return cls(dice, mesh, problem, arguments, wanted, exact or (False,) * len(wanted))
 
-    def failure(self) -> Failure | None:
-        """Return the first failure."""
+    def failure(self, run: Callable[[ProgramLayout], Failure | None]) -> Failure | None:
+        """Return the first failure of the layouts."""
         try:
             layouts = self._layouts()
         except Exception as error:
@@ -126,7 +129,7 @@ class _Case:
                 check_layout(self.problem, layout)
             except Wrong as wrong:
                 return wrong.failure
-            failure = self._run(layout)
+            failure = run(layout)
             if failure is not None:
                 return replace(failure, message=f"{layout}: {failure.message}")
         return None
@@ -142,7 +145,13 @@ class _Case:
         odd = [layout for key, layout in distinct.items() if key not in usual]
         return [*(distinct[key] for key in usual), *self.dice.sample(odd, ODD_LAYOUTS)]
 
-    def _run(self, layout: ProgramLayout) -> Failure | None:
+    def run_under_jit(self, layout: ProgramLayout) -> None:
+        """Run a layout under `jax.jit` alone."""
+        jaxpr = insert_constraints(self.problem.jaxpr, self.mesh, layout.constraints)
+        self._outcome(jax.jit, jax.sharding.NamedSharding, jaxpr, layout)
+
+    def run(self, layout: ProgramLayout) -> Failure | None:
+        """Run a layout under `pjit`, and where that fails under `jax.jit` too."""
         try:
             jaxpr = insert_constraints(self.problem.jaxpr, self.mesh, layout.constraints)
         except Exception as error:

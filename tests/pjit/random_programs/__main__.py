@@ -102,6 +102,9 @@ def _work(options: argparse.Namespace) -> int:
     request = json.loads(Path(options.worker).read_text())
     for position, text in enumerate(request["texts"]):
         _say(position=position)
+        if request["library"] == "jax" and options.layouts:
+            find_layout_failure(text, options.partitioner, under_jit=True)
+            continue
         if request["library"] == "jax":
             header = read_header(text)
             with under(options.partitioner or header.partitioner):
