@@ -4,8 +4,7 @@ jobset.py --name=my-job --accelerator=v5litepod-16 --image=IMAGE --command=COMMA
     kubectl apply --filename=-
 """
 
-from xlashard.cloud.jobset import show
-from xlashard.cloud.session import start
+from xlashard.cloud.session import print_manifest, start
 
 if __name__ == "__main__":
-    start(show, ("tpu", "run", "gke"), __doc__)
+    start(print_manifest, ("tpu", "run", "gke"), __doc__)

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from tests.cloud.conftest import ROOT, Cloud
-from xlashard.cloud.cloud_settings import read_accelerator
-from xlashard.cloud.jobset import manifest
+from xlashard.cloud.cloud_settings import manifest, read_accelerator
 from xlashard.errors import CloudError
 
 JOB = {"gke__image": "docker.pkg.dev/p/r/job:1", "run__command": 'python "train.py" # $HOME\ntrue'}

@@ -1,9 +1,16 @@
-"""Settings of a TPU and of a job on it, by a TOML file and flags; types of TPU slices."""
+"""Settings of a TPU and of a job on it, by a TOML file and flags; types of TPU slices.
 
+On GKE `kubectl` runs the job, from the manifest by the template `jobset.yaml`. GKE sets
+`TPU_WORKER_ID`, `TPU_WORKER_HOSTNAMES` and `MEGASCALE_*` in each pod, and JAX reads them.
+"""
+
+import json
 import math
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from xlashard.documents import read_toml
@@ -276,4 +283,52 @@ def read_accelerator(name: str) -> Accelerator:
         1 if on_one_host else chips // generation.chips_per_host,
         generation.devices_per_chip,
         shape == default_shape(generation, chips),
+    )
+
+
+_TEMPLATE = Path(__file__).with_name("jobset.yaml")
+# The longest name of a pod is the name of a service, too: NAME-slice-99-9999-abcde.
+_LONGEST = 40
+
+
+def manifest(settings: CloudSettings) -> str:
+    """Return the JobSet of a job as YAML: one Job for each slice, one pod for each host.
+
+    Raises:
+        CloudError: The name, the accelerator, the image or the command is missing or invalid.
+    """
+    name = settings.tpu.name
+    check_name(name)
+    if len(name) > _LONGEST:
+        raise CloudError(
+            f"--name={name} has {len(name)} letters; a JobSet's name has up to {_LONGEST}, as "
+            f"the names of its pods are longer. Write --name={name[:_LONGEST].rstrip('-')}",
+            code=2,
+        )
+    if not settings.gke.image:
+        raise CloudError(
+            "--image is missing: write the container image, such as "
+            "--image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME",
+            code=2,
+        )
+    # A shell that gets SIGTERM waits for its child, and then runs no further command.
+    command = f"trap 'exit 143' TERM\n{check_command(settings.run.command)}"
+    accelerator = read_accelerator(settings.tpu.accelerator)
+    lines = _TEMPLATE.read_text(encoding="utf-8").splitlines(keepends=True)
+    text = "".join(
+        line.replace("#spot ", "")
+        for line in lines
+        if "#spot " not in line or settings.tpu.capacity == "spot"
+    )
+    return string.Template(text).substitute(
+        name=name,
+        slices=settings.gke.slices,
+        restarts=settings.gke.restarts,
+        hosts=accelerator.hosts,
+        chips=accelerator.chips_per_host,
+        node_label=accelerator.node_label,
+        topology=accelerator.topology,
+        image=json.dumps(settings.gke.image),
+        command=json.dumps(command),
+        grace=round(settings.run.grace),
     )

@@ -18,6 +18,7 @@ from xlashard.cloud.cloud_settings import (
     TpuSettings,
     check_name,
     load_settings,
+    manifest,
     read_accelerator,
 )
 from xlashard.errors import CloudError
@@ -286,6 +287,16 @@ def start(step: Step, groups: Sequence[str], description: str | None) -> None:
         description: Head of the help.
     """
     sys.exit(run(sys.argv, step, groups, description))
+
+
+def print_manifest(session: "Session") -> int:
+    """Print the manifest of a job on GKE.
+
+    Raises:
+        CloudError: A setting is missing or invalid.
+    """
+    print(manifest(session.settings), end="")
+    return 0
 
 
 def removed(replacement: str) -> None:
