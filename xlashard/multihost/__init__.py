@@ -5,9 +5,8 @@
 | `join`, `cluster_info` | `initialize`, `leave`, cluster detection, launch commands |
 | `shutdown` | exit of this process, and of peers that failed |
 | `watchdog` | detection of a stalled program, and a report of the stuck processes |
-| `collective_call` | agreement on calls; `barrier` and `sync_global_devices` |
+| `collective_call` | leaves that processes exchange, and agreement on calls; `barrier` |
 | `host_collectives`, `assert_equal` | values of pytrees exchanged or compared between processes |
-| `leaves` | leaves of pytrees that processes exchange |
 | `host_local_arrays`, `host_mesh` | conversion between host-local and global arrays |
 | `consistency` | comparison of replicated inputs, and of programs before their first run |
 """

@@ -14,10 +14,15 @@ from xlashard.array import Array
 from xlashard.array.core.shard import index_text
 from xlashard.array.placement.read import distinct_here, reading_allowed
 from xlashard.errors import UnequalError
-from xlashard.multihost.collective_call import CollectiveCall, Contribution, can_meet
+from xlashard.multihost.collective_call import (
+    CollectiveCall,
+    Contribution,
+    HostLeaf,
+    can_meet,
+    read_leaves,
+)
 from xlashard.multihost.consistency import PieceDigests, mismatched_pieces
 from xlashard.multihost.host_collectives import gathered_by_devices
-from xlashard.multihost.leaves import HostLeaf, read_leaves
 from xlashard.processes import NamedValue, ValueDifference, digest, format_differences, minority
 
 

@@ -1,4 +1,4 @@
-"""Named barriers, and agreement on a call that all processes make together.
+"""Leaves that processes exchange, agreement on a call that all make together, named barriers.
 
 If one process skips a call or passes a different tree, the others would wait forever. Processes
 therefore exchange a description of the call first, and all of them raise the same error.
@@ -17,9 +17,15 @@ import numpy as np
 
 from xlashard._jax.runtime import coordination
 from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import HandleType, Tracer
+from xlashard.array import Array
+from xlashard.array.core.base import check_alive
+from xlashard.array.core.handles import is_key_array, key_handle, keys_over
+from xlashard.array.placement.put import as_host_value
+from xlashard.array.placement.read import read_value, start_read
+from xlashard.array.placement.target import at_path, leaf_paths
 from xlashard.errors import ArgumentError, ProcessesError, XlashardError
 from xlashard.lazily import dataclass
-from xlashard.multihost.leaves import HostLeaf
 from xlashard.processes import (
     RENDEZVOUS,
     Barrier,
@@ -32,6 +38,111 @@ from xlashard.processes import (
     format_processes,
 )
 from xlashard.processes.store import quote_key
+from xlashard.wording import typed
+
+
+@dataclass(eq=False)
+class HostLeaf:
+    """One leaf of a pytree.
+
+    Attributes:
+        path: Path of the leaf, as source text.
+        value: Host value in its own dtype; for PRNG keys their key data. None for an array that
+            spans processes and was not read.
+        array: The device array, if the leaf was one; for PRNG keys the array of their key data.
+        keys: The PRNG keys, if the leaf was an array of keys.
+    """
+
+    path: str
+    value: np.ndarray | None = None
+    array: Array | None = None
+    keys: Any = None
+
+    @property
+    def type(self) -> str:
+        """Description that must be equal in all processes."""
+        x: Any = self.array if self.value is None else self.value
+        text = typed(x.dtype.name, x.shape)
+        text = text if self.keys is None else f"keys of {jax.random.key_impl(self.keys)}, {text}"
+        return f"a global array {text}" if self.value is None else text
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions, without the dimension of the key data."""
+        return next(x for x in (self.keys, self.value, self.array) if x is not None).ndim
+
+    def like(self, value: np.ndarray) -> Any:
+        """Return a value of this leaf's kind: PRNG keys if the leaf was an array of keys."""
+        return value if self.keys is None else keys_over(value, self.keys)
+
+
+def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[HostLeaf]:
+    """Read the leaves of a pytree; all transfers start before the first one is awaited.
+
+    Args:
+        tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys.
+        name: Name of the argument, for error messages.
+        use: Name of the calling function.
+        whole: Whether to read fully replicated arrays that span processes as well.
+
+    Raises:
+        ArgumentError: A value that no device can hold, or a traced one, with its path.
+        DeletedError: A deleted array, with its path.
+        TransferGuardError: JAX's transfer guards forbid the transfer.
+    """
+    return read_named(named_leaves(tree, name), use, whole=whole)
+
+
+def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:
+    """Return the leaves of a pytree with their paths as source text."""
+    return list(zip(leaf_paths(tree, name), jax.tree_util.tree_leaves(tree), strict=True))
+
+
+def read_named(
+    named: Sequence[tuple[str, Any]], use: str, *, whole: bool = False
+) -> list[HostLeaf]:
+    """Read leaves that are given with their paths; see `read_leaves`."""
+    leaves = []
+    for path, x in named:
+        with _at(path):
+            leaves.append(_opened(path, x, use))
+    read = [leaf for leaf in leaves if leaf.array is not None and _is_read(leaf.array, whole)]
+    for leaf in read:
+        with _at(leaf.path):
+            start_read(leaf.array, explicit=True)
+    for leaf in read:
+        with _at(leaf.path):
+            leaf.value = read_value(leaf.array, explicit=True)
+    return leaves
+
+
+@contextmanager
+def _at(path: str) -> Iterator[None]:
+    """Prefix errors raised in this block with the path of a leaf."""
+    try:
+        yield
+    except XlashardError as error:
+        raise at_path(error, path) from None
+
+
+def _opened(path: str, x: Any, use: str) -> HostLeaf:
+    if isinstance(x, Tracer):
+        raise ArgumentError(
+            f"it is a traced value, but {use} exchanges concrete values: call it outside of jit, "
+            "grad and vmap"
+        )
+    keys = x if is_key_array(x) else None
+    if keys is not None:
+        x = key_handle(keys)
+    if not isinstance(x, Array | HandleType):
+        return HostLeaf(path, value=as_host_value(x, lambda: "it").value)
+    check_alive(x)
+    return HostLeaf(path, array=x if isinstance(x, Array) else Array.from_jax(x), keys=keys)
+
+
+def _is_read(array: Array, whole: bool) -> bool:
+    return array.is_fully_addressable or (whole and array.is_fully_replicated)
+
 
 SERIES = "multihost"
 """Barrier series shared by all these functions, so that mismatched calls are detected."""
@@ -175,42 +286,31 @@ class CollectiveCall:
                 processes=tuple(refused),
             )
 
-    def check_same_types(
-        self, came: dict[int, Contribution], types: Sequence[tuple[str, str]]
-    ) -> None:
-        """Check that all processes passed the same leaves.
+    def exchange_typed(
+        self, types: Sequence[tuple[str, str]], note: str = "", data: bytes = b""
+    ) -> dict[int, Contribution]:
+        """Exchange data about leaves, which must have the same types in all processes.
 
         Args:
-            came: Contribution of each process; the digests cover paths and types.
-            types: Path and description of each leaf.
+            types: Path and type of each leaf.
+            note: Text that may differ.
+            data: Values of the leaves, if they are small.
 
         Raises:
-            ProcessesError: The leaves differ, with path and process.
+            ProcessesError: The leaves differ.
         """
+        digest = hashlib.sha256(json.dumps(types).encode()).hexdigest()[:32]
+        came = self.exchange(Contribution(digest, note, data))
         if len({they.digest for they in came.values()}) < 2:
-            return
+            return came
         blank = np.empty(0, np.uint8)
-        mine = [_Typed(path, blank, text) for path, text in types]
-        unequal = self.differences(mine)
+        unequal = self.differences([NamedValue(path, blank, text) for path, text in types])
         listed = "; ".join(f"{d.path}: {d.text}" for d in unequal)
         raise ProcessesError(  # no-catalogue: needs several processes
             f"{self.name} was called with different trees: {listed}; pass the same leaves with "
             "the same dtypes and shapes in all processes, padded to one shape if needed",
             processes=tuple(sorted({p for d in unequal for p in d.processes})),
         )
-
-
-class _Typed(NamedValue):
-    """A leaf of which only the type must be equal."""
-
-    def entry(self) -> tuple[str, str, str, str]:
-        """Return the entry that is compared between processes."""
-        return self.path, self.also, "", ""
-
-
-def digest_of(types: Sequence[tuple[str, str]]) -> str:
-    """Return a digest of the paths and types of leaves."""
-    return hashlib.sha256(json.dumps(types).encode()).hexdigest()[:32]
 
 
 def leaf_types(leaves: Sequence[HostLeaf]) -> list[tuple[str, str]]:

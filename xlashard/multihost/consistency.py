@@ -25,9 +25,13 @@ from xlashard.errors import (
     UnequalError,
 )
 from xlashard.lazily import dataclass
-from xlashard.multihost.collective_call import CollectiveCall, Contribution, can_meet, digest_of
+from xlashard.multihost.collective_call import (
+    CollectiveCall,
+    HostLeaf,
+    can_meet,
+    read_named,
+)
 from xlashard.multihost.host_mesh import HostMesh
-from xlashard.multihost.leaves import HostLeaf, read_named
 from xlashard.pjit.lower import ClosedValues
 from xlashard.processes import NamedValue, digest, format_processes, minority
 from xlashard.program.consistency import CONSISTENCY, Policy
@@ -128,8 +132,7 @@ def compare_parts(
             for leaf, spec in pairs
             if host.is_shared(spec_of(spec))
         }
-    came = call.exchange(Contribution(digest_of(types), json.dumps(held)))
-    call.check_same_types(came, types)
+    came = call.exchange_typed(types, json.dumps(held))
     if len({they.note for they in came.values()}) > 1:
         _check_values(call, {p: json.loads(they.note) for p, they in came.items()}, pairs)
     _compared.add(key)

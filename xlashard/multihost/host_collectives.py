@@ -22,13 +22,12 @@ from xlashard.array.placement.read import read_value
 from xlashard.errors import PlacementError, ProcessesError
 from xlashard.multihost.collective_call import (
     CollectiveCall,
-    Contribution,
+    HostLeaf,
     can_meet,
-    digest_of,
     leaf_types,
+    read_leaves,
 )
 from xlashard.multihost.host_local_arrays import host_local_array_to_global_array
-from xlashard.multihost.leaves import HostLeaf, read_leaves
 from xlashard.pjit import pjit
 from xlashard.processes import format_processes
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
@@ -113,9 +112,7 @@ def _gathered(
     if not can_meet():
         return unpacked(gathered_by_devices(block), own)
     is_small = block.nbytes * count <= STORED_BYTES
-    types = leaf_types(leaves)
-    came = call.exchange(Contribution(digest_of(types), data=block.tobytes() if is_small else b""))
-    call.check_same_types(came, types)
+    came = call.exchange_typed(leaf_types(leaves), data=block.tobytes() if is_small else b"")
     if not is_small:
         return unpacked(gathered_by_devices(block), own)
     rows = [np.frombuffer(came[process].data, np.uint8) for process in range(count)]
@@ -187,10 +184,8 @@ def _broadcast(
         return unpacked(broadcast_by_devices(block, is_source=gives), own)
     is_small = block.nbytes <= STORED_BYTES
     data = block.tobytes() if is_small and gives else b""
-    types = leaf_types(leaves)
-    came = call.exchange(Contribution(digest_of(types), _SOURCE if gives else "", data))
+    came = call.exchange_typed(leaf_types(leaves), _SOURCE if gives else "", data)
     source = _check_one_source([p for p, they in came.items() if they.note == _SOURCE])
-    call.check_same_types(came, types)
     if is_small:
         return unpacked(np.frombuffer(came[source].data, np.uint8), own)
     return unpacked(broadcast_by_devices(block, is_source=gives), own)

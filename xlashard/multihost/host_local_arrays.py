@@ -30,10 +30,9 @@ from xlashard.errors import (
     ShardingError,
     XlashardError,
 )
-from xlashard.multihost.collective_call import CollectiveCall
+from xlashard.multihost.collective_call import CollectiveCall, named_leaves
 from xlashard.multihost.consistency import compare_parts, read_check
 from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
-from xlashard.multihost.leaves import named_leaves
 from xlashard.pjit.constraint import constrain
 from xlashard.sharding import Mesh, PartitionSpec, partition_spec, spec_of
 
