@@ -8,7 +8,7 @@ import json
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,8 +41,17 @@ class RefusalError(RuntimeError):
 
 BEGUN = "begun"
 """File in the folder of a saved input while the compiler runs; it stays after a crash."""
-_FILES = ("module", "options")
-_RESULT = "result"
+_INPUT, _RESULT = "input", "result"
+
+
+RUNNER = "xlashard._jax.runtime.offline:run_saved"
+"""Function of a worker process that runs a saved input."""
+
+
+def save_input(saved: Any, folder: Path) -> dict[str, Any]:
+    """Write an input to a folder, and return the request of `run_saved`."""
+    (folder / _INPUT).write_bytes(pickle.dumps(saved))
+    return {"folder": str(folder)}
 
 
 class CompileInput(NamedTuple):
@@ -60,7 +69,7 @@ class CompileInput(NamedTuple):
     topology: tuple[str, dict[str, Any]]
     devices: tuple[int, ...]
 
-    runner = "xlashard._jax.runtime.offline:compile_saved"
+    runner = RUNNER
 
     @classmethod
     def of(cls, module: modules.Module, request: CompileRequest) -> Self:
@@ -78,11 +87,10 @@ class CompileInput(NamedTuple):
         ids = tuple(device.id for device in devices)
         return cls(modules.to_bytecode(module), options, request_of(devices[0]), ids)
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Write the input to a folder, and return the request of `compile_saved`."""
-        for name, value in zip(_FILES, self[:2], strict=True):
-            (folder / name).write_bytes(value)
-        return {"folder": str(folder), "topology": self.topology, "devices": self.devices}
+    save = save_input
+
+    def prepare(self) -> None:
+        """Do nothing: making the devices of the topology is part of the compilation."""
 
     def run(self) -> Executable:
         """Compile the module.
@@ -124,44 +132,26 @@ def compiles_elsewhere(request: CompileRequest) -> bool:
     )
 
 
-def compile_saved(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile a saved input; for a worker process.
+def run_saved(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the compiler on a saved input; for a worker process.
 
     Args:
-        request: `folder` of the input, `topology` and `devices`; `keep` to write the result there.
-
-    Returns:
-        As `timed` does.
-    """
-    folder = Path(request["folder"])
-    module, options = ((folder / name).read_bytes() for name in _FILES)
-    saved = CompileInput(module, options, request["topology"], request["devices"])
-
-    def run() -> None:
-        executable = saved.run()
-        if request.get("keep"):
-            result = OfflineExecutable.of(executable), executable.serialize()
-            (folder / _RESULT).write_bytes(pickle.dumps(result))
-
-    return timed(folder, run)
-
-
-def timed(folder: Path, run: Callable[[], None]) -> dict[str, Any]:
-    """Run the compiler in a worker process.
-
-    Args:
-        folder: Folder of its input.
-        run: Runs it.
+        request: `folder` of the input; `keep` to write the executable there.
 
     Returns:
         `error` and `code` of the compiler, which are empty if it accepted the module, and its
         `seconds` and `cpu_seconds`.
     """
-    begun = folder / BEGUN
+    folder = Path(request["folder"])
+    begun, saved = folder / BEGUN, pickle.loads((folder / _INPUT).read_bytes())
+    saved.prepare()
     begun.touch()
     began, cpu_began, error, code = time.perf_counter(), time.process_time(), "", ""
     try:
-        run()
+        executable = saved.run()
+        if request.get("keep"):
+            result = OfflineExecutable.of(executable), executable.serialize()
+            (folder / _RESULT).write_bytes(pickle.dumps(result))
     except RuntimeError as raised:
         error, code = str(raised), getattr(raised, "error_code_string", "")
     finally:
@@ -175,7 +165,7 @@ def timed(folder: Path, run: Callable[[], None]) -> dict[str, Any]:
 
 
 def read_result(folder: Path) -> "tuple[OfflineExecutable, bytes]":
-    """Return the executable that `compile_saved` kept in a folder, and its machine code."""
+    """Return the executable that `run_saved` kept in a folder, and its machine code."""
     return pickle.loads((folder / _RESULT).read_bytes())
 
 

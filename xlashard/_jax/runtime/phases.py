@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from jax._src import cloud_tpu_init
 
 from xlashard._jax import modules, wire
 from xlashard._jax.runtime.compiler import CompileRequest, compile_options
-from xlashard._jax.runtime.offline import RefusalError, timed
+from xlashard._jax.runtime.offline import RUNNER, RefusalError, save_input
 from xlashard._jax.runtime.topologies import load_libtpu, serialized_slice
 from xlashard.errors import TopologyError
 
@@ -49,7 +48,7 @@ class PhaseInput(NamedTuple):
     topology: bytes
     slices: int
 
-    runner = "xlashard._jax.runtime.phases:run_saved"
+    runner = RUNNER
 
     @classmethod
     def of(cls, module: modules.Module, request: CompileRequest) -> Self:
@@ -66,11 +65,9 @@ class PhaseInput(NamedTuple):
         options = compile_options(module, request).SerializeAsString()
         return cls(modules.to_bytecode(module), options, topology, slices)
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Write the input to a folder, and return the request of `run_saved`."""
-        for name, value in zip(_FILES, self[:3], strict=True):
-            (folder / name).write_bytes(value)
-        return {"folder": str(folder), "slices": self.slices}
+    save = save_input
+
+    prepare = staticmethod(load_libtpu)
 
     def run(self) -> None:
         """Partition, optimize and schedule the module for TPUs and assign its buffers.
@@ -98,25 +95,6 @@ class PhaseInput(NamedTuple):
             run = (compiler, text, size, 1, text + 8, size + 8, 1, _address(options), len(options))
             results = _checked(_PHASE_COMPILE, 2, 0, *run, topology, 0, 0, 0)
             _call(_PHASE_COMPILE, 4, 0, *results[-3:])
-
-
-_FILES = ("module", "options", "topology")
-
-
-def run_saved(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the phase on a saved input; for a worker process.
-
-    Args:
-        request: `folder` of the input, and number of `slices`.
-
-    Returns:
-        As `timed` does.
-    """
-    folder = Path(request["folder"])
-    load_libtpu()
-    values = [(folder / name).read_bytes() for name in _FILES]
-    saved = PhaseInput(values[0], values[1], values[2], request["slices"])
-    return timed(folder, saved.run)
 
 
 @contextmanager

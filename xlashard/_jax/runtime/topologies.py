@@ -81,9 +81,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         reason = str(error).partition("\n")[0]
         # no-catalogue: names are checked before
         raise TopologyError(f"libtpu has no topology {name}: {reason}") from error
-    devices = list(topology._make_compile_only_devices())
-    _REQUESTS[devices[0].client] = (name, dict(options))
-    return devices
+    return _devices_for(topology, name, dict(options))
 
 
 def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
@@ -109,9 +107,7 @@ def gpu_devices(name: str, target: str, layout: str) -> list[Device]:
         reason = str(error).partition("\n")[0]
         # no-catalogue: names are checked before
         raise TopologyError(f"JAX's CUDA plugin has no topology {name}: {reason}") from error
-    devices = list(topology._make_compile_only_devices())
-    _REQUESTS[devices[0].client] = (name, {"target": target, "layout": layout})
-    return devices
+    return _devices_for(topology, name, {"target": target, "layout": layout})
 
 
 def _check_cuda_packages() -> None:
@@ -174,6 +170,12 @@ def discover_plugins_quietly() -> None:
 
 _REQUESTS: WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = WeakKeyDictionary()
 """Name and options of topologies, by the client of their devices."""
+
+
+def _devices_for(topology: Any, name: str, options: dict[str, Any]) -> list[Device]:
+    devices = list(topology._make_compile_only_devices())
+    _REQUESTS[devices[0].client] = (name, options)
+    return devices
 
 
 def request_of(device: Device) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import jax
 from jax._src import api_util, stages
 from jax._src import pjit as jax_pjit
 
-from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry
+from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry, struct_of
 from xlashard.lazily import dataclass
 
 _STAGE = ("_consts", "_in_tree", "_meta_tys_flat", "_params", "out_tree")
@@ -128,9 +128,7 @@ def _struct(meta: Any) -> Any:
     aval = meta.aval
     if not hasattr(aval, "shape"):
         return aval
-    sharding = meta.sharding if meta.committed else None
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+    return struct_of(aval, meta.sharding if meta.committed else None)
 
 
 def registered(tree: TreeDef) -> TreeDef:
