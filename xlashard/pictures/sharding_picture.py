@@ -17,7 +17,7 @@ from xlashard.pictures.picture_plan import Cell, Picture, plan_picture
 from xlashard.pictures.picture_text import runs_text, type_text
 from xlashard.pictures.subject import PictureSubject, is_place, is_shape, read_subject
 from xlashard.pictures.svg_html import fragment, page, render, svg_text
-from xlashard.pictures.terminal import Printable, TerminalCapabilities, TerminalPicture
+from xlashard.pictures.terminal import Printable, TerminalCapabilities, terminal_lines
 from xlashard.wording import in_bytes, shape_text
 
 _SHOWN = 16
@@ -265,7 +265,8 @@ class ShardingPicture(Printable):
         return {".svg": self.to_svg, **super()._writers()}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield TerminalPicture(self.subject, self.max_tiles)
+        screen = TerminalCapabilities.of(console, options)
+        yield from terminal_lines(self.subject, self.max_tiles, screen)
 
     def _repr_html_(self) -> str:
         return fragment(self.plan)

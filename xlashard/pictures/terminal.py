@@ -5,12 +5,12 @@
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -84,29 +84,20 @@ _BETWEEN = 3
 """Spaces between panels that stand side by side."""
 
 
-class TerminalPicture(NamedTuple):
-    """An array for rich to print.
-
-    Attributes:
-        subject: The array.
-        most: Tiles to draw along a dimension.
-    """
-
-    subject: PictureSubject
-    most: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        screen = TerminalCapabilities.of(console, options)
-        sheet = _fitting(self.subject, self.most, screen)
-        yield Text(screen.encoded(title_text(self.subject)), style="bold")
-        known = Table.grid(padding=(0, 2))
-        for word, sentence in facts(sheet.picture):
-            known.add_row(Text(word, "dim"), Text(screen.encoded(sentence)))
-        yield Padding(known, (0, 0, 1, 2))
-        for text in sheet.lines():
-            text.no_wrap = True
-            text.overflow = "ellipsis"
-            yield text
+def terminal_lines(
+    subject: PictureSubject, most: int, screen: TerminalCapabilities
+) -> Iterator[RenderableType]:
+    """Yield an array's title, facts and tiles for rich to print, `most` tiles along a dimension."""
+    sheet = _fitting(subject, most, screen)
+    yield Text(screen.encoded(title_text(subject)), style="bold")
+    known = Table.grid(padding=(0, 2))
+    for word, sentence in facts(sheet.picture):
+        known.add_row(Text(word, "dim"), Text(screen.encoded(sentence)))
+    yield Padding(known, (0, 0, 1, 2))
+    for text in sheet.lines():
+        text.no_wrap = True
+        text.overflow = "ellipsis"
+        yield text
 
 
 class _Sheet(NamedTuple):
