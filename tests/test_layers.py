@@ -58,8 +58,8 @@ XLASHARD = Layers(
             ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
             # A script imports JAX itself, after it has set the variables that JAX reads.
             ("xlashard.commands.explain_command", "xlashard.commands.common"),
-            ("xlashard.commands.explain_command", "xlashard.pjit.report.html.report_page"),
-            ("xlashard.commands.explain_command", "xlashard.pjit.report.changes.limits"),
+            ("xlashard.commands.explain_command", "xlashard.pjit.report.html"),
+            ("xlashard.commands.explain_command", "xlashard.pjit.report.report_changes"),
             ("xlashard.commands.explain_command", "xlashard.pjit.report.script_report"),
             ("xlashard.commands.script_run", "xlashard._jax.runtime.topologies"),
             ("xlashard.commands.script_run", "xlashard._jax.trace.observed_programs"),

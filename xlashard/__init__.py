@@ -82,16 +82,11 @@ else:
     from xlashard.array.core.handles import wrap_first as _wrap_first
     from xlashard.lazily import deferred as _deferred
     from xlashard.lazily import on_demand as _on_demand
-    from xlashard.pjit import (
-        AUTO,
-        UNSPECIFIED,
-        explain_recompile,
-        jit,
-        pjit,
-        with_sharding_constraint,
-    )
+    from xlashard.pjit.api import explain_recompile, jit, pjit
+    from xlashard.pjit.constraint import with_sharding_constraint
     from xlashard.pjit.recompile.compile_log import JIT_LOGS as _JIT_LOGS
     from xlashard.pjit.shardings.automatic import use_planner as _use_planner
+    from xlashard.pjit.shardings.resources import AUTO, UNSPECIFIED
     from xlashard.program.consistency import CONSISTENCY as _CONSISTENCY
     from xlashard.program.consistency import Policy as _Policy
     from xlashard.sharding import (
@@ -132,22 +127,17 @@ else:
         from xlashard.auto.auto_shard import auto_shard
         from xlashard.auto.plan.auto_plan import AutoPlan
         from xlashard.pictures import ShardingPicture, TreePicture, visualize
-        from xlashard.pjit import FROM_GDA as FROM_GDA
-        from xlashard.pjit import (
-            BoundStep,
-            Compiled,
-            Lowered,
-            ProgramReport,
-            RecompileReport,
-            RecordedProgram,
-            StableHLOProgram,
-            Traced,
-            compile_stablehlo,
-            explain,
-            record_programs,
-        )
-        from xlashard.pjit.explicit import reshard, shard_map
+        from xlashard.pjit.api import reshard, shard_map
         from xlashard.pjit.padding import pad_to_mesh, unpad
+        from xlashard.pjit.recompile.recompile_report import RecompileReport
+        from xlashard.pjit.report.explain import explain
+        from xlashard.pjit.report.program_report import ProgramReport
+        from xlashard.pjit.shardings.resources import FROM_GDA as FROM_GDA
+        from xlashard.pjit.stages.bound_step import BoundStep
+        from xlashard.pjit.stages.compiled import Compiled
+        from xlashard.pjit.stages.recorded import RecordedProgram, record_programs
+        from xlashard.pjit.stages.stablehlo import StableHLOProgram, compile_stablehlo
+        from xlashard.pjit.stages.traced import Lowered, Traced
         from xlashard.preflights import PreflightReport, preflight
         from xlashard.preflights.sweep.sweep_report import SweepReport
         from xlashard.preflights.sweep.sweep_run import preflight_sweep
@@ -189,22 +179,17 @@ else:
                 "xlashard.multihost": ("multihost",),
                 "xlashard.numpy": ("numpy",),
                 "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
-                "xlashard.pjit": (
-                    "FROM_GDA",
-                    "BoundStep",
-                    "Compiled",
-                    "Lowered",
-                    "ProgramReport",
-                    "RecompileReport",
-                    "RecordedProgram",
-                    "StableHLOProgram",
-                    "Traced",
-                    "compile_stablehlo",
-                    "explain",
-                    "record_programs",
-                ),
-                "xlashard.pjit.explicit": ("reshard", "shard_map"),
+                "xlashard.pjit.api": ("reshard", "shard_map"),
                 "xlashard.pjit.padding": ("pad_to_mesh", "unpad"),
+                "xlashard.pjit.recompile.recompile_report": ("RecompileReport",),
+                "xlashard.pjit.report.explain": ("explain",),
+                "xlashard.pjit.report.program_report": ("ProgramReport",),
+                "xlashard.pjit.shardings.resources": ("FROM_GDA",),
+                "xlashard.pjit.stages.bound_step": ("BoundStep",),
+                "xlashard.pjit.stages.compiled": ("Compiled",),
+                "xlashard.pjit.stages.recorded": ("RecordedProgram", "record_programs"),
+                "xlashard.pjit.stages.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
+                "xlashard.pjit.stages.traced": ("Lowered", "Traced"),
                 "xlashard.sharding": (
                     "Chunked",
                     "NoSharding",

@@ -18,8 +18,8 @@ from xlashard.errors import CompileError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
-from xlashard.pjit import Traced
 from xlashard.pjit.shardings.resources import UNSPECIFIED
+from xlashard.pjit.stages.traced import Traced
 
 GIB = 2**30
 

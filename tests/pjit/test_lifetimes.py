@@ -11,7 +11,7 @@ import pytest
 
 from tests.pjit.helpers import Traces, f32, fresh, make_mesh
 from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
-from xlashard.pjit import PROGRAMS
+from xlashard.pjit.compile import PROGRAMS
 from xlashard.program.executables import EXECUTABLES
 
 LARGE = 1 << 15

@@ -27,7 +27,7 @@ from xlashard.preflights.mesh_mapping import (
     meshes_of_function,
     resolve_mesh,
 )
-from xlashard.preflights.report.calibration import RatesSources, read_calibrations
+from xlashard.preflights.report.measured import RatesSources, read_calibrations
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 
 type Target = MeshLike | BaseTopology | str

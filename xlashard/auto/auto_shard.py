@@ -17,7 +17,7 @@ from xlashard.auto.proof import measure as run_programs
 from xlashard.auto.search import Search
 from xlashard.errors import ArgumentError, CompileError, XlashardWarning
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.preflights.report.calibration import RatesSources
+from xlashard.preflights.report.measured import RatesSources
 from xlashard.processes.job_pool import TIMED_OUT
 from xlashard.sharding import PartitionSpec
 

@@ -23,8 +23,9 @@ from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.schedule import walk_schedule
 from xlashard.costs.targets import network_for, operations_for
 from xlashard.hlo.collectives import Collective, CollectiveTotal, summarize
-from xlashard.pjit import Compiled, Lowered, Traced
 from xlashard.pjit.function import Function
+from xlashard.pjit.stages.compiled import Compiled
+from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
 from xlashard.preflights.compilation import (
     COMPILER_ERRORS,

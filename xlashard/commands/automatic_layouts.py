@@ -31,7 +31,7 @@ from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.budget import read_budget
-from xlashard.preflights.report.calibration import Calibration
+from xlashard.preflights.report.measured import Calibration
 from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.sweep.axis_ranges import factorisations, parse_axes, read_axes
 from xlashard.preflights.target_loading import TargetProgram, check_target, user_code_errors

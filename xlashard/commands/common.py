@@ -19,10 +19,11 @@ from xlashard.background import StopSignal, end_thread, listening_to_signals, st
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.pjit import ProgramReport, explain
+from xlashard.pjit.report.explain import explain
+from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.budget import Limit, broken_limits
-from xlashard.preflights.report.calibration import Calibration, read_calibrations
+from xlashard.preflights.report.measured import Calibration, read_calibrations
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.target_loading import (
     TargetProgram,

@@ -17,7 +17,7 @@ from xlashard.commands.common import (
 )
 from xlashard.commands.result_files import check_writable
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
-from xlashard.pjit import Compiled
+from xlashard.pjit.stages.compiled import Compiled
 from xlashard.preflights.preflight_run import lower_for
 from xlashard.preflights.target_loading import user_code_errors
 from xlashard.wording import in_bytes, print_error

@@ -33,7 +33,8 @@ from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
-    from xlashard.pjit import ProgramReport, RecordedProgram
+    from xlashard.pjit.report.program_report import ProgramReport
+    from xlashard.pjit.stages.recorded import RecordedProgram
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -180,7 +181,7 @@ def _selected(report: Any, patterns: Sequence[str]) -> Any:
 
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
     """Return a text for each limit that a program exceeds."""
-    limits = importlib.import_module("xlashard.pjit.report.changes.limits")
+    limits = importlib.import_module("xlashard.pjit.report.report_changes")
     parsed = parse_limits(budget, PROGRAM_UNITS)
     return [
         f"{name}: {breach}"
@@ -198,7 +199,7 @@ def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
         write(arguments.markdown, changes.to_markdown())
     named = dict(scripts.named_programs(report))
     if arguments.html and named:
-        page = importlib.import_module("xlashard.pjit.report.html.report_page")
+        page = importlib.import_module("xlashard.pjit.report.html")
         made = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
         write(arguments.html, page.program_page(tuple(named.values()), made, tuple(named)))
 

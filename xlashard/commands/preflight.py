@@ -49,14 +49,12 @@ from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.pjit import RecordedProgram
+from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.render.html import page
-from xlashard.preflights.render.summary_table import SummaryText
 from xlashard.preflights.report.budget import read_budget
-from xlashard.preflights.report.calibration import Calibration, calibration_text
-from xlashard.preflights.report.comparison import compare
-from xlashard.preflights.report.measured import compare_with_profile
+from xlashard.preflights.report.comparison import SummaryText, compare
+from xlashard.preflights.report.measured import Calibration, calibration_text, compare_with_profile
 from xlashard.preflights.report.preflight_model import REPORT_FORMAT
 from xlashard.preflights.report.preflight_report import PreflightReport, make_schema
 from xlashard.preflights.report.pricing import parse_price

@@ -31,7 +31,7 @@ from xlashard.wording import in_bytes, print_error, printable
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from xlashard.pjit import RecordedProgram
+    from xlashard.pjit.stages.recorded import RecordedProgram
 
 _EVERY = 15.0
 """Seconds between two lines of progress."""

@@ -22,7 +22,7 @@ from xlashard.commands.result_files import check_outputs, check_writable, prints
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.pjit.report.changes.comparison import Comparison
+from xlashard.pjit.report.comparison import Comparison
 from xlashard.preflights.render.html import page
 from xlashard.preflights.report.budget import read_budget
 from xlashard.preflights.report.comparison import compare

@@ -37,7 +37,7 @@ from xlashard.legacy.modes.config_flags import (
     show_flags,
 )
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
-from xlashard.pjit import FROM_GDA
+from xlashard.pjit.shardings.resources import FROM_GDA
 from xlashard.sharding import (
     Chunked,
     NoSharding,

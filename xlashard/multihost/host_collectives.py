@@ -28,7 +28,7 @@ from xlashard.multihost.collective_call import (
     read_leaves,
 )
 from xlashard.multihost.host_local_arrays import host_local_array_to_global_array
-from xlashard.pjit import pjit
+from xlashard.pjit.api import pjit
 from xlashard.processes import format_processes
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 

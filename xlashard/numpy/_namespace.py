@@ -21,7 +21,8 @@ from xlashard.array import Array, device_put
 from xlashard.array.core.unwrap import unwrap, wrap_results
 from xlashard.array.core.wrappers import JaxCall, retry_call, wrap_jax_function
 from xlashard.array.placement.target import parse_placement
-from xlashard.pjit import pjit, with_sharding_constraint
+from xlashard.pjit.api import pjit
+from xlashard.pjit.constraint import with_sharding_constraint
 from xlashard.sharding import Sharding
 
 type Function = Callable[..., Any]

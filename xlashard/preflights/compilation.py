@@ -21,10 +21,11 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
 from xlashard.hlo.slices import multislice_collectives
-from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram
+from xlashard.pjit.stages.compiled import Compiled
+from xlashard.pjit.stages.traced import Lowered
 from xlashard.processes.dump_folder import temporary_dump_folder
 from xlashard.processes.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
 from xlashard.program.worker_compile import crash_text, run_job

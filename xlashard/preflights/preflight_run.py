@@ -19,9 +19,11 @@ from xlashard.errors import (
     counted,
 )
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.pjit import Compiled, Lowered, RecordedProgram, Traced
 from xlashard.pjit.function import Function
+from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.from_jax import argument_leaves, call_of_stage, traced_call, unwrapped
+from xlashard.pjit.stages.recorded import RecordedProgram
+from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.pjit.trace import Call
 from xlashard.preflights.compilation import Compilation, compile_for_report, read_compiled
 from xlashard.preflights.mesh_mapping import (
@@ -35,7 +37,7 @@ from xlashard.preflights.mesh_mapping import (
     resolve_mesh,
 )
 from xlashard.preflights.report.build import REPLICATED_ABOVE, build_report
-from xlashard.preflights.report.calibration import RatesSources, read_calibrations
+from xlashard.preflights.report.measured import RatesSources, read_calibrations
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Workload, parse_price
 from xlashard.sharding import Mesh

@@ -15,12 +15,12 @@ from xlashard.array.core.handles import wrap_result
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.errors import TopologyError
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.pjit import RecordedProgram
+from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.pjit.trace import PjitProgram
 from xlashard.preflights.compilation import Compilation, compile_for_report
 from xlashard.preflights.preflight_run import lower_for
 from xlashard.preflights.report.build import build_report
-from xlashard.preflights.report.calibration import Calibration
+from xlashard.preflights.report.measured import Calibration
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.report.pricing import Price
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, to_jax

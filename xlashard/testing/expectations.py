@@ -9,9 +9,14 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.hlo.collectives import KINDS
-from xlashard.pjit import ProgramReport, explain
+from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.model import CollectiveReport, MemoryReport
-from xlashard.pjit.report.program_report import collectives_text, moves_text, values_text
+from xlashard.pjit.report.program_report import (
+    ProgramReport,
+    collectives_text,
+    moves_text,
+    values_text,
+)
 from xlashard.testing.emulated_devices import check_whole
 from xlashard.wording import in_bytes
 

@@ -11,9 +11,8 @@ from tests.pjit.helpers import make_mesh
 from xlashard import NamedSharding, P
 from xlashard.budgets import PROGRAM_UNITS, parse_limits
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.changes.limits import PROGRAM_KEYS, find_breaches
-from xlashard.pjit.report.changes.report_changes import compare_programs
-from xlashard.pjit.report.html.report_page import program_page
+from xlashard.pjit.report.html import program_page
+from xlashard.pjit.report.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
 
 
 def explained(function, **options):

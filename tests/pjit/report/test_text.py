@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.goldens import check_golden, join_sections
 from xlashard import ProgramReport
-from xlashard.pjit.report import (
+from xlashard.pjit.report.model import (
     CollectiveReport,
     CostReport,
     DonationReport,

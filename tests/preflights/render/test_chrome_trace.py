@@ -8,8 +8,8 @@ import pytest
 
 from tests.preflights.examples import FITTING, SECONDS
 from xlashard.errors import ArgumentError
-from xlashard.preflights.render import chrome_trace
-from xlashard.preflights.render.chrome_trace import trace_of
+from xlashard.preflights.render import step_timeline
+from xlashard.preflights.render.step_timeline import trace_of
 
 
 def test_every_iteration_has_its_events() -> None:
@@ -44,7 +44,7 @@ def assert_nested(events: list[dict]) -> None:
 
 
 def test_long_traces_have_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_trace, "MOST_EVENTS", 50)
+    monkeypatch.setattr(step_timeline, "MOST_EVENTS", 50)
     events = [e for e in trace_of(FITTING)["traceEvents"] if e["ph"] == "X"]
     assert len(events) == 3 + 5 + 1
     (rest,) = [e for e in events if e["name"] == "other iterations"]

@@ -12,9 +12,8 @@ from tests.preflights.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, 
 from xlashard.costs.operation import Unit
 from xlashard.preflights.render.html import page
 from xlashard.preflights.render.report_text import WORDS, mesh_text
-from xlashard.preflights.render.summary_table import SummaryText
 from xlashard.preflights.report.build import describe_mesh
-from xlashard.preflights.report.comparison import compare
+from xlashard.preflights.report.comparison import SummaryText, compare
 from xlashard.preflights.report.preflight_model import Bound
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu import topology

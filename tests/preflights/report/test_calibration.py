@@ -21,12 +21,12 @@ from xlashard.costs.targets import rates_for
 from xlashard.errors import ArgumentError
 from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.hardware.chip import Chip
-from xlashard.preflights.report.calibration import (
+from xlashard.preflights.report.measured import (
     Calibration,
     calibration_text,
+    compare_with_profile,
     read_calibrations,
 )
-from xlashard.preflights.report.measured import compare_with_profile
 from xlashard.tpu.generations import BY_NAME
 
 POD = tpu.topology("v6e-16", slices=2)

@@ -11,8 +11,11 @@ from jax.profiler import ProfileData
 from tests.preflights.examples import FITTING, LAYER, LINES, SECONDS
 from xlashard.costs.rates import rates_of
 from xlashard.errors import ArgumentError
-from xlashard.preflights.report.calibration import calibration_text, read_calibrations
-from xlashard.preflights.report.measured import compare_with_profile
+from xlashard.preflights.report.measured import (
+    calibration_text,
+    compare_with_profile,
+    read_calibrations,
+)
 from xlashard.preflights.report.profile_reader import read_profile
 from xlashard.preflights.report.step_model import TimelineSpan
 from xlashard.tpu import topology

@@ -76,7 +76,7 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
     Example:
         >>> import numpy as np
-        >>> from xlashard.pjit import pjit
+        >>> from xlashard import pjit
         >>> report = explain(pjit(lambda x: x @ x.T), np.ones((4, 8), np.float32))
         >>> [(value.path, value.type, value.device_bytes) for value in report.inputs]
         [('x', 'float32[4,8]', 128)]

@@ -39,9 +39,9 @@ from xlashard.pjit.report.tables import Page, groups_text, head, listing, types_
 from xlashard.wording import in_bytes, in_flop, numbered, plain_text
 
 if TYPE_CHECKING:
-    from xlashard.pjit.report.html import report_page
+    from xlashard.pjit.report import html
 else:
-    report_page = deferred("xlashard.pjit.report.html.report_page")
+    html = deferred("xlashard.pjit.report.html")
 
 FORMAT = 1
 """Version of the JSON format. It grows when a field changes its meaning or is removed."""
@@ -123,10 +123,10 @@ class ProgramReport(SerializableReport):
 
     def to_html(self) -> str:
         """Return the report as a self-contained HTML page, to be written in UTF-8."""
-        return report_page.program_page(self)
+        return html.program_page(self)
 
     def _repr_html_(self) -> str:
-        return report_page.program_fragment(self)
+        return html.program_fragment(self)
 
     def __repr__(self) -> str:
         counts = (

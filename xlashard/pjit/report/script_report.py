@@ -9,10 +9,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import XlashardError, counted
-from xlashard.pjit.report.changes.comparison import Comparison, markdown_text
-from xlashard.pjit.report.changes.report_changes import compare_programs
+from xlashard.pjit.report.comparison import Comparison, markdown_text
 from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.program_report import ProgramReport
+from xlashard.pjit.report.report_changes import compare_programs
 from xlashard.pjit.report.serde import PrintableReport, ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, decided_text, listing
 from xlashard.pjit.stages.recorded import RecordedProgram

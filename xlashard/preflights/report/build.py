@@ -31,7 +31,7 @@ from xlashard.preflights.attribution.step_lines import add_lines
 from xlashard.preflights.attribution.vmem_spill import SpillFinder
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.memory_breakdown import describe_memory
-from xlashard.preflights.report.calibration import Calibration
+from xlashard.preflights.report.measured import Calibration
 from xlashard.preflights.report.preflight_model import (
     AxisReport,
     TimeEstimate,

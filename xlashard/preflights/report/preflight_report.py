@@ -9,9 +9,9 @@ from rich.console import RenderableType
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.pjit.report.serde import Schema, SerializableReport
 from xlashard.pjit.report.tables import Page
-from xlashard.preflights.render.chrome_trace import trace_of
 from xlashard.preflights.render.html import fragment, page
 from xlashard.preflights.render.report_text import topology_text
+from xlashard.preflights.render.step_timeline import trace_of
 from xlashard.preflights.render.terminal_report import preflight_sections
 from xlashard.preflights.report.preflight_model import REPORT_FORMAT, PreflightFields
 from xlashard.wording import in_bytes, in_seconds

@@ -13,7 +13,7 @@ from xlashard.costs.kernel_costs import KernelCost, KernelCosts, read_kernel_cos
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.mesh_mapping import find_topology
-from xlashard.preflights.report.calibration import (
+from xlashard.preflights.report.measured import (
     Calibration,
     RatesSources,
     read_calibrations,

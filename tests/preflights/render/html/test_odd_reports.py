@@ -7,7 +7,7 @@ import pytest
 from tests.browser import Browser
 from tests.preflights.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.html.report_page import MOST_ROWS
+from xlashard.pjit.report.html import MOST_ROWS
 from xlashard.preflights.render.html import page
 from xlashard.preflights.render.html.charts import read_roofline
 from xlashard.preflights.report.preflight_model import AxisReport

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.preflights.examples import FITTING, SMALL
-from xlashard.pjit.report.html.report_page import user_text
-from xlashard.preflights.render.html.page import environment
+from xlashard.pjit.report.html import user_text
+from xlashard.preflights.render.html import environment
 from xlashard.wording import printable
 
 

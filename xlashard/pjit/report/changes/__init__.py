@@ -1,1 +1,0 @@
-"""Changes between two reports, and limits on the figures of one."""
