@@ -39,7 +39,7 @@ from benchmarks._measure import Options, Report, interleave, read_options  # noq
 from xlashard import Mesh, NamedSharding, P  # noqa: E402
 from xlashard.legacy import GlobalDeviceArray  # noqa: E402
 from xlashard.legacy.arrays import shards  # noqa: E402
-from xlashard.legacy.arrays.gda_constructors import target_of  # noqa: E402
+from xlashard.legacy.arrays.shards import target_of  # noqa: E402
 from xlashard.legacy.shardings.partition_spec import PartitionSpec  # noqa: E402
 
 SHAPE = (2048, 2048)

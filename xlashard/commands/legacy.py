@@ -19,7 +19,7 @@ from rich.text import Text
 from xlashard.commands.result_files import check_writable
 from xlashard.commands.script_words import change_interpreter, parse_script
 from xlashard.errors import ArgumentError, XlashardError, counted
-from xlashard.legacy.runner.run_command import (
+from xlashard.legacy.run_command import (
     RunCommand,
     parse_flag,
     run_old_program,

@@ -2,6 +2,6 @@
 
 import sys
 
-from xlashard.legacy.runner.run_command import main
+from xlashard.legacy.run_command import main
 
 sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,7 @@
 import pytest
 
 from xlashard.legacy.migration import migrate
-from xlashard.legacy.migration.rename_rules import Mark, Module, Rename, canonical, rule_of
+from xlashard.legacy.migration.resolver import Mark, Module, Rename, canonical, rule_of
 from xlashard.legacy.modules import entries
 
 # Old text and new text, which follows a line `import jax` or is the whole.

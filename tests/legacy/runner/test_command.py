@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from tests.forking import python_command
-from xlashard.legacy.runner.run_command import RunCommand, UsageError, main, read_command
+from xlashard.legacy.run_command import RunCommand, UsageError, main, read_command
 from xlashard.program_runner import ScriptOrModule
 
 ROOT = Path(__file__).resolve().parents[3]

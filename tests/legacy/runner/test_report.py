@@ -16,8 +16,8 @@ from tests.legacy.modules.replacements import leads_somewhere
 from xlashard.legacy.installer import INSTALLER
 from xlashard.legacy.modes.config_flags import jax_array
 from xlashard.legacy.modules import entries
-from xlashard.legacy.runner.recorder import BEHAVIOURS, Recorder, Use
-from xlashard.legacy.runner.usage_report import Report, json_of, show_report, text_of
+from xlashard.legacy.recorder import BEHAVIOURS, Recorder, Use
+from xlashard.legacy.usage_report import Report, json_of, show_report, text_of
 
 TREE_MAP = Use(entries()["jax.tree_map"], "/far/away.py", 3, 2)
 VAR = Use(entries()["jax.core.Var"], str(Path.cwd() / "near.py"), 1, 1)

@@ -2,7 +2,7 @@
 
 | file | contents |
 |---|---|
-| `gda`, `gda_constructors` | `GlobalDeviceArray` and its `from_...` constructors |
-| `shards` | the index and replica id of each shard |
+| `gda` | `GlobalDeviceArray` |
+| `shards` | the index and replica id of each shard, and arrays that are made of shards |
 | `device_arrays` | `DeviceArray`, `ShardedDeviceArray` and their constructors |
 """

@@ -15,7 +15,7 @@ from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.core.handles import as_class
 from xlashard.array.core.protocols import sharding_text
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
-from xlashard.legacy.arrays import gda_constructors as making
+from xlashard.legacy.arrays import shards as making
 from xlashard.legacy.arrays.device_arrays import DeviceArray, as_device_array
 from xlashard.legacy.arrays.shards import Device, Index, Shard
 from xlashard.legacy.shardings.partition_spec import PartitionSpec

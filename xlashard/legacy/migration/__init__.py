@@ -2,12 +2,10 @@
 
 | file | contents |
 |---|---|
-| `rename_rules` | the rule for each removed name, from the entries |
-| `resolver` | qualified names and assigned variables of a program |
+| `resolver` | qualified names and assigned variables of a program; the rule for each removed name |
 | `call_rewrites`, `expressions` | rewriting calls, names and attribute chains |
 | `rewriter` | rewriting imports and statements, and adding comments |
 | `migrated_program` | a whole program, with the helper functions that it needs |
-| `inserted` | these helper functions |
 
 It requires libcst, which the extra `legacy` installs.
 """

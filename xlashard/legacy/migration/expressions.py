@@ -7,7 +7,6 @@ from typing import Any
 
 import libcst as cst
 
-from xlashard.legacy.migration import rename_rules as names
 from xlashard.legacy.migration.call_rewrites import (
     FROM_GDA,
     PJIT_ARGUMENTS,
@@ -21,16 +20,21 @@ from xlashard.legacy.migration.call_rewrites import (
     shard_call,
     shardings,
 )
-from xlashard.legacy.migration.rename_rules import (
+from xlashard.legacy.migration.resolver import (
     GDA,
     PJIT,
     Expression,
     Helper,
     Mark,
     Module,
+    ProgramFacts,
     Rename,
+    Resolver,
+    Rule,
+    canonical,
+    chain,
+    rule_of,
 )
-from xlashard.legacy.migration.resolver import ProgramFacts, Resolver, chain
 
 _SHARDS = {
     "jax.experimental.global_device_array.get_shard_indices": "devices_indices_map",
@@ -98,15 +102,13 @@ class ExpressionRewriter(cst.CSTTransformer):
             name = full
             for attribute in reversed(attributes[kept:]):
                 name = name.removesuffix(f".{attribute}")
-            rule = names.rule_of(name)
+            rule = rule_of(name)
             served = kept == 1 and root.value != "jax" and _is_served(name, rule)
             if rule is not None and not served:
                 return self._by_rule(rule, original, updated, attributes[kept:])
         return updated
 
-    def _by_rule(
-        self, rule: names.Rule, original: cst.CSTNode, updated: Any, after: list[str]
-    ) -> Any:
+    def _by_rule(self, rule: Rule, original: cst.CSTNode, updated: Any, after: list[str]) -> Any:
         rest = "".join(f".{attribute}" for attribute in after)
         kept = len(chain(original)[1]) - len(after)
         match rule:
@@ -160,7 +162,7 @@ class ExpressionRewriter(cst.CSTTransformer):
         by_position = self._partial_of_pjit(original_node.func)
         if by_position is not None:
             return self._jit(updated_node, 0, PJIT_ARGUMENTS[by_position:])
-        known = names.canonical(name)
+        known = canonical(name)
         if known == PJIT:
             return self._jit(updated_node, 0, PJIT_ARGUMENTS)
         if known in (GDA, f"{GDA}.from_callback"):
@@ -262,17 +264,17 @@ class ExpressionRewriter(cst.CSTTransformer):
         return isinstance(node, cst.Name | cst.Attribute) and bool(_MESH_NAME.search(name))
 
     def _canonical(self, node: cst.CSTNode) -> str:
-        return names.canonical(self._resolver.name(node) or "")
+        return canonical(self._resolver.name(node) or "")
 
     def _mark(self, text: str) -> None:
         if text not in self._marks[-1]:
             self._marks[-1].append(text)
 
 
-def _is_served(name: str, rule: names.Rule | None) -> bool:
+def _is_served(name: str, rule: Rule | None) -> bool:
     """Return True if the replacement of a name's module has the name too."""
     module, _, last = name.rpartition(".")
-    today = names.rule_of(module)
+    today = rule_of(module)
     return isinstance(today, Module) and rule == Rename(f"{today.to}.{last}")
 
 

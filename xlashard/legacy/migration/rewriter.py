@@ -10,8 +10,16 @@ from libcst.helpers import get_full_name_for_node
 
 from xlashard.legacy.migration.call_rewrites import code_of, expression
 from xlashard.legacy.migration.expressions import ExpressionRewriter
-from xlashard.legacy.migration.rename_rules import ENV, Mark, Module, Rename, canonical, rule_of
-from xlashard.legacy.migration.resolver import ProgramFacts, Resolver
+from xlashard.legacy.migration.resolver import (
+    ENV,
+    Mark,
+    Module,
+    ProgramFacts,
+    Rename,
+    Resolver,
+    canonical,
+    rule_of,
+)
 from xlashard.legacy.modules import entries
 
 COMMENT = "# xlashard: "

@@ -4,7 +4,7 @@
 |---|---|
 | `config_flags` | `jax_array` and the other flags, and `ArrayMode` and `CallFlags` of a call |
 | `pjit` | `pjit` and `with_sharding_constraint` |
-| `mode_function`, `mode_stages` | a jitted function and its stages in one array mode |
-| `host_local` | host-local arguments and results of a call |
+| `mode_function` | a jitted function in one array mode |
+| `host_local` | host-local arguments and results of a call, and the stages that take them |
 | `pjit_internals` | internals of `jax.experimental.pjit` that programs call |
 """

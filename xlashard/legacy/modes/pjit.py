@@ -20,9 +20,8 @@ from xlashard.legacy.modes.config_flags import (
     current_array_mode,
     current_call_flags,
 )
-from xlashard.legacy.modes.host_local import HostLocal
+from xlashard.legacy.modes.host_local import HostLocal, ModeTraced
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
-from xlashard.legacy.modes.mode_stages import ModeTraced
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, prepare_axis_resources
 from xlashard.pjit.dispatch import dispatched
 from xlashard.pjit.options import (

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -73,23 +73,15 @@ _STAYING = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class _Fate:
-    """Attributes of the `Entry` of a name, which the key in its table gives."""
+type EntryTable = Mapping[str, Mapping[str, Entry]]
+"""Entries without names, by module and by path below the module; the path of the module is empty.
 
-    gone: str
-    treatment: Treatment
-    today: str
-    home: str
-    note: str = ""
+Their `source` is a home, as in `works`.
+"""
 
 
-type EntryTable = Mapping[str, Mapping[str, _Fate]]
-"""The fate of each name, by its module and its path below the module; empty for the module."""
-
-
-def works(gone: str, today: str, home: str = "", note: str = "") -> _Fate:
-    """Return the fate of a name that works.
+def works(gone: str, today: str, home: str = "", note: str = "") -> Entry:
+    """Return the entry of a name that works.
 
     Args:
         gone: The release that removed it.
@@ -100,21 +92,21 @@ def works(gone: str, today: str, home: str = "", note: str = "") -> _Fate:
         note: What else users should know.
     """
     module, _, name = today.partition("(")[0].rpartition(".")
-    return _Fate(gone, "works", today, home or f"{module}:{name}", note)
+    return Entry("", gone, "works", home or f"{module}:{name}", today, note)
 
 
-def differs(gone: str, today: str, home: str, note: str) -> _Fate:
-    """Return the fate of a name that works with differences, which the note describes."""
-    return _Fate(gone, "differs", today, home, note)
+def differs(gone: str, today: str, home: str, note: str) -> Entry:
+    """Return the entry of a name that works with differences, which the note describes."""
+    return Entry("", gone, "differs", home, today, note)
 
 
-def refused(gone: str, today: str, note: str) -> _Fate:
-    """Return the fate of a name whose use raises an error, for the reason in the note."""
-    return _Fate(gone, "refused", today, REMOVED, note)
+def refused(gone: str, today: str, note: str) -> Entry:
+    """Return the entry of a name whose use raises an error, for the reason in the note."""
+    return Entry("", gone, "refused", REMOVED, today, note)
 
 
-def moved(gone: str, to: str, *names: str) -> dict[str, _Fate]:
-    """Return the fate of names that another module has today, by name.
+def moved(gone: str, to: str, *names: str) -> dict[str, Entry]:
+    """Return the entries of names that another module has today, by name.
 
     Args:
         gone: The release that removed them.
@@ -133,14 +125,14 @@ def entries_of(table: EntryTable) -> Iterator[Entry]:
         [('jax.util.pi', 'math:pi'), ('jax.util._e', 'math:e')]
     """
     for module, names in table.items():
-        for path, fate in names.items():
-            full, source = f"{module}.{path}".rstrip("."), fate.home
+        for path, entry in names.items():
+            full, source = f"{module}.{path}".rstrip("."), entry.source
             if source == REMOVED:
                 source = f"{REMOVED}:{full}"
             elif path and (source.endswith(".") or ":" not in source):
                 name = path.rpartition(".")[2].removeprefix("_")
                 source = f"{source}{name}" if source.endswith(".") else f"{source}:{name}"
-            yield Entry(full, fate.gone, fate.treatment, source, fate.today, fate.note)
+            yield replace(entry, name=full, source=source)
 
 
 REMOVED = "removed"
@@ -178,8 +170,8 @@ IMPORTED = {
 """The imported modules of each module of 2022, by its name."""
 
 
-def imports(module: str, gone: str) -> dict[str, _Fate]:
-    """Return the fate of the modules that a module of 2022 imported, by their short names.
+def imports(module: str, gone: str) -> dict[str, Entry]:
+    """Return the entries of the modules that a module of 2022 imported, by their short names.
 
     While the removed names are installed, they resolve to the installed shims.
 

@@ -14,7 +14,7 @@ MeshShardingMinusUnspecified = NamedSharding | AutoAxisResource
 _HOME = "jax.experimental.pjit"
 
 _SHARDINGS = "xlashard._jax.runtime.shardings"
-_STAGES = "xlashard.legacy.modes.mode_stages"
+_STAGES = "xlashard.legacy.modes.host_local"
 _INTERNALS = "xlashard.legacy.modes.pjit_internals"
 _PARSED = "xlashard.legacy.shardings.parsed_specs"
 _MARKERS = "xlashard.legacy.shardings.partition_spec"

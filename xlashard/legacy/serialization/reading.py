@@ -1,7 +1,7 @@
 """Reading arrays from TensorStore: each process reads each of its distinct shards once."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,27 +38,6 @@ from xlashard.legacy.serialization.tensorstore_specs import (
 from xlashard.sharding import NamedSharding
 
 
-@overload
-async def async_deserialize(
-    sharding: Any,
-    tensorstore_spec: Any,
-    global_shape: Sequence[int] | None = None,
-    dtype: Any = None,
-    byte_limiter: Any = None,
-    context: Any = ...,
-    chunk_layout: Any = ...,
-    assume_metadata: bool = False,
-) -> Array: ...
-@overload
-async def async_deserialize(
-    mesh: Any,
-    mesh_axes: Any,
-    tensorstore_spec: Any,
-    global_shape: Sequence[int] | None = None,
-    dtype: Any = None,
-    byte_limiter: Any = None,
-    context: Any = ...,
-) -> Array: ...
 async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
     """Read one array, with any sharding and dtype; see `run_deserialization`.
 
@@ -91,23 +70,6 @@ async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
         return await _read(request, byte_limiter, opening, current_array_mode())
 
 
-@overload
-def run_deserialization(
-    shardings: Sequence[Any],
-    tensorstore_specs: Sequence[Any],
-    global_shapes: Sequence[Any] | None = None,
-    dtypes: Sequence[Any] | None = None,
-    concurrent_gb: float = 32,
-) -> list[Array]: ...
-@overload
-def run_deserialization(
-    global_meshes: Sequence[Any],
-    mesh_axes: Sequence[Any],
-    tensorstore_specs: Sequence[Any],
-    global_shapes: Sequence[Any] | None = None,
-    dtypes: Sequence[Any] | None = None,
-    concurrent_gb: float = 32,
-) -> list[Array]: ...
 def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
     """Read arrays concurrently.
 

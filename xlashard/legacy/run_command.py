@@ -19,8 +19,8 @@ from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installer import INSTALLER, install
 from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
-from xlashard.legacy.runner.recorder import Recorder
-from xlashard.legacy.runner.usage_report import Report, json_of, show_report
+from xlashard.legacy.recorder import Recorder
+from xlashard.legacy.usage_report import Report, json_of, show_report
 from xlashard.program_runner import ProgramNotFoundError, ScriptOrModule, run
 from xlashard.wording import print_error
 

@@ -29,7 +29,7 @@ from xlashard.sharding import Mesh
 
 # Code in these folders is not the user's program.
 _NOT_USER_CODE = (
-    str(Path(__file__).parents[2]) + os.sep,
+    str(Path(__file__).parents[1]) + os.sep,
     JAX_FOLDER,
     "<frozen ",
 )

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from xlashard.errors import counted
-from xlashard.legacy.runner.recorder import Use
+from xlashard.legacy.recorder import Use
 
 _NOTHING = "no removed names were used: today's JAX runs this program unchanged"
 _APART = "in installed packages, not counted: their newer releases use today's names"
