@@ -39,9 +39,8 @@ from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.primitive import constrained_body, pjit_p
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.shardings.automatic import planned_call
+from xlashard.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
-from xlashard.pjit.shardings.replicated import report_replicated
 from xlashard.pjit.shardings.resolve import resolve
 from xlashard.pjit.shardings.uneven import is_strict, report_uneven_constraints
 from xlashard.pjit.shardings.unreduced import has_reductions

@@ -1,7 +1,7 @@
 """Pad arrays so that every dimension divides by its mesh axes, and take the padding off again."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import jax
@@ -12,7 +12,7 @@ from xlashard._jax.runtime.shardings import AbstractMesh
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace import tracing
 from xlashard.array.core.handles import wrap_result
-from xlashard.array.placement.target import leaf_paths
+from xlashard.array.placement.target import broadcast_prefix, leaf_paths
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
 from xlashard.pjit.shardings.device_assignment import REPLICATED
 from xlashard.pjit.shardings.resolve import to_sharding
@@ -90,7 +90,8 @@ def pad_to_mesh(
         leaves, treedef = jax.tree_util.tree_flatten(tree)
         paths = leaf_paths(tree, "tree")
         resources = expand(read_resources(shardings, "shardings"), treedef, "tree")
-        fills = _fill_values(fill_value, treedef)
+        name = "fill_value of pad_to_mesh"
+        fills = broadcast_prefix(fill_value, tree, lambda _: False, name, "tree")
         chosen: Any = tracing.mesh_in_force() if mesh is None else mesh
         padded, masks = [], []
         for leaf, resource, path, fill in zip(leaves, resources, paths, fills, strict=True):
@@ -137,27 +138,6 @@ def unpad[T](tree: T, shapes: Any) -> T:
                 "tree that pad_to_mesh was given"
             ) from None
         return treedef.unflatten(map(_unpadded, leaves, originals, leaf_paths(tree, "")))
-
-
-def _fill_values(fill_value: Any, treedef: Any) -> list[_Fill]:
-    """Return one fill value for each leaf of a tree.
-
-    Raises:
-        ArgumentError: If it is no prefix of the tree.
-    """
-    prefix, structure = jax.tree_util.tree_flatten(fill_value)
-    if jax.tree_util.treedef_is_leaf(structure):
-        return prefix * treedef.num_leaves
-    full = treedef.unflatten(range(treedef.num_leaves))
-    try:
-        subtrees = structure.flatten_up_to(full)
-    except ValueError as error:
-        raise ArgumentError(
-            f"fill_value of pad_to_mesh is no prefix of the tree: {error}; pass one number, or one "
-            "for each leaf"
-        ) from None
-    pairs = zip(prefix, subtrees, strict=True)
-    return [value for value, subtree in pairs for _ in jax.tree_util.tree_leaves(subtree)]
 
 
 def _checked(leaf: Any, path: str) -> Any:
@@ -249,26 +229,11 @@ def _padded(leaf: Any, aval: Any, shape: Sequence[int], fill: _Fill) -> Any:
 
 
 def _mask(leaf: Any, before: Sequence[int], shape: Sequence[int]) -> Any:
-    """Return the mask of a padded leaf."""
+    """Return the mask of a padded leaf: True for the elements that it had before."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(tuple(shape), np.dtype(bool))
-    if isinstance(leaf, jax.Array):
-        mask = jnp.ones(shape, bool)
-        for line in _lines(before, shape, jnp):
-            mask &= line
-        return wrap_result(mask)
-    mask = np.broadcast_to(True, shape)
-    for line in _lines(before, shape, np):
-        mask = mask & line
-    return mask
-
-
-def _lines(before: Sequence[int], shape: Sequence[int], numpy: Any) -> Iterator[Any]:
-    """Yield for each padded dimension whether its indices are within the array before."""
-    for dim, (size, padded) in enumerate(zip(before, shape, strict=True)):
-        if size != padded:
-            others = len(shape) - dim - 1
-            yield (numpy.arange(padded) < size).reshape(padded, *[1] * others)
+    own = (jnp if isinstance(leaf, jax.Array) else np).ones(before, bool)
+    return wrap_result(_padded(own, own, tuple(shape), False))
 
 
 def _unpadded(leaf: Any, original: Any, path: str) -> Any:

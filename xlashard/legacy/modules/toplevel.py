@@ -4,6 +4,7 @@ import math
 import unittest
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial, wraps
+from inspect import signature
 from typing import Any
 
 import jax
@@ -90,18 +91,7 @@ def is_initialized() -> bool:
     return bool(jax.config.jax_compilation_cache_dir)
 
 
-def pmap(
-    fun: Callable[..., Any],
-    axis_name: Any = None,
-    *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-) -> Any:
+def pmap(fun: Callable[..., Any], axis_name: Any = None, **options: Any) -> Any:
     """Map a function over devices, as `jax.pmap` does.
 
     Results are Arrays with a `PmapSharding`, or `ShardedDeviceArray`s with `jax_array` off. An
@@ -111,13 +101,8 @@ def pmap(
     Args:
         fun: The function of one slice.
         axis_name: The name of the mapped axis, for `jax.lax.psum(x, axis_name)`.
-        in_axes: The mapped dimension of each argument; None replicates the argument.
-        out_axes: The mapped dimension of each result.
-        static_broadcasted_argnums: Positions of static arguments.
-        devices: The devices; by default those of this process, or of all with `axis_size`.
-        backend: The platform.
-        axis_size: The size of the mapped axis over all processes.
-        donate_argnums: Positions of donated arguments.
+        **options: Those of `jax.pmap`: `in_axes`, `out_axes`, `static_broadcasted_argnums`,
+            `devices`, `backend`, `axis_size` and `donate_argnums`.
 
     Returns:
         A function of the stacked arguments, with `lower`.
@@ -128,17 +113,7 @@ def pmap(
         >>> double(jnp.ones((1, 3)))[0].shape
         (3,)
     """
-    mapped = legacy_api.pmap(
-        fun,
-        axis_name,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        static_broadcasted_argnums=static_broadcasted_argnums,
-        devices=devices,
-        backend=backend,
-        axis_size=axis_size,
-        donate_argnums=donate_argnums,
-    )
+    mapped = legacy_api.pmap(fun, axis_name, **options)
 
     @wraps(mapped)
     @shortened
@@ -147,6 +122,9 @@ def pmap(
 
     call.lower = mapped.lower  # pyright: ignore[reportAttributeAccessIssue]
     return call
+
+
+pmap.__signature__ = signature(legacy_api.pmap)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _legacy_results(results: Any) -> Any:

@@ -14,6 +14,7 @@ from xlashard.pjit.report.model import (
     MoveReport,
     RepeatedReport,
     ReplicationReport,
+    SourceLine,
     UnevenReport,
     ValueReport,
 )
@@ -131,19 +132,25 @@ def runs_text(c: CollectiveReport) -> str:
 
 def cause_text(c: CollectiveReport, page: Page) -> Text:
     """Format the line and operation of a collective, or of the consumer of a gather."""
-    gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
-    name, source = c.op_name, c.source
-    if c.needed_by and (gathers or source is None):
-        name, source = c.needed_by, c.needed_by_source
-    cause = Text()
-    if source is not None:
-        cause.append(line_text(source), "bold" if source.in_user_file else "")
-        cause.append(" ")
+    name, source = cause_of(c)
     if c.argument:
-        cause.append_text(page.path(c.argument))
-    else:
-        cause.append(operation_text(name) or "unknown to XLA", "dim")
-    return cause
+        return Text.assemble(place_text(source), page.path(c.argument))
+    return Text.assemble(place_text(source), (operation_text(name) or "unknown to XLA", "dim"))
+
+
+def cause_of(c: CollectiveReport) -> tuple[str, SourceLine | None]:
+    """Return the operation of a collective and its line; for an all-gather its consumer."""
+    gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
+    if c.needed_by and (gathers or c.source is None):
+        return c.needed_by, c.needed_by_source
+    return c.op_name, c.source
+
+
+def place_text(source: SourceLine | None) -> Text:
+    """Format a line and a space, bold in a file of the user; empty if unknown."""
+    if source is None:
+        return Text()
+    return Text.assemble((line_text(source), "bold" if source.in_user_file else ""), " ")
 
 
 def values_section(title: str, values: Sequence[ValueReport], page: Page) -> RenderableType | None:

@@ -11,6 +11,7 @@ from xlashard.pjit.report.sections import (
     cause_text,
     donations_section,
     merged_values,
+    place_text,
     repeated_section,
     replications_section,
     runs_text,
@@ -22,7 +23,7 @@ from xlashard.pjit.report.tables import (
     Page,
     groups_text,
     head,
-    line_text,
+    listing,
     operation_text,
     section,
     sharding_text,
@@ -141,16 +142,14 @@ def _memory(report: PreflightFields, page: Page) -> RenderableType:
 
 
 def _temporaries(report: PreflightFields, page: Page) -> RenderableType | None:
-    found = report.memory.temporaries
-    if not found:
-        return None
-    rows = [
-        (in_bytes(t.device_bytes), _type(t), _operation_of(t.source, t.op_name, t.name))
-        for t in page.rows(found)
-    ]
-    rest = page.rest(found, lambda t: t.device_bytes)
-    note = "live at the peak of the heap"
-    return section("Temporaries at the peak", note, table((">bytes", "type", "of"), rows), rest)
+    return listing(
+        page,
+        ("Temporaries at the peak", "live at the peak of the heap"),
+        (">bytes", "type", "of"),
+        report.memory.temporaries,
+        lambda t: (in_bytes(t.device_bytes), _type(t), _operation_of(t.source, t.op_name, t.name)),
+        lambda t: t.device_bytes,
+    )
 
 
 def _type(t: TemporaryReport) -> str:
@@ -158,11 +157,7 @@ def _type(t: TemporaryReport) -> str:
 
 
 def _operation_of(source: SourceLine | None, op_name: str, name: str = "") -> Text:
-    text = Text()
-    if source is not None:
-        text.append(line_text(source), "bold" if source.in_user_file else "")
-        text.append(" ")
-    return text.append(operation_text(op_name) if op_name else name, "dim")
+    return Text.assemble(place_text(source), (operation_text(op_name) if op_name else name, "dim"))
 
 
 def _time(report: PreflightFields, page: Page) -> RenderableType:
@@ -315,18 +310,16 @@ def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | Non
 def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
     reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
     found = [v for v in report.replicated if v.path not in reused]
-    if not found:
-        return None
-    shown = found if page.is_full else sorted(merged_values(found), key=lambda v: -v.device_bytes)
-    rows = [
-        (in_bytes(v.device_bytes), page.path(v.path), short_type(v), sharding_text(v))
-        for v in page.rows(shown)
-    ]
-    return section(
-        "Fully replicated",
-        f"arguments and results of {in_bytes(report.replicated_above)} or more",
-        table((">each device", "path", "type", "sharding × copies"), rows),
-        page.rest(shown, lambda v: v.device_bytes),
+    return listing(
+        page,
+        (
+            "Fully replicated",
+            f"arguments and results of {in_bytes(report.replicated_above)} or more",
+        ),
+        (">each device", "path", "type", "sharding × copies"),
+        found if page.is_full else sorted(merged_values(found), key=lambda v: -v.device_bytes),
+        lambda v: (in_bytes(v.device_bytes), page.path(v.path), short_type(v), sharding_text(v)),
+        lambda v: v.device_bytes,
     )
 
 

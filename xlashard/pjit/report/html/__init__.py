@@ -21,8 +21,8 @@ from xlashard.budgets import Unit
 from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.comparison import FORMATTERS, Comparison
-from xlashard.pjit.report.model import CollectiveReport, ReplicationReport, SourceLine
-from xlashard.pjit.report.sections import remedy_text, uneven_reason
+from xlashard.pjit.report.model import CollectiveReport, ReplicationReport
+from xlashard.pjit.report.sections import cause_of, remedy_text, uneven_reason
 from xlashard.pjit.report.serde import SerializableReport
 from xlashard.pjit.report.tables import (
     decided_text,
@@ -165,7 +165,7 @@ def report_environment(*packages: str) -> Environment:
         amount=_amount,
         axes=axes_of,
         bytes=in_bytes,
-        cause=_cause,
+        cause=cause_of,
         decided=decided_text,
         filter_choices=filter_choices,
         flop=in_flop,
@@ -220,15 +220,6 @@ def _ratio(ratio: float | None) -> str:
 def axes_of(collective: CollectiveReport) -> tuple[str, ...]:
     """Return the mesh axes of a collective, to filter by."""
     return ("other groups",) if collective.axes is None else collective.axes
-
-
-def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
-    """Return the operation of a collective and its line; for an all-gather its consumer."""
-    name, source = collective.op_name, collective.source
-    gathers = collective.kind == "all-gather" and not name.endswith("sharding_constraint")
-    if collective.needed_by and (gathers or source is None):
-        return collective.needed_by, collective.needed_by_source
-    return name, source
 
 
 def filter_choices(collectives: Sequence[CollectiveReport]) -> dict[str, list[str]]:
