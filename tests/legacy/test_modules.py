@@ -11,13 +11,12 @@ from xlashard.legacy import (
     migration,
     modes,
     modules,
-    runner,
     serialization,
     shardings,
 )
 
 PACKAGES = [
-    *(legacy, arrays, migration, modes, modules, runner, serialization, shardings),
+    *(legacy, arrays, migration, modes, modules, serialization, shardings),
 ]
 
 

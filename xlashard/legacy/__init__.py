@@ -6,7 +6,8 @@
 | `installer` | installs the removed names into JAX's modules, and uninstalls them |
 | `module_shims` | modules that replace removed ones, and patches of modules |
 | `install` | installs them on import |
-| `runner` | `xlashard legacy -- python script.py`, and the report of uses |
+| `run_command` | `xlashard legacy -- python script.py`, and `python -m xlashard.legacy` |
+| `recorder`, `usage_report` | recording uses of removed names, and printing them |
 | `migration` | `xlashard legacy --migrate`, which rewrites a program |
 | `modes` | flags, and `pjit` with `jax_array` on and off |
 | `arrays` | `GlobalDeviceArray` and the device arrays |

@@ -1,5 +1,8 @@
 """`migrate`, and the helper functions that it inserts into programs."""
 
+# The inserted functions have no annotations, and a program imports what they read.
+# pyright: reportAttributeAccessIssue=false, reportOptionalIterable=false
+
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from tests.forking import python_command
 from xlashard.legacy.run_command import RunCommand, UsageError, main, read_command
 from xlashard.program_runner import ScriptOrModule
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 BESIDE = "VALUE = 7\n"
 
@@ -308,7 +308,7 @@ def test_a_flag_without_effect_is_noted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_libraries_of_today_run_beside_the_names_of_then() -> None:
     done = subprocess.run(
-        [*python_command(), "-m", "tests.legacy.runner.libraries_of_today"],
+        [*python_command(), "-m", "tests.legacy.libraries_of_today"],
         cwd=ROOT,
         capture_output=True,
         text=True,
