@@ -5,9 +5,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from xlashard import P
-from xlashard.auto.corrections import corrected, corrections
+from xlashard.auto.corrections import corrected, corrections, lightened
 from xlashard.auto.foreseen import UnforeseenCollective
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.auto.proof import ProvenLayout
@@ -56,12 +57,16 @@ def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT, network="ici"):
 class Compiler:
     """Stands in for the compiler, and lists the layouts that it gets."""
 
-    def __init__(self, *unforeseen):
-        self.names, self.unforeseen = [], unforeseen
+    memory_bytes = 1000.0
+
+    def __init__(self, *unforeseen, saves=True):
+        self.names, self.unforeseen, self.saves = [], unforeseen, saves
 
     def prove(self, layouts, count):
         assert count == len(layouts)
         self.names += [layout.name for layout in layouts]
+        if self.saves is False:
+            return [over(p.name, 1.0, 1001) for p in layouts]
         return [proven(p.name, 1.0, *self.unforeseen, layout=p) for p in layouts]
 
 
@@ -106,3 +111,46 @@ def test_corrections_end():
     corrected([proven("auto", 2.0, moved(1.5))], compiler, JAXPR)
     rounds = [name.count("corrected") for name in compiler.names]
     assert rounds == sorted(rounds) and max(rounds) <= 2 and len(rounds) <= 3 + 2 * 3
+
+
+def over(name, seconds, nbytes):
+    return replace(proven(name, seconds), memory_bytes=nbytes, fits=False)
+
+
+class Nearby:
+    """Stands in for the search, and lists the bytes to save by layout."""
+
+    def __init__(self):
+        self.saved = {}
+
+    def lighter(self, layout, nbytes):
+        self.saved[layout.name] = nbytes
+        return [replace(layout, name=f"{layout.name}, lighter")]
+
+
+def lightened_bytes(*layouts, seconds=np.inf, **options):
+    compiler, search = Compiler(**options), Nearby()
+    found = lightened(layouts, compiler, search, seconds)
+    assert [p.layout.name for p in found] == compiler.names
+    return search.saved
+
+
+def test_fast_layouts_slightly_over_the_memory_are_lightened():
+    fits = replace(proven("fits", 2.0), memory_bytes=900)
+    near = over("near", 1.5, 1020)
+    assert lightened_bytes(fits, near) == {"near": pytest.approx(22.0)}
+    assert lightened_bytes(near) == {"near": pytest.approx(22.0)}
+    assert lightened_bytes(near, seconds=1.4) == {}
+    assert lightened_bytes(fits, over("slow", 2.5, 1020)) == {}
+    assert lightened_bytes(fits, over("large", 1.5, 1080)) == {}
+    refused = replace(near, compilation=None)
+    assert lightened_bytes(refused) == {}
+    several = [over(name, cost, 1020) for name, cost in [("a", 1.9), ("b", 1.7), ("c", 1.8)]]
+    assert lightened_bytes(fits, *several).keys() == {"b", "c"}
+
+
+def test_lightened_layouts_that_are_still_over_are_lightened_once_more():
+    assert lightened_bytes(over("near", 1.5, 1020), saves=False) == {
+        "near": pytest.approx(22.0),
+        "near, lighter": pytest.approx(3.0),
+    }

@@ -308,24 +308,6 @@ def test_axes_reduce_a_value_together():
     assert slow.seconds - fast.seconds == pytest.approx(expected, rel=1e-6)
 
 
-def test_small_arrays_of_the_state_are_replicated_in_one_layout():
-    def train(state, x):
-        def loss(state):
-            return jnp.sum(jnp.tanh(x @ state["small"]) @ state["large"])
-
-        return jax.tree.map(lambda w, g: w - g, state, jax.grad(loss)(state))
-
-    state = {
-        "large": jax.ShapeDtypeStruct((128, 1 << 16), np.float32),
-        "small": jax.ShapeDtypeStruct((1024, 128), np.float32),
-    }
-    jaxpr = jax.make_jaxpr(train)(state, jax.ShapeDtypeStruct((1024, 1024), np.float32))
-    tied = {"tied": ((0, 0), (1, 1)), "donated": (True, True, False)}
-    found = find_layouts(AutoProblem(jaxpr, machine(x=8), (None,) * 3, (None,) * 2, **tied))
-    one = next(layout for layout in found if layout.name == "auto, small state replicated")
-    assert one.in_specs[1] == P() and one.in_specs[0] != P()
-
-
 def test_partial_sums_are_whole_in_one_variant():
     search = Search(problem(step, (1024, 512), (4096, 1024), **STATE), 60.0)
     layout = next(layout for layout in search.run() if layout.name == "fsdp")

@@ -8,7 +8,7 @@ from typing import Any
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.auto.auto_program import AutoProgram, Target, read_larger, read_programs
-from xlashard.auto.corrections import corrected
+from xlashard.auto.corrections import corrected, lightened
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_description import describe_plan
 from xlashard.auto.problem import AutoProblem, ProgramLayout
@@ -202,12 +202,15 @@ def solve(
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
             longest = _HOPELESS * layouts[0].seconds
             promising = [layout for layout in layouts if layout.seconds <= longest]
-            proven += prover.prove(promising, count, seconds)
+            found = prover.prove(promising, count, seconds)
             if program.topology is not None:
-                for fastest in sorted(proven, key=lambda p: p.rank)[:_THINNED]:
+                for fastest in sorted([*proven, *found], key=lambda p: p.rank)[:_THINNED]:
                     thinned = search.thinned(fastest.layout)
-                    proven += prover.prove(thinned, len(thinned))
-                proven += corrected(proven, prover, program.call.traced.jaxpr)
+                    found += prover.prove(thinned, len(thinned))
+                fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
+                found += lightened(found, prover, search, fastest)
+                found += corrected([*proven, *found], prover, program.call.traced.jaxpr)
+            proven += found
             others |= {layout.name: layout for layout in reversed(layouts)}
             fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
             unpredicted = [

@@ -76,14 +76,21 @@ class CostModel:
         machine: The machine.
         axis: The axis.
         others: Shardings on the other axes.
+        combined: Labels of small arrays whose gradients are reduced as one, so that none of them
+            waits for the links alone.
     """
 
     def __init__(
-        self, graph: ProgramGraph, machine: Machine, axis: MeshAxis, others: Assignment
+        self,
+        graph: ProgramGraph,
+        machine: Machine,
+        axis: MeshAxis,
+        others: Assignment,
+        combined: frozenset[int] = frozenset(),
     ) -> None:
         self.graph, self.machine, self.axis = graph, machine, axis
         self._sizes = {a.name: a.size for a in machine.axes if a.name != axis.name}
-        self._others = others
+        self._others, self._combined = others, combined
         self._sharded = frozenset().union(*(others.labels[name] for name in self._sizes))
         self._local: dict[tuple[int, int | None, int], float] = {}
 
@@ -179,6 +186,15 @@ class CostModel:
         slowdown = (self.machine if together else self.axis).reduction_slowdown
         return self.gather(nbytes * slowdown) + (0.0 if scattered else self.gather(nbytes))
 
+    def reduce_value(self, value: int) -> float:
+        """Return the time to reduce partial results of a value as it is stored."""
+        seconds = self.reduce(self.local_bytes(value))
+        return seconds - 2 * self.axis.latency if self._is_combined(value) else seconds
+
+    def _is_combined(self, value: int) -> bool:
+        labels = self.graph.labels_of(value)
+        return bool(labels) and labels <= self._combined
+
     def conversion(self, value: int, number: int, slot: int, stored: int, needed: int) -> float:
         """Return the time to change the sharding of a value before or after an operation.
 
@@ -206,6 +222,9 @@ class CostModel:
             return self.gather(own * self._share(others))
         scattered = [axis for axis, state in others if state != WHOLE]
         of_product = self.graph.operations[number].rule.flops > 0
+        if target == WHOLE and not scattered and self._is_combined(value):
+            seconds = self.reduce(own * self._share(others), together=bool(others))
+            return seconds - 2 * self.axis.latency
         if target == WHOLE and len(scattered) == 1 and of_product:
             return self.reduce(own / scattered[0].size)
         if target == WHOLE or scattered or (others and not of_product):

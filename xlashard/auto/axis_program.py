@@ -41,21 +41,30 @@ class Restriction:
     Attributes:
         batch: Labels of the batch; None if the axis is free.
         mode: `free`; `data`: only batch labels; `fsdp`: only batch labels, and the state is sharded
-            over its largest label; `tensor`: no batch label.
+            over its largest label; `major fsdp`: over one that isn't its minor dimension, if all
+            devices divide one, as to gather a minor dimension takes a copy of the whole argument;
+            `tensor`: no batch label.
         overlap: Share of the time of the state's transfers that isn't hidden behind other work.
-        whole: Labels that aren't sharded.
+        whole: Labels of small arrays of the state, which aren't sharded, and whose gradients are
+            reduced as one.
+        unsharded: Other labels that aren't sharded.
+        sharded: Labels that are.
+        memory_bytes: Memory per device, if it is less than that of the problem, in bytes.
     """
 
     batch: frozenset[int] = frozenset()
     mode: str = "free"
     overlap: float = 0.4
     whole: frozenset[int] = frozenset()
+    unsharded: frozenset[int] = frozenset()
+    sharded: frozenset[int] = frozenset()
+    memory_bytes: float = math.inf
 
     def allows(self, labels: Collection[int]) -> bool:
         """Return True if operations may be split along a factor of some labels."""
         if self.mode == "free":
             return True
-        return (not self.batch.isdisjoint(labels)) == (self.mode in ("data", "fsdp"))
+        return (not self.batch.isdisjoint(labels)) == (self.mode != "tensor")
 
 
 def _padded_labels(graph: ProgramGraph) -> set[int]:
@@ -134,10 +143,10 @@ class AxisProgram:
         """Add a variable for each label that may be sharded, and allow one of a value's labels."""
         for label in self._allowed_labels():
             self._labels[label] = self._variable(integer=True)
-            if label in self._fixed:
-                wanted = float(self._fixed[label])
+            if label in self._fixed or label in self._restriction.sharded:
+                wanted = float(self._fixed.get(label, True))
                 self._row({self._labels[label]: 1.0}, wanted, wanted)
-        if self._restriction.mode == "fsdp":
+        if "fsdp" in self._restriction.mode:
             self._shard_state()
         together = {self._graph.labels_of(k) for k in range(len(self._graph.values))}
         for labels in together:
@@ -149,7 +158,8 @@ class AxisProgram:
         graph, n = self._graph, self._model.axis.size
         found: dict[int, None] = {}
         padded = _padded_labels(graph)
-        refused = {graph.labels.find(label) for label in graph.loops} | self._restriction.whole
+        refused = {graph.labels.find(label) for label in graph.loops}
+        refused |= self._restriction.whole | self._restriction.unsharded
         of_state: set[int] = set()
         for index, value in enumerate(graph.values):
             labels = [graph.labels.find(label) for label in value.labels]
@@ -161,7 +171,7 @@ class AxisProgram:
                 found[label] = None
             if graph.is_state(index):
                 of_state.update(labels)
-        free = of_state if self._restriction.mode == "fsdp" else set()
+        free = of_state if "fsdp" in self._restriction.mode else set()
         return [
             label
             for label in found
@@ -170,15 +180,19 @@ class AxisProgram:
         ]
 
     def _shard_state(self) -> None:
-        """Shard each argument of the state over its largest label."""
-        graph = self._graph
+        """Shard each argument of the state over one label."""
+        graph, sizes, devices = self._graph, self._graph.labels.sizes, self._model.machine.size
         taken: set[int] = set()
         for index in sorted(graph.state, key=lambda k: -graph.values[k].nbytes):
             labels = graph.labels_of(index) & self._labels.keys()
             if not graph.is_state(index) or not labels or labels & taken:
                 continue
             batch = labels & self._restriction.batch
-            chosen = max(batch or labels, key=lambda label: (graph.labels.sizes[label], -label))
+            major: set[int] = set()
+            if self._restriction.mode == "major fsdp":
+                minor = graph.label(index, len(graph.values[index].shape) - 1)
+                major = {k for k in labels if k != minor and sizes[k] % devices == 0}
+            chosen = max(batch or major or labels, key=lambda label: (sizes[label], -label))
             if chosen not in self._fixed and not (labels & self._fixed.keys()):
                 taken.add(chosen)
                 self._row({self._labels[chosen]: 1.0}, 1, 1)
@@ -194,7 +208,7 @@ class AxisProgram:
         for value, label, times in graph.reductions:
             found = graph.labels.find(label)
             if found in self._labels and n > 1:
-                seconds = model.reduce(model.local_bytes(value)) * times
+                seconds = model.reduce_value(value) * times
                 self._cost[self._labels[found]] += seconds
 
     def _save(self, value: int, seconds: float) -> None:

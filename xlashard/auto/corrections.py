@@ -1,9 +1,11 @@
-"""Corrections of layouts whose programs have collectives that the search did not foresee.
+"""Corrections of layouts whose programs have what the search did not foresee.
 
 The partitioner may reshard between two constraints of a layout where one of them alone would do.
 A correction leaves constraints out on the lines of such collectives, and is proven in its turn.
+A program may need more memory than predicted: near its layout, one with less memory is searched.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from xlashard.auto.foreseen import UnforeseenCollective
 from xlashard.auto.insertion import site_value
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.auto.proof import ProvenLayout, Prover
+from xlashard.auto.search import Search
 
 _ROUNDS = 2
 """Rounds of corrections, each of those before."""
@@ -21,6 +24,10 @@ _LEAST_SHARE = 0.03
 """Share of a step that unforeseen collectives take in layouts that are corrected."""
 _MOST = 2
 """Number of layouts that are corrected in a round."""
+_LITTLE = 0.05
+"""Share of the memory that a layout may exceed it by, if one near it is searched."""
+_SPARE = 0.002
+"""Share of the memory that such a layout saves beyond the excess."""
 _KEPT: dict[str, Callable[[ConstraintSite], bool]] = {
     "results": lambda site: site.kind == "result",
     "operands": lambda site: site.kind == "operand",
@@ -47,6 +54,42 @@ def corrected(proven: Sequence[ProvenLayout], prover: Prover, jaxpr: Any) -> lis
         for each in chosen:
             done.add(each.layout.name)
             layouts = corrections(each.layout, each.unforeseen, jaxpr)
+            found += prover.prove(layouts, len(layouts))
+    return found
+
+
+def lightened(
+    proven: Sequence[ProvenLayout], prover: Prover, search: Search, seconds: float = math.inf
+) -> list[ProvenLayout]:
+    """Prove layouts with less memory, near those that would be the fastest if they fitted.
+
+    Args:
+        proven: Proven layouts of a search.
+        prover: Compiles layouts.
+        search: The search.
+        seconds: Time of the fastest layout of others.
+
+    Returns:
+        The layouts with less memory, proven.
+    """
+    found: list[ProvenLayout] = []
+    done: set[str] = set()
+    for _ in range(_ROUNDS):
+        every = [*proven, *found]
+        fastest = min([seconds, *(p.seconds for p in every if p.fits)])
+        over = {
+            p: p.memory_bytes - (1 - _SPARE) * prover.memory_bytes
+            for p in every
+            if p.compilation is not None and not p.fits and p.seconds < fastest
+        }
+        near = [
+            p
+            for p, excess in over.items()
+            if 0 < excess < _LITTLE * prover.memory_bytes and p.layout.name not in done
+        ]
+        for each in sorted(near, key=lambda p: p.seconds)[:_MOST]:
+            done.add(each.layout.name)
+            layouts = search.lighter(each.layout, over[each])
             found += prover.prove(layouts, len(layouts))
     return found
 

@@ -13,6 +13,9 @@ from xlashard.sharding import PartitionSpec
 SMALL_BYTES = 1 << 12
 """Shards below this size, in bytes, are negligible."""
 
+INSIDE = "; inside: "
+"""Ends the name of a layout, before that of its constraints."""
+
 _SCATTERS = frozenset({"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 """Operations that the partitioner splits by its own costs where the sharding of indices is open."""
 
@@ -53,11 +56,11 @@ class LayoutBuilder:
             "none": lambda site: False,
         }
         sums = self._whole_sums.get(layout_key(layout), layout.constraints)
-        apart = [replace(layout, name=f"{layout.name}; inside: whole sums", constraints=sums)]
+        apart = [replace(layout, name=f"{layout.name}{INSIDE}whole sums", constraints=sums)]
         fewer = [
             replace(
                 layout,
-                name=f"{layout.name}; inside: {name}",
+                name=f"{layout.name}{INSIDE}{name}",
                 constraints=tuple((site, spec) for site, spec in layout.constraints if keep(site)),
             )
             for name, keep in kept.items()

@@ -167,7 +167,7 @@ class Prover:
     ) -> None:
         self._function, self._call = program.function, program.call
         self._mesh, self._topology, self._rates = program.mesh, program.topology, program.rates
-        self._memory = memory_bytes
+        self.memory_bytes = memory_bytes
         self._proven: dict[str, ProvenLayout] = {}
         self._pool = JobPool(_limits(timeout)) if program.topology is not None else None
 
@@ -283,7 +283,7 @@ class Prover:
             layout=layout,
             seconds=seconds,
             memory_bytes=memory,
-            fits=not compilation.too_large and memory <= self._memory,
+            fits=not compilation.too_large and memory <= self.memory_bytes,
             shares=tuple(sorted(schedule.by_resource().items(), key=lambda item: -item[1])),
             collectives=summarize(found, mesh),
             unforeseen=tuple(unforeseen),

@@ -14,6 +14,7 @@ from xlashard.auto.graph.batch_labels import batch_labels
 from xlashard.auto.graph.graph_values import spec_axes
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.layout_builder import (
+    INSIDE,
     LayoutBuilder,
     LayoutKey,
     layout_key,
@@ -74,6 +75,7 @@ class Search:
         self._batch, self._along = batch_labels(self.graph)
         self._memory = MemoryModel(self.graph, problem)
         self._solutions: dict[tuple[object, ...], AxisSolution] = {}
+        self._found: dict[str, Assignment] = {}
         self._started = time.process_time(), time.perf_counter()
         self._builder = LayoutBuilder(self.graph, problem)
         self.thinned = self._builder.thinned
@@ -85,9 +87,7 @@ class Search:
         starts = self._starts()
         for start in starts:
             assignment, seconds = self._descend(start, Assignment())
-            layout = self._builder.layout(
-                start.name, assignment, seconds, self._memory.peak(assignment)
-            )
+            layout = self._layout(start.name, assignment, seconds)
             found.setdefault(layout_key(layout), layout)
             if seconds < best_seconds:
                 best, best_seconds = assignment, seconds
@@ -95,18 +95,51 @@ class Search:
         names = {"auto": frozenset[int](), "auto, small state replicated": small}
         for name, whole in names.items() if math.isfinite(best_seconds) else ():
             if name == "auto" or small:
-                free = dict.fromkeys(self._axes, Restriction(whole=whole))
-                order = tuple(sorted(self._axes, key=lambda axis: -self._axes[axis].size))
                 begun = best.without("")
                 begun.labels.update({axis: begun.labels[axis] - whole for axis in self._axes})
-                assignment, seconds = self._descend(_Start(name, order, free), begun)
-                layout = self._builder.layout(
-                    name, assignment, seconds, self._memory.peak(assignment)
-                )
+                free = dict.fromkeys(self._axes, Restriction(whole=whole))
+                layout = self._layout(name, *self._descend(self._start(name, free), begun))
                 found.setdefault(layout_key(layout), layout)
         return list(found.values())
 
+    def lighter(self, layout: ProgramLayout, nbytes: float) -> list[ProgramLayout]:
+        """Return a layout near one of this search that takes less memory; none if none does.
+
+        It shards more of the state, or, if that doesn't suffice, what else is best.
+
+        Args:
+            layout: A layout that was found, or one with fewer constraints inside.
+            nbytes: Bytes to save.
+        """
+        name, _, inside = layout.name.partition(INSIDE)
+        begun, limit = self._found.get(name), layout.memory_bytes - nbytes
+        if begun is None:
+            return []
+        state = frozenset().union(*map(self.graph.labels_of, self.graph.state))
+        inner = frozenset(map(self.graph.labels.find, range(len(self.graph.labels.sizes)))) - state
+        kept = {
+            axis: Restriction(
+                unsharded=inner - begun.labels[axis],
+                sharded=inner & begun.labels[axis],
+                memory_bytes=limit,
+            )
+            for axis in self._axes
+        }
+        free = dict.fromkeys(self._axes, Restriction(memory_bytes=limit))
+        for restrictions in (kept, free):
+            start = self._start(f"{name}, lighter", restrictions)
+            found = self._layout(start.name, *self._descend(start, begun.without("")))
+            if found.memory_bytes <= limit:
+                fewer = self.thinned(found) if inside else [found]
+                return [each for each in fewer if each.name.endswith(INSIDE + inside) or not inside]
+        return []
+
+    def _start(self, name: str, restrictions: dict[str, Restriction]) -> "_Start":
+        order = tuple(sorted(self._axes, key=lambda axis: -self._axes[axis].size))
+        return _Start(name, order, restrictions)
+
     def _layout(self, name: str, assignment: Assignment, seconds: float) -> ProgramLayout:
+        self._found[name] = assignment
         return self._builder.layout(name, assignment, seconds, self._memory.peak(assignment))
 
     def _small_state(self) -> frozenset[int]:
@@ -134,8 +167,10 @@ class Search:
                 label = ", ".join(
                     f"{name}: {mode}" for name, mode in zip(names, modes, strict=True)
                 )
+            # Both ways to shard the state are tried: `fsdp` on all axes has the other.
+            named = {"fsdp": "major fsdp"} if len(set(modes)) > 1 else {}
             restrictions = {
-                name: Restriction(self._batch, mode)
+                name: Restriction(self._batch, named.get(mode, mode))
                 for name, mode in zip(names, modes, strict=True)
             }
             # Axes that split the batch come first: the others divide what these leave.
@@ -143,8 +178,8 @@ class Search:
             starts.append(_Start(label, order, restrictions))
         # The last axes get what a batch has no more rows for.
         for name in names[-2:] if self._along else ():
-            restrictions = {other: Restriction(self._batch, "fsdp") for other in names}
-            restrictions[name] = Restriction(self._along, "fsdp")
+            restrictions = {other: Restriction(self._batch, "major fsdp") for other in names}
+            restrictions[name] = Restriction(self._along, "major fsdp")
             order = tuple(sorted(names, key=lambda other: other == name))
             starts.append(_Start(f"fsdp, sequences over {name}", order, restrictions))
         for overlap in (0.4, 1.0):
@@ -180,8 +215,8 @@ class Search:
                 solved.add(name)
                 for other in self._axes.values():
                     if other.name != name:
-                        overlap = start.restrictions[other.name].overlap
-                        seconds += self.transfer_seconds(current, other, overlap)
+                        free = start.restrictions[other.name]
+                        seconds += self.transfer_seconds(current, other, free)
                 if len(solved) == len(self._axes) and seconds < best_seconds * 0.999:
                     best, best_seconds = current.without(""), seconds
             if best_seconds >= before * 0.999 and not math.isinf(before):
@@ -209,8 +244,9 @@ class Search:
         )
         if key in self._solutions:
             return self._solutions[key]
-        memory, model = self._memory, CostModel(self.graph, self.problem.machine, axis, others)
-        limit = self.problem.memory_bytes * unsolved
+        memory, machine = self._memory, self.problem.machine
+        model = CostModel(self.graph, machine, axis, others, restriction.whole)
+        limit = min(self.problem.memory_bytes, restriction.memory_bytes) * unsolved
         live = dict.fromkeys((memory.live(Assignment()), memory.live(others)))
         while True:
             rows = [memory.row(axis, others, values) for values in live]
@@ -234,9 +270,12 @@ class Search:
         operations = enumerate(self.graph.operations)
         return sum(model.work_seconds(k) * op.times for k, op in operations)
 
-    def transfer_seconds(self, assignment: Assignment, axis: MeshAxis, overlap: float) -> float:
+    def transfer_seconds(
+        self, assignment: Assignment, axis: MeshAxis, restriction: Restriction
+    ) -> float:
         """Return the time of the collectives along an axis."""
-        model = CostModel(self.graph, self.problem.machine, axis, assignment.without(axis.name))
+        others, overlap = assignment.without(axis.name), restriction.overlap
+        model = CostModel(self.graph, self.problem.machine, axis, others, restriction.whole)
         seconds = 0.0
         counted: set[tuple[object, int]] = set()
         for number, op in enumerate(self.graph.operations):
@@ -254,7 +293,7 @@ class Search:
                 seconds += once * op.times * share
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
-                seconds += model.reduce(model.local_bytes(value)) * times
+                seconds += model.reduce_value(value) * times
         return seconds
 
     def _fixed(self, axis: str) -> dict[int, bool]:

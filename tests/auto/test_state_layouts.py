@@ -1,0 +1,93 @@
+"""Layouts of the state of training steps on machines made by hand."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.auto.test_search import LATENCY, machine
+from xlashard import P
+from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment, CostModel
+from xlashard.auto.problem import AutoProblem
+from xlashard.auto.search import Search, find_layouts
+
+
+def train(state, x):
+    def loss(state):
+        return jnp.sum(jnp.tanh(x @ state["first"]) @ state["second"])
+
+    return jax.tree.map(lambda w, g: w - g, state, jax.grad(loss)(state))
+
+
+def training(on, first, second, rows):
+    """Return the problem of a step that trains two products."""
+    state = {"first": jax.ShapeDtypeStruct(first, np.float32)}
+    state["second"] = jax.ShapeDtypeStruct(second, np.float32)
+    jaxpr = jax.make_jaxpr(train)(state, jax.ShapeDtypeStruct((rows, first[0]), np.float32))
+    tied = {"tied": ((0, 0), (1, 1)), "donated": (True, True, False), "memory_bytes": 1e9}
+    return AutoProblem(jaxpr, on, (None,) * 3, (None,) * 2, **tied)
+
+
+def test_small_arrays_of_the_state_are_replicated_in_one_layout():
+    found = find_layouts(training(machine(x=8), (1024, 128), (128, 1 << 16), 1024))
+    one = next(layout for layout in found if layout.name == "auto, small state replicated")
+    assert one.in_specs[0] == P() and one.in_specs[1] != P()
+
+
+def test_gradients_of_small_arrays_are_reduced_as_one():
+    found = training(machine(x=8), (1024, 128), (128, 1 << 16), 1024)
+    graph = Search(found, 1.0).graph
+    small = graph.labels_of(graph.arguments[0])
+    each, one = (
+        CostModel(graph, found.machine, found.machine.axes[0], Assignment(), combined)
+        for combined in (frozenset(), small)
+    )
+    first, second = graph.arguments[:2]
+    assert each.reduce_value(first) - one.reduce_value(first) == pytest.approx(2 * LATENCY)
+    assert each.reduce_value(second) == one.reduce_value(second)
+    number, slot, value = next(
+        (number, slot, value)
+        for number, op in enumerate(graph.operations)
+        for slot, value in op.slots
+        if slot < 0 and graph.labels_of(value) == small
+    )
+    seconds = [model.conversion(value, number, slot, WHOLE, PARTIAL) for model in (each, one)]
+    assert seconds[0] - seconds[1] == pytest.approx(2 * LATENCY)
+
+
+def test_lighter_layouts_shard_more_of_the_state_and_then_other_values():
+    search = Search(training(machine(x=4, y=2), (1024, 2048), (2048, 512), 4096), 60.0)
+    data = next(layout for layout in search.run() if layout.name == "data")
+    both = P(("x", "y"))
+    assert data.in_specs == (P(), P(), both)
+    # To shard the smaller array is enough.
+    (lighter,) = search.lighter(data, 1e5)
+    assert lighter.name == "data, lighter" and lighter.in_specs[2] == both
+    assert lighter.in_specs[0] == P() != lighter.in_specs[1]
+    assert lighter.memory_bytes <= data.memory_bytes - 1e5
+    (less,) = search.lighter(data, 1e7)
+    assert less.in_specs[0] != P() and less.in_specs[2] == both
+    assert less.memory_bytes <= data.memory_bytes - 1e7
+    # Constraints inside are those of the layout.
+    inside = next(x for x in search.thinned(data) if x.name == "data; inside: none")
+    (lighter_inside,) = search.lighter(inside, 1e7)
+    assert lighter_inside.name == "data, lighter; inside: none"
+    assert less.constraints and not lighter_inside.constraints
+    assert lighter_inside.in_specs == less.in_specs
+    # Where that doesn't suffice, activations are sharded otherwise.
+    fsdp = next(layout for layout in search.run() if layout.name == "x: fsdp, y: tensor")
+    (other,) = search.lighter(fsdp, 1e5)
+    assert other.in_specs[2] != fsdp.in_specs[2]
+    assert search.lighter(fsdp, 1e7) == search.lighter(replace(fsdp, name="data!"), 1.0) == []
+
+
+def test_state_is_sharded_over_largest_or_major_dimensions():
+    found = find_layouts(training(machine(x=4, y=2), (1024, 2048), (2048, 512), 4096))
+    specs = {layout.name: layout.in_specs[0] for layout in found}
+    assert specs["fsdp"] == P(None, ("x", "y"))
+    assert specs["x: fsdp, y: data"] == P("x")
+    found = find_layouts(training(machine(x=4, y=2), (1028, 2048), (2048, 512), 4096))
+    specs = {layout.name: layout.in_specs[0] for layout in found}
+    assert specs["x: fsdp, y: data"] == P(None, "x")
