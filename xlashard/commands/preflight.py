@@ -30,12 +30,13 @@ from xlashard.commands.result_files import (
     RESULTS,
     check_measured,
     check_outputs,
-    check_writable,
+    check_results,
     make_absolute,
     output_to_stderr,
     prints_results,
     reason_of,
     write,
+    writes_folder,
 )
 from xlashard.commands.script_run import (
     ScriptRun,
@@ -108,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
         reports, failed = _script_reports(arguments)
         # The script may have run for an hour: its reports are shown whatever follows.
         _show(arguments, reports)
-        _check_results(arguments, len(reports))
+        check_results(arguments, len(reports))
     else:
         reports = _reports(arguments)
         _show(arguments, reports)
@@ -146,7 +147,7 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     stored = {
         target: read_report(target) for target in arguments.targets if target.endswith(".json")
     }
-    _check_results(arguments, sum(len(places.get(target, "1")) for target in arguments.targets))
+    check_results(arguments, sum(len(places.get(target, "1")) for target in arguments.targets))
     reports: list[PreflightReport] = []
     for target in arguments.targets:
         if target in stored:
@@ -157,39 +158,6 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
                 for place in places[target]
             ]
     return reports
-
-
-def _check_results(arguments: argparse.Namespace, count: int) -> None:
-    """Check the arguments for the results of a number of reports."""
-    if arguments.compare and count != 2:
-        raise ArgumentError(
-            f"--compare takes two reports, and here are {count}: write --compare A.json "
-            "B.json, or one program and two topologies, or one topology and two programs"
-        )
-    for word in ("trace", "measured"):
-        if getattr(arguments, word) and count != 1:
-            raise ArgumentError(
-                f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
-                f"write --{word} with one program and one topology"
-            )
-    file = arguments.json
-    if _is_folder(arguments, count):
-        if file == "-" or Path(file).suffix:
-            raise ArgumentError(
-                f"--json {file} is one file, and here are {count} reports: name a folder"
-            )
-        file = str(Path(file) / "report.json")
-    check_writable(file)
-
-
-def _is_folder(arguments: argparse.Namespace, count: int) -> bool:
-    """Return True if `--json` names a folder for a number of reports.
-
-    A script compiles one program or several: a folder that exists takes its reports either way.
-    """
-    if not arguments.json or arguments.compare:
-        return False
-    return count > 1 or bool(arguments.script and Path(arguments.json).is_dir())
 
 
 def preflight_target(
@@ -291,7 +259,7 @@ def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightRepor
     if arguments.json:
         if arguments.compare:
             write(arguments.json, compare(*reports).to_json())
-        elif _is_folder(arguments, len(reports)):
+        elif writes_folder(arguments, len(reports)):
             _write_all(arguments.json, reports)
         else:
             write(arguments.json, reports[0].to_json())
@@ -367,20 +335,18 @@ def _run_on(devices: ScriptDevices, script: Script, arguments: argparse.Namespac
         "are zeros. Let it write no checkpoint over a real one.",
         file=sys.stderr,
     )
+
+    def counts(recorded: RecordedProgram) -> bool:
+        patterns = arguments.programs
+        return devices.is_compiled(recorded) and (not patterns or matches(recorded.name, patterns))
+
     with output_to_stderr(prints_results(arguments)):
         return run_script(
             script.program,
             StopRule(*(arguments.stop_after or (_CALLS, None))),
-            counts=_counter(arguments, devices.is_compiled),
+            counts=counts,
             on_call=_stopping(devices.results),
         )
-
-
-def _counter(
-    arguments: argparse.Namespace, is_compiled: Callable[[RecordedProgram], bool]
-) -> Callable[[RecordedProgram], bool]:
-    patterns = arguments.programs
-    return lambda p: is_compiled(p) and (not patterns or matches(p.name, patterns))
 
 
 def _stopping(results: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -404,7 +370,7 @@ def _reports_of_script(
     calibration: Calibration | None,
 ) -> tuple[list[PreflightReport], int]:
     place = devices.topology
-    selected = [p for p in select(result, arguments.programs, arguments.min_bytes)]
+    selected = select(result, arguments.programs, arguments.min_bytes)
     spread = [p for p in selected if devices.is_compiled(p)]
     if not spread:
         names = ", ".join(sorted({p.name for p in selected}))

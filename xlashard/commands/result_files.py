@@ -70,6 +70,47 @@ def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:
     check_writable(arguments.calibrate)
 
 
+def check_results(arguments: argparse.Namespace, count: int) -> None:
+    """Check the options of preflight for the results of a number of reports.
+
+    Args:
+        arguments: The words, parsed.
+        count: Number of reports.
+
+    Raises:
+        ArgumentError: If an option takes another number, or a file can't be written.
+    """
+    if arguments.compare and count != 2:
+        raise ArgumentError(
+            f"--compare takes two reports, and here are {count}: write --compare A.json "
+            "B.json, or one program and two topologies, or one topology and two programs"
+        )
+    for word in ("trace", "measured"):
+        if getattr(arguments, word) and count != 1:
+            raise ArgumentError(
+                f"--{word} {getattr(arguments, word)} is of one report, and here are {count}: "
+                f"write --{word} with one program and one topology"
+            )
+    file = arguments.json
+    if writes_folder(arguments, count):
+        if file == "-" or Path(file).suffix:
+            raise ArgumentError(
+                f"--json {file} is one file, and here are {count} reports: name a folder"
+            )
+        file = str(Path(file) / "report.json")
+    check_writable(file)
+
+
+def writes_folder(arguments: argparse.Namespace, count: int) -> bool:
+    """Return True if `--json` names a folder for a number of reports.
+
+    A script compiles one program or several: a folder that exists takes its reports either way.
+    """
+    if not arguments.json or arguments.compare:
+        return False
+    return count > 1 or bool(arguments.script and Path(arguments.json).is_dir())
+
+
 def make_absolute(arguments: argparse.Namespace, *names: str) -> None:
     """Make the paths of options relative to the current folder, which a script may leave."""
     for name in names:
