@@ -128,7 +128,7 @@ def test_a_run_goes_on_in_an_automatic_layout_and_back(
 ) -> None:
     six = shallow("training.steps=6")
     whole = run(Recorder(), tmp_path / "whole", six)
-    choose_layout(monkeypatch, "data: data, fsdp: fsdp, tensor: tensor")
+    choose_layout(monkeypatch, "data: fsdp, fsdp: fsdp, tensor: tensor")
     first = run(stopping_after(1), tmp_path / "parts", six)
     screen, second = go_on(first.folder, "sharding=auto", screen=stopping_after(3))
     assert f"Resuming after step {first.checkpoint}" in screen.text

@@ -82,7 +82,7 @@ def test_losses_do_not_depend_on_the_mesh(name: str, plain: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp", "data: data, fsdp: fsdp, tensor: tensor"])
+@pytest.mark.parametrize("name", ["fsdp", "data: fsdp, fsdp: fsdp, tensor: tensor"])
 def test_losses_do_not_depend_on_an_automatic_layout(
     name: str, plain: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
