@@ -27,7 +27,13 @@ from tests.pjit.random_programs.checking import (
     requested_specs,
 )
 from tests.pjit.random_programs.dice import Dice
-from tests.pjit.random_programs.environment import plain, scalar, xlashard_sharded
+from tests.pjit.random_programs.environment import (
+    Library,
+    jax_sharded,
+    plain,
+    scalar,
+    xlashard_sharded,
+)
 from tests.pjit.random_programs.running import (
     SMOOTH_CALLS,
     Module,
@@ -61,11 +67,23 @@ def find_layout_failure(
     """
     header = replace(read_header(text), explicit=False)
     with under(partitioner or header.partitioner):
+        mesh = make_mesh(header)
         try:
-            case = _Case.drawn(text, make_mesh(header))
+            case = _Case.drawn(text, mesh, xlashard_sharded(mesh, named=True))
         except Exception as error:
-            return Failure("program", f"it is not traced: {first_line(error)}")
+            return _untraced(text, mesh, error)
         return case.failure(case.run_under_jit if under_jit else case.run)
+
+
+def _untraced(text: str, mesh: Any, error: Exception) -> Failure:
+    """Return the failure of a program that isn't traced, of kind `XLA` if JAX alone fails alike."""
+    message = first_line(error)
+    try:
+        _Case.drawn(text, mesh, jax_sharded(mesh))
+    except Exception as theirs:
+        kind = XLA if first_line(theirs) == message else "program"
+        return Failure(kind, f"it is not traced: {message}", f"raises {first_line(theirs)}")
+    return Failure("program", f"it is not traced: {message}", "right")
 
 
 @dataclass(frozen=True)
@@ -89,9 +107,8 @@ class _Case:
     exact: tuple[bool, ...]
 
     @classmethod
-    def drawn(cls, text: str, mesh: Any) -> "_Case":
+    def drawn(cls, text: str, mesh: Any, around: Library) -> "_Case":
         dice = Dice(int(re.findall(r"\d+", text.splitlines()[0])[0]))
-        around = xlashard_sharded(mesh, named=True)
         library = replace(around, place=lambda spec: around.place(_reduced(spec)))
         module = Module.read(text, library)
         derived = module.call in SMOOTH_CALLS

@@ -103,7 +103,7 @@ def windows(op: Operation) -> Factors:
         dilation = params.get("base_dilation", ones)[d]
         if op.name.startswith("select_and_scatter") and spread >= 2 * stride:
             continue  # XLA loses what windows scatter beyond the next one.
-        if wide[d] * dilation == narrow[d] * stride:
+        if wide[d] and wide[d] * dilation == narrow[d] * stride:
             halo = max(0, -((spread - stride) // -dilation))
             size = wide_pieces(math.gcd(wide[d], narrow[d]), wide[d], halo)
             most = min(wide[d], narrow[d]) // max(halo, 1)

@@ -80,6 +80,8 @@ def _spatial(op: Operation, i: int) -> Factors:
     stride, spread, dilation = (
         params[key][i - 2] for key in ("window_strides", "rhs_dilation", "lhs_dilation")
     )
+    if not wide:
+        return
     if wide * dilation == made * stride:
         halo = max(0, -(((window - 1) * spread + 1 - stride) // -dilation))
         size = wide_pieces(math.gcd(wide, made), wide, halo)
