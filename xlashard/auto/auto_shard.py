@@ -209,7 +209,7 @@ def solve(
                     found += prover.prove(thinned, len(thinned))
                 fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
                 found += lightened(found, prover, search, fastest)
-                found += corrected([*proven, *found], prover, program.call.traced.jaxpr)
+                found += corrected(found, prover, search, fastest)
             proven += found
             others |= {layout.name: layout for layout in reversed(layouts)}
             fastest = min((p.seconds for p in proven if p.fits), default=math.inf)

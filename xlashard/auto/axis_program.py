@@ -34,6 +34,10 @@ _WHOLE_SHARE = 0.1
 """Price of an argument that a device holds whole, as a share of the time to read it."""
 
 
+type RaisedCosts = frozenset[tuple[tuple[int, int | None], float]]
+"""Operations, each with a factor or None, and the seconds of a step that this choice costs more."""
+
+
 @dataclass(frozen=True)
 class Restriction:
     """Choices of one axis.
@@ -50,6 +54,7 @@ class Restriction:
         unsharded: Other labels that aren't sharded.
         sharded: Labels that are.
         memory_bytes: Memory per device, if it is less than that of the problem, in bytes.
+        raised: Choices that cost more than the model knows.
     """
 
     batch: frozenset[int] = frozenset()
@@ -59,6 +64,7 @@ class Restriction:
     unsharded: frozenset[int] = frozenset()
     sharded: frozenset[int] = frozenset()
     memory_bytes: float = math.inf
+    raised: RaisedCosts = frozenset()
 
     def allows(self, labels: Collection[int]) -> bool:
         """Return True if operations may be split along a factor of some labels."""
@@ -128,6 +134,9 @@ class AxisProgram:
             self._add_operation(numbers[0], len(numbers))
             for other in numbers[1:]:
                 self._factors[other] = self._factors[numbers[0]]
+        for (number, factor), seconds in restriction.raised:
+            if factor in self._factors[number]:
+                self._cost[self._factors[number][factor]] += seconds
         self._add_transfers()
         self._add_memory()
 

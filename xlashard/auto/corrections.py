@@ -1,7 +1,8 @@
 """Corrections of layouts whose programs have what the search did not foresee.
 
 The partitioner may reshard between two constraints of a layout where one of them alone would do.
-A correction leaves constraints out on the lines of such collectives, and is proven in its turn.
+A correction leaves constraints out on the lines of such collectives, or is searched after the
+choices on these lines have got their costs. It is proven in its turn.
 A program may need more memory than predicted: near its layout, one with less memory is searched.
 """
 
@@ -9,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from xlashard._jax.trace.origins import source_frames
@@ -36,13 +38,16 @@ _KEPT: dict[str, Callable[[ConstraintSite], bool]] = {
 """Constraints that remain on the lines of unforeseen collectives."""
 
 
-def corrected(proven: Sequence[ProvenLayout], prover: Prover, jaxpr: Any) -> list[ProvenLayout]:
+def corrected(
+    proven: Sequence[ProvenLayout], prover: Prover, search: Search, seconds: float = math.inf
+) -> list[ProvenLayout]:
     """Correct the layouts that would be the fastest without their unforeseen collectives.
 
     Args:
-        proven: Proven layouts.
+        proven: Proven layouts of a search.
         prover: Compiles corrections.
-        jaxpr: The closed jaxpr of the program.
+        search: The search.
+        seconds: Time of the fastest layout of others.
 
     Returns:
         The corrected layouts, proven.
@@ -50,10 +55,13 @@ def corrected(proven: Sequence[ProvenLayout], prover: Prover, jaxpr: Any) -> lis
     found: list[ProvenLayout] = []
     done: set[str] = set()
     for _ in range(_ROUNDS):
-        chosen = [p for p in _promising([*proven, *found]) if p.layout.name not in done][:_MOST]
-        for each in chosen:
+        promising = _promising([*proven, *found], seconds)
+        for each in [p for p in promising if p.layout.name not in done][:_MOST]:
             done.add(each.layout.name)
-            layouts = corrections(each.layout, each.unforeseen, jaxpr)
+            layouts = [
+                *corrections(each.layout, each.unforeseen, search.problem.jaxpr),
+                *search.dearer(each.layout, _unforeseen_seconds(each, search)),
+            ]
             found += prover.prove(layouts, len(layouts))
     return found
 
@@ -94,10 +102,10 @@ def lightened(
     return found
 
 
-def _promising(proven: Sequence[ProvenLayout]) -> list[ProvenLayout]:
+def _promising(proven: Sequence[ProvenLayout], seconds: float) -> list[ProvenLayout]:
     """Return the layouts that may become the fastest, the most promising first."""
     fitting = [p for p in proven if p.fits]
-    fastest = min((p.seconds for p in fitting), default=0.0)
+    fastest = min([seconds, *(p.seconds for p in fitting)])
     saved = {p: sum(_saved(p)) for p in fitting}
     promising = [
         p for p in fitting if saved[p] > _LEAST_SHARE * p.seconds and p.seconds - saved[p] < fastest
@@ -128,12 +136,7 @@ def corrections(
         unforeseen: The collectives.
         jaxpr: The closed jaxpr of the program.
     """
-    lines = {
-        (frame.file, frame.line)
-        for each in unforeseen
-        for frames in (each.collective.frames, each.collective.needed_by_frames)
-        for frame in frames[:1]
-    }
+    lines = {line for each in unforeseen for line in _lines(each)}
     there = {
         site
         for site, _ in layout.constraints
@@ -147,6 +150,30 @@ def corrections(
         name = f"{layout.name}; corrected: {what}"
         found.setdefault(constraints, replace(layout, name=name, constraints=constraints))
     return list(found.values())[1:]
+
+
+def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str, int], float]:
+    """Return the time of unforeseen collectives by mesh axis and operation.
+
+    The operations on the lines of a collective share its time.
+    """
+    there: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
+    for number, op in enumerate(search.graph.operations):
+        eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
+        there[_line(eqn)].append(number)
+    seconds: dict[tuple[str, int], float] = defaultdict(float)
+    for each in proven.unforeseen:
+        numbers = [number for line in _lines(each) for number in there.get(line, ())]
+        for axis, number in product(each.axes, numbers):
+            seconds[axis, number] += each.seconds / len(numbers)
+    return seconds
+
+
+def _lines(unforeseen: UnforeseenCollective) -> set[tuple[str, int]]:
+    """Return the lines of a collective, and of what needs its result."""
+    collective = unforeseen.collective
+    every = (collective.frames, collective.needed_by_frames)
+    return {(frame.file, frame.line) for frames in every for frame in frames[:1]}
 
 
 def _line(eqn: Any) -> tuple[str, int] | None:

@@ -41,12 +41,14 @@ class UnforeseenCollective:
         shapes: Types of the values that were not foreseen, on a device.
         seconds: Time on the links in a step, which other work may hide.
         resource: Name of the network, as of `NetworkCost`.
+        axes: Mesh axes that it goes along; all, if its groups follow none.
     """
 
     collective: Collective
     shapes: tuple[Shape, ...]
     seconds: float
     resource: str = "ici"
+    axes: tuple[str, ...] = ()
 
 
 def foreseen_transfers(
@@ -130,7 +132,8 @@ def unforeseen_collectives(
         )
         share = _nbytes(unknown) / max(_nbytes(shapes), 1)
         if total * share >= _NEGLIGIBLE_SHARE * step_seconds:
-            found.append(UnforeseenCollective(collective, unknown, total * share, resource))
+            axes = tuple(name for name in mesh.axis_names if name in names)
+            found.append(UnforeseenCollective(collective, unknown, total * share, resource, axes))
     return found
 
 

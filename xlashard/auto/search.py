@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -9,7 +10,7 @@ from xlashard.auto.axis_costs import (
     Assignment,
     CostModel,
 )
-from xlashard.auto.axis_program import AxisProgram, AxisSolution, Restriction
+from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
 from xlashard.auto.graph.batch_labels import batch_labels
 from xlashard.auto.graph.graph_values import spec_axes
 from xlashard.auto.graph.program_graph import ProgramGraph
@@ -76,6 +77,7 @@ class Search:
         self._memory = MemoryModel(self.graph, problem)
         self._solutions: dict[tuple[object, ...], AxisSolution] = {}
         self._found: dict[str, Assignment] = {}
+        self._raised: dict[tuple[str, str], RaisedCosts] = {}
         self._started = time.process_time(), time.perf_counter()
         self._builder = LayoutBuilder(self.graph, problem)
         self.thinned = self._builder.thinned
@@ -111,7 +113,7 @@ class Search:
             layout: A layout that was found, or one with fewer constraints inside.
             nbytes: Bytes to save.
         """
-        name, _, inside = layout.name.partition(INSIDE)
+        name = layout.name.partition(INSIDE)[0]
         begun, limit = self._found.get(name), layout.memory_bytes - nbytes
         if begun is None:
             return []
@@ -130,9 +132,47 @@ class Search:
             start = self._start(f"{name}, lighter", restrictions)
             found = self._layout(start.name, *self._descend(start, begun.without("")))
             if found.memory_bytes <= limit:
-                fewer = self.thinned(found) if inside else [found]
-                return [each for each in fewer if each.name.endswith(INSIDE + inside) or not inside]
+                return self._alike_inside(found, layout)
         return []
+
+    def dearer(
+        self, layout: ProgramLayout, seconds: Mapping[tuple[str, int], float]
+    ) -> list[ProgramLayout]:
+        """Return a layout near one of this search, some of whose choices have got more expensive.
+
+        None if they remain the best.
+
+        Args:
+            layout: A layout that was found, or one with fewer constraints inside.
+            seconds: For a mesh axis and an operation, the time of a step that the layout's choice
+                costs beyond what the search knows.
+        """
+        name = layout.name.partition(INSIDE)[0]
+        begun = self._found.get(name)
+        if begun is None:
+            return []
+        restrictions = {}
+        for axis in self._axes:
+            raised = [
+                ((number, begun.factors[axis].get(number)), cost)
+                for (other, number), cost in seconds.items()
+                if other == axis
+            ]
+            before = self._raised.get((name, axis), frozenset())
+            restrictions[axis] = Restriction(raised=before.union(raised))
+        start = self._start(f"{name}, corrected", restrictions)
+        self._raised |= {(start.name, axis): r.raised for axis, r in restrictions.items()}
+        assignment, predicted = self._descend(start, begun.without(""))
+        if math.isinf(predicted) or assignment == begun:
+            return []
+        return self._alike_inside(self._layout(start.name, assignment, predicted), layout)
+
+    def _alike_inside(self, found: ProgramLayout, layout: ProgramLayout) -> list[ProgramLayout]:
+        """Return a layout with the kinds of constraints inside that another one has."""
+        inside = layout.name.partition(INSIDE)[2]
+        if not inside:
+            return [found]
+        return [each for each in self.thinned(found) if each.name.endswith(INSIDE + inside)]
 
     def _start(self, name: str, restrictions: dict[str, Restriction]) -> "_Start":
         order = tuple(sorted(self._axes, key=lambda axis: -self._axes[axis].size))
