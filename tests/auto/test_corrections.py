@@ -1,6 +1,7 @@
 """Layouts are corrected where unforeseen collectives keep them from being the fastest."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ def moved(seconds, line=FIRST, resource="ici"):
     exchange = Collective(
         "all-to-all", "c", "main", shape, shape, ReplicaGroups.everyone(8), frames=frames
     )
-    return UnforeseenCollective(exchange, shape, seconds, resource)
+    return UnforeseenCollective(exchange, shape, seconds, resource, ("x",))
 
 
 def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT, network="ici"):
@@ -85,11 +86,29 @@ def test_constraints_go_on_the_lines_of_unforeseen_collectives():
     assert corrections(LAYOUT, [moved(1.0, line=1)], JAXPR) == []
 
 
-def corrected_names(*layouts, compiler=None):
-    compiler = compiler or Compiler()
-    found = corrected(layouts, compiler, JAXPR)
+class Nearby:
+    """Stands in for the search, and lists what it is asked for by layout."""
+
+    def __init__(self):
+        self.problem = SimpleNamespace(jaxpr=JAXPR)
+        operations = [SimpleNamespace(path=(n,)) for n in PRODUCTS]
+        self.graph = SimpleNamespace(operations=[SimpleNamespace(path=()), *operations])
+        self.saved, self.raised = {}, {}
+
+    def lighter(self, layout, nbytes):
+        self.saved[layout.name] = nbytes
+        return [replace(layout, name=f"{layout.name}, lighter")]
+
+    def dearer(self, layout, seconds):
+        self.raised[layout.name] = dict(seconds)
+        return [replace(layout, name=f"{layout.name}, corrected")]
+
+
+def corrected_names(*layouts, seconds=np.inf):
+    compiler = Compiler()
+    found = corrected(layouts, compiler, Nearby(), seconds)
     assert [p.layout.name for p in found] == compiler.names
-    return {name.partition(";")[0] for name in compiler.names}
+    return {name.partition(";")[0].partition(",")[0] for name in compiler.names}
 
 
 def test_layouts_that_may_become_the_fastest_are_corrected():
@@ -104,28 +123,26 @@ def test_layouts_that_may_become_the_fastest_are_corrected():
     assert corrected_names(replace(proven("large", 1.5, moved(0.7)), fits=False)) == set()
     several = [proven(name, 1.0, moved(cost)) for name, cost in [("a", 0.1), ("b", 0.3)]]
     assert corrected_names(*several) == {"a", "b"}
+    # Nor are those that a layout of another search will remain faster than.
+    assert corrected_names(*several, seconds=0.8) == {"b"}
+
+
+def test_operations_on_the_lines_of_unforeseen_collectives_get_their_time():
+    search = Nearby()
+    second = moved(0.5, line=FIRST + 1)
+    corrected([proven("auto", 1.0, moved(0.25), moved(0.5), second)], Compiler(), search)
+    assert search.raised == {"auto": {("x", 1): 0.75, ("x", 2): 0.5}}
 
 
 def test_corrections_end():
     compiler = Compiler(moved(0.5))
-    corrected([proven("auto", 2.0, moved(1.5))], compiler, JAXPR)
+    corrected([proven("auto", 2.0, moved(1.5))], compiler, Nearby())
     rounds = [name.count("corrected") for name in compiler.names]
-    assert rounds == sorted(rounds) and max(rounds) <= 2 and len(rounds) <= 3 + 2 * 3
+    assert rounds == sorted(rounds) and max(rounds) <= 2 and len(rounds) <= 4 + 2 * 4
 
 
 def over(name, seconds, nbytes):
     return replace(proven(name, seconds), memory_bytes=nbytes, fits=False)
-
-
-class Nearby:
-    """Stands in for the search, and lists the bytes to save by layout."""
-
-    def __init__(self):
-        self.saved = {}
-
-    def lighter(self, layout, nbytes):
-        self.saved[layout.name] = nbytes
-        return [replace(layout, name=f"{layout.name}, lighter")]
 
 
 def lightened_bytes(*layouts, seconds=np.inf, **options):

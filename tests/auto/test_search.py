@@ -176,6 +176,61 @@ def test_a_sum_of_partial_results_is_reduced_once():
     assert specs == {(0,): [P()], (1,): [P()], (2,): [P(), P("x")]}
 
 
+def of_sequences(last):
+    """Return a function that takes `last` of what each step of a loop adds to its carry."""
+
+    def run(w, xs, ys):
+        def body(total, pair):
+            return total + last(pair[0].T @ pair[1]), None
+
+        return jnp.tanh(w) + jax.lax.scan(body, jnp.zeros_like(w), (xs, ys))[0]
+
+    return run
+
+
+SUMMED = {"ins": (P(), P(None, "x"), P(None, "x")), "outs": (P(),)}
+SEQUENCES = (512, 512), (64, 1 << 13, 512), (64, 1 << 13, 512)
+
+
+@pytest.mark.parametrize("last", [jnp.asarray, lambda x: -x.T])
+def test_partial_sums_of_a_loop_are_reduced_after_it(last):
+    fast, slow = (
+        best(of_sequences(last), *SEQUENCES, on=machine(link, x=8), **SUMMED)
+        for link in (LINK, LINK / 2)
+    )
+    assert [(t.kind, t.times) for t in slow.transfers] == [("all-reduce", 1.0)]
+    reduced = 2 * 512 * 512 * 4 * 7 / 8 / LINK
+    assert slow.seconds - fast.seconds == pytest.approx(reduced, rel=1e-6)
+
+
+@pytest.mark.parametrize("last", [jnp.sin, lambda x: x + jnp.sum(x)])
+def test_other_partial_sums_are_reduced_in_each_run(last):
+    layout = best(of_sequences(last), *SEQUENCES, **SUMMED)
+    assert {t.times for t in layout.transfers if "reduce" in t.kind} == {64.0}
+
+
+def test_a_layout_is_searched_again_with_more_expensive_choices():
+    search = Search(problem(mlp, *MLP), 60.0)
+    layout = min(search.run(), key=lambda layout: layout.seconds)
+    assert layout.in_specs == (P(), P(), P("x"))
+    assert search.dearer(layout, {("x", 0): 1e-9}) == []
+    (other,) = search.dearer(layout, {("x", 0): 1.0})
+    assert other.name == f"{layout.name}, corrected" and other.in_specs != layout.in_specs
+    # Costs of both corrections count.
+    (third,) = search.dearer(other, {("x", 0): 1.0})
+    assert third.in_specs not in (layout.in_specs, other.in_specs)
+    assert search.dearer(replace(layout, name="by hand"), {}) == []
+
+
+def test_a_total_may_be_sharded_otherwise_than_in_its_loop():
+    found = problem(of_sequences(jnp.asarray), *SEQUENCES, ins=SUMMED["ins"], outs=(P("x"),))
+    (number,) = (k for k, e in enumerate(found.jaxpr.eqns) if e.primitive.name == "scan")
+    layout = find_layouts(found)[0]
+    at = [spec for site, spec in layout.constraints if site.path == (number,)]
+    assert at == [P(), P("x")]
+    assert (ConstraintSite((number, 0), "parameter", 0), P()) in layout.constraints
+
+
 def test_indices_of_scatters_are_constrained():
     def sums(rows, at):
         return jnp.zeros((1024, 512)).at[at.astype(np.int32)].add(rows)

@@ -221,6 +221,9 @@ class CostModel:
         if source != PARTIAL:
             return self.gather(own * self._share(others))
         scattered = [axis for axis, state in others if state != WHOLE]
+        if target == WHOLE and not scattered and value in self.graph.accumulated:
+            seconds = self.reduce(own * self._share(others), together=bool(others))
+            return seconds / self.graph.accumulated[value]
         of_product = self.graph.operations[number].rule.flops > 0
         if target == WHOLE and not scattered and self._is_combined(value):
             seconds = self.reduce(own * self._share(others), together=bool(others))

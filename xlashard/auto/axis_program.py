@@ -155,9 +155,9 @@ class AxisProgram:
             if label in self._fixed or label in self._restriction.sharded:
                 wanted = float(self._fixed.get(label, True))
                 self._row({self._labels[label]: 1.0}, wanted, wanted)
-        if "fsdp" in self._restriction.mode:
-            self._shard_state()
         together = {self._graph.labels_of(k) for k in range(len(self._graph.values))}
+        if "fsdp" in self._restriction.mode:
+            self._shard_state(together)
         for labels in together:
             present = [self._labels[label] for label in labels if label in self._labels]
             if len(present) > 1:
@@ -188,12 +188,18 @@ class AxisProgram:
             and (label in self._fixed or label in free or self._restriction.allows({label}))
         ]
 
-    def _shard_state(self) -> None:
-        """Shard each argument of the state over one label."""
+    def _shard_state(self, together: Collection[frozenset[int]]) -> None:
+        """Shard each argument of the state over one label, the largest arguments first.
+
+        Args:
+            together: Labels of each value, at most one of which is sharded.
+        """
         graph, sizes, devices = self._graph, self._graph.labels.sizes, self._model.machine.size
         taken: set[int] = set()
+        beside: set[int] = set()
         for index in sorted(graph.state, key=lambda k: -graph.values[k].nbytes):
-            labels = graph.labels_of(index) & self._labels.keys()
+            # A factored moment may have only the label that its parameter isn't sharded over.
+            labels = graph.labels_of(index) & self._labels.keys() - beside
             if not graph.is_state(index) or not labels or labels & taken:
                 continue
             batch = labels & self._restriction.batch
@@ -204,6 +210,7 @@ class AxisProgram:
             chosen = max(batch or major or labels, key=lambda label: (sizes[label], -label))
             if chosen not in self._fixed and not (labels & self._fixed.keys()):
                 taken.add(chosen)
+                beside.update(*(labels - {chosen} for labels in together if chosen in labels))
                 self._row({self._labels[chosen]: 1.0}, 1, 1)
 
     def _add_elementwise(self) -> None:

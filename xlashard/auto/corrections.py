@@ -159,8 +159,9 @@ def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str,
     """
     there: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
     for number, op in enumerate(search.graph.operations):
-        eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
-        there[_line(eqn)].append(number)
+        if op.path:
+            eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
+            there[_line(eqn)].append(number)
     seconds: dict[tuple[str, int], float] = defaultdict(float)
     for each in proven.unforeseen:
         numbers = [number for line in _lines(each) for number in there.get(line, ())]

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.foreseen import foreseen_transfers
+from xlashard.auto.graph.graph_values import GraphOperation
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, ProgramLayout
 from xlashard.auto.rules.factors import can_shard
@@ -152,6 +154,18 @@ class LayoutBuilder:
                 sums[value] = made
         return sums
 
+    def _of_total(
+        self, assignment: Assignment, op: GraphOperation
+    ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
+        """Yield the constraints of a total that is sharded otherwise than its loop's carry."""
+        specs = [self._spec(v, assignment.states(self._graph, self._axes, v)) for _, v in op.slots]
+        carried, large = (
+            self._graph.values[op.slots[0][1]],
+            SMALL_BYTES * self._problem.machine.size,
+        )
+        if specs[0] != specs[1] and carried.nbytes >= large:
+            yield from product(carried.sites, specs)
+
     def _constraints(
         self, assignment: Assignment, *, sums_whole: bool = False
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
@@ -162,6 +176,9 @@ class LayoutBuilder:
         sums = self._sums(assignment)
         for number, op in enumerate(graph.operations):
             if op.fixed is not None:
+                continue
+            if not op.path:
+                yield from self._of_total(assignment, op)
                 continue
             for slot, value in op.slots:
                 if graph.values[value].nbytes < small:

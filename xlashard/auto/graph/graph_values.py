@@ -121,6 +121,7 @@ class LabelledValues:
         clusters: Sets of values that elementwise operations connect.
         loops: Labels of the dimensions that loops go through, which aren't sharded.
         sums: For results of operations that are only added to one another, their sum.
+        accumulated: For results of operations that a loop only adds to a carry, its runs.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,9 @@ class LabelledValues:
         self.clusters = Labels()
         self.loops: set[int] = set()
         self.sums: dict[int, int] = {}
-        self._additions: list[tuple[int, tuple[int, int]]] = []
+        self.accumulated: dict[int, float] = {}
+        self._additions: dict[int, tuple[int, int]] = {}
+        self._passed: dict[int, int] = {}
         self._cluster: list[int] = []
 
     def label(self, value: int, dim: int) -> int:
@@ -216,7 +219,7 @@ class LabelledValues:
             for value in op.results
             if value is not None and op.fixed is None
         }
-        for total, pair in self._additions:
+        for total, pair in self._additions.items():
             times = self.values[total].times
             if all(
                 x in addends and (self.values[x].uses, self.values[x].times) == (1, times)
@@ -224,6 +227,30 @@ class LabelledValues:
             ):
                 addends[total] = [*addends[pair[0]], *addends[pair[1]]]
                 self.sums.update(dict.fromkeys(addends[total], total))
+
+    def _addends(self, carry: int, updated: int) -> list[int]:
+        """Return the values whose sum a loop adds to a carry; empty if it does more with any.
+
+        Args:
+            carry: Parameter of the carry.
+            updated: Its result.
+        """
+        pair = self._additions.get(updated, ())
+        left = [value for value in pair if value != carry]
+        if len(left) != 1 or self.values[carry].uses != 1:
+            return []
+        found: list[int] = []
+        while left:
+            value = left.pop()
+            if self.values[value].uses != 1:
+                return []
+            if value in self._additions:
+                left += self._additions[value]
+            elif value in self._passed:
+                left.append(self._passed[value])
+            else:
+                found.append(value)
+        return found
 
     def clusters_led_by(self, leaders: Iterable[int]) -> set[int]:
         """Return the clusters whose largest value is one of some values."""

@@ -32,6 +32,10 @@ class InnerPrograms(LabelledValues, ABC):
     ) -> list[int | None]:
         """Add an equation, and return its results."""
 
+    @abstractmethod
+    def _total(self, carried: int, aval: Any, addends: Sequence[int], runs: float) -> int:
+        """Return the final value of a carry, to which a loop added some values in its runs."""
+
     def _enter(
         self,
         jaxpr: Any,
@@ -108,6 +112,11 @@ class InnerPrograms(LabelledValues, ABC):
                 self._slice_of(out, result)
                 self.steps.append(GraphStep([result], []))
         self._close(before, operands, outs, carries, copies)
+        for number, (made, result) in enumerate(zip(fresh[: len(carry)], results, strict=False)):
+            added = [] if result is None else self._addends(made, result)
+            if added:
+                aval, length = eqn.outvars[number].aval, eqn.params["length"]
+                outs[number] = self._total(outs[number], aval, added, length)
         return list(outs)
 
     def _close(

@@ -22,7 +22,7 @@ from xlashard.auto.graph.graph_values import (
 from xlashard.auto.graph.inner_programs import InnerPrograms
 from xlashard.auto.graph.live_ranges import GraphStep
 from xlashard.auto.problem import ConstraintSite
-from xlashard.auto.rules.factors import OpRule
+from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.sharding import PartitionSpec
 
@@ -167,6 +167,22 @@ class ProgramGraph(InnerPrograms):
         )
         return copy
 
+    def _total(self, carried: int, aval: Any, addends: Sequence[int], runs: float) -> int:
+        products = [op for op in self.operations if op.rule.flops]
+        if not {v for op in products for v in op.results}.issuperset(addends):
+            return carried
+        # XLA reduces the partial sums of products once, after the loop. What is made of the total
+        # may be sharded otherwise than the carry.
+        self.accumulated |= dict.fromkeys(addends, runs)
+        total = self._value(aval)
+        sizes = enumerate(self.values[total].shape)
+        rule = OpRule(tuple(Factor(size, (d,), (d,)) for d, size in sizes if size > 1))
+        self._add(
+            GraphOperation((), "total", rule, (carried,), (total,), self.values[carried].times)
+        )
+        self.steps.append(GraphStep([carried], [total], fused=True))
+        return total
+
     def _operation(
         self,
         eqn: Any,
@@ -180,7 +196,9 @@ class ProgramGraph(InnerPrograms):
         if eqn.primitive.name in _ADDITIONS and rule.elementwise:
             left, right = operands
             if left is not None and right is not None:
-                self._additions.append((outs[0], (left, right)))
+                self._additions[outs[0]] = left, right
+        if eqn.primitive.name in _LINEAR and operands[0] is not None:
+            self._passed[outs[0]] = operands[0]
         arrays = tuple(None if o is None or not self.values[o].shape else o for o in operands)
         operation = GraphOperation(
             path=path,
@@ -281,6 +299,8 @@ class ProgramGraph(InnerPrograms):
 
 
 _ADDITIONS = frozenset({"add", "add_any"})
+_LINEAR = frozenset({"transpose", "convert_element_type", "neg", "copy"})
+"""Functions of one value that may as well be applied to a sum."""
 _CLOSED = frozenset({"pallas_call", "shard_map", "custom_partitioning"})
 """Primitives whose inner jaxprs are programs for one device."""
 
