@@ -91,3 +91,26 @@ def test_state_is_sharded_over_largest_or_major_dimensions():
     found = find_layouts(training(machine(x=4, y=2), (1028, 2048), (2048, 512), 4096))
     specs = {layout.name: layout.in_specs[0] for layout in found}
     assert specs["x: fsdp, y: data"] == P(None, "x")
+
+
+def factored(state, x):
+    """Train one product with second moments by row and by column, as Adafactor does."""
+    w, row, column = state
+    gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+    square = jnp.square(gradient)
+    row, column = row + jnp.mean(square, 1), column + jnp.mean(square, 0)
+    return w - gradient * jax.lax.rsqrt(row[:, None] * column), row, column
+
+
+@pytest.mark.parametrize("sizes", [{"x": 8}, {"x": 4, "y": 2}])
+def test_fsdp_shards_a_parameter_with_factored_moments(sizes):
+    width, columns = 1 << 12, 1 << 14
+    shapes = (width, columns), (width,), (columns,), (1 << 15, width)
+    jaxpr = jax.make_jaxpr(lambda w, row, column, x: factored((w, row, column), x))(
+        *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    )
+    tied, rows = ((0, 0), (1, 1), (2, 2)), P(tuple(sizes) if len(sizes) > 1 else "x")
+    found = AutoProblem(jaxpr, machine(**sizes), (None,) * 4, (None,) * 3, tied, (True,) * 4)
+    fsdp = next(layout for layout in find_layouts(found) if layout.name == "fsdp")
+    assert fsdp.in_specs[0] == P(None, *rows) and fsdp.in_specs[3] == rows
+    assert fsdp.seconds < np.inf
