@@ -91,8 +91,9 @@ class Nearby:
 
     def __init__(self):
         self.problem = SimpleNamespace(jaxpr=JAXPR)
-        operations = [SimpleNamespace(path=(n,)) for n in PRODUCTS]
-        self.graph = SimpleNamespace(operations=[SimpleNamespace(path=()), *operations])
+        paths = [(), *((n,) for n in PRODUCTS)]
+        operations = [SimpleNamespace(path=path, results=(0,)) for path in paths]
+        self.graph = SimpleNamespace(operations=operations)
         self.saved, self.raised = {}, {}
 
     def lighter(self, layout, nbytes):

@@ -159,7 +159,7 @@ def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str,
     """
     there: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
     for number, op in enumerate(search.graph.operations):
-        if op.path:
+        if op.path and op.results:
             eqn, _ = site_value(search.problem.jaxpr, ConstraintSite(op.path, "result", 0))
             there[_line(eqn)].append(number)
     seconds: dict[tuple[str, int], float] = defaultdict(float)

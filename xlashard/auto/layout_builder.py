@@ -159,11 +159,8 @@ class LayoutBuilder:
     ) -> Iterable[tuple[ConstraintSite, PartitionSpec]]:
         """Yield the constraints of a total that is sharded otherwise than its loop's carry."""
         specs = [self._spec(v, assignment.states(self._graph, self._axes, v)) for _, v in op.slots]
-        carried, large = (
-            self._graph.values[op.slots[0][1]],
-            SMALL_BYTES * self._problem.machine.size,
-        )
-        if specs[0] != specs[1] and carried.nbytes >= large:
+        carried = self._graph.values[op.slots[0][1]]
+        if specs[0] != specs[1] and carried.nbytes >= SMALL_BYTES * self._problem.machine.size:
             yield from product(carried.sites, specs)
 
     def _constraints(
