@@ -372,6 +372,19 @@ def test_partial_sums_are_whole_in_one_variant():
     assert plain == [P(None, "x")] and specs == [P(), P(None, "x")]
 
 
+@pytest.mark.parametrize("sizes", [{"x": 8}, {"x": 4, "y": 2}])
+def test_no_layout_is_predicted_to_beat_the_work_alone(sizes):
+    search = Search(problem(mlp, *MLP, on=machine(1e30, 0.0, **sizes)), 60.0)
+    (width, hidden), rows = MLP[0], MLP[2][0]
+    products = 4 * rows * width * hidden / 8 / FLOPS
+    fastest = min(layout.seconds for layout in search.run())
+    assert products < search.least_seconds() <= fastest < 1.01 * search.least_seconds()
+    # No dimension has a row for each device.
+    whole = problem(jnp.dot, (7, 5), (5, 3), ins=(P(), P()), outs=(P(),))
+    only = find_layouts(whole)[0].seconds
+    assert 0.9 * only < Search(whole, 1.0).least_seconds() < only
+
+
 def test_one_device_and_programs_without_arrays():
     (layout,) = find_layouts(problem(step, (8, 8), (8, 8), on=machine(x=1)))
     assert layout.in_specs == (P(), P()) and layout.seconds > 0

@@ -238,7 +238,7 @@ def solve(
     known = {p.layout.name for p in proven}
     left = [layout for name, layout in others.items() if name not in known]
     left.sort(key=lambda layout: layout.seconds)
-    return ProvenLayouts(tuple(proven), tuple(left), search.gap)
+    return ProvenLayouts(tuple(proven), tuple(left), search.gap, search.least_seconds())
 
 
 def smallest_slice(

@@ -95,11 +95,13 @@ class ProvenLayouts:
         proven: Compiled layouts, best first.
         others: Layouts that were not compiled, best predicted first.
         gap: As of `Search`.
+        least_seconds: As of `Search.least_seconds`.
     """
 
     proven: tuple[ProvenLayout, ...]
     others: tuple[ProgramLayout, ...]
     gap: float
+    least_seconds: float
 
 
 def call_with_layout(call: Call, layout: ProgramLayout, mesh: Mesh, jaxpr: Any = None) -> Call:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -12,7 +12,7 @@ from xlashard.auto.axis_costs import (
 )
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
 from xlashard.auto.graph.batch_labels import batch_labels
-from xlashard.auto.graph.graph_values import spec_axes
+from xlashard.auto.graph.graph_values import GraphOperation, spec_axes
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.layout_builder import (
     INSIDE,
@@ -173,6 +173,40 @@ class Search:
         if not inside:
             return [found]
         return [each for each in self.thinned(found) if each.name.endswith(INSIDE + inside)]
+
+    def least_seconds(self) -> float:
+        """Return a time that no layout is predicted to beat.
+
+        It is that of the work alone, each operation split over all axes as is best for it.
+        """
+        nothing, machine = MeshAxis("", 1, 1.0, 0.0), self.problem.machine
+        model = CostModel(self.graph, machine, nothing, Assignment())
+        every = (model.elementwise_seconds(v) * times for v, times in self.graph.elementwise)
+        seconds = sum(every) / machine.size
+        for numbers in self.graph.alike:
+            op = self.graph.operations[numbers[0]]
+            least = math.inf
+            for split in self._splits(op):
+                assignment = Assignment()
+                assignment.factors.update({axis: {numbers[0]: k} for axis, k in split.items()})
+                model = CostModel(self.graph, machine, nothing, assignment)
+                least = min(least, model.work_seconds(numbers[0]))
+            seconds += least * op.times * len(numbers)
+        return seconds
+
+    def _splits(self, op: GraphOperation) -> Iterator[dict[str, int]]:
+        """Yield the factors by axis along which an operation can be split over all axes."""
+        factors = () if op.fixed is not None else op.rule.factors
+        for chosen in product((None, *range(len(factors))), repeat=len(self._axes)):
+            split = {axis: k for axis, k in zip(self._axes, chosen, strict=True) if k is not None}
+            pieces = [
+                math.prod(self._axes[a].size for a in split if split[a] == k)
+                for k in range(len(factors))
+            ]
+            if all(
+                f.size % n == 0 or n <= f.most_padded for f, n in zip(factors, pieces, strict=True)
+            ):
+                yield split
 
     def _start(self, name: str, restrictions: dict[str, Restriction]) -> "_Start":
         order = tuple(sorted(self._axes, key=lambda axis: -self._axes[axis].size))

@@ -59,6 +59,8 @@ class AutoPlan(SerializableReport, PlanFields):
             1 % of a step, most expensive first.
         gap: Share by which a better solution of one mesh axis, given the others, may exist; None if
             unknown. It bounds no choice of all axes together.
+        least_seconds: Time of the work alone, each operation split over all axes as is best for it:
+            no layout is predicted to take less. None if unknown.
         unknown_primitives: Primitives without a sharding rule, which each device runs whole.
         held: What holds the memory, if no layout fits; largest first.
         smallest_slice: Smallest slice of the same chip that would do; empty if unknown.

@@ -72,6 +72,7 @@ def describe_plan(
         axis_rules=_axis_rules(inputs, best.layout.in_specs[program.closed_over :], arguments),
         unforeseen=tuple(_unforeseen(program, best)),
         gap=found.gap,
+        least_seconds=found.least_seconds,
         unknown_primitives=unknown_primitives(jaxpr),
         held=() if best.fits else _held(best, inputs, source_of(jaxpr)),
     )

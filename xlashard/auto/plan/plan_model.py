@@ -198,6 +198,7 @@ class PlanFields:
     axis_rules: tuple[LogicalAxisRule, ...] = ()
     unforeseen: tuple[UnforeseenTransfer, ...] = ()
     gap: float | None = None
+    least_seconds: float | None = None
     unknown_primitives: tuple[str, ...] = ()
     held: tuple[HeldMemory, ...] = ()
     smallest_slice: str = ""

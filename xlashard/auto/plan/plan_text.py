@@ -85,6 +85,10 @@ def _head(plan: PlanFields) -> RenderableType:
         facts.append(("time", ", ".join(parts)))
     if plan.gap is not None:
         facts.append(("solved", f"each axis within {in_percent(plan.gap)}, given the others"))
+    if plan.least_seconds is not None:
+        least = in_seconds(plan.least_seconds)
+        predicted = in_seconds(chosen.predicted_seconds)
+        facts.append(("bound", f"predicted {predicted}, no layout below {least}: its work alone"))
     if plan.unknown_primitives:
         facts.append(("whole", f"no sharding rule: {', '.join(plan.unknown_primitives)}"))
     mesh = " · ".join(f"{name}={size}" for name, size in plan.mesh)
