@@ -87,7 +87,7 @@ def test_constraints_go_on_the_lines_of_unforeseen_collectives():
 
 
 class Nearby:
-    """Stands in for the search, and lists what it is asked for by layout."""
+    """Stands in for the search, and records the arguments of its calls by layout."""
 
     def __init__(self):
         self.problem = SimpleNamespace(jaxpr=JAXPR)

@@ -221,13 +221,11 @@ class CostModel:
         if source != PARTIAL:
             return self.gather(own * self._share(others))
         scattered = [axis for axis, state in others if state != WHOLE]
-        if target == WHOLE and not scattered and value in self.graph.accumulated:
-            seconds = self.reduce(own * self._share(others), together=bool(others))
-            return seconds / self.graph.accumulated[value]
         of_product = self.graph.operations[number].rule.flops > 0
-        if target == WHOLE and not scattered and self._is_combined(value):
+        runs = self.graph.accumulated.get(value, 1.0)
+        if target == WHOLE and not scattered and (runs > 1 or self._is_combined(value)):
             seconds = self.reduce(own * self._share(others), together=bool(others))
-            return seconds - 2 * self.axis.latency
+            return seconds / runs if runs > 1 else seconds - 2 * self.axis.latency
         if target == WHOLE and len(scattered) == 1 and of_product:
             return self.reduce(own / scattered[0].size)
         if target == WHOLE or scattered or (others and not of_product):

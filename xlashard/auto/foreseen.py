@@ -76,9 +76,10 @@ def foreseen_transfers(
             elements = math.prod(graph.values[value].shape)
             if source == PARTIAL and _is_reduced_whole(graph, axes, assignment, number, slot):
                 target = WHOLE
-            summed = source == PARTIAL and target == WHOLE
-            times = op.times / graph.accumulated.get(value, 1.0) if summed else op.times
-            yield ForeseenTransfer(axis, _kind(source, target), elements, times)
+            kind, times = _kind(source, target), op.times
+            if kind == "all-reduce":
+                times /= graph.accumulated.get(value, 1.0)
+            yield ForeseenTransfer(axis, kind, elements, times)
     for value, label, times in graph.reductions:
         elements = math.prod(graph.values[value].shape)
         for axis in axes:

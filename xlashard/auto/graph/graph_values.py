@@ -132,6 +132,7 @@ class LabelledValues:
         self.sums: dict[int, int] = {}
         self.accumulated: dict[int, float] = {}
         self._additions: dict[int, tuple[int, int]] = {}
+        # Results of linear functions, with their operands.
         self._passed: dict[int, int] = {}
         self._cluster: list[int] = []
 
