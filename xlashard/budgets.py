@@ -43,23 +43,6 @@ class Limit:
     text: str
 
 
-_SENDING = (
-    *("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "ragged_all_to_all"),
-    *("collective_permute", "collective_broadcast", "collective"),
-)
-PROGRAM_UNITS: Mapping[str, tuple[Unit, ...]] = {
-    "memory": ("bytes",),
-    "argument_bytes": ("bytes",),
-    "temporary_bytes": ("bytes",),
-    "flops": ("flop",),
-    **{f"{kind}_bytes": ("bytes",) for kind in _SENDING},
-    "collectives": ("number",),
-    "moved_bytes": ("bytes",),
-    "silently_replicated_bytes": ("bytes",),
-}
-"""Units of the limits on reports of `explain`, by key, as in `PROGRAM_KEYS`."""
-
-
 def parse_limits(words: Iterable[str], units: Mapping[str, Sequence[Unit]]) -> tuple[Limit, ...]:
     """Parse limits.
 

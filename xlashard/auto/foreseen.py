@@ -15,7 +15,8 @@ from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.problem import ForeseenTransfer
 from xlashard.costs.network_model import NetworkCost
-from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.collective_kinds import CollectiveKind
+from xlashard.hlo.collectives import Collective
 from xlashard.hlo.shapes import Shape
 from xlashard.sharding import Mesh
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import xlashard
-from xlashard.budgets import PROGRAM_UNITS, parse_limits
+from xlashard.budgets import Unit, parse_limits
 from xlashard.commands.result_files import (
     RESULTS,
     check_outputs,
@@ -30,11 +30,25 @@ from xlashard.commands.script_words import change_interpreter, matches, parse_sc
 from xlashard.config import read_flags
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
+from xlashard.hlo.collective_kinds import KINDS
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
     from xlashard.pjit.report.program_report import ProgramReport
     from xlashard.pjit.stages.recorded import RecordedProgram
+
+PROGRAM_UNITS: Mapping[str, tuple[Unit, ...]] = {
+    "memory": ("bytes",),
+    "argument_bytes": ("bytes",),
+    "temporary_bytes": ("bytes",),
+    "flops": ("flop",),
+    **{f"{kind.replace('-', '_')}_bytes": ("bytes",) for kind in KINDS},
+    "collective_bytes": ("bytes",),
+    "collectives": ("number",),
+    "moved_bytes": ("bytes",),
+    "silently_replicated_bytes": ("bytes",),
+}
+"""Units of the limits on reports of `explain`, by key, as in `PROGRAM_KEYS`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, kernel_name, kernel_work
 from xlashard.costs.memory_traffic import hbm_bytes
 from xlashard.hlo.call_graph import trip_count
+from xlashard.hlo.collective_kinds import REDUCING_KINDS
 from xlashard.hlo.module import Computation, HloModule, Instruction
 
 
@@ -145,7 +146,7 @@ class _CostCounter:
         self, total: _CostSum, computation: Computation, instruction: Instruction, fused: bool
     ) -> None:
         opcode = instruction.opcode
-        if opcode in REDUCERS or opcode.startswith(("all-reduce", "reduce-scatter")):
+        if opcode in REDUCERS or opcode.startswith(REDUCING_KINDS):
             return
         if opcode.endswith(("-update", "-done")):
             # The start of the asynchronous call counts the called computation.

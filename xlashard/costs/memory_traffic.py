@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xlashard.costs.flops import operand_arrays
 from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.kernel_work import is_kernel, kernel_work
-from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HBM, HOST, VMEM, Shape
 

@@ -30,7 +30,7 @@ import numpy as np
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hardware.mesh_layout import AxisSegment, part
-from xlashard.hlo.collectives import REDUCTIONS, Collective
+from xlashard.hlo.collectives import Collective
 from xlashard.sharding import Mesh
 from xlashard.tpu.topologies import Topology, ici_speed
 
@@ -104,7 +104,8 @@ class NetworkModel:
 
     def of(self, collective: Collective) -> NetworkCost:
         """Return the network cost of one run of a collective."""
-        if self._reductions is not None and collective.kind in REDUCTIONS:
+        traits = collective.traits
+        if self._reductions is not None and traits.reduces:
             return self._reductions.of(collective)
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, SourceTargetPairs):
@@ -113,7 +114,7 @@ class NetworkModel:
             self._group_links[groups] = self._find_group_links(groups)
         lines = self._group_links[groups]
         slices, members = lines.slices, lines.members
-        if collective.kind in ("all-to-all", "ragged-all-to-all"):
+        if traits.traffic == "exchange":
             within = payload / slices
             return self._wire(
                 within * (members - 1) / members,
@@ -121,16 +122,17 @@ class NetworkModel:
                 lines.parts,
                 payload * (slices - 1) / slices,
             )
-        twice = 2 if collective.kind == "all-reduce" else 1
-        reduced = {"all-reduce": 0.5, "reduce-scatter": 1.0}.get(collective.kind, 0.0)
-        if collective.kind == "collective-broadcast":
+        rounds = traits.rounds
+        if traits.traffic == "broadcast":
             # Every device forwards the value once.
             sent, between = payload, payload if slices > 1 else 0.0
         else:
-            sent = twice * payload * (members - 1) / members
-            between = twice * payload * (slices - 1) / slices / members
+            sent = rounds * payload * (members - 1) / members
+            between = rounds * payload * (slices - 1) / slices / members
         sent = sent if lines.parts else 0.0
-        return self._wire(sent, sent / lines.speed, lines.parts, between, twice, reduced)
+        return self._wire(
+            sent, sent / lines.speed, lines.parts, between, rounds, traits.reduced_share
+        )
 
     def _wire(
         self,

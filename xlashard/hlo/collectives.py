@@ -2,31 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import jax
 
 from xlashard.geometry.groups import AxisParts, ReplicaGroups, SourceTargetPairs
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.hlo.call_graph import CallSite, named_maker, nearest_user
+from xlashard.hlo.collective_kinds import KINDS, TRAITS, CollectiveKind, CollectiveTraits
 from xlashard.hlo.module import Computation, Frame, HloModule, Instruction
 from xlashard.hlo.shapes import Shape
-
-type CollectiveKind = Literal[
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-]
-
-KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind.__value__)
-"""Every kind of collective, in the order of summaries."""
-
-REDUCTIONS: tuple[CollectiveKind, ...] = ("all-reduce", "reduce-scatter")
-"""Kinds of collectives that compute on their way."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +54,11 @@ class Collective:
     needed_by_frames: tuple[Frame, ...] = ()
 
     @property
+    def traits(self) -> CollectiveTraits:
+        """Return the way in which collectives of its kind move data."""
+        return TRAITS[self.kind]
+
+    @property
     def operand_bytes(self) -> int:
         """Return the operand bytes of a device."""
         return sum(t.nbytes for t in self.operands)
@@ -97,7 +86,7 @@ class Collective:
             named = len({device for pair in self.groups.pairs for device in pair})
             return payload * self.groups.moving // max(named, 1)
         size = max(self.groups.size, 1)
-        return payload * (size - 1) * (2 if self.kind == "all-reduce" else 1) // size
+        return payload * (size - 1) * self.traits.rounds // size
 
     def axes(
         self, mesh: MeshGrid | jax.sharding.Mesh, order: Sequence[int] | None = None
@@ -333,7 +322,7 @@ def _groups(
     module: HloModule, instruction: Instruction, kind: CollectiveKind
 ) -> ReplicaGroups | SourceTargetPairs:
     attributes = instruction.attributes
-    if kind == "collective-permute":
+    if TRAITS[kind].traffic == "pairs":
         return attributes.pairs or SourceTargetPairs(())
     everyone = ReplicaGroups.everyone(module.num_partitions * module.num_replicas)
     if _counts_replicas(module, instruction, kind) and module.num_replicas == 1:
@@ -344,6 +333,6 @@ def _groups(
 
 def _counts_replicas(module: HloModule, instruction: Instruction, kind: CollectiveKind) -> bool:
     """Return whether the groups number replicas, each with all of its partitions."""
-    if kind not in ("all-gather", "all-reduce", "reduce-scatter") or module.num_partitions == 1:
+    if TRAITS[kind].traffic != "ring" or module.num_partitions == 1:
         return False
     return instruction.attributes.channel is not None and not instruction.attributes.global_ids

@@ -7,6 +7,7 @@ from functools import cached_property
 from xlashard.errors import GroupTextError
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import Allocation
+from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.shapes import KNOWN_DTYPES, Shape
 from xlashard.lazily import dataclass
 
@@ -33,9 +34,6 @@ OPCODES = frozenset(_OPCODES.split())
 
 Asynchronous forms of others, such as `slice-start`, are known by their base.
 """
-
-WITH_GROUPS = ("all-", "reduce-scatter", "ragged-all-to-all", "collective-broadcast")
-"""Beginnings of the opcodes that have replica groups, also where the module lists none."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +276,7 @@ class HloModule:
         ]
         if instruction.opcode not in OPCODES and instruction.base_opcode not in OPCODES:
             strange.append(f"opcode {instruction.opcode}")
-        if instruction.opcode.startswith((*WITH_GROUPS, "collective-permute")):
+        if instruction.opcode.startswith(KINDS):
             strange += instruction.attributes.strange
         lacking = [name for name in instruction.calls if name not in self.computations]
         return [*strange, *(f"missing computation {name}" for name in lacking)]

@@ -11,8 +11,8 @@ from xlashard._jax.runtime.shardings import op_sharding_text
 from xlashard._jax.wire import Message
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import Allocation, BufferValue
+from xlashard.hlo.collective_kinds import GROUPED_KINDS, PAIRED_KINDS
 from xlashard.hlo.module import (
-    WITH_GROUPS,
     Attributes,
     Computation,
     Frame,
@@ -193,7 +193,7 @@ class _ModuleReader:
             pairs=SourceTargetPairs(
                 tuple((pair.number(1), pair.number(2)) for pair in message.messages(52))
             )
-            if opcode.startswith("collective-permute") and not opcode.endswith("-done")
+            if opcode.startswith(PAIRED_KINDS) and not opcode.endswith("-done")
             else None,
             global_ids=not ends and bool(message.number(71)),
             # DotDimensionNumbers: lhs_contracting_dimensions = 1.
@@ -227,7 +227,7 @@ class _ModuleReader:
             # iota_reshape_dims = 3, iota_transpose_perm = 4.
             m = Message(iota)
             return ReplicaGroups.iota(m.number(1), m.number(2), m.numbers(3), m.numbers(4))
-        if not opcode.startswith(WITH_GROUPS) or opcode.endswith("-done"):
+        if not opcode.startswith(GROUPED_KINDS) or opcode.endswith("-done"):
             return None
         # ReplicaGroup: replica_ids = 1.
         groups = [m.numbers(1) for m in (*message.messages(49), *listed.messages(1))]

@@ -12,7 +12,8 @@ import jax
 
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.call_graph import nearest_user
-from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.collective_kinds import TRAITS, CollectiveKind
+from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 
@@ -103,7 +104,7 @@ def _transfer(
     groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
         [list(group) for group in zip(*slices, strict=True)]
     )
-    if kind == "collective-permute":
+    if TRAITS[kind].traffic == "pairs":
         turned = [*slices[1:], slices[0]]
         pairs = zip(slices, turned, strict=True)
         groups = SourceTargetPairs(tuple(p for a, b in pairs for p in zip(a, b, strict=True)))

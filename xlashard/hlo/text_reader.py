@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from itertools import pairwise
 
 from xlashard.geometry.groups import ReplicaGroups, read_groups, read_pairs
+from xlashard.hlo.collective_kinds import GROUPED_KINDS
 from xlashard.hlo.module import (
-    WITH_GROUPS,
     Attributes,
     Computation,
     Frame,
@@ -188,7 +188,7 @@ class _TextReader:
     def _groups(self, opcode: str, found: dict[str, str]) -> ReplicaGroups | None:
         text = found.get("replica_groups")
         if text is None:
-            has_groups = opcode.startswith(WITH_GROUPS) and not opcode.endswith("-done")
+            has_groups = opcode.startswith(GROUPED_KINDS) and not opcode.endswith("-done")
             return ReplicaGroups.everyone(self._devices) if has_groups else None
         if "device_ids" in found:
             text = f"{text}, device_ids={found['device_ids']}"

@@ -8,7 +8,7 @@ from typing import Any
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, ExpectationError
-from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.collective_kinds import KINDS, RESHARDING_KINDS
 from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.model import CollectiveReport, MemoryReport
 from xlashard.pjit.report.program_report import (
@@ -23,8 +23,6 @@ from xlashard.wording import in_bytes
 _TOTAL = "total"
 _OTHERS = "others"
 _NAMES = {kind.replace("-", "_"): (kind,) for kind in KINDS} | {_TOTAL: KINDS, _OTHERS: KINDS}
-# Collectives that change the sharding of a value without computing anything.
-_RESHARDING = ("all-to-all", "ragged-all-to-all", "collective-permute")
 _EXAMPLE = "assert_collectives(f, (x,), all_gather=2, all_reduce_bytes_at_most=2**20, others=0)"
 
 
@@ -167,7 +165,7 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
     with short_tracebacks:
         report = _report("assert_no_resharding", f, args)
         moves = [move for move in report.moves if move.device_bytes_moved]
-        reshards = [c for c in report.collectives if inside and c.kind in _RESHARDING]
+        reshards = [c for c in report.collectives if inside and c.kind in RESHARDING_KINDS]
         if not moves and not reshards:
             return
         parts = []

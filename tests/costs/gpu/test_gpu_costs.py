@@ -16,7 +16,8 @@ from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.gpu.topologies import GpuTopology
 from xlashard.hlo import read
-from xlashard.hlo.collectives import Collective, CollectiveKind
+from xlashard.hlo.collective_kinds import CollectiveKind
+from xlashard.hlo.collectives import Collective
 from xlashard.hlo.text_reader import read_shape
 from xlashard.sharding import Mesh
 

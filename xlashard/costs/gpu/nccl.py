@@ -30,7 +30,7 @@ from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.rates import Rates
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.gpu.topologies import GpuTopology
-from xlashard.hlo.collectives import REDUCTIONS, Collective
+from xlashard.hlo.collectives import Collective
 from xlashard.sharding import Mesh
 
 
@@ -133,7 +133,8 @@ class NcclModel:
 
     def of(self, collective: Collective) -> NetworkCost:
         """Return the network cost of one run of a collective."""
-        if self._reductions is not None and collective.kind in REDUCTIONS:
+        traits = collective.traits
+        if self._reductions is not None and traits.reduces:
             return self._reductions.of(collective)
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, SourceTargetPairs):
@@ -143,16 +144,16 @@ class NcclModel:
         group = self._shapes[groups]
         if group.size < 2:
             return NetworkCost()
-        if collective.kind in ("all-to-all", "ragged-all-to-all"):
+        if traits.traffic == "exchange":
             own = payload / group.size
             within, between = own * (group.per_node - 1), own * (group.size - group.per_node)
             return self._cost(within, between, self._steps(min(group.nodes - 1, 1), 1))
-        if collective.kind == "collective-broadcast":
+        if traits.traffic == "broadcast":
             between = payload * (group.nodes > 1)
             return self._cost(payload, between, self._ring(group, 1))
-        if collective.kind != "all-reduce":
-            return self._rounds(group, 1, payload)
-        ring = self._rounds(group, 2, payload)
+        ring = self._rounds(group, traits.rounds, payload)
+        if traits.rounds < 2:
+            return ring
         tree = self._cost(ring.sent_bytes, ring.dcn_bytes, self._tree(group))
         return min(ring, tree, self._summed(group, ring), key=lambda c: c.expected_seconds)
 

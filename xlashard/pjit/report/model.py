@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from xlashard.hlo.collectives import CollectiveKind
+from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.wording import typed
 
 type Decided = Literal[

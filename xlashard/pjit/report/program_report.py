@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
-from xlashard.hlo.collectives import CollectiveKind, CollectiveTotal
+from xlashard.hlo.collective_kinds import CollectiveKind
+from xlashard.hlo.collectives import CollectiveTotal
 from xlashard.lazily import deferred
 from xlashard.pjit.report.model import (
     CollectiveReport,

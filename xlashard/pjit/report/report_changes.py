@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from xlashard.budgets import Limit, Unit
-from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.collective_kinds import KINDS
 from xlashard.pjit.report.comparison import (
     FORMATTERS,
     REUSED,

@@ -163,7 +163,7 @@ class Attributor:
         if "transpose(" not in op_name:
             return False
         # A ring permutes parts of the result.
-        is_ring = collective.kind == "collective-permute"
+        is_ring = collective.traits.traffic == "pairs"
         without: frozenset[str] = frozenset() if is_ring else context.axes
         shapes = {array.dims for array in collective.operands}
         return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)

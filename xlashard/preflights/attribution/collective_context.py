@@ -115,7 +115,7 @@ def collective_context(
         found = {dataflow.argument(home, name) for name in names}
         argument = found.pop() if len(found) == 1 else ""
     windowed = next(filter(None, map(dataflow.windowed, dataflow.sites(home))), "")
-    moves = collective.kind == "collective-permute"
+    moves = collective.traits.traffic == "pairs"
     if moves and not windowed and _is_of_ring(collective, grid):
         windowed = dataflow.unrolled(home, instruction)
     return CollectiveContext(
@@ -126,10 +126,8 @@ def collective_context(
         instruction,
         axes,
         argument if argument in named else "",
-        reduces=collective.kind in ("all-reduce", "reduce-scatter")
-        or (moves and windowed == "scatter"),
-        gathers=collective.kind in ("all-gather", "collective-broadcast")
-        or (moves and windowed == "gather"),
+        reduces=collective.traits.reduces or (moves and windowed == "scatter"),
+        gathers=collective.traits.gathers or (moves and windowed == "gather"),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.hlo.slices import rendezvous_name

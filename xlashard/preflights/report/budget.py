@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.budgets import Limit, parse_limits
-from xlashard.hlo.collectives import KINDS
+from xlashard.hlo.collective_kinds import KINDS
 from xlashard.pjit.report.report_changes import (
     Breach,
     BudgetKey,

@@ -19,7 +19,7 @@ from xlashard.costs.targets import rates_for
 from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError, counted
 from xlashard.hardware.chip import Chip
-from xlashard.hlo.collectives import REDUCTIONS
+from xlashard.hlo.collective_kinds import REDUCING_KINDS
 from xlashard.pjit.report.serde import PrintableReport
 from xlashard.pjit.report.tables import Page, head, line_text, operation_text, section, table
 from xlashard.preflights.render.report_text import error_text, words_of
@@ -208,7 +208,7 @@ def _kind(span: TimelineSpan, lines: Sequence[LineTime]) -> str:
     kind = lines[span.line].kind if span.line >= 0 else ""
     if kind == "kernel" and span.resource in ("matrix", "vector", "hbm"):
         return KERNEL
-    return REDUCTION if kind in REDUCTIONS and span.resource == "ici" else span.resource
+    return REDUCTION if kind in REDUCING_KINDS and span.resource == "ici" else span.resource
 
 
 def _duration(name: str, waited: set[str], profile: Profile) -> float | None:
