@@ -211,6 +211,7 @@ KEPT_BEFORE = {
 }
 
 
+@pytest.mark.slow
 def test_threads_that_come_at_once_all_get_whole_instances() -> None:
     for _ in range(20):
         classes = family(lazily.dataclass)

@@ -64,6 +64,7 @@ class TestFromCallback:
         buffer[...] = -1
         assert same(x, V)
 
+    @pytest.mark.slow
     def test_pieces_of_any_kind(self) -> None:
         rows = named("x")
         whole = device_put(V, named("y"))

@@ -91,6 +91,7 @@ def test_equivalent_places_move_nothing(moves: list[str]) -> None:
     assert committed.committed and pointers(committed) == pointers(uncommitted)
 
 
+@pytest.mark.slow
 def test_same_devices_take_one_program(moves: list[str], way: str) -> None:
     x = device_put(V, named("x", "y"))
     for place in (named(None, ("x", "y")), named(), SHARDINGS["listed tiles"]):
@@ -339,6 +340,7 @@ def test_traced_values_stay_traced() -> None:
     np.testing.assert_allclose(jax.grad(lambda t: device_put(t, named("x")).sum())(V), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_zero_sizes_move() -> None:
     empty = np.zeros((0, 16), np.float32)

@@ -44,6 +44,7 @@ def test_jnp(x: Array) -> None:
     assert isinstance(x, jax.Array) and isinstance(x, jnp.ndarray)
 
 
+@pytest.mark.slow
 def test_jit(x: Array) -> None:
     f = jax.jit(lambda a, b, *, c: (a + b) * c)
     near(f(x, x.to_jax(), c=x), 2 * V * V)

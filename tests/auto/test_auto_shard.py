@@ -55,6 +55,7 @@ def test_a_plan_has_a_spec_for_each_argument_and_result():
         assert value.device_bytes == np.prod(shard) * 4
 
 
+@pytest.mark.slow
 def test_layouts_are_ranked_at_measured_rates():
     slow = {"chip": "v5e", "slowdown": dict.fromkeys(("vector", "hbm"), 2.0)}
     plan = auto_shard(double, DOUBLED, DOUBLED, mesh={"data": 8}, rates=slow)

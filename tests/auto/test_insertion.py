@@ -88,6 +88,7 @@ def constraints(jaxpr):
     ]
 
 
+@pytest.mark.slow
 def test_a_constraint_in_every_body_changes_no_value(traced, mesh):
     names = "dot_general", "sin", "while", "cond", "sub", "cos", "custom_vjp_call", "scan"
     sites = {}

@@ -18,6 +18,7 @@ PATHS = st.builds(lambda root, keys: root + "".join(keys), st.sampled_from(["w",
 SPECS = st.dictionaries(PATHS, st.sampled_from(["P()", "P('x')", "P(None, 'x')"]), min_size=1)
 
 
+@pytest.mark.slow
 @given(SPECS)
 def test_rules_give_each_path_its_spec(specs):
     rules = path_rules(specs)

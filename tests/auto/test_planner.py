@@ -56,6 +56,7 @@ def call(mesh, *args, **options):
         return f, f(*args)
 
 
+@pytest.mark.slow
 def test_equal_programs_share_a_plan(mesh, solved):
     f, (out, _) = call(mesh, STATE, BATCH)
     np.testing.assert_allclose(out, np.tanh(BATCH @ STATE), rtol=1e-6)
@@ -86,6 +87,7 @@ def test_the_problem_has_what_is_fixed_and_fed_back(mesh, solved):
     assert (state["w"].spec, batch.spec) == (P("x"), P("y"))
 
 
+@pytest.mark.slow
 def test_a_compilation_cache_keeps_it(mesh, solved, tmp_path, monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))

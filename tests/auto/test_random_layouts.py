@@ -23,6 +23,7 @@ def few_layouts(monkeypatch):
     monkeypatch.setattr(random_layouts, "ODD_LAYOUTS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.own_partitioner
 @pytest.mark.parametrize("seed", [3, 871])
 def test_random_programs(seed):
@@ -55,6 +56,7 @@ def f(state, w, keys, scale):
 '''
 
 
+@pytest.mark.slow
 def test_references_effects_keys_empty_arrays_and_closed_over_constants():
     assert find_layout_failure(PROGRAM) is None
 
@@ -85,6 +87,7 @@ def f(sequences, w, bias):
 '''
 
 
+@pytest.mark.slow
 def test_partial_sums_of_loops_give_the_same_values(monkeypatch):
     found = []
 
@@ -125,6 +128,7 @@ def f(images, filters):
 '''
 
 
+@pytest.mark.slow
 def test_padded_pieces_give_the_same_values(monkeypatch):
     padded = set()
 
@@ -142,6 +146,7 @@ def test_padded_pieces_give_the_same_values(monkeypatch):
     assert {7, 14} <= padded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "kind"), [(1.01, "values"), (1.0, None)])
 def test_wrong_values_are_found(monkeypatch, factor, kind):
     def pjit(fun, **options):
@@ -155,6 +160,7 @@ def test_wrong_values_are_found(monkeypatch, factor, kind):
     assert (found and (found.kind, found.jax)) == (kind and (kind, "right"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "changed"),
     [

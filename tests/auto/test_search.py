@@ -67,6 +67,7 @@ def mlp(v, w, x):
 MLP = (512, 2048), (2048, 512), (1 << 15, 512)
 
 
+@pytest.mark.slow
 def test_a_large_batch_and_small_weights_give_data_parallelism():
     layout = best(mlp, *MLP)
     assert layout.in_specs == (P(), P(), P("x")) and layout.out_specs == (P("x"),)
@@ -103,6 +104,7 @@ def test_a_memory_limit_that_sharded_weights_alone_meet_is_met():
     assert "x" in tight.in_specs[0] and tight.memory_bytes <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P(), P(None, "x"), P(("y", "x"))])
 def test_fixed_specs_are_kept(spec):
     found = find_layouts(
@@ -159,6 +161,7 @@ def test_padded_pieces_are_whole_work():
     assert model.share(0, columns) == pytest.approx(3 / 10)
 
 
+@pytest.mark.slow
 def test_a_sum_of_partial_results_is_reduced_once():
     rows, depth, columns = 4096, 1 << 14, 512
     shapes = [(rows, depth), (depth, columns)] * 2
@@ -192,6 +195,7 @@ SUMMED = {"ins": (P(), P(None, "x"), P(None, "x")), "outs": (P(),)}
 SEQUENCES = (512, 512), (64, 1 << 13, 512), (64, 1 << 13, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [jnp.asarray, lambda x: -x.T])
 def test_partial_sums_of_a_loop_are_reduced_after_it(last):
     fast, slow = (
@@ -245,6 +249,7 @@ def layers(ws, x):
     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), jnp.max(x)), x, ws)
 
 
+@pytest.mark.slow
 def test_layers_of_a_scan_are_solved_once_and_stay_stacked():
     graphs = []
     for count in (8, 64):
@@ -283,6 +288,7 @@ def equal_layers(count, *, last=512):
     return AutoProblem(jaxpr, machine(x=4, y=2), (None,) * free, outs, tied, (True,) * (free - 1))
 
 
+@pytest.mark.slow
 def test_equal_layers_are_solved_once():
     few, many = (Search(equal_layers(count), 10.0) for count in (2, 16))
     assert len(many.graph.operations) > 6 * len(few.graph.operations)
@@ -292,6 +298,7 @@ def test_equal_layers_are_solved_once():
         assert len(set(ups)) == len(set(downs)) == 1
 
 
+@pytest.mark.slow
 def test_solving_equal_layers_once_is_solving_them_all(monkeypatch):
     names = {}
     for is_tied in (True, False):
@@ -328,6 +335,7 @@ def test_unknown_primitives_are_named_and_whole():
         assert layout.in_specs[0] == P() or operands == [P()]
 
 
+@pytest.mark.slow
 def test_both_axes_shard_one_dimension():
     layout = best(mlp, *MLP, on=machine(x=4, y=2))
     assert layout.in_specs == (P(), P(), P(("x", "y"))) and layout.out_specs == (P(("x", "y")),)
@@ -350,6 +358,7 @@ def test_a_contraction_over_a_sharded_dimension_is_an_all_reduce():
     assert slow.seconds - fast.seconds == pytest.approx(all_reduce, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_axes_reduce_a_value_together():
     rows, depth, columns = 256, 1 << 16, 512
     whole = ((rows, depth), (depth, columns))
@@ -372,6 +381,7 @@ def test_partial_sums_are_whole_in_one_variant():
     assert plain == [P(None, "x")] and specs == [P(), P(None, "x")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"x": 8}, {"x": 4, "y": 2}])
 def test_no_layout_is_predicted_to_beat_the_work_alone(sizes):
     search = Search(problem(mlp, *MLP, on=machine(1e30, 0.0, **sizes)), 60.0)
@@ -392,6 +402,7 @@ def test_one_device_and_programs_without_arrays():
         assert layout.in_specs[0] == layout.out_specs[0] == layout.out_specs[1] == P()
 
 
+@pytest.mark.slow
 def test_every_site_is_in_the_jaxpr():
     def f(key, ws, x):
         total = jax.new_ref(jnp.zeros_like(x))

@@ -57,6 +57,7 @@ def test_gradients_of_small_arrays_are_reduced_as_one():
     assert seconds[0] - seconds[1] == pytest.approx(2 * LATENCY)
 
 
+@pytest.mark.slow
 def test_lighter_layouts_shard_more_of_the_state_and_then_other_values():
     search = Search(training(machine(x=4, y=2), (1024, 2048), (2048, 512), 4096), 60.0)
     data = next(layout for layout in search.run() if layout.name == "data")
@@ -83,6 +84,7 @@ def test_lighter_layouts_shard_more_of_the_state_and_then_other_values():
     assert search.lighter(fsdp, 1e7) == search.lighter(replace(fsdp, name="data!"), 1.0) == []
 
 
+@pytest.mark.slow
 def test_state_is_sharded_over_largest_or_major_dimensions():
     found = find_layouts(training(machine(x=4, y=2), (1024, 2048), (2048, 512), 4096))
     specs = {layout.name: layout.in_specs[0] for layout in found}
@@ -102,6 +104,7 @@ def factored(state, x):
     return w - gradient * jax.lax.rsqrt(row[:, None] * column), row, column
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"x": 8}, {"x": 4, "y": 2}])
 def test_fsdp_shards_a_parameter_with_factored_moments(sizes):
     width, columns = 1 << 12, 1 << 14

@@ -69,6 +69,7 @@ def test_summary_counts_ratios() -> None:
     assert missed.endswith(": dense_1b on v5e-16")
 
 
+@pytest.mark.slow
 def test_results_are_kept_for_equal_options(tmp_path: Any) -> None:
     first, second = (auto.Options(memory, hand_only=True, cache=tmp_path) for memory in (0.9, 1.0))
     kept = auto.result_file(first, "vit", "v5e-16", "data")

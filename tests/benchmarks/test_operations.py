@@ -14,6 +14,7 @@ def test_the_table_names_its_programs_and_sources() -> None:
     assert chips == {"v5e", "v5p", "v6e", "tpu7x", "a100", "h100", "h200", "b200", "gb200"}
 
 
+@pytest.mark.slow
 def test_large_products_and_copies_take_their_published_time() -> None:
     # The largest of each, whose time isn't that of a launch.
     largest: dict[str, operations.PublishedOperation] = {}

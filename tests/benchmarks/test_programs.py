@@ -22,6 +22,7 @@ PROGRAMS = sorted(
 QUICK = ("dispatch", "geometry", "legacy", "makers")
 
 
+@pytest.mark.slow
 def test_rankings_count_pairs_that_differ_per_token() -> None:
     runs = published_runs()
     names = [f"tpu7x_llama3.1-70b_256_{number}" for number in (1, 2, 5)]

@@ -70,6 +70,7 @@ def observed(look: dict[str, Any], chips: int | None = 4) -> dict[str, Finding]:
     return {finding.subject: finding for finding in findings_of("0", look, chips)}
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_well(tmp_path: Path) -> None:
     findings = observed(probe(machine(tmp_path, kind="vfio")))
     assert findings["TPU"].ok and findings["TPU"].observed == "4 chips (/dev/vfio/0 ...)"
@@ -79,6 +80,7 @@ def test_a_machine_that_is_well(tmp_path: Path) -> None:
     assert all(finding.ok for finding in findings.values() if finding.subject != "disk")
 
 
+@pytest.mark.slow
 def test_a_machine_where_much_is_wrong(tmp_path: Path) -> None:
     root = machine(tmp_path, chips=3)
     hold(root, 4242, "/dev/accel0")
@@ -99,6 +101,7 @@ def test_a_machine_where_much_is_wrong(tmp_path: Path) -> None:
     assert "echo always" in findings["huge pages"].advice
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_tpu(tmp_path: Path) -> None:
     findings = observed(probe(machine(tmp_path, chips=0)), None)
     assert findings["TPU"].ok is False and "no /dev/accel*" in findings["TPU"].observed
@@ -170,6 +173,7 @@ def test_chips_that_all_see_or_not() -> None:
     assert silent.ok is False and silent.observed.endswith("failed on 1")
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_out_of_reach() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -201,6 +205,7 @@ def test_the_table_names_the_remedies() -> None:
     assert report(alike, Console(file=io.StringIO())) == 0
 
 
+@pytest.mark.slow
 def test_this_machine_alone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_machine(cloud.session(), str(machine(cloud.folder / "other", chips=0))) == 1
     out = capsys.readouterr().out

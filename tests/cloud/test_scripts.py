@@ -138,6 +138,7 @@ def test_each_script_starts(
         assert captured.out.startswith("# ")
 
 
+@pytest.mark.slow
 def test_a_script_in_a_process_of_its_own() -> None:
     words = [*python_command(), str(ROOT / "tpu_scripts" / "create.py"), "--name=My_TPU"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

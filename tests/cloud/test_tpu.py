@@ -9,6 +9,7 @@ from xlashard.cloud.tpu import create, delete, query, ready_status
 from xlashard.errors import CloudError
 
 
+@pytest.mark.slow
 def test_a_tpu_is_created_once_and_deleted(cloud: Cloud) -> None:
     assert create(cloud.session()) == 0
     assert cloud.reports == [

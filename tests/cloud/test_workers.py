@@ -78,6 +78,7 @@ def test_a_failed_installation_is_reported_once(cloud: Cloud) -> None:
     assert not any("attempt" in text for text in cloud.reports)
 
 
+@pytest.mark.slow
 def test_failed_connections_are_made_again(cloud: Cloud) -> None:
     create(cloud.session())
     cloud.unreachable = {0: 2}
@@ -116,6 +117,7 @@ def test_uv_brings_a_newer_python(tmp_path: Path) -> None:
     assert again.stdout == "already installed\n"
 
 
+@pytest.mark.slow
 def test_the_shell_script_is_clean() -> None:
     shellcheck = shutil.which("shellcheck") or shutil.which(
         "shellcheck", path=Path(sys.executable).parent

@@ -67,6 +67,7 @@ def explained(*words: str) -> tuple[int, ScriptReport]:
     return code, ScriptReport.from_json(Path("report.json").read_text())
 
 
+@pytest.mark.slow
 def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     code, report = explained("--", "python", "train.py", "3")
     out = capsys.readouterr().out
@@ -96,6 +97,7 @@ def test_each_program_of_a_script_is_reported(folder: Path, capsys) -> None:
     assert "2 of train.py 3" in out
 
 
+@pytest.mark.slow
 def test_what_a_second_compilation_differs_in_is_named(folder: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     (folder / "again.py").write_text(
@@ -111,6 +113,7 @@ def test_what_a_second_compilation_differs_in_is_named(folder: Path, capsys, mon
     assert again == ["", "x float32[4] → float32[8]", "y sharded by default → the argument"]
 
 
+@pytest.mark.slow
 def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
     code, report = explained(
         "--stop-after", "2", "--programs", "train_*", "--", "train.py", "1000000"
@@ -122,6 +125,7 @@ def test_a_script_is_stopped_after_calls(folder: Path, capsys) -> None:
     assert "step 1 " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_budget_and_a_page(folder: Path, capsys) -> None:
     words = ("--budget", "collectives=0", "all_gather_bytes=0", "--html", "pages/all.html")
     code, report = explained(*words, "--", "train.py", "1")
@@ -137,6 +141,7 @@ def test_a_budget_and_a_page(folder: Path, capsys) -> None:
     assert code == 0
 
 
+@pytest.mark.slow
 def test_small_programs_are_shown_by_their_size(folder: Path, capsys) -> None:
     _, report = explained("--min-bytes", "0", "--", "train.py", "1")
     assert [p.name for p in report.programs] == ["init", "train_step", "round"]
@@ -146,6 +151,7 @@ def test_small_programs_are_shown_by_their_size(folder: Path, capsys) -> None:
     assert (report.omitted.largest, report.omitted.largest_bytes) == ("init", 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "why"),
     [("raise LookupError('no data')", "LookupError"), ("sys.exit(3)", "exit code 3")],
@@ -226,6 +232,7 @@ def test_an_error_of_the_script_is_printed_once(
     assert error.count("ConfigError: mine") == 1 and "error: mine" not in error
 
 
+@pytest.mark.slow
 def test_programs_that_a_script_does_not_compile(folder: Path, capsys) -> None:
     assert main(["explain", "--programs", "trian_step", "--", "train.py", "1"]) == 2
     error = capsys.readouterr().err
@@ -240,6 +247,7 @@ def test_programs_that_a_script_does_not_compile(folder: Path, capsys) -> None:
     assert "--min-bytes 0" in error and "outside of jit" in error
 
 
+@pytest.mark.slow
 def test_what_became_worse_fails(folder: Path, capsys) -> None:
     explained("--", "train.py", "1")
     Path("report.json").rename("old.json")
@@ -268,6 +276,7 @@ def test_what_became_worse_fails(folder: Path, capsys) -> None:
     assert capsys.readouterr().out.startswith("## Programs of train.py 1\n")
 
 
+@pytest.mark.slow
 def test_programs_meet_a_budget(folder: Path, capsys) -> None:
     explained("--", "train.py", "1")
     assert main(["explain", "report.json", "--budget", "memory=1MB", "all_reduce_bytes=9kB"]) == 0
@@ -366,6 +375,7 @@ def test_variables_that_a_script_sets_count(tmp_path: Path) -> None:
     assert "float64" in done.stderr
 
 
+@pytest.mark.slow
 def test_progress_is_shown(folder: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(script_run, "_EVERY", 0.01)
     explained("--", "train.py", "40")

@@ -79,6 +79,7 @@ def test_a_budget_names_the_lines_that_broke_it(run: Run) -> None:
     assert "all-gather along data" in lines[0] and "programs.py:12" in lines[0]
 
 
+@pytest.mark.slow
 def test_an_estimate(run: Run) -> None:
     words = ("-t", "v5e-8", "--mesh", "data=8", PRODUCT, "--estimate")
     code, out, err = run(*words, "--budget", "all_gather_bytes=100kB")

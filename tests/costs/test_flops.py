@@ -63,6 +63,7 @@ def products(mesh):
     return counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
 def test_products_match_their_formula(products, product):
     assert products[product.name] == pytest.approx(2 * product.multiplications(), rel=0.001)
@@ -78,6 +79,7 @@ WINDOWS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(WINDOWS, st.integers(0, 7), st.integers(0, 9))
 def test_places_of_a_window_are_those_that_meet_an_element(window, size, result):

@@ -73,6 +73,7 @@ def doubled(x):
     return jax.lax.scan(layer, x, None, length=5)[0]
 
 
+@pytest.mark.slow
 def test_a_report_takes_the_time_of_its_kernels_and_names_costs_of_others():
     x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     how = {"topology": "v5e-1", "mesh": {"one": 1}, "estimate": True}

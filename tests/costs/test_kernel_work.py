@@ -129,6 +129,7 @@ def attention(causal):
     return function
 
 
+@pytest.mark.slow
 def test_flash_attention_is_its_authors_estimate_without_a_mask_and_half_of_it_with_one():
     shapes = arrays(*[(1, 2, 1024, 128)] * 3)
     module = module_of(attention(False), *shapes)
@@ -159,6 +160,7 @@ def splash(q, k, v):
     return splash_attention_kernel.make_splash_mha_single_device(mask, block_sizes=sizes)(q, k, v)
 
 
+@pytest.mark.slow
 def test_splash_attention_skips_masked_blocks_also_in_a_scan_over_layers():
     def loss(weights, x):
         def layer(x, w):
@@ -179,6 +181,7 @@ def test_splash_attention_skips_masked_blocks_also_in_a_scan_over_layers():
     assert not any(work.upper_bound for work in works)
 
 
+@pytest.mark.slow
 def test_a_kernel_with_a_grid_of_unknown_size_counts_by_its_authors_estimate():
     m, k, n, groups = 1024, 512, 256, 8
     (work,) = works_of(
@@ -320,6 +323,7 @@ def test_a_module_that_is_not_readable_leaves_the_estimate(config, flops):
     assert (None if work is None else sum(work.matmul_flops.values())) == flops
 
 
+@pytest.mark.slow
 def test_a_ragged_product_of_xla_counts_by_its_shapes():
     mesh = Mesh(topology("v5e:2x2").devices[:1], ("one",))
     whole = NamedSharding(mesh, P())
@@ -367,6 +371,7 @@ def test_a_ragged_product_of_xla_counts_by_its_shapes():
     assert all(w.vector_ops == 0 for w, estimate in works.values() if not estimate)
 
 
+@pytest.mark.slow
 def test_kernels_of_products_overlap_with_their_copies_and_others_wait_for_them():
     rates = rates_of(topology("tpu7x:2x2x1").generation)
     groups = jax.ShapeDtypeStruct((8,), jnp.int32)

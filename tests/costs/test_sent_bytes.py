@@ -26,6 +26,7 @@ def step(params, x):
     return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width, hidden, rows", SHAPES)
 @pytest.mark.parametrize("data, fsdp, tensor", MESHES)
 def test_sent_bytes_are_those_of_the_formulas(data, fsdp, tensor, width, hidden, rows):

@@ -17,8 +17,9 @@ TOPICS = read_topics()
 
 
 def _marks(mistake: Mistake) -> list[pytest.MarkDecorator]:
-    """What starts processes is slow."""
-    return [pytest.mark.slow] if "pod(" in mistake.wrong + mistake.right else []
+    """Mark as slow what starts processes or copies 64 MiB or more to every device."""
+    is_slow = any(text in mistake.wrong + mistake.right for text in ("pod(", "2**16"))
+    return [pytest.mark.slow] if is_slow else []
 
 
 def _corrected(mistake: Mistake, name: str) -> Any:

@@ -75,6 +75,7 @@ def test_groups_along_any_axes_are_known_whatever_the_order_they_are_listed_in(g
         assert axes_text(ReplicaGroups.of_list(rows), grid) == text
 
 
+@pytest.mark.slow
 @given(st.sampled_from(small_grids(most=8)), st.data())
 def test_groups_that_match_no_axes(grid, data):
     order = data.draw(st.permutations(range(grid.size)))

@@ -101,6 +101,7 @@ def test_a_box_in_a_pod_is_found_without_counting_the_pod():
     assert grid.local_box([at, at + 1, at + 2**20, at + 2**20 + 1]) == ((5, 7), (2, 2))
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     owners=st.lists(st.integers(0, 2), min_size=27, max_size=27),

@@ -63,6 +63,7 @@ def check_plan(plan):
     assert list(plan.pieces) == [p for d in plan.dst_devices for p in plan.pieces_for(d)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [g for g in small_grids(most=8, axes=2)], ids=str)
 def test_every_change_of_spec_on_one_mesh(grid):
     rng = random.Random(str(grid))
@@ -145,6 +146,7 @@ def test_holders_that_serve_themselves_leave_the_turns_to_the_others():
     assert set(sent.values()) == {7}
 
 
+@pytest.mark.slow
 @given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12))
 def test_no_copy_of_a_tile_sends_more_than_its_turn(src_order, dst_order, takers):
     src = Tiling.replicated(5, 1)
@@ -214,6 +216,7 @@ def moves(draw: st.DrawFn) -> list[Piece]:
     return [piece for piece in plan.pieces if piece.source != piece.destination]
 
 
+@pytest.mark.slow
 @given(moves())
 def test_every_piece_goes_once_and_no_device_has_two_transfers(pieces: list[Piece]) -> None:
     rounds = schedule_rounds(pieces)
@@ -237,6 +240,7 @@ def test_rows_to_columns_take_as_many_rounds_as_there_are_pieces_of_a_shard() ->
     assert len(schedule_rounds(plan.pieces)) == 4
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3),
     st.sampled_from([1, 2, 3, 4]),

@@ -34,6 +34,7 @@ def test_row_major_strides_are_those_of_a_dense_array(sizes):
     assert ours == numpys
 
 
+@pytest.mark.slow
 @given(placements())
 def test_one_position_and_all_positions_go_to_the_same_places(steps):
     expected = places(steps)
@@ -42,6 +43,7 @@ def test_one_position_and_all_positions_go_to_the_same_places(steps):
     assert strides.place(steps, np.arange(len(expected))).tolist() == expected
 
 
+@pytest.mark.slow
 @given(placements())
 def test_merged_steps_mean_the_same_and_are_found_from_the_places_alone(steps):
     merged = strides.merge(steps)
@@ -60,6 +62,7 @@ def test_find_returns_none_without_steps(order):
     assert order not in ([0, 1, 2, 3, 4, 5], [0, 2, 4, 1, 3, 5], [0, 3, 1, 4, 2, 5])
 
 
+@pytest.mark.slow
 @given(placements())
 def test_copies_are_numbered_in_the_order_of_positions(steps):
     expected = places(steps)
@@ -67,6 +70,7 @@ def test_copies_are_numbered_in_the_order_of_positions(steps):
     assert numbers == [expected[:i].count(place) for i, place in enumerate(expected)]
 
 
+@pytest.mark.slow
 @given(placements(), st.data())
 def test_digits_are_cut_into_groups_or_not_at_all(steps, data):
     total = len(places(steps))

@@ -65,6 +65,7 @@ def check_against_oracle(tiling, tiles, counts, shape):
     assert tiling.indices(shape, [], uneven=True) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
 def test_every_spec_of_every_small_mesh(grid):
     rng = random.Random(grid_id(grid))
@@ -115,6 +116,7 @@ def test_devices_in_any_order(placement, data):
     check_against_oracle(copied, tiles, counts, shape)
 
 
+@pytest.mark.slow
 @given(placements(), placements())
 def test_equal_means_the_same_tile_on_every_device(one, other):
     def build(counts, tiles):

@@ -46,6 +46,7 @@ def test_equal_if_named_alike() -> None:
     assert str(one) == "h100:2x8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", GPU_MODELS, ids=lambda model: model.name)
 def test_the_compiler_reads_the_figures_of_every_model(model) -> None:
     found = topology(f"{model.name}-2")
@@ -127,6 +128,7 @@ def links(found, mesh: Mesh, axis: str) -> tuple[object, ...]:
     return link.network, link.bytes_per_second / 1e9, parts
 
 
+@pytest.mark.slow
 def test_arrays_are_refused() -> None:
     sharding = NamedSharding(topology("h100-16").mesh({"x": 16}), P("x"))
     with pytest.raises(CompileOnlyError, match=naming("h100:2x8", "ShapeDtypeStruct")):
@@ -135,6 +137,7 @@ def test_arrays_are_refused() -> None:
         pjit(jnp.sin, in_shardings=sharding)(np.ones(16))
 
 
+@pytest.mark.slow
 def test_explain_names_collectives_by_axes() -> None:
     mesh = topology("h100-32").mesh({"data": 4, "fsdp": 8})
     rows, both = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, P(("data", "fsdp")))

@@ -79,6 +79,7 @@ def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
     assert told(found) == [("reduce-scatter", "y", 2048, 512, 1536)]
 
 
+@pytest.mark.slow
 def test_cutting_the_other_dimension_is_an_all_to_all():
     for axis, parts in (("x", 2), ("y", 4)):
         found = compiled(lambda x: x * 2, [(8, 16)], (P(axis),), P(None, axis))
@@ -86,6 +87,7 @@ def test_cutting_the_other_dimension_is_an_all_to_all():
         assert told(found) == [("all-to-all", axis, shard, shard, shard * (parts - 1) // parts)]
 
 
+@pytest.mark.slow
 def test_routing_tokens_to_experts_and_back_is_two_all_to_alls():
     def experts(tokens):
         there = jax.lax.all_to_all(tokens, "y", 1, 0, tiled=True)

@@ -116,6 +116,7 @@ def check_alike(proto: HloProgram, text: HloProgram) -> None:
     assert proto.unknown_loops == text.unknown_loops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_the_proto_and_the_text_of_a_program_are_one_module(number: int) -> None:
     program = compiled(PROGRAMS[number], mesh())

@@ -83,6 +83,7 @@ def test_a_train_state_is_trained_written_and_read() -> None:
     np.testing.assert_allclose(compiled(read, x)[1], third, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_msgpack_keeps_values_and_dtypes() -> None:
     tree = {
         name: device_put(np.arange(16).astype(dtype), named("x"))

@@ -43,6 +43,7 @@ class Layer:
     name: str
 
 
+@pytest.mark.slow
 def test_trees(x: Array) -> None:
     layer = Layer(x, x[0], "first")
     doubled = jax.tree.map(lambda leaf: leaf * 2, layer)
@@ -61,6 +62,7 @@ def test_trees(x: Array) -> None:
     assert jax.tree.leaves(jax.tree.broadcast(3, {"a": x})) == [3]
 
 
+@pytest.mark.slow
 def test_raveling_a_tree(x: Array) -> None:
     tree = {"a": x, "b": [x[0], device_put(np.float32(1), named())]}
     flat, unravel = jax.flatten_util.ravel_pytree(tree)
@@ -113,6 +115,7 @@ EXPORTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shardy")
 @pytest.mark.parametrize("compiled", EXPORTED.values(), ids=EXPORTED)
 def test_exporting(compiled: Any, x: Array) -> None:
@@ -130,6 +133,7 @@ def test_exporting(compiled: Any, x: Array) -> None:
     near(gradient, np.full_like(V, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shardy")
 def test_exporting_with_places_and_symbolic_shapes(x: Array) -> None:
     placed = pjit(lambda t: t + 1, in_shardings=named("x"), out_shardings=named(None, "y"))

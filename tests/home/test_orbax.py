@@ -237,6 +237,7 @@ def test_a_training_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
         assert type(ours) is Array and ours.sharding.is_equivalent_to(wanted.sharding, ours.ndim)
 
 
+@pytest.mark.slow
 def test_pytree_handlers_cast_and_restore_parts(tmp_path: Path) -> None:
     tree = {"w": device_put(V, named("x", "y")), "n": 3, "v": V[0]}
     with ocp.PyTreeCheckpointer() as checkpointer:

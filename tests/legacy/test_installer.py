@@ -111,6 +111,7 @@ def test_many_threads() -> None:
     assert not hasattr(jax, "tree_map")
 
 
+@pytest.mark.slow
 def test_blocks_that_overlap_in_many_threads() -> None:
     start = threading.Barrier(8)
     failed: list[BaseException] = []

@@ -176,6 +176,7 @@ def _unknown_host(name: str) -> str:
     raise cloud_tpu_cluster.socket.gaierror(-2, f"Name or service not known: {name}")
 
 
+@pytest.mark.slow
 def test_unresolvable_coordinator_name(setting: Any) -> None:
     hosts = "no-such-host.invalid,127.0.0.3"
     setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)

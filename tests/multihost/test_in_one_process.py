@@ -41,6 +41,7 @@ def test_public_names_exist_beside_those_of_jax() -> None:
     assert all(callable(getattr(multihost_utils, name)) for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ndim", [0, 1, 2])
 def test_arrays_equal_those_of_jax(mesh: Mesh, ndim: int) -> None:
     value = V.flatten()[: 8**ndim].reshape((8,) * ndim)

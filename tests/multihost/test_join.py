@@ -40,6 +40,7 @@ def _command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "train", "--name=a b"])
 
 
+@pytest.mark.slow
 def test_timeout_shows_the_launch_command() -> None:
     command = "Start it in all 3: srun --ntasks=3 python -m train '--name=a b'"
     text = come(0, free_port(), timeout=0.2)
@@ -52,6 +53,7 @@ def test_timeout_shows_the_launch_command() -> None:
     assert f"{LOOPBACK}:{port}" in text and "refused" in text and command in text
 
 
+@pytest.mark.slow
 def test_timeout_shows_the_process_ids_to_pass() -> None:
     text = come(1, free_port(), timeout=0.2, environment=GIVEN)
     assert re.search(naming("coordinator", "process_id 0 … 2"), text)
@@ -94,6 +96,7 @@ def test_messages_become_rarer(caplog: pytest.LogCaptureFixture) -> None:
     assert ["Start it in" in line for line in caplog.messages] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_duplicate_process_id() -> None:
     port = free_port()
     with ThreadPoolExecutor(3) as pool:

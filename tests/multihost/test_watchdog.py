@@ -45,6 +45,7 @@ def log() -> Iterator[_LogLines]:
     logger.removeHandler(handler)
 
 
+@pytest.mark.slow
 def test_watchdog_writes_the_stacks_of_all_threads(log: _LogLines, tmp_path: Path) -> None:
     held = threading.Event()
     waiting = threading.Thread(target=held.wait, name="loader", daemon=True)

@@ -294,6 +294,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(PLACES))
 def test_arrays_are_made_on_the_requested_device(kind: str) -> None:
     place, shard_shape = PLACES[kind]
@@ -353,6 +354,7 @@ def test_deleted_arguments_are_named() -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "dot", "stack"])
 def test_a_missing_argument_is_missed_by_the_function_s_name(name: str) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\) missing"):

@@ -21,6 +21,7 @@ def text_blocks(name):
     return ["\n".join(block.code).rstrip() for block in blocks if block.language == "text"]
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_its_code_prints(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = (ROOT / "docs/guides/pictures.md").read_text(encoding="utf-8")

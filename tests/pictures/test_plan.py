@@ -77,6 +77,7 @@ def test_what_is_left_out_is_counted(case, most):
     assert all(len(row) == across for panel in picture.panels if panel for row in panel.cells)
 
 
+@pytest.mark.slow
 @given(specs(), st.integers(2, 8))
 def test_holders_of_a_tile_in_closed_form(case, most):
     grid, spec, ndim = case
@@ -234,6 +235,7 @@ def test_a_mesh_too_big_to_go_through_is_drawn_all_the_same(spec):
     assert all(len(cell.ids.first) + len(cell.ids.last) <= LISTED for cell in picture.cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [(), ("a",), ("b",), ("b", "a"), (("a", "b"),)])
 def test_few_devices_of_a_pod_are_looked_at(spec):
     sharding = pod({"a": 256, "b": 256}, spec, 2)
@@ -265,6 +267,7 @@ def test_public_names():
     assert xlashard.visualize is not None and xlashard.ShardingPicture is not None
 
 
+@pytest.mark.slow
 def test_panels_are_left_out_where_they_are_big():
     picture = plan((64, 64, 64), pod(dict.fromkeys("abc", 8), tuple("abc"), 3))
     assert [number for number in picture.panel_numbers] == [0, 1, 2, None, 7]

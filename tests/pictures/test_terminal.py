@@ -29,6 +29,7 @@ def shown(picture, width, **settings):
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 120])
 def test_pictures_as_text(width, update_goldens):
     texts = {name: shown(xlashard.visualize(x, s), width) for name, (x, s) in PICTURES.items()}

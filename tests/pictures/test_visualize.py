@@ -43,6 +43,7 @@ THINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thing", THINGS)
 def test_things_with_a_sharding(thing, no_reads):
     x = THINGS[thing]()
@@ -116,6 +117,7 @@ def test_a_spec_for_a_higher_rank():
         xlashard.visualize((8,), NamedSharding(MESH, P("x", "y")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [jax.jit, xlashard.pjit])
 def test_a_traced_array_is_drawn_as_its_error_advises(jit):
     with pytest.raises(ArgumentError, match=r"float32\[8,16\].*traced") as caught:

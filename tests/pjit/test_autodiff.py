@@ -91,6 +91,7 @@ def test_results_that_are_arguments_and_results_alike(rows):
             same(pull(wanted), pull_wanted(wanted))
 
 
+@pytest.mark.slow
 def test_integer_arguments_and_results(rows):
     f = pjit(lambda x, n: (x * n, n + 1), in_shardings=rows, out_shardings=rows)
     x, n = f32(8), np.arange(8)
@@ -168,6 +169,7 @@ def test_custom_rules_inside(rows, which):
         same(pjit(derive(f))(x), wanted)
 
 
+@pytest.mark.slow
 def test_inside_custom_rules(rows):
     sine = pjit(jnp.sin, in_shardings=rows)
     f = jax.custom_vjp(sine)
@@ -188,6 +190,7 @@ def test_inside_custom_rules(rows):
     same(jax.jit(jax.grad(closes_over))(2.0, f32(8)), (np.cos(2 * f32(8)) * f32(8)).sum())
 
 
+@pytest.mark.slow
 def test_checkify(rows):
     def log(x):
         checkify.check(jnp.all(x > 0), "not above zero: {}", x.min())

@@ -99,6 +99,7 @@ def test_a_repeat_call_plans_nothing_and_stays_in_the_dispatcher(mesh, planner, 
     np.testing.assert_array_equal(state["w"], X * 63)
 
 
+@pytest.mark.slow
 def test_what_is_given_stays(mesh, planner):
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("y"))
     placed = device_put(X, rows)
@@ -154,6 +155,7 @@ def test_explicit_axes_are_refused(planner):
     assert not planner.requests
 
 
+@pytest.mark.slow
 def test_a_layout_that_replicates_does_so_on_purpose(mesh, planner, monkeypatch):
     monkeypatch.setattr(planner, "spec", P())
     monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, warn_replicated=1))
@@ -173,6 +175,7 @@ def test_one_device_needs_no_plan(planner):
     assert not planner.requests
 
 
+@pytest.mark.slow
 def test_inside_another_program_that_program_decides(mesh, planner):
     inner = pjit(lambda x: jnp.sin(x) * 2, in_shardings=AUTO, out_shardings=AUTO)
     with jax.set_mesh(mesh):
@@ -184,6 +187,7 @@ def test_inside_another_program_that_program_decides(mesh, planner):
     assert len(planner.requests) == 1
 
 
+@pytest.mark.slow
 def test_references_tokens_and_keys(mesh, planner):
     def f(ref, key):
         ref[...] += jax.random.uniform(key[0], (8, 4))
@@ -196,6 +200,7 @@ def test_references_tokens_and_keys(mesh, planner):
     assert len(planner.requests) == 1
 
 
+@pytest.mark.slow
 def test_it_is_forgotten_with_the_function(mesh, planner):
     def made():
         f = pjit(lambda x: x * 2 + 1, in_shardings=AUTO)
@@ -232,6 +237,7 @@ def test_reports_show_the_layout(mesh, planner):
     assert len(explain_recompile(f).explanations) >= 1
 
 
+@pytest.mark.slow
 def test_that_of_the_era(mesh, planner):
     for marker in (AUTO, AUTO_ON_MESH, AUTO_ON_MESH(mesh)):
         f = legacy.pjit(lambda x: x * 2, marker, marker)

@@ -34,6 +34,7 @@ def constraints(fun, *args):
     return [text.replace('"', "") for text in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out_axis", [0, 1, -1])
 @pytest.mark.parametrize("in_axis", [0, 2])
 def test_axes(mesh, in_axis, out_axis):
@@ -46,6 +47,7 @@ def test_axes(mesh, in_axis, out_axis):
     assert cut[{0: 1, 1: 0, -1: 0}[out_axis]] == 2
 
 
+@pytest.mark.slow
 def test_arguments_that_are_not_batched(mesh):
     named = NamedSharding(mesh, P("x"))
     f = pjit(lambda d: (d["a"] + d["b"], d["b"]), in_shardings=named)
@@ -146,6 +148,7 @@ def test_tiles_without_names_are_batched(mesh, partitioner):
         assert out.sharding.shard_shape(out.shape)[1 - out_axis] == 2
 
 
+@pytest.mark.slow
 def test_control_flow_inside_and_outside(mesh):
     named = NamedSharding(mesh, P("x"))
     times = pjit(lambda c, a: c * a, in_shardings=named)
@@ -163,6 +166,7 @@ def test_an_empty_batch(mesh):
     assert jax.vmap(f)(np.zeros((0, 8), np.float32)).shape == (0, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

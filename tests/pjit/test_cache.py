@@ -26,6 +26,7 @@ def test_a_repeated_call(compilations):
     assert compilations.count == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scalars",
     [
@@ -52,6 +53,7 @@ def test_scalars_of_one_type_and_any_value(scalars, compilations):
     assert compilations.count == 1
 
 
+@pytest.mark.slow
 def test_scalars_of_other_types_are_traced_again(compilations):
     traces = Traces(lambda s: f32(4) * s)
     f = pjit(traces.fun)

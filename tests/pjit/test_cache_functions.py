@@ -35,6 +35,7 @@ def test_a_function_made_anew_while_the_earlier_one_lives(mesh, compilations):
     assert compilations.count == 1
 
 
+@pytest.mark.slow
 def test_functions_of_one_line_that_close_over_other_values(compilations):
     large = [np.full(1 << 15, i, np.float32) for i in range(3)]
     made = [pjit(lambda x, i=i, c=c: x * i + c) for i, c in enumerate(large)]

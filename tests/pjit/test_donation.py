@@ -148,6 +148,7 @@ def test_the_same_array_twice(place, donated):
     np.testing.assert_array_equal(x, f32(8))
 
 
+@pytest.mark.slow
 def test_donation_inside_another_program_is_left_alone(place):
     f = pjit(lambda x: x + 1, donate_argnums=0)
     x = place(f32(8))
@@ -225,6 +226,7 @@ def test_the_fast_path_donates_too(place):
     np.testing.assert_array_equal(x, f32(8) + 4)
 
 
+@pytest.mark.slow
 def test_the_memory_analysis_shows_it(place):
     x, n = place(f32(8, 4)), place(f32(8)).sharding.num_devices
     for f in (
@@ -236,6 +238,7 @@ def test_the_memory_analysis_shows_it(place):
         )
 
 
+@pytest.mark.slow
 def test_static_arguments_and_keywords_beside_donated_ones(place):
     def f(n, state, *, scale, other):
         return jax.tree.map(lambda s: s * n * scale, state), other + 1
@@ -263,6 +266,7 @@ def test_a_deleted_array_is_not_donated(place):
         f({"w": x})
 
 
+@pytest.mark.slow
 def test_repeat_calls_are_named_too(place):
     shape = (24, 5)
 
@@ -317,6 +321,7 @@ def test_deletions_without_a_known_cause():
         device_put(f32(1)) + x
 
 
+@pytest.mark.slow
 def test_an_evaluated_jaxpr_donates_as_under_jax():
     def scale(x, y):
         return x * 2, y.sum()
@@ -434,6 +439,7 @@ class TestSharedBuffers:
             np.testing.assert_array_equal(f(place(f32(8))), f32(8) * 2)
         np.testing.assert_array_equal(y, f32(8))
 
+    @pytest.mark.slow
     def test_under_vmap_of_keys_and_of_empty_arrays(self, place):
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         x, key, empty = place(f32(8)), jax.random.key(0), place(f32(0))
@@ -558,6 +564,7 @@ class TestMissingShards:
                 call(x)
         np.testing.assert_array_equal(call(array()), before)
 
+    @pytest.mark.slow
     def test_a_donated_shard(self, rows):
         total = pjit(lambda x: x.sum())
         add = pjit(lambda x: x + 1, donate_argnums=0)
@@ -645,6 +652,7 @@ class TestMissingShards:
         with pytest.raises(DeletedError, match=naming("s ", "one of its devices")):
             step()
 
+    @pytest.mark.slow
     def test_arrays_of_jax_have_one_cache_entry(self, rows):
         f, traced = pjit(lambda x: traced.append(1) or x + 1), []
         x = jax.device_put(f32(8), rows)

@@ -45,6 +45,7 @@ def test_debug_print(sharding, capfd):
     assert capfd.readouterr().out == "total 3.5\n" * 3
 
 
+@pytest.mark.slow
 def test_debug_print_under_a_transformation(sharding, capfd):
     def fun(x):
         jax.debug.print("at {}", x.sum())
@@ -104,6 +105,7 @@ def test_callbacks_run_as_often_as_under_jit(mesh, how, outside):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", [None, pjit, jax.jit])
 def test_order_across_calls_and_loops(outside):
     seen = []
@@ -299,6 +301,7 @@ def test_named_scopes_reach_the_module():
     assert "attention" in pjit(fun).lower(f32(3)).as_text(debug_info=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transformed", [pjit, jax.jit, lambda f: jax.vmap(f, (None, 0), (None, 0))]
 )

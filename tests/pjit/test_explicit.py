@@ -110,6 +110,7 @@ def test_automatic_axes_are_constrained_next_to_explicit_ones(mixed, spec):
     np.testing.assert_allclose(gradient, X * 8)
 
 
+@pytest.mark.slow
 def test_reshard_and_shard_map_return_our_arrays(explicit):
     with xs.set_mesh(explicit):
         tree = xs.reshard({"a": X, "b": xs.device_put(X)}, {"a": P("x"), "b": P(None, "y")})

@@ -175,6 +175,7 @@ def test_functions_made_in_a_loop_are_freed(make):
     assert [ref() for ref in made] == [None] * len(made)
 
 
+@pytest.mark.slow
 def test_an_array_that_a_function_closes_over_goes_with_it(mesh):
     def make():
         w = device_put(np.ones(LARGE, np.float32), sharded())

@@ -237,6 +237,7 @@ def test_a_program_of_jax_runs_on_the_devices_named_inside(mesh, inside, partiti
     np.testing.assert_array_equal(out, f32(8, 2) * 2 + 1)
 
 
+@pytest.mark.slow
 def test_a_single_device_named_inside():
     device = jax.devices()[3]
     out = jax.jit(pjit(lambda x: x * 2, device=device))(f32(4))
@@ -260,6 +261,7 @@ def test_inline_does_not_affect_calls_at_the_top_level(mesh, compilations):
     assert compilations.count == 1
 
 
+@pytest.mark.slow
 def test_jit_inside(mesh):
     @jax.jit
     def inner(x):
@@ -288,6 +290,7 @@ def test_wrappers_of_jax_have_methods_of_their_own(mesh):
     assert not hasattr(copied, "lower")
 
 
+@pytest.mark.slow
 def test_static_and_donated_arguments_inside(mesh):
     f = pjit(lambda x, n: x**n, static_argnums=1, donate_argnums=0)
     x = jnp.asarray(f32(4))

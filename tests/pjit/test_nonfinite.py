@@ -60,6 +60,7 @@ def test_calls_that_were_seen_before_are_looked_at_too(flag: str, number: int, k
     assert not np.isfinite(f({"w": rows(number)}, 2.0)["hidden"]).any()
 
 
+@pytest.mark.slow
 def test_the_flag_of_the_process_holds_after_one_of_a_block() -> None:
     """JAX forgets the former at the end of the latter."""
     f = pjit(model)
@@ -117,6 +118,7 @@ def test_donated_arguments_are_still_there() -> None:
     assert good["w"].is_deleted()
 
 
+@pytest.mark.slow
 def test_compiled_programs_and_bound_steps() -> None:
     def update(state: Any, x: Any) -> Any:
         return state + 1, jnp.sqrt(x)
@@ -182,6 +184,7 @@ def test_transformed_calls() -> None:
         jax.jit(lambda x: pjit(jnp.log)(x))(rows(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, np.complex64, jnp.float8_e4m3fn])
 def test_every_inexact_dtype(dtype: Any) -> None:
     f = pjit(lambda x: {"good": x, "bad": (x - x) / (x - x)})

@@ -18,6 +18,7 @@ from xlashard.errors import ArgumentError, MeshError, ResourceError
 ABSTRACT = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=3),
     st.lists(st.sampled_from([None, "x", "y", ("x", "y"), P.UNCONSTRAINED]), max_size=3),
@@ -50,6 +51,7 @@ def test_against_an_oracle(shape, entries, fill):
     np.testing.assert_array_equal(unpad(out, x.shape), x)
 
 
+@pytest.mark.slow
 def test_kinds_of_arrays_stay(mesh):
     rows = NamedSharding(mesh, P("x"))
     columns = device_put(f32(10, 6), NamedSharding(mesh, P(None, "y")))
@@ -80,6 +82,7 @@ def test_shapes_for_preflight(mesh):
     assert unpad(out, params)["table"] == params["table"]
 
 
+@pytest.mark.slow
 def test_inside_of_programs(mesh):
     rows = NamedSharding(mesh, P("x"))
 
@@ -97,6 +100,7 @@ def test_inside_of_programs(mesh):
     assert explain(pjit(mean), f32(10, 6)).uneven == ()
 
 
+@pytest.mark.slow
 def test_dtypes_and_fill_values(mesh):
     for dtype in (
         bool,

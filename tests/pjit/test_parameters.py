@@ -136,6 +136,7 @@ def test_partials(mesh):
         np.testing.assert_allclose(g(3.0, f32(8)), f32(8) * 3 + 1)
 
 
+@pytest.mark.slow
 def test_a_callable_without_a_signature(mesh):
     class Bare:
         __signature__ = "none at all"
@@ -163,6 +164,7 @@ def test_the_wrapper_looks_like_the_function():
     assert "axpy" in repr(f)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "static",
     [{"static_argnums": 1}, {"static_argnums": (-1,)}, {"static_argnames": "n"}],
@@ -346,6 +348,7 @@ def test_options_alone_make_a_decorator():
         pjit(donate_argnums=0)(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static", "donate"])
 @pytest.mark.parametrize(
     "selected",

@@ -13,6 +13,7 @@ from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 
 
+@pytest.mark.slow
 def test_a_copy_is_a_function_and_a_deep_copy_the_same(mesh):
     place = NamedSharding(mesh, P())
     for options in ({}, {"out_shardings": place}, {"donate_argnums": 0}):

@@ -47,6 +47,7 @@ def test_committed_arguments_decide(add):
     assert isinstance(out.sharding, SingleDeviceSharding)
 
 
+@pytest.mark.slow
 def test_uncommitted_arrays_move(add, mesh):
     loose = jnp.asarray(f32(4))
     assert not loose.committed
@@ -125,6 +126,7 @@ def test_a_resource_that_disagrees_with_a_committed_argument(mesh):
     assert caught.value.path == "x"
 
 
+@pytest.mark.slow
 def test_a_committed_argument_moves_to_a_requested_sharding_of_the_same_tiles(mesh):
     """Replicated from one device, or from the same mesh in another order: as in jax.jit."""
     backwards = make_mesh((4, 2), ("x", "y"), jax.devices()[::-1])
@@ -198,6 +200,7 @@ def test_unused_arguments_that_are_kept_place_a_program():
     assert f(f32(8), device_put(f32(8), device)).devices() == {device}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [2, 2.5, True, 1j, np.float32(2), np.int8(3)])
 def test_python_numbers_keep_their_types(value):
     f = pjit(lambda x: x)

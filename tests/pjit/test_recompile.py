@@ -204,6 +204,7 @@ def test_the_executable_of_an_equal_module_is_reused(mesh):
     assert len(explain_recompile(f).compilations) == 1
 
 
+@pytest.mark.slow
 def test_the_nearest_earlier_call_is_compared():
     f = pjit(lambda a, b: a.sum() + b.sum())
     f(f32(2), f32(2))

@@ -25,6 +25,7 @@ def parts(f):
     return [[(d.part, d.path, d.before, d.after) for d in e.differences] for e in later]
 
 
+@pytest.mark.slow
 def test_each_miss_names_what_differs():
     @functools.partial(jax.jit, static_argnames="power", donate_argnames="bias")
     def step(state, bias, power=2):
@@ -84,6 +85,7 @@ def test_recreated_functions_in_a_loop():
     assert "3 jitted functions" in report.hints[0]
 
 
+@pytest.mark.slow
 def test_nnx_and_equinox_name_the_line_of_the_user():
     linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
 
@@ -163,6 +165,7 @@ def test_failing_and_unusual_calls_are_those_of_jax():
     assert len(explain_recompile(step).explanations) == 1
 
 
+@pytest.mark.slow
 def test_threads_have_their_own_calls():
     steps = [jax.jit(lambda x, i=i: x + i) for i in range(4)]
     threads = [

@@ -75,6 +75,7 @@ def test_stages_of_one_call_are_one_record():
     assert None not in (made.trace_seconds, made.lower_seconds, made.compile_seconds)
 
 
+@pytest.mark.slow
 def test_transformed_calls_show_what_they_traced():
     f = pjit(lambda x: x * x)
     gradient = jax.grad(lambda x: f(x).sum())
@@ -174,6 +175,7 @@ def test_after_clear_caches_of_jax():
     assert "jax.clear_caches()" in made.because
 
 
+@pytest.mark.slow
 def test_clear_cache_forgets():
     f = pjit(fresh())
     f(f32(4))
@@ -184,6 +186,7 @@ def test_clear_cache_forgets():
     assert (last(f).number, last(f).reason) == (1, "first")
 
 
+@pytest.mark.slow
 def test_the_number_of_records_has_a_bound():
     f = pjit(lambda x, n: x, static_argnums=1)
     for n in range(70):

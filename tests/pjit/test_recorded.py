@@ -130,6 +130,7 @@ def test_an_error_of_the_call_is_the_callers():
     assert not programs
 
 
+@pytest.mark.slow
 def test_a_recorded_program_is_explained_as_its_call(mesh):
     shardings = named(mesh), named(mesh, "x")
     fast = jax.jit(step, in_shardings=shardings, donate_argnums=0)
@@ -165,6 +166,7 @@ def test_programs_of_pjit_are_recorded_without_their_arrays(mesh):
         assert explain(called).inputs == explain(own, w, f32(64, 8)).inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_recorded_program_is_compiled_for_a_topology(kind):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))

@@ -43,6 +43,7 @@ def test_made_inside(mesh):
     np.testing.assert_allclose(jax.vmap(f)(f32(2, 8)), jax.vmap(fun)(f32(2, 8)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_passed_and_written_in_place(mesh):
     f = pjit(add_to)
     ref = dealt_out(mesh)
@@ -106,6 +107,7 @@ def test_trees_and_keys_of_references():
     assert held(tree["count"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", [jax.jit, pjit])
 def test_inside_another_program(outside):
     add, set_first = pjit(add_to), pjit(lambda ref: ref.__setitem__(0, 9.0))

@@ -74,6 +74,7 @@ def test_none_needs_no_devices_of_its_own(around, partitioner):
             assert all(o.devices() == set(FOUR_LAST.devices.flat) for o in jax.tree.leaves(out))
 
 
+@pytest.mark.slow
 def test_none_of_a_nested_pjit_is_replicated(partitioner):
     g = pjit(double, out_shardings=None)
     x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
@@ -85,6 +86,7 @@ def test_none_of_a_nested_pjit_is_replicated(partitioner):
     assert pjit(lambda key: draw(key))(key).sharding.is_fully_replicated
 
 
+@pytest.mark.slow
 def test_none_of_jit_is_unspecified(mesh, partitioner):
     x = jax.device_put(f32(8), JaxNamedSharding(mesh, P("x")))
     f = jit(double, in_shardings=(None,), out_shardings=None)
@@ -132,6 +134,7 @@ def test_the_innermost_mesh_counts(mesh):
         assert len(g(f32(8)).devices()) == 8
 
 
+@pytest.mark.slow
 def test_another_mesh_at_each_call():
     f = pjit(double, in_shardings=P("x"), out_shardings=P("x"))
     for count in (8, 4, 2, 1, 8):

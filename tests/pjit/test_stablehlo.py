@@ -150,6 +150,7 @@ def test_annotations_of_the_module_are_followed():
     assert program.donate_argnums == (0,)
 
 
+@pytest.mark.slow
 def test_annotations_in_the_other_notation_are_followed(mesh):
     program = compile_stablehlo(GSPMD, mesh=make_mesh((2, 4), ("x", "y")))
     assert [s.rank_tiling(2).counts for s in program.input_shardings] == [(2, 4), (8, 1), (1, 8)]
@@ -335,6 +336,7 @@ def test_many_threads(mesh):
     assert not failed
 
 
+@pytest.mark.slow
 def test_results_go_on_in_jax_and_in_pjit(partitioner, mesh):
     program = compile_stablehlo(MATMUL, in_shardings=P("x"), mesh=mesh)
     y, _ = program(X, W)
@@ -344,6 +346,7 @@ def test_results_go_on_in_jax_and_in_pjit(partitioner, mesh):
     assert z.sharding.spec == y.sharding.spec
 
 
+@pytest.mark.slow
 def test_arguments_with_a_layout_of_their_own_are_laid_out_anew_each_time():
     sharding = NamedSharding(make_mesh((4, 2), ("x", "y")), P("x"))
     program = compile_stablehlo(double("8x4xf32"), in_shardings=(sharding,))

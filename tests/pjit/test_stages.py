@@ -53,6 +53,7 @@ def test_eval_shape(f, mesh, compilations):
     assert compilations.count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_an_abstract_mesh_takes_the_devices_of_compile(kind, partitioner):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
@@ -287,6 +288,7 @@ def stage_of(function, name):
 INTERNAL = {"closure_convert", "lojax", "physicalize", "with_consts_as_arg"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*donated")
 @pytest.mark.parametrize("name", ["Traced", "Lowered", "Compiled"])
 def test_stages_answer_as_those_of_jax_do(name):
@@ -309,6 +311,7 @@ def test_stages_answer_as_those_of_jax_do(name):
             getattr(ours, attribute)
 
 
+@pytest.mark.slow
 def test_jax_takes_the_function_where_it_wants_its_own_stages():
     f = pjit(lambda x: x * 2)
     for function in (f, jax.jit(f)):
@@ -348,6 +351,7 @@ def test_lowering_for_another_platform():
         traced.lower(lowering_platforms=("tpu", "cpu"))
 
 
+@pytest.mark.slow
 def test_formats_are_what_arrays_are_placed_by(mesh, compilations):
     columns = Format(Layout((1, 0)), NamedSharding(mesh, P("x")))
     f = pjit(lambda unused, x: x * 2, in_shardings=(None, columns), out_shardings=columns)

@@ -43,6 +43,7 @@ def compiled(shardings, *, donate=True, fun=update):
     return pjit(fun, **keywords).lower(first(), f32(3)).compile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donate", [True, False])
 def test_a_loop(shardings, donate):
     step = compiled(shardings, donate=donate).bind(first())
@@ -125,6 +126,7 @@ def test_several_results():
     np.testing.assert_array_equal(triple["k"], f32(3) * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argnum", [1, 2])
 def test_a_state_that_is_not_the_first_argument(argnum, mesh):
     def fun(*args):
@@ -155,6 +157,7 @@ def test_unused_state_and_unused_inputs():
     np.testing.assert_array_equal(step.state["w"], f32(3) * 4)
 
 
+@pytest.mark.slow
 def test_closed_over_arrays(mesh):
     big = device_put(f32(256, 128))
     table = device_put(f32(8), NamedSharding(mesh, P("x")))
@@ -168,6 +171,7 @@ def test_closed_over_arrays(mesh):
         np.testing.assert_allclose(step.state, 3 * np.asarray(closed).sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_inputs_are_placed(mesh):
     sharding = NamedSharding(mesh, P("x"))
     program = (

@@ -70,6 +70,7 @@ def test_a_site_warns_once(mesh, by):
     assert all(fact in str(warning.message) for fact in facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", BY)
 def test_strict_raises(mesh, by, monkeypatch):
     f = pinned(mesh, "x", by=BY[by])
@@ -102,6 +103,7 @@ def test_strict_constraints_name_the_path(mesh):
         assert (caught.value.path, caught.value.size) == ("x['b']", 7)
 
 
+@pytest.mark.slow
 def test_what_divides_is_silent(mesh):
     def run():
         pjit(pinned(mesh, "x", P.UNCONSTRAINED))(f32(8, 3))
@@ -122,6 +124,7 @@ def test_repeated_calls_check_nothing(mesh, monkeypatch):
     double(x)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("partitioner")
 def test_explain_lists_uneven_dimensions(mesh):
     columns = NamedSharding(mesh, P(None, ("x", "y")))
@@ -180,6 +183,7 @@ def test_large_arguments_without_a_sharding(mesh, little):
     assert "P(('x', 'y')" in first and second.startswith("w of ")
 
 
+@pytest.mark.slow
 def test_where_a_program_is_compiled_without_a_call(mesh, little):
     def total(w, x):
         return w.sum() + x.sum()
@@ -213,6 +217,7 @@ def test_where_a_program_is_compiled_without_a_call(mesh, little):
         assert issued(lambda: explain(jitted, LARGE[1:], f32(8))) == []
 
 
+@pytest.mark.slow
 def test_placed_and_small_values_are_silent(mesh, little):
     def run():
         with jax.set_mesh(mesh):

@@ -44,6 +44,7 @@ def test_one_function(mesh, compilations):
         np.testing.assert_allclose(out, np.sin(f32(8)) * 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_function_lowered_called_and_traced(mesh, compilations):
     f = pjit(lambda x: jnp.cos(x) * 3, out_shardings=NamedSharding(mesh, P("x")))
     tasks = [
@@ -77,6 +78,7 @@ def test_different_functions(mesh, compilations):
         np.testing.assert_array_equal(out, f32(8) + i % 8)
 
 
+@pytest.mark.slow
 def test_each_thread_has_its_own_mesh_in_force():
     f = pjit(lambda x: x + 1, out_shardings=P("x"))
     counts = [1 << (i % 4) for i in range(THREADS)]
@@ -104,6 +106,7 @@ def test_gradients(mesh, compilations):
     assert compilations.count == done
 
 
+@pytest.mark.slow
 def test_clearing_while_others_call():
     f = pjit(lambda x: x - 1)
 
@@ -207,6 +210,7 @@ def test_everything_at_once(mesh):
         sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 def test_donation(mesh):
     f = pjit(lambda x: x + 1, donate_argnums=0, out_shardings=NamedSharding(mesh, P("x")))
 

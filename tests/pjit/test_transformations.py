@@ -186,6 +186,7 @@ def test_less_common_uses(mesh):
     assert_same(jax.jit(local)(x), jnp.sin(x))
 
 
+@pytest.mark.slow
 def test_values_and_types_of_results(mesh):
     f = pjit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P()))
     out, tangent = jax.jvp(f, (2.0,), (1.0,))

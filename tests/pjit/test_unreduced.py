@@ -37,6 +37,7 @@ def summed(x):
 needs_shardy = pytest.mark.skipif(GSPMD, reason="GSPMD refuses unreduced values")
 
 
+@pytest.mark.slow
 @needs_shardy
 def test_a_result_is_unreduced_and_its_sum_is_right(mesh):
     x = device_put(X, P("x"))
@@ -51,6 +52,7 @@ def test_a_result_is_unreduced_and_its_sum_is_right(mesh):
     assert np.allclose(jit(lambda x: reshard(x, P("x")))(out), X.T @ X)
 
 
+@pytest.mark.slow
 @needs_shardy
 def test_boundaries_and_repeated_calls(mesh):
     out = jit(gram)(device_put(X, P("x")))
@@ -130,6 +132,7 @@ def test_the_gradient_of_a_reduced_weight_is_unreduced(mesh):
         assert np.allclose(summed(found), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @needs_shardy
 def test_what_is_lowered_and_explained(mesh):
     out = jit(gram)(device_put(X, P("x")))
@@ -185,6 +188,7 @@ def test_what_jax_does_not_refuse_and_xla_fails_on(mesh):
         jit(lambda x: reshard(x, U))(device_put(X.astype(complex), P()))
 
 
+@pytest.mark.slow
 @needs_shardy
 def test_a_constant_is_not_added_up_as_often_as_there_are_partial_sums(mesh):
     """`jax.jit` gives four times the value, of `np.ones` and of `jnp.full` alike."""

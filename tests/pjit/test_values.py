@@ -66,6 +66,7 @@ def test_empty_and_scalar_shapes(mesh, shape, partitioner):
     np.testing.assert_array_equal(out, np.ones(shape))
 
 
+@pytest.mark.slow
 def test_no_arguments_and_no_results(mesh):
     assert pjit(lambda: None)() is None
     assert pjit(lambda x: {}, in_shardings=NamedSharding(mesh, P("x")))(f32(8)) == {}
@@ -85,6 +86,7 @@ def test_results_that_are_arguments_or_constants(mesh):
     assert not x.is_deleted()
 
 
+@pytest.mark.slow
 def test_high_level_primitives(mesh):
     """`jnp.searchsorted` of JAX 0.12 is one: they have no rule for lowering."""
     edges, x = jnp.arange(8.0), jnp.arange(8.0) + 0.5

@@ -142,6 +142,7 @@ def test_arrays_of_this_machine_lie_on_the_topology_along_axes_of_the_same_names
     assert [(axis.name, axis.size) for axis in fewer.mesh] == [("data", 4), ("model", 2)]
 
 
+@pytest.mark.slow
 def test_shapes_on_the_mesh_of_the_topology_need_no_mesh_besides() -> None:
     topology = tpu.topology("v5e-4")
     mesh = topology.mesh({"x": 2, "y": 2})
@@ -151,6 +152,7 @@ def test_shapes_on_the_mesh_of_the_topology_need_no_mesh_besides() -> None:
     assert preflight(lambda x: x * 2, x, topology="v5e-4").inputs == found.inputs
 
 
+@pytest.mark.slow
 def test_stages_and_static_arguments() -> None:
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     power = xlashard.pjit(lambda x, n: x**n, static_argnums=1, in_shardings=P("data"))
@@ -221,6 +223,7 @@ def test_estimates_of_other_chips_of_several_slices_and_of_kernels() -> None:
         assert estimate.is_estimate and without_code(estimate) == without_code(whole)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_too_large_gives_the_same_report() -> None:
     x = jax.ShapeDtypeStruct((1 << 20, 1 << 16), jnp.bfloat16)
     large = xlashard.pjit(lambda x: jnp.sin(x).T + 1, in_shardings=P("data"), out_shardings=P())
@@ -342,6 +345,7 @@ def test_a_jitted_function_maps_to_the_topology(topology: str) -> None:
     assert ("all-gather", "model", "constraint") in figures(ours)["sent"]
 
 
+@pytest.mark.slow
 def test_the_mesh_of_a_jitted_function_needs_no_arguments_on_it() -> None:
     meshes = []
     by_shardings = jax.jit(gather_rows_of_local_mesh, in_shardings=(local("data"), None))
@@ -355,6 +359,7 @@ def test_the_mesh_of_a_jitted_function_needs_no_arguments_on_it() -> None:
     assert meshes == [[("data", 4), ("model", 2)]] * 4
 
 
+@pytest.mark.slow
 def test_meshes_inside_a_jitted_function_map_too() -> None:
     ring = Mesh(np.array(jax.devices()), ("ring",))
 
@@ -407,6 +412,7 @@ def training_step(constrain: Any) -> Any:
     return step
 
 
+@pytest.mark.slow
 def test_constraints_on_abstract_meshes_in_a_scan() -> None:
     params = {"w": jax.ShapeDtypeStruct((3, 256, 256), jnp.float32)}
     x = jax.ShapeDtypeStruct((128, 256), jnp.float32)
@@ -433,6 +439,7 @@ def test_constraints_on_abstract_meshes_in_a_scan() -> None:
     assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4), ("model", 2)]
 
 
+@pytest.mark.slow
 def test_explicit_axes_stay_explicit() -> None:
     types = (jax.sharding.AxisType.Explicit,) * 2
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=types)
@@ -452,6 +459,7 @@ def test_explicit_axes_stay_explicit() -> None:
     assert gathers and all(t.requested for t in gathers)
 
 
+@pytest.mark.slow
 def test_flax_and_equinox_functions() -> None:
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
 
@@ -481,6 +489,7 @@ def advice_of(folder: Path) -> Iterator[tuple[str, str]]:
                 yield path.name, str(node.value)
 
 
+@pytest.mark.slow
 def test_no_advice_wraps_a_function_of_nnx_in_pjit() -> None:
     """`pjit` of such a function would drop its mutations."""
     package = Path(xlashard.__file__).parent
@@ -508,6 +517,7 @@ def test_no_advice_wraps_a_function_of_nnx_in_pjit() -> None:
     assert "pjit(" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_lowered_stages_of_jax_map_to_the_topology_with_what_they_keep() -> None:
     placed = (local("data"), local())
     jitted = jax.jit(gather_rows_of_local_mesh, in_shardings=placed, donate_argnums=0)
@@ -535,6 +545,7 @@ def test_lowered_stages_of_jax_map_to_the_topology_with_what_they_keep() -> None
     assert own == traced and ("all-gather", "model", "constraint") in own["sent"]
 
 
+@pytest.mark.slow
 def test_a_lowered_shard_map_keeps_the_sizes_of_its_axes() -> None:
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, "data"), mesh=LOCAL, in_specs=P("data"), out_specs=P()
@@ -546,6 +557,7 @@ def test_a_lowered_shard_map_keeps_the_sizes_of_its_axes() -> None:
         preflight(lowered, topology="v5e-16", mesh={"data": 8, "model": 2})
 
 
+@pytest.mark.slow
 def test_a_compiled_stage_of_the_topology_reports_its_own_program() -> None:
     mesh = tpu.topology("v5e-8").mesh({"data": 4, "model": 2})
     args = [

@@ -51,6 +51,7 @@ def test_a_report_of_gpus_has_their_words() -> None:
     assert PreflightReport.from_json(GPU.to_json()) == GPU
 
 
+@pytest.mark.slow
 def test_the_page_draws_nodes() -> None:
     page = GPU.to_html()
     assert "4 nodes of 8 GPUs, joined by NVLink within a node" in page

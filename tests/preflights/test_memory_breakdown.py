@@ -39,6 +39,7 @@ def matmul(name: str) -> tuple[Compilation, MemoryBreakdown]:
     return compilation, describe_memory(compilation, place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1"])
 def test_sums_are_those_of_the_compiler(name: str) -> None:
     compilation, memory = matmul(name)
@@ -59,6 +60,7 @@ def test_sums_are_those_of_the_compiler(name: str) -> None:
     assert memory.fits and memory.spare_bytes == memory.available_bytes - memory.total_bytes
 
 
+@pytest.mark.slow
 def test_leaves_have_the_bytes_of_their_tiles() -> None:
     _, memory = matmul("v5e:2x2")
     held = {h.path: h for h in (*memory.arguments, *memory.results)}
@@ -118,6 +120,7 @@ def test_temporaries_are_what_the_user_wrote(large: MemoryBreakdown) -> None:
     assert cast["params['up']"] == f"bf16[{depth},{width // 2},{width}]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x1x1"])
 def test_the_verdict_is_the_compilers(name: str) -> None:
     available = topology(name).generation.available_bytes
@@ -140,6 +143,7 @@ def test_the_verdict_is_the_compilers(name: str) -> None:
     assert MIB <= -above.spare_bytes < 2 * MIB
 
 
+@pytest.mark.slow
 def test_other_memories_that_are_too_small_are_no_report() -> None:
     _, mesh = on("v5e:2x2", data=4)
     x = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, P("data")))

@@ -86,6 +86,7 @@ def test_a_link_to_another_folder_is_left_alone(temporary: Path) -> None:
     assert (kept / "thesis.txt").exists()
 
 
+@pytest.mark.slow
 def test_threads_do_not_take_each_others() -> None:
     def work(_: int) -> None:
         for number in range(50):

@@ -90,6 +90,7 @@ def test_large_values_are_summed_by_several_threads() -> None:
     assert digest(v) != whole
 
 
+@pytest.mark.slow
 @given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.integers(2, 4), st.data())
 @settings(max_examples=40, deadline=None)
 def test_the_first_element_that_differs(

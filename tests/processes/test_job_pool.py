@@ -44,6 +44,7 @@ def test_processes_take_job_after_job():
     assert not any(map(is_alive, pids))
 
 
+@pytest.mark.slow
 def test_processes_are_kept_between_series_of_jobs():
     running, answered = 0, []
 
@@ -70,6 +71,7 @@ def test_processes_are_kept_between_series_of_jobs():
     assert not any(map(is_alive, {*answered, again["pid"]}))
 
 
+@pytest.mark.slow
 def test_a_failure_costs_its_own_job_only():
     found = ran(behaving("raise", "die", "well", "leave", "well"), workers=1)
     reasons = {key.split()[1]: answer["reason"] for key, answer in found.items()}
@@ -99,6 +101,7 @@ def test_a_missing_runner_fails():
     assert found["outcome"] == "failed" and "nothing" in found["reason"]
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_iterator(tmp_path):
     answers = run_jobs(
         behaving("well", "wait", "wait", mark=str(tmp_path)), WorkerLimits(workers=2)

@@ -65,6 +65,7 @@ def opened() -> Iterator[list[Connection]]:
         connection.close()
 
 
+@pytest.mark.slow
 def test_address_is_released_after_the_barrier(opened: list[Connection]) -> None:
     all_calls = calls(4)
     # A service takes the address over, which those who come wait for.
@@ -110,6 +111,7 @@ def test_a_lone_process_times_out_earlier() -> None:
     assert "refused" in error.reason
 
 
+@pytest.mark.slow
 def test_unresolvable_coordinator_is_the_reason() -> None:
     call = replace(calls(2, alone=0.2)[1], coordinator=("no-such-host.invalid", 1234))
     (error,) = outcomes([call])

@@ -65,6 +65,7 @@ def test_an_equal_program_comes_from_the_cache(partitioner, hits, tmp_path):
         assert mine.sharding == its.sharding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -91,6 +92,7 @@ def test_another_program_does_not(partitioner, hits, change):
     assert not hits
 
 
+@pytest.mark.slow
 def test_a_program_from_the_cache_calls_its_own_callback(jax_partitioner, hits):
     def program(seen):
         def step(x):

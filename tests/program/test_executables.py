@@ -42,6 +42,7 @@ def test_equal_modules_of_one_function(partitioner):
     np.testing.assert_array_equal(other([np.ones(8, np.float32)])[0], np.ones(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

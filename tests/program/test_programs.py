@@ -43,6 +43,7 @@ def f32(*shape):
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RUNNABLE, ids=lambda c: c.name)
 def test_a_golden_module_compiles_and_keeps_its_word(case, partitioner):
     wanted = case.plan(partitioner)
@@ -60,6 +61,7 @@ def test_a_golden_module_compiles_and_keeps_its_word(case, partitioner):
         assert shard.shape == sharding.shard_shape(asked.shape)
 
 
+@pytest.mark.slow
 def test_open_dimensions_are_the_partitioners_the_others_ours(partitioner):
     open_result = plan(
         [value((8, 8), named("x", "y"))] * 2, [value((8, 8), named(U, None))], partitioner
@@ -124,6 +126,7 @@ def test_one_device_of_a_mesh_is_named_on_it(partitioner):
     assert parts.out_shardings == (named(on=alone),)
 
 
+@pytest.mark.slow
 def test_devices_other_than_the_first_ones(partitioner):
     last = devices()[:3:-1]
     on = mesh((4,), ("x",), order=(7, 6, 5, 4))
@@ -153,6 +156,7 @@ def test_memories(partitioner, kind):
     np.testing.assert_array_equal(second, f32(8, 8))
 
 
+@pytest.mark.slow
 def test_layouts(partitioner):
     turned = value((8, 4), named("x"), layout="{0,1}")
     wanted = plan([turned, value((8, 4), named("x"))], [turned, turned], partitioner)
@@ -208,6 +212,7 @@ def test_a_single_key(partitioner):
     np.testing.assert_array_equal(data, jax.random.key_data(key))
 
 
+@pytest.mark.slow
 def test_keys_stay_whole_where_their_data_comes_in_pieces(partitioner):
     data = np.arange(16, dtype=np.uint32).reshape(8, 2)
     body, avals = traced(jax.random.wrap_key_data, data)
@@ -223,6 +228,7 @@ def test_keys_stay_whole_where_their_data_comes_in_pieces(partitioner):
     np.testing.assert_array_equal(jax.random.key_data(keys), data)
 
 
+@pytest.mark.slow
 def test_keys_stay_whole_where_their_data_is_cut(partitioner):
     keys = jax.random.split(jax.random.key(3), 8)
     body, avals = traced(jax.random.key_data, keys)
@@ -237,6 +243,7 @@ def test_keys_stay_whole_where_their_data_is_cut(partitioner):
     np.testing.assert_array_equal(program([keys])[0], jax.random.key_data(keys))
 
 
+@pytest.mark.slow
 def test_donated_buffers_are_taken_over(partitioner):
     there = named("x")
     wanted = plan(
@@ -397,6 +404,7 @@ def test_ordered_effects_run_in_order(jax_partitioner):
     assert seen == [0, 2, 4, 6, 8]
 
 
+@pytest.mark.slow
 def test_effects_on_several_devices(jax_partitioner):
     seen = []
 

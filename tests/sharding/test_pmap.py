@@ -154,6 +154,7 @@ def test_its_text_is_code_but_for_the_devices() -> None:
     assert f"memory_kind={kinds[-1]!r}" in repr(PmapSharding(DEVICES, ROWS, memory_kind=kinds[-1]))
 
 
+@pytest.mark.slow
 def test_computation_follows_data() -> None:
     x = device_put(np.arange(24, dtype=np.float32).reshape(8, 3), PmapSharding(DEVICES, ROWS))
     assert type(x.sharding) is PmapSharding

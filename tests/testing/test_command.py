@@ -32,6 +32,7 @@ def test_each_line_has_its_process(capfd: pytest.CaptureFixture[str]) -> None:
     assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1", "[2] err 2"]
 
 
+@pytest.mark.slow
 def test_arguments_after_the_command_belong_to_it(capfd: pytest.CaptureFixture[str]) -> None:
     source = "import sys; print(sys.argv[1:])"
     for dashes in ([], ["--"]):
@@ -45,6 +46,7 @@ def test_requested_device_count(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--xla_force_host_platform_device_count=5" in out
 
 
+@pytest.mark.slow
 def test_first_failure_determines_the_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
     source = f"{WHO} import sys, time; me == '1' and sys.exit(7); time.sleep(1000)"
     code, _, err = pod(capfd, "--grace", "0.1", "--", *python(source))

@@ -35,6 +35,7 @@ def total(x):
     return x.sum(axis=1)
 
 
+@pytest.mark.slow
 def test_expected_collectives_pass(x: Array) -> None:
     assert_collectives(total, (x,), all_reduce=1, others=0)
     assert_collectives(total, (x,), total=1, all_gather_at_most=0, all_reduce_at_most=2)
@@ -130,6 +131,7 @@ def test_resharded_argument_is_named(mesh: Mesh) -> None:
     assert "P('data')" in text.partition("Moved before each call")[2]
 
 
+@pytest.mark.slow
 def test_resharded_value_is_named(mesh: Mesh, x: Array) -> None:
     @pjit
     def turn(x):
@@ -149,6 +151,7 @@ def test_sufficient_memory_passes(x: Array) -> None:
     assert_peak_bytes_at_most(total, (x,), 16 * 32 * 4 + 1024)
 
 
+@pytest.mark.slow
 def test_donation_counts_once() -> None:
     y = np.ones((256, 256), np.float32)
     keep, donate = pjit(lambda y: y + 1), pjit(lambda y: y + 1, donate_argnums=0)
@@ -174,6 +177,7 @@ def test_values_in_place_of_functions_are_rejected(f: Any, named: str) -> None:
         assert_collectives(f, (jnp.ones(3),), others=0)
 
 
+@pytest.mark.slow
 def test_functions_and_stages_of_jax(x: Array) -> None:
     summed = jax.jit(lambda x: x.sum())
     stages = [(summed.trace(x), ()), (summed.lower(x), ()), (summed.lower(x).compile(), ())]
@@ -185,6 +189,7 @@ def test_functions_and_stages_of_jax(x: Array) -> None:
             assert_collectives(f, args, all_gather=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [jax.jit, nnx.jit, eqx.filter_jit, lambda f: f])
 def test_functions_of_jax_fail_with_the_facts_of_ours(mesh: Mesh, x: Array, wrap: Any) -> None:
     def turn(x: Any) -> Any:

@@ -32,6 +32,7 @@ from xlashard.testing.supervision import EndingRules, Verdict, run_to_end
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
+@pytest.mark.slow
 def test_each_process_has_its_pod_variables() -> None:
     done = ran(python(TELL), processes=3)
     flags = [read_flags(json.loads(output)).pod for output in done.outputs]
@@ -42,6 +43,7 @@ def test_each_process_has_its_pod_variables() -> None:
     assert {(place.processes, place.devices) for place in places} == {(3, 1)}
 
 
+@pytest.mark.slow
 def test_concurrent_launches_use_different_ports() -> None:
     with Launch(plan(python(TELL), 1)) as one, Launch(plan(python(TELL), 1)) as other:
         ports = {
@@ -119,6 +121,7 @@ def test_pod_variables_round_trip() -> None:
     assert read_flags(place_variables(PLACE)).pod == PLACE
 
 
+@pytest.mark.slow
 def test_separate_and_merged_streams() -> None:
     source = "import sys\nfor i in range(3): print(i); print(-i, file=sys.stderr)"
     with Launch(plan(python(source), 1)) as launch:
@@ -134,6 +137,7 @@ def test_separate_and_merged_streams() -> None:
     assert ran(python(source), 1).outputs == ("0\n0\n1\n-1\n2\n-2\n",)
 
 
+@pytest.mark.slow
 def test_output_is_complete() -> None:
     done = ran(python("import sys; sys.stdout.write('x' * 3_000_001)"))
     assert [len(output) for output in done.outputs] == [3_000_001] * 2
@@ -143,6 +147,7 @@ def test_undecodable_output_is_shown() -> None:
     assert ran(python("import os; os.write(1, b'a\\xffb')"), 1).outputs == ("a�b",)
 
 
+@pytest.mark.slow
 def test_channels_are_bidirectional() -> None:
     source = (
         "import socket, sys; s = socket.socket(fileno=int(sys.argv[1]));"
@@ -159,6 +164,7 @@ def test_channels_are_bidirectional() -> None:
     assert heard == {0: b"cba", 1: b"zyx"}
 
 
+@pytest.mark.slow
 def test_missing_programs() -> None:
     with pytest.raises(LaunchError, match=naming("'nonesuch'", "PATH", "python -m package")):
         Launch(plan(["nonesuch"]))
@@ -175,6 +181,7 @@ def test_non_executable_programs(tmp_path: Path) -> None:
         Launch(plan([str(script)]))
 
 
+@pytest.mark.slow
 def test_all_exit_codes_are_reported() -> None:
     source = "import os; os._exit(int(os.environ['XLASHARD_POD_PROCESS_ID']))"
     done = ran(python(source), 3)
@@ -191,6 +198,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "cause", "code"),
     [
@@ -272,6 +280,7 @@ def test_timeout_leaves_no_core_file(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_report_shows_the_last_lines() -> None:
     report = ran(python("print(*range(100), sep='\\n'); raise SystemExit(1)"), 1).report(lines=3)
     assert report.splitlines()[1:] == [

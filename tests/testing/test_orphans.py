@@ -38,6 +38,7 @@ def test_second_ctrl_c_kills() -> None:
     assert launcher.wait(30) == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_processes_end_when_the_guard_is_killed() -> None:
     with Launch(plan(family(), one_stream=True)) as launch:
         pids = families(lines_of(launch), 2)
@@ -54,6 +55,7 @@ def test_processes_end_after_a_timeout() -> None:
     assert all_gone(families("".join(done.outputs).splitlines(), 2), 0)
 
 
+@pytest.mark.slow
 def test_detached_processes_end_with_the_last_process() -> None:
     leave = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     done = ran(python(f"import subprocess; print({leave}.pid)"))

@@ -230,6 +230,7 @@ def test_reports_without_execution() -> None:
     assert compiled.serialize()
 
 
+@pytest.mark.slow
 def test_explain_finds_the_collectives_between_slices() -> None:
     mesh = topology("v5e-4", slices=2).mesh({"replica": 2, "data": 4})
     rows = NamedSharding(mesh, P(("replica", "data")))

@@ -110,6 +110,7 @@ def figures(**changes: float) -> Figures:
 
 
 class TestOtherModules:
+    @pytest.mark.slow
     def test_other_operations_differ(self) -> None:
         one, same, other = (
             jax.jit(fun).lower(1.0).compile().as_text() or ""

@@ -87,6 +87,7 @@ def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
     assert wraps_of(BY_NAME[kind], tuple(map(int, shape.split("x")))) == wraps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v5p:4x4x8", "v5p:4x4x8_twisted", "v6e:8x16", "v5e-8", "v4-16"])
 def test_the_compiler_hears_of_rings_hosts_and_joined_cores(name: str, tmp_path) -> None:
     found = topology(name)
@@ -117,6 +118,7 @@ def test_a_program_for_the_largest_pod_compiles() -> None:
     assert [c.kind for c in done.module.collectives] == ["all-reduce"]
 
 
+@pytest.mark.slow
 def test_the_compiler_makes_use_of_rings() -> None:
     found = topology("v5p:4x4x4")
     default = {tuple(device.coords): device for device in found.devices}

@@ -72,6 +72,7 @@ def test_the_order_of_axes() -> None:
         found.mesh(axes, order="ab")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["v5p:4x4x4", "v5e:4x8", "tpu7x:2x2x4", "v3:4x4", "v4:2x2x2"]),

@@ -105,6 +105,7 @@ def test_too_little_text_is_reported_with_numbers(tmp_path: Path, size: int) -> 
     assert "model.length + 1 = 9" in text
 
 
+@pytest.mark.slow
 @given(st.integers(1, 400), st.floats(0.01, 0.99), st.integers(2, 20))
 def test_text_is_enough_or_refused(size: int, fraction: float, length: int) -> None:
     text = Text.joined([np.ones(size, np.uint8)])

@@ -48,6 +48,7 @@ def check_values(v: np.ndarray, step: int) -> None:
     assert x.on_device_size_in_bytes() == handle.on_device_size_in_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     sweep(NAMES, quick=["bool", "int8", "int2", "bfloat16", "float32", "complex64"]),
@@ -81,6 +82,7 @@ def test_64_bits(name: str) -> None:
         assert same(double(x), np.asarray(doubled))
 
 
+@pytest.mark.slow
 def test_numbers_of_few_bits_are_packed_on_devices_only() -> None:
     v = value("int4")
     x = device_put(v, DEVICES[0])
@@ -102,6 +104,7 @@ def test_two_bits_come_whole_through_every_move(name: str) -> None:
         assert same(x, v)
 
 
+@pytest.mark.slow
 def test_tangents_of_integers_stay_with_numpy() -> None:
     v = np.zeros(8, jax.dtypes.float0)
     assert device_put({"n": v}, named("x"))["n"] is v
@@ -113,6 +116,7 @@ def test_tangents_of_integers_stay_with_numpy() -> None:
     assert pjit(lambda t: t)(v).dtype == jax.dtypes.float0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "level", "use"),
     [
@@ -128,6 +132,7 @@ def test_promotion_is_refused_as_with_jax(setting: str, level: str, use: Any) ->
             use(y)
 
 
+@pytest.mark.slow
 def test_the_default_device_and_precision_are_asked_for() -> None:
     with jax.default_device(DEVICES[5]):
         assert device_put(value("int8")).devices() == {DEVICES[5]}
@@ -143,6 +148,7 @@ def test_the_default_device_and_precision_are_asked_for() -> None:
         assert same(seen[0], np.asarray(x))
 
 
+@pytest.mark.slow
 def test_leaked_tracers_are_found() -> None:
     leaked: list[Any] = []
 

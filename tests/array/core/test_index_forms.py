@@ -118,6 +118,7 @@ UPDATES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(UPDATES))
 def test_updates_add_up_where_an_index_comes_twice(name: str) -> None:
     v = V.astype(np.float32)

@@ -65,6 +65,7 @@ def test_rows_that_are_a_shard_need_not_say_the_rest(monkeypatch: pytest.MonkeyP
         x[0:3]
 
 
+@pytest.mark.slow
 def test_a_shard_outlives_its_array_and_goes_where_others_are() -> None:
     x = device_put(V, named("x"))
     part = x[4:8]
@@ -81,6 +82,7 @@ def test_a_shard_in_a_program_is_a_constant_like_any() -> None:
 
 
 # JAX computes with arrays in host memory only where it is told to.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(SHARDINGS) - {"pinned"}))
 def test_any_index_gives_numpy_s_value(kind: str) -> None:
     x = device_put(V, SHARDINGS[kind])
@@ -151,6 +153,7 @@ def compilations() -> Iterator[Compilations]:
     jax.monitoring.unregister_event_duration_listener(counter)
 
 
+@pytest.mark.slow
 def test_the_counter_counts(compilations: Compilations) -> None:
     x = device_put(value(np.float32, (8, 3, 5)), PmapSharding.default((8, 3, 5)))
     assert same(x[2, 1], np.asarray(x)[2, 1])
@@ -175,6 +178,7 @@ def test_numbers_and_slices_that_are_a_shard_compile_nothing(
     assert compilations.count == 0
 
 
+@pytest.mark.slow
 def test_numbers_in_every_dimension_that_is_cut_into_elements(compilations: Compilations) -> None:
     v = value(np.int32, (2, 11, 4))
     x = device_put(v, named("x", None, "y"))

@@ -66,6 +66,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 OTHERS = {"at", "choose", "flat", "item", "to_device"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweep(CALLS, quick=list(CALLS)[::4]))
 def test_a_method_gives_an_array_with_numpy_s_value(name: str) -> None:
     got, wanted = CALLS[name](X), CALLS[name](V)
@@ -200,6 +201,7 @@ def test_a_value_given_to_an_update_may_be_an_array_or_a_tracer() -> None:
     assert float(traced[0, 0]) == 5.0
 
 
+@pytest.mark.slow
 def test_deleted_arrays_are_named() -> None:
     gone = device_put(V, named("x"))
     gone.delete()

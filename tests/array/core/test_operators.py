@@ -78,6 +78,7 @@ def check(op: Callable[..., Any], x: Array, v: np.ndarray, other: Any) -> None:
     np.testing.assert_allclose(out, op(plain, jnp.asarray(v)), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", UNARY, ids=lambda op: op.__name__)
 def test_unary(op: Callable[..., Any]) -> None:
     out = op(X)
@@ -117,6 +118,7 @@ def test_nothing_gathers() -> None:
     assert [s.data.shape for s in out.addressable_shards] == [(4, 2)] * 8
 
 
+@pytest.mark.slow
 def test_tracers_pass_through_on_either_side() -> None:
     @jax.jit
     def both(t: Any) -> Any:

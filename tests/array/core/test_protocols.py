@@ -272,6 +272,7 @@ def test_a_handle_never_carries_our_sharding() -> None:
     assert x.sharding == ROWS
 
 
+@pytest.mark.slow
 def test_live_arrays_list_a_buffer_once() -> None:
     gc.collect()
     before = len(xlashard.live_arrays())

@@ -79,6 +79,7 @@ def test_what_names_a_shard_has_its_value(
     assert device in holders
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(placements(), st.data())
 def test_every_other_index_is_left_to_a_program(

@@ -48,6 +48,7 @@ def test_every_memory_there_and_back(kind: str, constructor: str) -> None:
         assert x.is_deleted() and moved.sharding == there and same(moved, V)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_give_what_jax_gives(kind: str) -> None:
     x = device_put(V, ROWS.with_memory_kind(kind))

@@ -182,6 +182,7 @@ def test_a_callback_may_use_one_buffer_for_all(one_buffer: np.ndarray) -> None:
     assert same(x, v)
 
 
+@pytest.mark.slow
 def test_caches_go_with_those_of_jax() -> None:
     device_put(value(np.float32), named("x"))
     assert put.host_route.cache_info().currsize > 0

@@ -81,6 +81,7 @@ def test_getting_a_tree_starts_all_before_it_waits(events: list[tuple[str, int]]
     assert got["b"][1] == 3 and got["c"] == "text"
 
 
+@pytest.mark.slow
 def test_getting_takes_arrays_of_jax_too() -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     got = device_get({"jax": jax.numpy.arange(3), "number": np.float32(2)})

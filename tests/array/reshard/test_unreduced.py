@@ -61,6 +61,7 @@ def partial(*addends: float, sharding: NamedSharding = U, shape: tuple[int, ...]
     return make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
+@pytest.mark.slow
 def test_a_put_of_partial_sums_sums() -> None:
     x = partial(3, 4)
     targets: dict[str, Any] = {
@@ -98,6 +99,7 @@ def test_a_put_of_partial_sums_sums() -> None:
                 assert np.asarray(device_put(out, on())).tolist() == [7, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "int8", "bool", "complex64", "bfloat16", "int4"])
 def test_whole_values_become_partial_sums_and_come_back(kind: str) -> None:
     value = np.asarray(jnp.asarray(np.abs(V) % 5, kind))
@@ -177,6 +179,7 @@ READS: dict[str, Callable[[Array], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_no_read_gives_a_partial_sum() -> None:
     with Together() as together:
         for name, read in READS.items():
@@ -244,6 +247,7 @@ def test_operations_keep_partial_sums() -> None:
         x + 1
 
 
+@pytest.mark.slow
 def test_shardings_with_reductions() -> None:
     assert pickle.loads(pickle.dumps(U)) == U
     assert hash(on("y", unreduced={"x"})) == hash(U)

@@ -241,6 +241,7 @@ def test_unknown_primitives_are_whole() -> None:
     assert not factors
 
 
+@pytest.mark.slow
 def test_cases_reach_every_rule() -> None:
     reached = {
         eqn.primitive.name
@@ -253,6 +254,7 @@ def test_cases_reach_every_rule() -> None:
     assert public - RULES <= WITHOUT_RULE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_models_hold_no_unknown_primitive(model: Any) -> None:
     rules = [(eqn.primitive.name, op_rule(eqn)) for eqn in equations(model())]

@@ -255,6 +255,7 @@ def test_buffers_are_checked(mesh):
         make(good)
 
 
+@pytest.mark.slow
 def test_callbacks_are_checked(mesh):
     def make(data_callback, maker="from_callback"):
         return getattr(GlobalDeviceArray, maker)((8, 2), mesh, P("x"), data_callback)

@@ -35,6 +35,7 @@ def mesh() -> Mesh:
 LIBRARIES = pytest.mark.parametrize("lib", [pairs.JAX, pairs.XLASHARD], ids=lambda lib: lib.name)
 
 
+@pytest.mark.slow
 @LIBRARIES
 @pytest.mark.parametrize(
     "pair", [*pairs.PAIRS, *pairs.PAIRS_OF_ONE_PROCESS], ids=lambda pair: pair.name
@@ -47,6 +48,7 @@ def test_array_classes_differ_by_mode(mesh: Mesh) -> None:
     kinds.check_kinds(mesh)
 
 
+@pytest.mark.slow
 def test_isinstance_of_device_array(mesh: Mesh) -> None:
     with legacy.jax_array(False):
         values = [jnp.ones(3), jax.pmap(lambda x: x)(jnp.ones(8)), np.ones(3), 1.0, [jnp.ones(3)]]

@@ -151,6 +151,7 @@ def test_switching_for_all_threads(mesh: Any) -> None:
         legacy.config.update("jax_array", True)
 
 
+@pytest.mark.slow
 def test_threads_in_all_worlds_at_once(mesh: Any) -> None:
     f = doubling()
     wrong: list[Any] = []
@@ -172,6 +173,7 @@ def test_threads_in_all_worlds_at_once(mesh: Any) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_the_world_is_traced_in_each(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * (1 if legacy.config.jax_array else 10), None, None)
     with mesh:
@@ -181,6 +183,7 @@ def test_a_program_that_asks_for_the_world_is_traced_in_each(mesh: Any) -> None:
                 assert f(np.float32(2)) == 20
 
 
+@pytest.mark.slow
 def test_pmap_gives_sharded_device_arrays_without_jax_array() -> None:
     x = jnp.ones((8, 3))
     with in_mode(PARTS):
@@ -205,6 +208,7 @@ def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
     assert used_ref() is None
 
 
+@pytest.mark.slow
 def test_results_that_are_no_arrays_stay_what_they_are(mesh: Any) -> None:
     f = legacy.pjit(lambda key, x: (jax.random.fold_in(key, 1), {"x": x}, None), None, None)
     for mode in KINDS:

@@ -106,6 +106,7 @@ def test_donated_arrays_of_each_kind_are_gone(mesh: Any, gda: bool) -> None:
     np.testing.assert_array_equal(np.asarray(third.addressable_data(0)), X[:2] + 3)
 
 
+@pytest.mark.slow
 def test_host_local_arguments_follow_their_resource(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, P("y"), P("y"))
     with mesh, off():
@@ -209,6 +210,7 @@ def test_resources_are_needed_without_jax_array(mesh: Any, resources: Any, name:
             f(X, X)
 
 
+@pytest.mark.slow
 def test_auto_needs_global_shapes(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, AUTO, AUTO)
     with mesh:
@@ -334,6 +336,7 @@ def test_constraints_without_jax_array(mesh: Any, partitioner: str) -> None:
             body(X)
 
 
+@pytest.mark.slow
 def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
     """A spec that names no axis does nothing; a named axis is a ValueError."""
 
@@ -353,6 +356,7 @@ def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
             constrained("x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jax_array", [True, False])
 def test_modules_of_a_lowered_function_in_the_dialect_of_2022(mesh: Any, jax_array: bool) -> None:
     f = legacy.pjit(lambda x: jnp.sin(x) @ x.T, P("x"), P("x"))

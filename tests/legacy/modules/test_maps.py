@@ -132,6 +132,7 @@ def test_mesh_is_a_context_and_a_decorator(mesh):
     assert under_it() == 2 == under_it() and maps.thread_resources.env.physical_mesh.empty
 
 
+@pytest.mark.slow
 def test_an_assigned_mesh_is_in_force_for_pjit_and_for_jax(mesh):
     double = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("y"))
     before = maps.thread_resources.env
@@ -163,6 +164,7 @@ def test_no_mesh_can_be_assigned_within_a_block(mesh):
         assert maps.thread_resources.env.physical_mesh is mesh
 
 
+@pytest.mark.slow
 def test_programs_of_an_assigned_mesh_are_not_reused_under_another(mesh):
     constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x * 3, P("x")))
     before = maps.thread_resources.env

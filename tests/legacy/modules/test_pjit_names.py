@@ -157,6 +157,7 @@ def test_unconstrained_dimensions(mesh):
     assert era.get_unconstrained_dims(NamedSharding(mesh, P("x"))) == set()
 
 
+@pytest.mark.slow
 def test_the_specs_of_a_program_are_read_from_it(mesh, partitioner):
     with mesh:
         compiled = (

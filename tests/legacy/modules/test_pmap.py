@@ -18,6 +18,7 @@ def double(row):
     return {"twice": row * 2, "sum": row.sum()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jax_array", [True, False])
 def test_results_in_both_worlds(jax_array):
     with legacy.jax_array(jax_array):
@@ -33,6 +34,7 @@ def test_results_in_both_worlds(jax_array):
         np.testing.assert_array_equal(again["twice"], ROWS * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jax_array", [True, False])
 def test_one_index_is_the_piece_of_one_device(jax_array):
     with legacy.jax_array(jax_array):
@@ -48,6 +50,7 @@ def test_one_index_is_the_piece_of_one_device(jax_array):
     assert isinstance(x[1:3], ShardedDeviceArray)
 
 
+@pytest.mark.slow
 def test_pieces_keep_or_lose_the_dimension_by_the_flag():
     f = pmap(lambda row: row + 1)
     with legacy.jax_array(False):
@@ -57,6 +60,7 @@ def test_pieces_keep_or_lose_the_dimension_by_the_flag():
             assert [b.shape for b in f(ROWS).device_buffers] == [(1, 3)] * 8
 
 
+@pytest.mark.slow
 def test_axes_and_devices_and_names():
     x = pmap(lambda row: row, out_axes=1)(ROWS)
     assert x.shape == (3, 8)

@@ -92,6 +92,7 @@ def test_every_spec_of_every_small_mesh_comes_back(shape):
                 assert again.is_equivalent_to(NamedSharding(on, spec), ndim)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_jaxs_own_writing_of_a_spec_comes_back(data):
     on = mesh(data.draw(st.sampled_from(MESHES)))

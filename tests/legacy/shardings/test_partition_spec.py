@@ -151,6 +151,7 @@ def test_it_makes_no_program_of_its_own(mesh):
     assert double._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_every_door_of_jax_takes_it(mesh):
     x, spec = f32(8, 4), PartitionSpec("x", None)
     sharding = jax.sharding.NamedSharding(mesh, spec)

@@ -94,6 +94,7 @@ def grids(sharding: PositionalSharding) -> list[PositionalSharding]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(9))
 def test_jax_and_xlashard_take_them(sharding, number, partitioner):
     made = grids(sharding)[number]
@@ -144,6 +145,7 @@ def test_what_does_not_fit_is_refused(sharding):
         jax.device_put(X[:6], sharding.reshape(4, 2))
 
 
+@pytest.mark.slow
 def test_it_is_where_programs_import_it_from(mesh):
     with legacy.installed():
         from jax.experimental.sharding import PositionalSharding as earlier

@@ -56,6 +56,7 @@ def test_a_gathered_argument_is_named_with_the_line_that_needs_it(mesh):
     assert source.in_user_file
 
 
+@pytest.mark.slow
 def test_collectives_in_loops_count_once_for_each_run(mesh):
     def f(x):
         def body(x, _):

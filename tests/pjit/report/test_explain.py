@@ -170,6 +170,7 @@ def test_a_report_is_a_frozen_value_of_plain_frozen_values(step):
     check(report)
 
 
+@pytest.mark.slow
 def test_json_brings_back_the_same_report(step, mesh):
     def constrained(x):
         x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
@@ -196,6 +197,7 @@ def test_json_of_another_format_is_refused(text, facts):
         xlashard.ProgramReport.from_json(text)
 
 
+@pytest.mark.slow
 def test_keys_and_what_is_closed_over_are_counted(mesh):
     table = xlashard.device_put(f32(16, 4), named(mesh, "x"))
 

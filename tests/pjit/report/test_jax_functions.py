@@ -175,6 +175,7 @@ def reports(jit: Any, program: Program) -> tuple[Any, Any]:
         return reports(jit, program._replace(mesh=None))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:backend and device argument:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("make", PROGRAMS)
@@ -242,6 +243,7 @@ def test_a_lowering_for_another_platform_is_refused():
         explain(lowered)
 
 
+@pytest.mark.slow
 def test_a_constraint_by_its_spec_alone_is_one_on_the_mesh_in_force():
     def run(rows, whole):
         def layer(x, w):
@@ -262,6 +264,7 @@ def test_a_constraint_by_its_spec_alone_is_one_on_the_mesh_in_force():
     ]
 
 
+@pytest.mark.slow
 def test_shapes_stand_in_for_arrays_of_every_wrapper():
     x = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=named("data"))
     model = eqx.nn.Linear(4, 4, key=jax.random.key(0))
@@ -277,6 +280,7 @@ def test_shapes_stand_in_for_arrays_of_every_wrapper():
         assert (first.decided_by, first.copies) == (decided, copies)
 
 
+@pytest.mark.slow
 def test_partials_methods_and_modules():
     class Scaler:
         def __init__(self):

@@ -42,6 +42,7 @@ def test_products_of_whole_operands(mesh):
     assert "32.8 kFLOP" in text and "20.0%" in text and "test_repeated.py" in text
 
 
+@pytest.mark.slow
 def test_work_that_devices_share_is_not_listed(mesh):
     whole, rows = named(mesh), named(mesh, "x")
     data = pjit(jax.grad(loss), in_shardings=({"up": whole, "down": whole}, rows))
@@ -57,6 +58,7 @@ def test_work_that_devices_share_is_not_listed(mesh):
     assert explain(pjit(jax.grad(loss)), PARAMS, X).repeated == ()  # one device
 
 
+@pytest.mark.slow
 def test_loops_and_constraints(mesh):
     def scanned(weights, x):
         x, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, weights)
@@ -75,6 +77,7 @@ def test_loops_and_constraints(mesh):
     assert row.argument == "" and row.constraint.file == __file__
 
 
+@pytest.mark.slow
 def test_convolutions(mesh):
     def conv(x, k):
         return jax.lax.conv_general_dilated(x, k, (1, 1), "SAME").sum()

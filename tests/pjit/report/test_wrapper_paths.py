@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import xlashard
@@ -49,6 +50,7 @@ STATE = [
 ]
 
 
+@pytest.mark.slow
 def test_paths_of_modules_in_arguments_and_results() -> None:
     model, other, x = Blocks(), Blocks(), np.ones((2, 4), np.float32)
     call = traced_call(count_up, (model, 3, x), {"extra": {"more": other}})[1]
@@ -70,6 +72,7 @@ def test_paths_of_modules_in_arguments_and_results() -> None:
     assert "args" not in str(traced_call(lookalike, (x,))[1].traced.result_paths)
 
 
+@pytest.mark.slow
 def test_paths_of_modules_in_recorded_programs() -> None:
     x = np.ones((2, 4), np.float32)
     with xlashard.record_programs() as programs:
@@ -86,6 +89,7 @@ def test_paths_of_modules_in_recorded_programs() -> None:
     assert first.result_paths[:7] == lowered.result_paths[:7] == (*states, "model.last.value")
 
 
+@pytest.mark.slow
 def test_paths_under_nnx_jit_without_graphs_and_cached_partial() -> None:
     def train(model: Any, optimizer: Any, x: Any, *, scale: Any) -> Any:
         loss, gradients = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
@@ -144,6 +148,7 @@ class Layer(eqx.Module):
         return self.act(x @ self.w) * times
 
 
+@pytest.mark.slow
 def test_paths_under_equinox() -> None:
     layer, x = Layer(f32(4, 4), jax.nn.relu), jnp.asarray(f32(4, 4))
     donated = eqx.filter_jit(

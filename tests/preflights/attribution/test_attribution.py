@@ -141,6 +141,7 @@ ROWS, COLUMNS = ("data", None), (None, "data")
 BY_ROWS = {"out_shardings": NamedSharding(MESH, P("data", None))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "before", "suggestion", "after", "how"),
     [
@@ -206,6 +207,7 @@ def test_conflicting_constraints_are_named_by_line():
     assert traffic(agree, *arguments) == ()
 
 
+@pytest.mark.slow
 def test_collectives_over_slices_are_reported_whole():
     place = topology("v5e:2x2", slices=2)
     mesh = place.mesh({"data": 4, "model": 2})

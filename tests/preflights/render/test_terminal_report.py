@@ -41,6 +41,7 @@ def test_every_unit_and_bound_of_a_tpu_has_a_name() -> None:
     assert bounds == set(words.bounds) == set(words.details) == set(words.short)
 
 
+@pytest.mark.slow
 def test_a_step_that_vmem_bounds_names_it() -> None:
     time = replace(FITTING.time, bound="vmem", shares=(("vmem", 2.0), ("matrix", 1.0)))
     report = replace(FITTING, time=time)
@@ -125,6 +126,7 @@ def test_a_step_that_does_not_fit_reports_the_excess() -> None:
     assert "donated, but not reused: no result has its type" in text
 
 
+@pytest.mark.slow
 def test_an_estimate_is_named_in_every_form() -> None:
     estimate = replace(FITTING, is_estimate=True)
     assert "  estimate  compiled without code" in shown(estimate, 160)

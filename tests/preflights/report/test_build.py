@@ -93,6 +93,7 @@ def test_unspecified_shardings_are_reported(both: Any) -> None:
     assert donated["state['w']"] == "result[0]['w']"
 
 
+@pytest.mark.slow
 def test_a_training_step_that_is_too_large() -> None:
     compilation, _ = training_step(32768, 12, 65536)
     values = describe_values(compilation)
@@ -105,6 +106,7 @@ def test_a_training_step_that_is_too_large() -> None:
     assert values.replicated == ()
 
 
+@pytest.mark.slow
 def test_fully_replicated_values_are_listed() -> None:
     _, mesh = on("v5e:2x2", data=2, model=2)
     whole, rows = (NamedSharding(mesh, spec) for spec in (P(), P("data")))

@@ -97,6 +97,7 @@ def test_versions_and_flags_that_changed() -> None:
     assert "–" in shown(found, 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 160])
 @pytest.mark.parametrize("pair", [(FITTING, SMALL), (SMALL, TWO_SLICES)], ids=["less", "more"])
 def test_a_comparison_keeps_within_its_terminal(

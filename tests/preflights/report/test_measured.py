@@ -147,6 +147,7 @@ def test_an_asynchronous_collective_is_measured_from_start_to_done(tmp_path: Pat
     assert step.lines[2].seconds == pytest.approx(2e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_profile_of_the_cpu(tmp_path: Path) -> None:
     @jax.jit
     def step(x: jax.Array) -> jax.Array:

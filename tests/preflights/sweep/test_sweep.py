@@ -162,6 +162,7 @@ def test_costs_of_kernels_reach_the_worker_processes(tmp_path, monkeypatch):
     assert costs == {"fwd": KernelCost(seconds=1.2e-3), "bwd": KernelCost(flops=4.6e9)}
 
 
+@pytest.mark.slow
 def test_measured_rates_reach_the_worker_processes(tmp_path, monkeypatch):
     asked = []
 

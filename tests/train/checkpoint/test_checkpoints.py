@@ -107,6 +107,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=0)
 
 
+@pytest.mark.slow
 def test_a_step_is_not_written_twice(own: Path) -> None:
     before = (own / "00000020" / "checkpoint.json").stat()
     with Checkpoints(own) as checkpoints:
@@ -128,6 +129,7 @@ def test_a_run_that_goes_back_is_stopped(own: Path) -> None:
     assert e.value.step == 15
 
 
+@pytest.mark.slow
 def test_leftovers_of_killed_saves_are_ignored_and_cleared_away(own: Path) -> None:
     os.system(f"cp -r {own}/00000020 {own}/.saving-00000030; mkdir {own}/.deleting-00000005")
     check_same(restore(own).state, 20)
@@ -312,6 +314,7 @@ def test_an_error_in_the_background_ends_the_block_or_is_noted(own: Path) -> Non
     assert "step 30 could not be written" in error.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
     with Checkpoints(own) as checkpoints:
         with files_of_at_most(100):
@@ -322,6 +325,7 @@ def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
     check_same(restore(own).state, 50)
 
 
+@pytest.mark.slow
 def test_an_old_one_that_cannot_be_deleted_is_reported_and_kept(tmp_path: Path) -> None:
     (tmp_path / ".deleting-00000001").write_text("in the way")
     with (

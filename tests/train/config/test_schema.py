@@ -190,6 +190,7 @@ def test_settings_survive_toml(settings: Settings) -> None:
     assert read(Settings, tomllib.loads(to_toml(settings))) == settings
 
 
+@pytest.mark.slow
 @given(NAMES)
 def test_any_string_survives_toml(text: str) -> None:
     assert tomllib.loads(f"value = {toml_value(text)}") == {"value": text}
@@ -209,6 +210,7 @@ def test_any_value_is_taken_or_refused_with_its_key(raw: Any) -> None:
             assert isinstance(got, Example)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_any_word_is_taken_or_refused(key: str, value: str) -> None:
     try:

@@ -47,6 +47,7 @@ def test_the_first_who_asks_counts() -> None:
     assert len(watched.reason) == 1
 
 
+@pytest.mark.slow
 def test_what_another_thread_does_is_waited_for_unless_the_run_stops() -> None:
     watched = Watched()
     with watched.stop.listening():

@@ -74,6 +74,7 @@ def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int)
         np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_may_be_stored_in_bfloat16() -> None:
     """The rounded shares are off by 2^-9 at most, and the memory holds no float32 of every pair."""
     seen = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
@@ -149,6 +150,7 @@ def test_devices_run_their_kernels(requested, changes, found) -> None:
         assert replace(chosen, kernel=kernel) == model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "passes"), [("minimal", 2), ("minimal_with_context", 1)])
 def test_cudnn_keeps_what_its_backward_pass_needs(policy: str, passes: int) -> None:
     kernel = KernelSettings(attention="cudnn")

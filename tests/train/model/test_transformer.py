@@ -275,5 +275,6 @@ def test_bytes_are_drawn_by_their_chances() -> None:
     assert abs((drawn == 65).mean() - 0.75) < 0.03
 
 
+@pytest.mark.slow
 def test_written_bytes_cannot_steer_a_terminal() -> None:
     assert readable(b"a\x1b[31mb\n\xff\x00caf\xc3\xa9") == "a·[31mb\n··café"

@@ -129,6 +129,7 @@ def test_a_page_needs_a_report() -> None:
         page([])
 
 
+@pytest.mark.slow
 def test_reports_of_one_title_have_distinct_names() -> None:
     other = replace(FITTING, topology=replace(FITTING.topology, name="v5p:2x2x8"))
     html = page([FITTING, other])

@@ -85,6 +85,7 @@ def test_coordinates_are_short(number: float, shown: str) -> None:
     assert environment().from_string("{{ number|pixels }}").render(number=number) == shown
 
 
+@pytest.mark.slow
 def test_a_page_lists_dimensions_that_do_not_divide() -> None:
     text = " ".join(Reader(FITTING.to_html()).text.split())
     assert "Constraints that do not divide" in text
