@@ -59,8 +59,12 @@ browser:
 	@.ci/get-browser
 
 .PHONY: test
-test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)
-	$(pytest) $(ARGS)
+test: $(developing) browser ## Run the tests of every room, or those of ARGS (JOBS=2 processes)
+	$(pytest) $(or $(ARGS),-m 'not integration')
+
+.PHONY: test-integration
+test-integration: $(developing) browser ## Run whole programs and pods: training, documents, examples, programs of the era
+	$(pytest) -m integration $(ARGS)
 
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD
@@ -74,7 +78,7 @@ test-oldest: ## Run the tests that depend on JAX's version on Python 3.12 with t
 test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)
 	$(MAKE) --no-print-directory test lint ARGS="--full-size $(ARGS)"
 	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
-	$(MAKE) --no-print-directory test $(oldest)
+	$(MAKE) --no-print-directory test $(oldest) ARGS="-m '' $(ARGS)"
 	$(MAKE) --no-print-directory test-torch
 
 .PHONY: test-torch
@@ -86,7 +90,7 @@ test-torch: ## Run the tests with PyTorch, which takes 6 GB on Linux
 check: $(developing) ## Run ruff and the fast tests
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(pytest) -m 'not slow' $(ARGS)
+	$(pytest) -m 'not slow and not integration' $(ARGS)
 
 .PHONY: goldens
 goldens: $(developing) ## Rewrite all golden files, or those of ARGS=tests/FOLDER

@@ -79,7 +79,7 @@ def with_python(names: list[str]) -> list[str]:
     return [name for name in names if program((ROOT / name).read_text(encoding="utf-8")).strip()]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", compiled_here(with_python(DOCUMENTS)))
 def test_python_blocks_run(name: str, update_goldens: bool) -> None:
     # New output moves the lines of the blocks below it, which later output may name.
@@ -92,7 +92,7 @@ def test_python_blocks_run(name: str, update_goldens: bool) -> None:
             check_golden(ROOT / name, made, update=update_goldens)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [n for n in DOCUMENTS if COMMAND_OUTPUT in (ROOT / n).read_text()])
 def test_commands_print_what_is_shown(name: str, update_goldens: bool) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
@@ -128,7 +128,7 @@ def test_links_lead_somewhere(name: str) -> None:
     assert not lost, f"{name} links to {lost}"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs/tutorials/pod_on_a_laptop.md").read_text(encoding="utf-8")
     hello, difference, *_ = (b for b in read_blocks(text) if b.language == "python")
@@ -149,7 +149,7 @@ def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
     assert "ProgramsDifferError" in done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens: bool) -> None:
     """Runs the steps of the page's workflow on a merge whose first parent is the main branch."""
     name = "docs/guides/ci.md"
@@ -211,7 +211,7 @@ def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens:
         check_golden(ROOT / name, "\n".join(lines) + "\n", update=update_goldens)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_old_program_of_the_tutorial_runs_and_is_migrated(
     tmp_path: Path, update_goldens: bool
 ) -> None:

@@ -40,7 +40,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_trains_and_explains_its_step(name: str) -> None:
     done = run(str(FOLDER / name))
@@ -56,7 +56,7 @@ def test_a_program_trains_and_explains_its_step(name: str) -> None:
     assert "Donated  " in done.stdout and "reused for results" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_plain_program_trains() -> None:
     done = run(str(FOLDER / PLAIN))
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)$", done.stdout, re.M)]
@@ -76,7 +76,7 @@ def test_every_program_has_its_facts() -> None:
     assert set(FACTS) == set(PROGRAMS)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_notebook_shows_pictures_and_reports() -> None:
     cells = json.loads(run("-m", "tests.notebooks", str(TOUR)).stdout)
     assert [(name, cell["error"]) for name, cell in cells.items() if cell["error"]] == []

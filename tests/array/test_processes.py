@@ -16,7 +16,7 @@ SCRIPTS = (
 PARTIAL_RESULTS = "across_processes_unreduced.py"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_arrays_across_two_processes() -> None:
     # GSPMD refuses programs with unreduced values.
     scripts = [*SCRIPTS, *[PARTIAL_RESULTS] * jax.config.jax_use_shardy_partitioner]
@@ -25,7 +25,7 @@ def test_arrays_across_two_processes() -> None:
             assert re.search("^(both|all) agree$", outputs[script], re.M), (script, outputs[script])
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize(("processes", "pairs"), [(2, 60), (4, 25)])
 def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
     script = Path(__file__).with_name("across_processes_moving.py")

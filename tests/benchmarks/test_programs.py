@@ -50,7 +50,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", QUICK)
 def test_it_measures_and_writes_its_figures(name: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"

@@ -7,7 +7,7 @@ import pytest
 from tests.processes import run_many
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("processes", [2, 4])
 def test_host_collectives_in_a_pod(processes: int) -> None:
     script = Path(__file__).with_name("pod_collectives.py")

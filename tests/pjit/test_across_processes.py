@@ -56,7 +56,7 @@ def _fill(arrays: dict[str, Any], path: str, shape: Any, dtype: str, shards: Any
         whole[index] = piece
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_same_in_one_process_in_two_and_in_eight(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

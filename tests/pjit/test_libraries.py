@@ -47,7 +47,7 @@ def with_jax():
     return functools.cache(lambda name: PROGRAMS[name](JAX, make_mesh((4, 2), ("data", "model"))))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("imports", [ALL_OF_XLASHARD, JIT_OF_XLASHARD], ids=["all", "jit alone"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_changing_the_imports(name, imports, with_jax):
@@ -65,7 +65,7 @@ def test_changing_the_imports(name, imports, with_jax):
         assert len(array.devices()) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["train_state", "stacked_layers", "loop_inside_by_scan"])
 def test_under_the_other_partitioner(name, with_jax):
     with under("gspmd" if jax.config.jax_use_shardy_partitioner else "shardy"):
@@ -88,7 +88,7 @@ def kernels_along_y(tree):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_linen_model_trains_with_optax(mesh, partitioner):
     model, optimizer = Mlp(), optax.adam(1e-2)
     x, y = f32(8, 4), jnp.sin(f32(8, 4))
@@ -134,7 +134,7 @@ def test_a_linen_model_trains_with_optax(mesh, partitioner):
             np.testing.assert_allclose(loss, wanted, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_an_nnx_model(mesh):
     model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)
@@ -155,7 +155,7 @@ def test_an_nnx_model(mesh):
     assert spec_of(out) == ("x",)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_bound_step_over_an_optimiser(mesh):
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
     named = NamedSharding(mesh, P("x"))
@@ -190,7 +190,7 @@ class Words(linen.Module):
         return linen.with_logical_constraint(logits, (None, None, "vocabulary"))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_dimensions_that_do_not_divide():
     mesh = make_mesh((4, 2), ("data", "model"))
     rules = (("batch", "data"), ("vocabulary", ("data", "model")))

@@ -89,7 +89,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     return Compiled(request.param, settings, mesh, target, scheduled(target.function, *target.args))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
     work = analyze_cost(compiled.compilation.module)
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
@@ -100,7 +100,7 @@ def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled)
     assert held == pytest.approx(formulas.parameter_bytes(compiled.settings), rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_sent_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
     expected = formulas.sent_bytes(compiled.settings)
     sent: Counter[tuple[str, ...]] = Counter()

@@ -10,7 +10,7 @@ from tests.processes import run_many
 SCRIPT = Path(__file__).with_name("pod_array_modes.py")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
 def test_parts_and_whole_arrays(processes: int, devices: int) -> None:
     outputs = run_many(SCRIPT, processes, devices)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.legacy.programs import ALONE, POD, run_program
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 
 @functools.cache

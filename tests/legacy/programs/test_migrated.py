@@ -15,7 +15,7 @@ from tests.processes import run_pod
 from xlashard.legacy.migration import Migrated, migrate
 from xlashard.testing.supervision import EndingRules
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 PROGRAMS = (
     "gda_pipeline",

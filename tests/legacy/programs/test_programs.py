@@ -12,7 +12,7 @@ import pytest
 from tests.legacy.programs import ALONE, POD, references, run_by_command, run_program
 from xlashard.testing.launcher import PodSize
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 SIZES = pytest.mark.parametrize("size", [ALONE, POD], ids=["1x8", "2x4"])
 ON_AND_OFF = pytest.mark.parametrize("jax_array", ["1", "0"], ids=["array", "no_array"])

@@ -8,7 +8,7 @@ from tests.legacy.programs import ALONE, MODULE_OF_THE_RUNNER
 from tests.processes import run_pod
 from xlashard.testing.supervision import EndingRules
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 FOLDER = Path(__file__).parent / "snippets"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "everything")

@@ -108,7 +108,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return alone(nano(**MIXED), tmp_path_factory.mktemp("undisturbed")).folder
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
     tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
             assert loss == pytest.approx(expected[key], rel=CLOSE), key
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_stop_while_it_compiles_leaves_the_first_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_stop_while_it_compiles_leaves_the_first_state(
     assert steps_saved(tmp_path / "runs" / "nano") == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_stop_in_an_evaluation_ends_it(tmp_path: Path) -> None:
     # An evaluation that would take hours.
     settings = nano("training.eval_batches=1000000", "training.eval_every=3", "checkpoint.every=0")
@@ -175,7 +175,7 @@ def test_a_stop_in_an_evaluation_ends_it(tmp_path: Path) -> None:
     assert [kind for kind, _ in losses(folder)] == ["train"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> None:
     path = written(tmp_path, nano("data.paths=['text.txt']"))
     for number, word in enumerate(["one ", "two "]):
@@ -195,7 +195,7 @@ def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> 
         assert "process 1 has other settings than process 0: run.seed = 0 is 1 there" in text
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> None:
     settings = nano("training.steps=200", "training.eval_every=60", "checkpoint.every=20")
     settings = read(
@@ -221,7 +221,7 @@ def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> Non
     assert losses(folder) == losses(calm)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_pod_trains_in_the_layout_that_one_process_chose(tmp_path: Path) -> None:
     few = "training.steps=3"
     path = written(tmp_path, nano(few, "sharding=auto"))

@@ -89,7 +89,7 @@ def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path) -> None:
     assert f"xlashard train --config {folder.path / 'config.toml'}" in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_finished_run_is_reported_and_accepts_more_steps(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four " * 60)
@@ -122,7 +122,7 @@ def test_a_finished_run_is_reported_and_accepts_more_steps(tmp_path: Path) -> No
     assert again.steps == 4
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_run_goes_on_in_an_automatic_layout_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

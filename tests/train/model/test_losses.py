@@ -72,7 +72,7 @@ def planned(run: Settings, programs: Programs) -> Callable[[Text, np.ndarray], A
     return plan_batch(programs.batch, training.batch, training.accumulate, length).put
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", MESHES)
 def test_losses_do_not_depend_on_the_mesh(name: str, plain: np.ndarray) -> None:
     spread = spread_losses(settings(RUN, **MESHES[name]))
@@ -81,7 +81,7 @@ def test_losses_do_not_depend_on_the_mesh(name: str, plain: np.ndarray) -> None:
     assert plain[-1] < plain[0] - 1
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["fsdp", "data: fsdp, fsdp: fsdp, tensor: tensor"])
 def test_losses_do_not_depend_on_an_automatic_layout(
     name: str, plain: np.ndarray, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +92,7 @@ def test_losses_do_not_depend_on_an_automatic_layout(
     np.testing.assert_allclose(spread, plain, rtol=CLOSE)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
     run = settings(RUN)
     layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
@@ -108,7 +108,7 @@ def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
     assert int(bound.state["step"]) == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "words",
     [
@@ -128,7 +128,7 @@ def test_losses_do_not_depend_on_how_memory_is_saved(words: list[str], plain: np
     np.testing.assert_allclose(spread_losses(settings(RUN, *words)), plain, rtol=CLOSE)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_experts_learn_the_same_on_every_mesh() -> None:
     model = ("model.experts=4", "model.mlp=32")
     words = ["training.steps=12", *model]
