@@ -1,7 +1,7 @@
-"""Calls of the era's `pjit` in each of its worlds, beside `xlashard.pjit` on Arrays.
+"""Calls of the era's `pjit` in each of its array modes, beside `xlashard.pjit` on Arrays.
 
 The function adds one to each of its leaves, arrays of eight numbers, so nearly all of a call is
-dispatch, and with it the choice of the world. Results are the arguments of the next call.
+dispatch, including the choice of the array mode. Results are the arguments of the next call.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,25 +24,25 @@ WORLDS = {
 
 
 def add_one(leaves: list[jax.Array]) -> list[jax.Array]:
-    """The function under test."""
+    """Add one to each leaf: the function under test."""
     return [leaf + 1 for leaf in leaves]
 
 
 class Loop:
-    """Calls a function on its own last results."""
+    """Call a function on its own last results."""
 
     def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
         self.call = call
         self.state = call(state)
 
     def __call__(self) -> None:
-        """Makes one call."""
+        """Make one call."""
         self.state = self.call(self.state)
 
 
 @contextmanager
 def in_mode(mode: legacy.ArrayMode, mesh: Mesh) -> Iterator[None]:
-    """Calls inside are in a world, under a mesh."""
+    """Run the block in an array mode, under a mesh."""
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         stack.enter_context(legacy.jax_array(mode.jax_array))
@@ -51,7 +51,7 @@ def in_mode(mode: legacy.ArrayMode, mesh: Mesh) -> Iterator[None]:
 
 
 def calls(report: Report, options: Options) -> None:
-    """Repeat calls on eight devices; those of `xlashard.pjit` are the same in all worlds."""
+    """Compare repeat calls on eight devices; those of `xlashard.pjit` are the same in all modes."""
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
     for what, mode in WORLDS.items():
         for count in LEAVES:
@@ -63,7 +63,7 @@ def calls(report: Report, options: Options) -> None:
                     ),
                     "legacy.pjit": Loop(legacy.pjit(add_one, P("data"), P("data")), host),
                 }
-                # Eight threads on few cores: single rounds say little.
+                # Eight threads on few cores: single rounds are noisy.
                 measured = interleave(candidates, rounds=3 * options.rounds)
             report.add(
                 f"{what}, {count} leaves" if count > 1 else f"{what}, 1 leaf",

@@ -1,8 +1,9 @@
-"""How `GlobalDeviceArray` was made at the end of 2022, told anew: a step in Python per device.
+"""Construction of `GlobalDeviceArray` as of the end of 2022: one Python step per device.
 
-The slices of each dimension are multiplied out into an array of tuples, which is turned and
-repeated until it has the shape of the mesh; then every device of the mesh is looked at, to count by
-the hash of its index how often that index came before. Arrays are put on their devices one by one.
+The slices of each dimension are multiplied out into an array of tuples, which is transposed and
+repeated until it has the shape of the mesh. Then a loop over all devices of the mesh counts, by
+the hash of each index, how often that index occurred before. Arrays are put on their devices one
+by one.
 """
 
 import itertools
@@ -17,7 +18,7 @@ type Index = tuple[slice, ...]
 
 
 def indices_in_loops(shape: Sequence[int], mesh: Any, spec: Sequence[Any]) -> list[Index]:
-    """The index of every device of a mesh, in its order."""
+    """Return the index of every device of a mesh, in mesh order."""
     sizes = dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
     cuts: list[list[slice]] = []
     used: list[str] = []
@@ -42,7 +43,7 @@ def indices_in_loops(shape: Sequence[int], mesh: Any, spec: Sequence[Any]) -> li
 
 
 def shard_shape_in_loops(shape: Sequence[int], mesh: Any, spec: Sequence[Any]) -> tuple[int, ...]:
-    """The shape of the piece of one device."""
+    """Return the shard shape."""
     out = []
     for dim, size in enumerate(shape):
         entry = spec[dim] if dim < len(spec) else None
@@ -54,10 +55,10 @@ def shard_shape_in_loops(shape: Sequence[int], mesh: Any, spec: Sequence[Any]) -
 def indices_replica_ids_in_loops(
     shape: Sequence[int], mesh: Any, spec: Sequence[Any]
 ) -> dict[Any, tuple[Index, int]]:
-    """By device its index, and how often that came before.
+    """Return the index of every device, and the number of earlier devices with the same index.
 
     Raises:
-        RuntimeError: There are more or fewer different indices than tiles.
+            RuntimeError: The number of distinct indices differs from the number of tiles.
     """
     seen: Counter[int] = Counter()
     different = 0
@@ -78,9 +79,9 @@ def indices_replica_ids_in_loops(
 def from_callback_in_loops(
     shape: Sequence[int], sharding: Any, data_callback: Callable[[Index], Any]
 ) -> jax.Array:
-    """An array of pieces that are put on their devices one after the other.
+    """Return an array of shards that are put on their devices one after the other.
 
-    A device of a CPU takes NumPy's own memory where it can, which then must not change any more.
+    A CPU device aliases NumPy's memory where it can, so the memory must not change afterwards.
     """
     places = indices_replica_ids_in_loops(shape, sharding.mesh, sharding.spec)
     pieces = [

@@ -1,9 +1,9 @@
-"""Times several ways of doing the same thing, side by side in one process.
+"""Time several implementations of the same work, side by side in one process.
 
-Cores that other work shares drift by tens of per cent within seconds, so two medians taken one
-after the other compare two moments and not two programs. Here every round times every candidate
-once, close together and in changing order, and the figure that counts is the median over the
-rounds of (candidate ÷ baseline in the same round): a slow moment slows both and cancels out.
+Cores that are shared with other work drift by tens of per cent within seconds, so two medians
+taken one after the other compare two moments, not two programs. Here every round times every
+candidate once, close together and in changing order, and the reported figure is the median over
+the rounds of (candidate ÷ baseline in the same round): a slow moment slows both and cancels out.
 
 Example:
     options = read_options("Addition against multiplication")
@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one candidate took: seconds per call, one sample for each round."""
+    """Timing of one candidate: seconds per call, one sample per round."""
 
     name: str
     inner: int
@@ -48,22 +48,22 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Median seconds per call."""
+        """Return the median seconds per call."""
         return statistics.median(self.samples)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """First and third quartile of the seconds per call."""
+        """Return the first and third quartile of the seconds per call."""
         return _quartiles(self.samples)
 
     @property
     def iqr(self) -> float:
-        """Distance between the quartiles, in seconds."""
+        """Return the interquartile range, in seconds."""
         low, high = self.quartiles
         return high - low
 
     def ratios_to(self, baseline: "Measurement") -> tuple[float, ...]:
-        """This candidate's time over the baseline's, round by round."""
+        """Return this candidate's time over the baseline's, round by round."""
         if len(self.samples) != len(baseline.samples):
             raise ValueError(
                 f"{self.name!r} has {len(self.samples)} rounds and {baseline.name!r} "
@@ -74,11 +74,11 @@ class Measurement:
         )
 
     def ratio_to(self, baseline: "Measurement") -> float:
-        """Median of the paired ratios: the figure to report."""
+        """Return the median of the paired ratios: the figure to report."""
         return statistics.median(self.ratios_to(baseline))
 
     def extra_over(self, baseline: "Measurement") -> float:
-        """Median of the paired differences, in seconds."""
+        """Return the median of the paired differences, in seconds."""
         if len(self.samples) != len(baseline.samples):
             raise ValueError(f"{self.name!r} and {baseline.name!r} were not measured together")
         pairs = zip(self.samples, baseline.samples, strict=True)
@@ -87,12 +87,12 @@ class Measurement:
 
 @dataclass(frozen=True)
 class RatioGoal:
-    """At most `limit` times the baseline."""
+    """Goal of at most `limit` times the baseline."""
 
     limit: float
 
     def met(self, measured: Measurement, baseline: Measurement) -> bool:
-        """Whether the paired ratio is within the limit."""
+        """Return whether the paired ratio is within the limit."""
         return measured.ratio_to(baseline) <= self.limit
 
     def __str__(self) -> str:
@@ -101,12 +101,12 @@ class RatioGoal:
 
 @dataclass(frozen=True)
 class TimeGoal:
-    """At most `seconds` per call, whatever the baseline takes."""
+    """Goal of at most `seconds` per call, independent of the baseline."""
 
     seconds: float
 
     def met(self, measured: Measurement, baseline: Measurement) -> bool:
-        """Whether the median is within the limit."""
+        """Return whether the median is within the limit."""
         return measured.median <= self.seconds
 
     def __str__(self) -> str:
@@ -115,12 +115,12 @@ class TimeGoal:
 
 @dataclass(frozen=True)
 class ExtraGoal:
-    """At most `seconds` per call more than the baseline."""
+    """Goal of at most `seconds` per call more than the baseline."""
 
     seconds: float
 
     def met(self, measured: Measurement, baseline: Measurement) -> bool:
-        """Whether the paired difference is within the limit."""
+        """Return whether the paired difference is within the limit."""
         return measured.extra_over(baseline) <= self.seconds
 
     def __str__(self) -> str:
@@ -138,11 +138,11 @@ def interleave(
     warmup: int = 3,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Measurement]:
-    """Times all candidates in one process, a sample of each in every round.
+    """Time all candidates in one process, with a sample of each in every round.
 
-    A candidate must itself wait for what it starts (`block_until_ready`), or only its dispatch is
-    timed. Successive rounds begin with another candidate, and every second sweep runs backwards,
-    so that none always follows the same neighbour.
+    A candidate must itself wait for the work it starts (`block_until_ready`), or only its dispatch
+    is timed. Successive rounds begin with another candidate, and every second sweep runs
+    backwards, so that no candidate always follows the same neighbour.
 
     Args:
         candidates: Name to a function of no arguments.
@@ -174,7 +174,7 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
     for number in range(rounds):
-        gc.collect(1)  # What a round leaves behind is young; a full sweep would outlast the round.
+        gc.collect(1)  # Garbage of a round is young; a full sweep would outlast the round.
         with _collector_off():
             for name in _order(names, number):
                 samples[name].append(_sample(candidates[name], counts[name], clock))
@@ -182,7 +182,7 @@ def interleave(
 
 
 def _order(names: Sequence[str], number: int) -> list[str]:
-    """The order of round `number`: rotated by one each round, each second sweep reversed."""
+    """Return the order of round `number`: rotated by one each round, each second sweep reversed."""
     start = number % len(names)
     rotated = [*names[start:], *names[:start]]
     backwards = (number // len(names)) % 2 == 1
@@ -190,7 +190,7 @@ def _order(names: Sequence[str], number: int) -> list[str]:
 
 
 def _sample(call: Callable[[], object], count: int, clock: Clock) -> float:
-    """Seconds per call over `count` calls."""
+    """Return the seconds per call over `count` calls."""
     started = clock()
     for _ in range(count):
         call()
@@ -206,7 +206,7 @@ def _calls_per_sample(call: Callable[[], object], clock: Clock) -> int:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Keeps the garbage collector from landing in one candidate's sample by chance."""
+    """Keep the garbage collector out of the samples."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -224,7 +224,7 @@ def _quartiles(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time with the unit that suits it: `1.234 s`, `56.7 ms`, `8.90 µs`, `12 ns`."""
+    """Format a time with a suitable unit: `1.234 s`, `56.7 ms`, `8.90 µs`, `12 ns`."""
     magnitude = abs(seconds)
     if magnitude >= 1:
         return f"{seconds:.3f} s"
@@ -237,13 +237,13 @@ def format_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One candidate beside the baseline that was timed with it.
+    """Candidate with the baseline that was timed beside it.
 
     Attributes:
         measured: The candidate.
-        baseline: What its ratio is taken to.
-        goal: What it should reach, if anything.
-        floor: A candidate that does the least that any of them must do, if there is one.
+        baseline: The denominator of its ratio.
+        goal: Its goal, if any.
+        floor: A candidate that does the least work possible, if there is one.
     """
 
     measured: Measurement
@@ -253,16 +253,16 @@ class Comparison:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether this row is the one that the others are compared with."""
+        """Return whether this row is the baseline."""
         return self.measured is self.baseline
 
     @property
     def ok(self) -> bool | None:
-        """Whether the goal is met; `None` without a goal."""
+        """Return whether the goal is met; `None` without a goal."""
         return None if self.goal is None else self.goal.met(self.measured, self.baseline)
 
     def as_json(self) -> dict[str, object]:
-        """The row as plain values; times in seconds."""
+        """Return the row as plain values; times in seconds."""
         low, high = self.measured.quartiles
         ratio_low, ratio_high = _quartiles(self.measured.ratios_to(self.baseline))
         return {
@@ -283,7 +283,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Options:
-    """The command line that all benchmarks share."""
+    """Command-line options of all benchmarks."""
 
     rounds: int
     json: Path | None
@@ -297,14 +297,14 @@ def read_options(
     argv: Sequence[str] | None = None,
     own: argparse.ArgumentParser | None = None,
 ) -> Options:
-    """Reads `--rounds N`, `--json PATH` and `--strict`.
+    """Read `--rounds N`, `--json PATH` and `--strict`.
 
     Args:
         description: First line of `--help`.
-        rounds: How many rounds to run where the command line does not say.
+        rounds: How many rounds to run by default.
         argv: Arguments to read instead of the process's own.
         own: A parser of arguments that only this benchmark has, made with `add_help=False`; the
-            caller reads those by its `parse_known_args`.
+            caller reads these arguments with its `parse_known_args`.
     """
     parents = [] if own is None else [own]
     parser = argparse.ArgumentParser(description=description, parents=parents)
@@ -334,14 +334,14 @@ class Report:
         floor: str | None = None,
         goals: Mapping[str, Goal | float] | None = None,
     ) -> list[Comparison]:
-        """Prints one table and keeps it.
+        """Print one table and keep it.
 
         Args:
             title: What was measured; no two tables of a report share a title.
-            measurements: What one `interleave` call returned.
+            measurements: The result of one `interleave` call.
             baseline: The candidate that the others are compared with.
-            floor: A candidate that does the least that any must do; a column says how far off it
-                each one is.
+            floor: A candidate that does the least work possible; a column shows the ratio of each
+                candidate to it.
             goals: Candidate to its goal; a plain number is a `RatioGoal`.
 
         Returns:
@@ -371,7 +371,7 @@ class Report:
         return rows
 
     def missed(self) -> list[str]:
-        """`table: candidate` for every goal that was not met."""
+        """Return `table: candidate` for every missed goal."""
         return [
             f"{title}: {row.measured.name}"
             for title, rows in self.tables.items()
@@ -380,7 +380,7 @@ class Report:
         ]
 
     def as_json(self) -> dict[str, object]:
-        """Everything measured, with the versions it was measured on."""
+        """Return all measurements, with the versions they were measured on."""
         return {
             "benchmark": self.name,
             "environment": environment(),
@@ -391,7 +391,7 @@ class Report:
         }
 
     def finish(self, options: Options) -> int:
-        """Writes the JSON file if one was asked for and says which goals were missed.
+        """Write the JSON file if requested, and print the missed goals.
 
         Returns:
             The exit status: 1 with `--strict` and a missed goal, otherwise 0.
@@ -408,7 +408,7 @@ class Report:
 
 
 def environment() -> dict[str, object]:
-    """What the figures depend on: versions, processor count, devices of JAX if it is loaded."""
+    """Return what determines the figures: versions, processor count, devices of JAX if loaded."""
     versions = {name: _version(name) for name in ("jax", "jaxlib", "numpy", "xlashard")}
     jax = sys.modules.get("jax")
     devices = jax.devices() if jax is not None else []

@@ -2,10 +2,10 @@
 
     python -m benchmarks._page RESULTS_FOLDER
 
-It copies the medians and ratios of the benchmarks' JSON files into `benchmarks/figures.json`; the
-site is built from there. On the page, `{{tables NAME}}` stands for all tables of a benchmark,
+It copies the medians and ratios of the benchmarks' JSON files into `benchmarks/figures.json`, from
+which the site is built. On the page, `{{tables NAME}}` stands for all tables of a benchmark,
 `{{environment}}` for the machine and versions, and `{{NAME: table: candidate: KEY}}` for one
-figure, where KEY is `ratio` (to the baseline) or `floor_ratio` (to the least that must be done).
+figure, where KEY is `ratio` (to the baseline) or `floor_ratio` (to the floor candidate).
 """
 
 import argparse
@@ -25,24 +25,24 @@ NOT_MEASURED = "not measured"
 _MARKER = re.compile(r"\{\{([^{}]+)\}\}")
 
 type Results = Mapping[str, Mapping[str, Any]]
-"""By the name of a benchmark what it wrote as JSON."""
+"""JSON results of each benchmark, by benchmark name."""
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The JSON files of a folder, by the names of their benchmarks."""
+    """Return the JSON files of a folder, by benchmark name."""
     read = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
     return {result["benchmark"]: result for result in read}
 
 
 def render(template: str, results: Results) -> str:
-    """The page.
+    """Render the page.
 
     Args:
-        template: Its words, with markers where figures go.
-        results: What the benchmarks wrote.
+        template: Text of the page, with markers in place of figures.
+        results: JSON output of the benchmarks.
 
     Raises:
-        ValueError: A marker that means nothing.
+        ValueError: A marker is unknown.
     """
 
     def replaced(found: re.Match[str]) -> str:
@@ -63,7 +63,7 @@ def render(template: str, results: Results) -> str:
 
 
 def marked(template: str) -> list[str]:
-    """The benchmarks whose tables a template shows."""
+    """Return the benchmarks whose tables a template shows."""
     words = (found.strip() for found in _MARKER.findall(template))
     return [word.removeprefix("tables ").strip() for word in words if word.startswith("tables ")]
 
@@ -113,14 +113,14 @@ def _figure(result: Mapping[str, Any] | None, table: str, candidate: str, key: s
 
 
 def factor(ratio: float) -> str:
-    """A ratio with as many digits as mean something."""
+    """Format a ratio with its significant digits."""
     if ratio >= 10:
         return f"{ratio:,.0f}"
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """What the page shows of the benchmarks' results."""
+    """Return the parts of the benchmarks' results that the page shows."""
     shown = ("name", "baseline", "floor", "median_s", "ratio", "floor_ratio", "goal", "ok")
     return {
         name: {
@@ -143,7 +143,7 @@ def _rounded(value: Any) -> Any:
 
 
 def read_figures() -> dict[str, Any]:
-    """The figures that were measured last."""
+    """Return the figures of the last measurement."""
     return json.loads(FIGURES.read_text(encoding="utf-8"))
 
 

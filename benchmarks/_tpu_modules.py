@@ -3,9 +3,9 @@
     python -m benchmarks._tpu_modules [--target tpu|gpu] [--topology NAME ...] [--program NAME ...]
         [--page PATH]
 
-Twelve programs are compiled for the topologies of a target, by `pjit` and by `jax.jit`, shardings
-alike. Their optimised HLO is compared without source lines, and where it differs, their estimated
-times, the bytes that they move and the memory at their peak. `explain` and `preflight` report the
+Twelve programs are compiled for the topologies of a target, by `pjit` and by `jax.jit`, with equal
+shardings. Their optimised HLO is compared without source lines; where it differs, so are their
+estimated times, bytes accessed and peak memory. `explain` and `preflight` report the
 collectives of each program for GPUs, which have to be the same. The benchmark needs libtpu or JAX's
 CUDA plugin, and no device. The exit status is 1 if one of ours is worse.
 """
@@ -47,7 +47,7 @@ TARGETS = {
         "gb200-nvl72": {"data": 9, "model": 8},
     },
 }
-"""By target and topology the mesh."""
+"""Mesh axes, by target and topology."""
 
 _MESHES = {where: axes for targets in TARGETS.values() for where, axes in targets.items()}
 
@@ -64,7 +64,7 @@ class Figures:
     """Estimates of a program, per device.
 
     Attributes:
-        cycles: Estimate of libtpu, all operations together, bodies of loops once; 0 on GPUs.
+        cycles: Estimate of libtpu, summed over all operations, loop bodies once; 0 on GPUs.
         seconds: XLA's `optimal_seconds`, not above 0 where it has none; on GPUs the time of a
             preflight.
         accessed: Bytes that its operations read and write; on GPUs those of a preflight.
@@ -79,19 +79,19 @@ class Figures:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One program on one topology.
+    """Comparison of one program on one topology.
 
     Attributes:
         program: Its name.
         topology: Its name.
-        devices: How many.
-        hlo: `identical`, `other names` if only instructions are called otherwise, or `differs`.
+        devices: Number of devices.
+        hlo: `identical`, `other names` if only instruction names differ, or `differs`.
         ours: Figures of ours.
         theirs: Figures of JAX's.
-        seconds: How long both took to compile.
-        collectives: Kinds and mesh axes of the collectives that `explain` lists of ours; on TPUs
-            it is not called.
-        traffic: The same of `preflight`.
+        seconds: Compile time of both.
+        collectives: Kinds and mesh axes of the collectives that `explain` lists for ours; it is
+            not called on TPUs.
+        traffic: Kinds and mesh axes of the collectives that `preflight` lists.
     """
 
     program: str
@@ -106,14 +106,14 @@ class Outcome:
 
     @property
     def worse(self) -> list[str]:
-        """The figures in which ours is worse."""
+        """Return the figures in which ours is worse."""
         both = zip(asdict(self.ours).items(), asdict(self.theirs).values(), strict=True)
         figures = [name for (name, mine), other in both if mine > other * (1 + 1e-6) > 0]
         return [*figures, *["collectives"] * (self.collectives != self.traffic)]
 
 
 def compare(name: str, where: str, found: Topology | GpuTopology, axes: dict[str, int]) -> Outcome:
-    """Compile a program both ways, and report ours."""
+    """Compile a program with both libraries and compare the results."""
     mesh = found.mesh(axes)
     made = program(name, mesh)
     started = time.perf_counter()
@@ -129,7 +129,7 @@ def compare(name: str, where: str, found: Topology | GpuTopology, axes: dict[str
         seconds=seconds,
     )
     if not isinstance(found, GpuTopology):
-        # Across slices, libtpu has collectives that its modules do not show.
+        # Across slices, libtpu uses collectives that its modules do not show.
         return outcome
     listed = explain(ours).collectives
     sent = [each.collective for each in preflight(ours, topology=found, mesh=mesh).traffic]
@@ -138,7 +138,7 @@ def compare(name: str, where: str, found: Topology | GpuTopology, axes: dict[str
 
 
 def how_alike(ours: str, theirs: str) -> str:
-    """Compares optimised HLO: `identical`, `other names` or `differs`."""
+    """Compare optimised HLO: `identical`, `other names` or `differs`."""
     bare = _bare(ours), _bare(theirs)
     if bare[0] == bare[1]:
         return "identical"
@@ -150,13 +150,13 @@ def _compiled(made: TpuProgram, compiler: Any) -> Any:
 
 
 def _bare(text: str) -> str:
-    """HLO without its own name and what tells of source lines."""
+    """Return HLO without the module name and source locations."""
     _, _, rest = text.partition(",")
     return _DIGEST.sub("", _METADATA.sub("", _TABLES.sub("", rest)))
 
 
 def _renamed(text: str) -> str:
-    """HLO whose values are numbered as they come."""
+    """Return HLO with values numbered in order of appearance."""
     numbers: dict[str, str] = {}
     return _NAME.sub(lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), text)
 
@@ -191,7 +191,7 @@ def found_topology(where: str) -> Topology | GpuTopology:
 
 
 def outcomes(targets: Sequence[str], programs: Sequence[str]) -> Iterator[Outcome]:
-    """Every program on every topology."""
+    """Compile and compare every program on every topology."""
     for where in targets:
         found = found_topology(where)
         for each in programs:
@@ -199,7 +199,7 @@ def outcomes(targets: Sequence[str], programs: Sequence[str]) -> Iterator[Outcom
 
 
 def as_table(found: Sequence[Outcome]) -> Table:
-    """A row for each program, a column for each topology."""
+    """Return a row for each program, with a column for each topology."""
     columns = list(dict.fromkeys(outcome.topology for outcome in found))
     table = Table("program", *columns, title="The optimised HLO beside jax.jit's")
     for name in dict.fromkeys(outcome.program for outcome in found):
@@ -217,7 +217,7 @@ def _cell(outcome: Outcome) -> str:
 
 
 def as_markdown(found: Sequence[Outcome]) -> str:
-    """The same as a table of Markdown."""
+    """Return the results as a Markdown table."""
     columns = {o.topology: o.devices for o in found}
     head = [f"`{where}` ({count:,})" for where, count in columns.items()]
     lines = [f"| program | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
@@ -231,7 +231,7 @@ _MARKS = "<!-- modules -->", "<!-- /modules -->"
 
 
 def write_page(path: Path, found: Sequence[Outcome]) -> None:
-    """Puts the table between the marks that the page has for it."""
+    """Write the table between the page's markers."""
     before, _, rest = path.read_text(encoding="utf-8").partition(_MARKS[0])
     _, _, after = rest.partition(_MARKS[1])
     text = f"{before}{_MARKS[0]}\n{as_markdown(found)}\n{_MARKS[1]}{after}"
@@ -259,7 +259,7 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares, prints the table, and gives the exit status."""
+    """Compare, print the table, and return the exit status."""
     options = _read(argv)
     found = []
     where = options.topology or list(TARGETS[options.target])
@@ -277,8 +277,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_page(options.page, found)
     if options.json:
         rows = [{**asdict(o), "worse": o.worse} for o in found]
-        said = {"benchmark": "_tpu_modules", "environment": environment(), "programs": rows}
-        options.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
+        results = {"benchmark": "_tpu_modules", "environment": environment(), "programs": rows}
+        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
     return 1 if worse else 0
 
 

@@ -1,8 +1,8 @@
-"""Twelve programs of the kinds that people train and serve with, for a mesh of any size.
+"""Twelve typical training and serving programs, for a mesh of any size.
 
-Each gives a function, its arguments as shapes with shardings on the axes `data` and `model`, and
-what else is said to `pjit` or `jax.jit`. Sizes grow with the mesh, so that a device's part stays
-the same and small.
+Each provides a function, its arguments as shapes with shardings on the axes `data` and `model`,
+and the other options of `pjit` or `jax.jit`. Sizes grow with the mesh, so that the size of a shard
+stays constant and small.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +17,15 @@ from jax import lax
 from xlashard import Mesh, NamedSharding, P
 
 WIDTH = 256
-"""Features of a device's part."""
+"""Features per device."""
 
 
 @dataclass(frozen=True)
 class TpuProgram:
-    """A function with its arguments.
+    """Function with its arguments.
 
     Attributes:
-        fun: What is compiled.
+        fun: The function to compile.
         arguments: Shapes with shardings.
         options: Further arguments of `pjit` and of `jax.jit`.
     """
@@ -36,7 +36,7 @@ class TpuProgram:
 
 
 class Shapes:
-    """Makes arguments on a mesh."""
+    """Factory of arguments on a mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -44,27 +44,27 @@ class Shapes:
         self.columns = WIDTH * mesh.shape["model"]
 
     def sharding(self, *spec: Any) -> NamedSharding:
-        """A sharding by mesh axes."""
+        """Return a sharding over mesh axes."""
         return NamedSharding(self.mesh, P(*spec))
 
     def of(self, shape: tuple[int, ...], *spec: Any, dtype: Any = jnp.bfloat16) -> Any:
-        """A shape with a sharding."""
+        """Return a shape with a sharding."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.sharding(*spec))
 
     def weights(self) -> dict[str, Any]:
-        """Two layers, the inner features cut over `model`."""
+        """Return the weights of two layers, inner features sharded over `model`."""
         return {
             "up": self.of((WIDTH, self.columns), None, "model"),
             "down": self.of((self.columns, WIDTH), "model", None),
         }
 
     def batch(self, *more: int) -> Any:
-        """Rows cut over `data`."""
+        """Return a batch sharded over `data`."""
         return self.of((self.rows, *more, WIDTH), "data")
 
 
 def matmul(make: Shapes) -> TpuProgram:
-    """Rows by columns: nothing is sent."""
+    """Row-sharded times column-sharded, without communication."""
     return TpuProgram(
         lambda x, w: jax.nn.gelu(x @ w),
         (make.batch(), make.of((WIDTH, make.columns), None, "model")),
@@ -72,7 +72,7 @@ def matmul(make: Shapes) -> TpuProgram:
 
 
 def contraction(make: Shapes) -> TpuProgram:
-    """A contraction over a dimension that is cut, and a result that is not."""
+    """Contraction over a sharded dimension, with a replicated result."""
     x = make.of((make.rows, make.columns), "data", "model")
     w = make.of((make.columns, WIDTH), "model", None)
     return TpuProgram(jnp.matmul, (x, w), {"out_shardings": make.sharding("data", None)})
@@ -92,7 +92,7 @@ def mlp_gradients(make: Shapes) -> TpuProgram:
 
 
 def attention(make: Shapes) -> TpuProgram:
-    """Causal attention, heads over `model`."""
+    """Causal attention, heads sharded over `model`."""
     heads, length = 2 * make.mesh.shape["model"], 128
 
     def attend(q: Any, k: Any, v: Any) -> Any:
@@ -106,7 +106,7 @@ def attention(make: Shapes) -> TpuProgram:
 
 
 def remat_scan(make: Shapes) -> TpuProgram:
-    """Gradients through a scan over layers that are computed again on the way back."""
+    """Gradients through a scan over rematerialised layers."""
 
     def layer(x: Any, weights: Any) -> tuple[Any, None]:
         return x + mlp(weights, x), None
@@ -123,7 +123,7 @@ def remat_scan(make: Shapes) -> TpuProgram:
 
 
 def embedding_loss(make: Shapes) -> TpuProgram:
-    """A table cut by words, looked up and multiplied with, and the gradient of its loss."""
+    """Embedding table sharded by vocabulary: lookup, product, and gradient of the loss."""
     words = 128 * make.mesh.shape["model"]
 
     def loss(table: Any, tokens: Any) -> Any:
@@ -137,7 +137,7 @@ def embedding_loss(make: Shapes) -> TpuProgram:
 
 
 def convolution(make: Shapes) -> TpuProgram:
-    """Images over `data`, filters over `model`, and the greatest of each patch."""
+    """Images sharded over `data`, filters over `model`, and max pooling."""
 
     def convolve(images: Any, filters: Any) -> Any:
         layout = ("NHWC", "HWIO", "NHWC")
@@ -150,7 +150,7 @@ def convolution(make: Shapes) -> TpuProgram:
 
 
 def ordering(make: Shapes) -> TpuProgram:
-    """Sorting rows, and the best few of each."""
+    """Sort of rows, and top k of each row."""
 
     def order(x: Any) -> Any:
         return jnp.sort(x, axis=-1), lax.top_k(x, 4), jnp.argmax(x, axis=-1)
@@ -159,7 +159,7 @@ def ordering(make: Shapes) -> TpuProgram:
 
 
 def indexing(make: Shapes) -> TpuProgram:
-    """Adding to rows by number, and taking rows by number."""
+    """Scatter-add to rows, and gather of rows."""
 
     def update(table: Any, rows: Any, values: Any) -> Any:
         added = table.at[rows].add(values)
@@ -172,7 +172,7 @@ def indexing(make: Shapes) -> TpuProgram:
 
 
 def collectives(make: Shapes) -> TpuProgram:
-    """Each kind of collective, written by hand in a `shard_map`."""
+    """Each kind of collective, hand-written in a `shard_map`."""
     count = make.mesh.shape["model"]
     turn = [(i, (i + 1) % count) for i in range(count)]
 
@@ -189,10 +189,10 @@ def collectives(make: Shapes) -> TpuProgram:
 
 
 def adam_step(make: Shapes) -> TpuProgram:
-    """A step of Adam on a donated state."""
+    """Adam step on a donated state."""
     optimizer = optax.adamw(1e-3)
     weights = make.weights()
-    # A moment lies as the weight that it belongs to; what belongs to none is everywhere.
+    # A moment is sharded as its weight; leaves without a weight are replicated.
     moments = optax.tree_map_params(
         optimizer,
         lambda moment, weight: make.of(moment.shape, *weight.sharding.spec, dtype=moment.dtype),
@@ -215,7 +215,7 @@ def adam_step(make: Shapes) -> TpuProgram:
 
 
 def control_flow(make: Shapes) -> TpuProgram:
-    """Random numbers in a loop that ends by its data, with a branch."""
+    """Random numbers in a while loop with a data-dependent end, with a branch."""
 
     def walk(seed: Any, x: Any) -> Any:
         def more(carried: Any) -> Any:
@@ -243,9 +243,9 @@ PROGRAMS: Mapping[str, Callable[[Shapes], TpuProgram]] = {
         *(convolution, ordering, indexing, collectives, adam_step, control_flow),
     )
 }
-"""By name."""
+"""Programs by name."""
 
 
 def program(name: str, mesh: Mesh) -> TpuProgram:
-    """A program for a mesh with the axes `data` and `model`."""
+    """Return a program for a mesh with the axes `data` and `model`."""
     return PROGRAMS[name](Shapes(mesh))

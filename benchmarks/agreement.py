@@ -1,10 +1,10 @@
-"""What it costs that processes compare a program before they run it for the first time.
+"""Cost of comparing a program between processes before its first run.
 
-The benchmark starts pods of 2 and of 4 processes. In each, a program that is new to all is compared
-beside a bare meeting in the store that they share, which is what they need to hear of each other at
-all; whole first calls, with tracing and compiling, are timed with the comparison and without; and
-so are repeat calls, of which nothing more is asked. Where there are fewer cores than processes,
-their digests are taken one after the other.
+The benchmark starts pods of 2 and of 4 processes. In each, it times the comparison of a program
+that is new to all processes beside a bare barrier in their shared store, which is the least that
+any exchange between them costs; whole first calls, including tracing and compiling, with the
+comparison and without; and repeat calls, which compare nothing. Where there are fewer cores than
+processes, their digests are computed one after the other.
 
     python -m benchmarks.agreement [--rounds N] [--json PATH] [--strict]
 """
@@ -45,7 +45,7 @@ from xlashard.testing import pod
 
 ROOT = Path(__file__).resolve().parents[1]
 PODS = (2, 4)
-# Layers of the function, and what its module then has.
+# Number of layers of the function, and size of its module.
 SIZES = {2: "45 lines", 50: "900 lines", 300: "5,400 lines"}
 EXTRA = 5e-3
 MEETING, COMPARED, PLAIN = "a meeting alone", "compared", "not compared"
@@ -58,7 +58,7 @@ type Samples = dict[str, list[float]]
 
 
 def layers(count: int) -> Callable[[Any], Any]:
-    """A function whose module grows with a number."""
+    """Return a function whose module grows with a number."""
 
     def function(x: Any) -> Any:
         for number in range(count):
@@ -70,7 +70,7 @@ def layers(count: int) -> Callable[[Any], Any]:
 
 
 class Member:
-    """One process of a pod."""
+    """Process of a pod."""
 
     def __init__(self, rounds: int) -> None:
         jax.distributed.initialize()
@@ -82,11 +82,11 @@ class Member:
         self.made = 0
 
     def meet(self, series: str = "benchmark") -> None:
-        """Waits for the others."""
+        """Wait for the other processes."""
         RENDEZVOUS.exchange(Barrier(self.everybody, series, 600), "")
 
     def in_step(self, candidates: Mapping[str, Callable[[], object]]) -> Samples:
-        """Times what all processes do together, each time after all have come."""
+        """Time calls that all processes make together, each after a barrier."""
         samples: Samples = {name: [] for name in candidates}
         for number in range(-2, self.rounds):
             gc.collect()
@@ -100,8 +100,8 @@ class Member:
         return samples
 
     def new_programs(self, count: int) -> Samples:
-        """A program of some layers that is new in every round."""
-        # Its compilation takes long, and is not what is measured.
+        """Time the comparison of a program that is new in every round."""
+        # Compilation takes long and is not measured here.
         lowered = pjit(layers(count)).lower(self.x)._program
         plan = lowered.plan
         request = compiler.CompileRequest(plan.devices, uses_shardy(), (False,), (True,))
@@ -111,7 +111,7 @@ class Member:
             self.made += 1
             return replace(fingerprint, plan=replace(fingerprint.plan, name=f"program_{self.made}"))
 
-        def told() -> None:
+        def write_and_read() -> None:
             self.made += 1
             key = f"benchmark/{jax.process_index()}/{self.made}"
             store.write(key, b"one word")
@@ -122,12 +122,12 @@ class Member:
                 MEETING: self.meet,
                 COMPARED: lambda: CONSISTENCY.admit(another()),
                 DIGEST: lambda: another().digest,
-                "a write and a read": told,
+                "a write and a read": write_and_read,
             }
         )
 
     def first_calls(self) -> Samples:
-        """Whole calls of functions that nobody has seen."""
+        """Time whole calls of new functions."""
 
         def call() -> None:
             jax.block_until_ready(pjit(lambda x: x * 2 + 1)(self.x)._handle)
@@ -139,15 +139,15 @@ class Member:
         return self.in_step({PLAIN: unchecked, COMPARED: call})
 
     def repeat_calls(self) -> Samples:
-        """Calls of functions that each process has run, some compared and some not."""
+        """Time repeat calls of pjit-ed functions, some compared and some not."""
         return self.repeated(pjit, self.x)
 
     def repeat_calls_of_jit(self) -> Samples:
-        """Repeat calls of functions of `jax.jit`, some compared and some not."""
+        """Time repeat calls of functions of `jax.jit`, some compared and some not."""
         return self.repeated(jax.jit, self.x.to_jax())
 
     def repeated(self, jit: Callable[[Any], Any], x: Any) -> Samples:
-        """Times repeat calls of two functions, of which one was compared at its first call."""
+        """Time repeat calls of two functions, of which one was compared at its first call."""
         compared, plain = (jit(lambda x: x + 1) for _ in range(2))
         with multihost.checked_programs(True):
             compared(x)
@@ -160,7 +160,7 @@ class Member:
 
 
 def work(rounds: int) -> None:
-    """What each process does; the first one tells the figures."""
+    """Run one process of the pod; the first process reports the figures."""
     member = Member(rounds)
     figures: dict[str, Samples] = {f"new program of {n} layers": {} for n in SIZES}
     for count in SIZES:
@@ -173,7 +173,7 @@ def work(rounds: int) -> None:
 
 
 def measured_in(processes: int, rounds: int) -> dict[str, dict[str, Measurement]]:
-    """The figures of one pod."""
+    """Return the figures of one pod."""
     here = {"PYTHONPATH": str(ROOT)}
     members = pod(processes=processes, devices_per_process=2, timeout=240, environment=here)
     run = members.run_script(__file__, "--member", rounds)
@@ -186,11 +186,11 @@ def measured_in(processes: int, rounds: int) -> dict[str, dict[str, Measurement]
 
 
 def goals_of(title: str, meeting: float) -> dict[str, Goal | float]:
-    """What the comparison may take.
+    """Return the time limits of the comparison.
 
     Args:
-        title: What was measured.
-        meeting: What processes need to hear of each other, in seconds.
+        title: Title of the table.
+        meeting: Time of a bare barrier, in seconds.
     """
     if title == REPEAT:
         return {COMPARED: 1.05}
@@ -202,7 +202,7 @@ def goals_of(title: str, meeting: float) -> dict[str, Goal | float]:
 
 
 def report_pod(report: Report, processes: int, rounds: int) -> None:
-    """Measures one pod and prints its tables."""
+    """Measure one pod and print its tables."""
     measured = measured_in(processes, rounds)
     new: Sequence[str] = [title for title in measured if title.startswith("new")]
     meeting = measured[new[0]][MEETING].median
@@ -217,7 +217,7 @@ def report_pod(report: Report, processes: int, rounds: int) -> None:
 
 
 def main() -> int:
-    """Runs the benchmark and returns the exit status."""
+    """Run the benchmark and return the exit status."""
     options = read_options("Comparing programs between processes", rounds=15)
     report = Report("agreement")
     for processes in PODS:

@@ -1,8 +1,8 @@
-"""Checkpoints: how long a run waits for one, and what the digests cost, beside orbax alone.
+"""Checkpoints: how long a run waits for one, and the cost of digests, beside orbax alone.
 
-The state is as large as `--mb` says, lies in rows over eight emulated devices, and after each save
-a step donates it: what the save holds on to costs that step a copy. What is written goes to the
-disk, by fsync, in ours as in orbax's.
+The state has the size `--mb`, sharded by rows over eight emulated devices, and after each save a
+step donates it: buffers that the save still holds cost that step a copy. Both ours and orbax write
+to disk, with fsync.
 
     python -m benchmarks.checkpoint [--mb N] [--rounds N] [--json PATH] [--strict]
 """
@@ -33,29 +33,29 @@ COLUMNS = 1024
 
 
 class Stopwatch:
-    """A clock that stands still while a candidate waits for what a run does not wait for."""
+    """Clock that stops during work that a run does not wait for."""
 
     def __init__(self) -> None:
         self._left_out = 0.0
 
     def __call__(self) -> float:
-        """The time in seconds, without what was left out."""
+        """Return the time in seconds, without the excluded work."""
         return time.perf_counter() - self._left_out
 
     def leave_out(self, work: Callable[[], object]) -> None:
-        """Does something that does not count."""
+        """Do work that is not timed."""
         started = time.perf_counter()
         work()
         self._left_out += time.perf_counter() - started
 
 
 class Run:
-    """A state, and a step that takes its place.
+    """State with a step that replaces it.
 
     Args:
-        megabytes: The size of the state.
-        folder: Where it saves.
-        clock: Measures it.
+        megabytes: Size of the state.
+        folder: Folder of its checkpoints.
+        clock: Clock of the measurement.
     """
 
     def __init__(self, megabytes: int, folder: Path, clock: Stopwatch) -> None:
@@ -78,7 +78,7 @@ class Run:
         self.orbax_asynchronous()
 
     def step(self) -> None:
-        """The step that donates."""
+        """Run a step that donates the state."""
         self.state = jax.block_until_ready(self._next(self.state))
 
     def _save(self) -> None:
@@ -86,13 +86,13 @@ class Run:
         self._checkpoints.save(self.state, RunMetadata(self._done, {}, "", {"d": 8}))
 
     def save_and_wait(self) -> None:
-        """A save that the run waits for."""
+        """Save, and wait for the save."""
         self._save()
         self._checkpoints.wait()
         self.step()
 
     def save(self) -> None:
-        """A save beside which the run goes on."""
+        """Save asynchronously, beside further steps."""
         self._save()
         self.step()
         self._clock.leave_out(self._checkpoints.wait)
@@ -104,28 +104,28 @@ class Run:
         return checkpointer
 
     def orbax_synchronous(self) -> None:
-        """The same by orbax alone."""
+        """Save synchronously with orbax alone."""
         self._orbax_save().close()
         self.step()
 
     def orbax_asynchronous(self) -> None:
-        """The same by orbax alone."""
+        """Save asynchronously with orbax alone."""
         checkpointer = self._orbax_save()
         self.step()
         self._clock.leave_out(checkpointer.close)
 
     def restore(self) -> None:
-        """Verifies and reads."""
+        """Verify and read a checkpoint."""
         jax.block_until_ready(self._checkpoints.restore(self.like).state)
 
     def orbax_restore(self) -> None:
-        """Reads."""
+        """Read a checkpoint with orbax."""
         with ocp.StandardCheckpointer() as checkpointer:
             jax.block_until_ready(checkpointer.restore(self._orbax.absolute(), self.like))
 
 
 def main() -> int:
-    """Measures and prints all tables."""
+    """Measure and print all tables."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--mb", type=int, default=256, help="size of the state in MiB")
     options = read_options("Saving and restoring a sharded state", rounds=9, own=own)

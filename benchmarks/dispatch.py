@@ -1,4 +1,4 @@
-"""What a call of a compiled function costs beside its work: pjit and the bound step beside jax.jit.
+"""Call overhead of a compiled function: pjit and the bound step beside jax.jit.
 
 The function adds one to each of its leaves, arrays of eight numbers, so nearly all of a call is
 dispatch. Results are fed back as the next call's arguments, as a training loop does it.
@@ -29,24 +29,24 @@ GOALS = {
 
 
 def add_one(leaves: list[jax.Array]) -> list[jax.Array]:
-    """The function under test."""
+    """Add one to each leaf: the function under test."""
     return [leaf + 1 for leaf in leaves]
 
 
 class Loop:
-    """Calls a function on its own last results."""
+    """Call a function on its own last results."""
 
     def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
         self.call = call
         self.state = state
 
     def __call__(self) -> None:
-        """Makes one call."""
+        """Make one call."""
         self.state = self.call(self.state)
 
 
 def candidates(num_devices: int, num_leaves: int) -> dict[str, Callable[[], object]]:
-    """The three ways to run the function, on the same devices and shardings."""
+    """Return three ways to run the function, on the same devices and shardings."""
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     host = [np.full((8,), i, np.float32) for i in range(num_leaves)]
@@ -61,7 +61,7 @@ def candidates(num_devices: int, num_leaves: int) -> dict[str, Callable[[], obje
 
 
 def main() -> int:
-    """Runs the benchmark and returns the exit status."""
+    """Run the benchmark and return the exit status."""
     options = read_options("Dispatch of a compiled function, beside jax.jit", rounds=41)
     report = Report("dispatch")
     for num_devices, goals in GOALS.items():

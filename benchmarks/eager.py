@@ -1,9 +1,9 @@
-"""What an operation on an Array costs the second time, beside the same one on an array of JAX.
+"""Cost of the second call of an operation on an Array, beside the same operation on a jax.Array.
 
 The arrays are small, so nearly all of an operation is Python, dispatch and (on eight emulated
-devices) getting the devices to work. Each call waits for its result. On one CPU device all of it
-happens in the calling thread, whose own time is counted there: a few microseconds can't be told on
-a machine where others work as well.
+devices) waking the devices. Each call waits for its result. On one CPU device all of it happens
+in the calling thread, whose CPU time is counted there: a few microseconds are not measurable in
+wall time on a shared machine.
 
     python -m benchmarks.eager [--rounds N] [--json PATH] [--strict]
 """
@@ -29,7 +29,7 @@ from xlashard import Array, Mesh, NamedSharding, PartitionSpec
 GOAL = 1.1
 INDEX = np.array([5, 2, 7])
 
-# Each takes the module and an array [8, 16] of it.
+# Each operation takes the module and an array [8, 16] of it.
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "x + x": lambda m, x: x + x,
     "x * 3": lambda m, x: x * 3,
@@ -63,7 +63,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def candidates(operation: Callable[[Any, Any], Any], x: Array) -> dict[str, Callable[[], object]]:
-    """The same operation on the same buffers, by JAX and by xlashard."""
+    """Return the same operation on the same buffers, by JAX and by xlashard."""
     theirs = x.to_jax()
 
     def jax_numpy() -> None:
@@ -76,7 +76,7 @@ def candidates(operation: Callable[[Any, Any], Any], x: Array) -> dict[str, Call
 
 
 def main() -> int:
-    """Runs the benchmark and returns the exit status."""
+    """Run the benchmark and return the exit status."""
     options = read_options("Operations on small arrays, beside jax.numpy", rounds=41)
     report = Report("eager")
     for num_devices in (1, 8):

@@ -32,17 +32,17 @@ SPECS = {
 
 
 class FakeClient:
-    """Answers what JAX asks a device's client: which process this is."""
+    """Stand-in for a device's client, which has a process index."""
 
     platform = "tpu"
 
     def process_index(self) -> int:
-        """The process that asks."""
+        """Return the index of this process."""
         return 0
 
 
 class FakeDevice:
-    """A device of a pod that is not there: hashed by identity, as real ones are."""
+    """Device of a fake pod: hashed by identity, as real ones are."""
 
     platform = "tpu"
     device_kind = "fake"
@@ -54,7 +54,7 @@ class FakeDevice:
 
 
 def main() -> int:
-    """Runs the benchmark and returns the exit status."""
+    """Run the benchmark and return the exit status."""
     options = read_options("Indices and replica ids of new shapes, beside JAX", rounds=15)
     report = Report("geometry")
     for grid, (what, entries) in itertools.product(MESHES, SPECS.items()):
@@ -72,7 +72,7 @@ def main() -> int:
             baseline="jax",
             goals={"xlashard": 0.2},
         )
-        # JAX keeps every map that it made, which at these sizes is hundreds of megabytes.
+        # JAX keeps every map that it made, hundreds of megabytes at these sizes.
         jax.clear_caches()
     return report.finish(options)
 
@@ -81,7 +81,7 @@ type Candidates = Mapping[str, Callable[[], object]]
 
 
 def _candidates(grid: MeshGrid, entries: tuple[Any, ...]) -> tuple[Candidates, Candidates]:
-    """The two sides of both questions, after a check that they give the same answers."""
+    """Return both candidates of both questions, after a check that their results agree."""
     client = FakeClient()
     devices = [FakeDevice(i, client) for i in range(grid.size)]
     mesh = jax.sharding.Mesh(np.array(devices).reshape(grid.axis_sizes), grid.axis_names)
@@ -113,7 +113,7 @@ def _candidates(grid: MeshGrid, entries: tuple[Any, ...]) -> tuple[Candidates, C
 
 
 def _shapes(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Shapes that divide into the tiles, each different from all before it."""
+    """Yield shapes that divide into the tiles, each different from all before it."""
     return (tuple(count * n for count in counts) for n in itertools.count(1))
 
 

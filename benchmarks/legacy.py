@@ -1,15 +1,15 @@
-"""The migration era: `GlobalDeviceArray`s made as they were in 2022, and as they are made here.
+"""`GlobalDeviceArray`s made with the loops of 2022 and with this package.
 
-Then, what a call of the era's `pjit` costs with them: see `_era_calls`.
+Then, the cost of calls of the era's `pjit` with them: see `_era_calls`.
 
-The pods of these meshes are not there: their devices are made up, and only the indices and replica
-ids are worked out: of all of them, and of this process's eight, which is all that `from_callback`
-needs here, while the loops go through the whole pod. "Seen before" is a call with a shape, mesh and
-axes that came earlier, against loops with a cache around them, as the era had one.
+The pods of these meshes are fake: their devices are made up, and only the indices and replica ids
+are computed: for all devices, and for the eight of this process, which is all that
+`from_callback` needs here, while the loops go through the whole pod. "Seen before" is a call with
+a shape, mesh and axes of an earlier call, against loops with a cache, as the era had one.
 
-On the emulated devices of a CPU `from_callback` is the copying of 2,048 × 2,048 floats, once for
-each device that holds them. Here the pieces are always copied, for the callback may use its memory
-again; the loops share it with the callback where JAX can, unless the callback gives a copy.
+On emulated CPU devices, the cost of `from_callback` is copying 2,048 × 2,048 floats, once for each
+device that holds them. Here the pieces are always copied, because the callback may reuse its
+memory; the loops alias the callback's memory where JAX can, unless the callback returns a copy.
 
     python -m benchmarks.legacy [--rounds N] [--json PATH] [--strict]
 """
@@ -50,7 +50,7 @@ SPECS = {"every device its own tile": P("x", "y"), "copies along y": P("x")}
 
 @dataclass(frozen=True, eq=False)
 class FakeDevice:
-    """A device of a pod that is not there: hashed by identity, as real ones are."""
+    """Device of a fake pod: hashed by identity, as real ones are."""
 
     id: int
     process_index: int
@@ -58,18 +58,18 @@ class FakeDevice:
 
 
 def fake_mesh(count: int) -> Mesh:
-    """A mesh of as many made-up devices, four along `y`."""
+    """Return a mesh of `count` fake devices, four along `y`."""
     devices = np.array([FakeDevice(n, process_index=n // OWN) for n in range(count)], dtype=object)
     return Mesh(devices.reshape(count // 4, 4), ("x", "y"))
 
 
 def index_maths(count: int, spec: P) -> dict[str, Callable[[], object]]:
-    """The ways to index and replica id of every device of a pod."""
+    """Return the ways to compute index and replica id of every device of a pod."""
     mesh, axes = fake_mesh(count), tuple(spec)
     uncached = shards.get_shard_indices_replica_ids_uncached
     wanted = indices_replica_ids_in_loops(SHAPE, mesh, axes)
     assert shards.get_shard_indices_replica_ids(SHAPE, mesh, axes) == wanted
-    # A shape that nobody has seen before in every call.
+    # A shape that is new in every call.
     shapes = ((2048 * n, 2048) for n in itertools.count(1))
     return {
         "loops": lambda: indices_replica_ids_in_loops(next(shapes), mesh, axes),
@@ -79,7 +79,7 @@ def index_maths(count: int, spec: P) -> dict[str, Callable[[], object]]:
 
 
 def seen_before(count: int, spec: P) -> dict[str, Callable[[], object]]:
-    """The ways to what has been asked for already."""
+    """Return the ways to look up indices that were computed before."""
     mesh, axes = fake_mesh(count), PartitionSpec(*spec)
     loops = functools.lru_cache(maxsize=4096)(indices_replica_ids_in_loops)
     return {
@@ -91,12 +91,12 @@ def seen_before(count: int, spec: P) -> dict[str, Callable[[], object]]:
 
 
 def own_indices(shape: tuple[int, ...], mesh: Mesh, spec: P) -> object:
-    """What `from_callback` works out before it calls back."""
+    """Return the indices that `from_callback` computes before it calls back."""
     return target_of((shape, mesh, spec)).indices
 
 
 def from_callback(spec: P) -> dict[str, Callable[[], object]]:
-    """The ways to an array on the eight devices that are there."""
+    """Return the ways to make an array on the eight local devices."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
     sharding = NamedSharding(mesh, spec).jax_sharding()
     whole = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
@@ -116,7 +116,7 @@ def from_callback(spec: P) -> dict[str, Callable[[], object]]:
 
 
 def construction(report: Report, options: Options) -> None:
-    """Making `GlobalDeviceArray`s of 2,048 × 2,048."""
+    """Compare constructors of `GlobalDeviceArray`s of 2,048 × 2,048."""
     goals = {"xlashard": 0.2}
     for count in PODS:
         for what, spec in SPECS.items():
@@ -140,7 +140,7 @@ def construction(report: Report, options: Options) -> None:
 
 
 def main() -> int:
-    """Runs all comparisons; the exit status is 1 with `--strict` and a missed goal."""
+    """Run all comparisons; the exit status is 1 with `--strict` and a missed goal."""
     options = read_options(__doc__ or "", rounds=15)
     report = Report("legacy")
     construction(report, options)

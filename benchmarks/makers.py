@@ -1,4 +1,4 @@
-"""What pmap programs do at their edges: values onto devices, one each, and rows back, beside JAX.
+"""Array constructors of pmap programs: one value per device, and rows back, beside JAX.
 
 JAX's own `device_put_sharded` is gone; it is compared with what its migration guide writes instead:
 a stack on the host and a `device_put` with the equal sharding. "rows there" is that `device_put`
@@ -30,13 +30,13 @@ type Tree = list[np.ndarray]
 
 
 def trees(leaves: int, floats: int) -> list[Tree]:
-    """One tree per device, of as many leaves of as many floats."""
+    """Return one tree per device, of `leaves` leaves of `floats` floats."""
     rng = np.random.default_rng(0)
     return [[rng.random(floats, np.float32) for _ in range(leaves)] for _ in DEVICES]
 
 
 def sharded(shards: list[Tree]) -> dict[str, Callable[[], object]]:
-    """A tree for each device."""
+    """Return the ways to put a tree on each device."""
     stacked = [np.stack(leaves) for leaves in zip(*shards, strict=True)]
 
     def by_stack() -> object:
@@ -51,7 +51,7 @@ def sharded(shards: list[Tree]) -> dict[str, Callable[[], object]]:
 
 
 def replicated(tree: Tree) -> dict[str, Callable[[], object]]:
-    """One tree for all devices."""
+    """Return the ways to put one tree on all devices."""
 
     def by_stack() -> object:
         made = [np.stack([leaf] * len(DEVICES)) for leaf in tree]
@@ -64,14 +64,14 @@ def replicated(tree: Tree) -> dict[str, Callable[[], object]]:
 
 
 def rows(floats: int) -> tuple[dict[str, Callable[[], object]], dict[str, Callable[[], object]]]:
-    """One row of eight, and all of them one after the other."""
+    """Return the ways to read one row of eight, and all rows one after the other."""
     handle = jax.device_put(np.ones((len(DEVICES), floats), np.float32), SHARDING)
     x = Array.from_jax(handle)
     one: dict[str, Callable[[], object]] = {
         "jax": lambda: jax.block_until_ready(handle[3]),
         "xlashard": lambda: jax.block_until_ready(x[3]),
     }
-    # JAX iterates over a value that it keeps on the host, if it was read before: another handle.
+    # JAX iterates over its cached host value if it was read before: use another handle.
     each: dict[str, Callable[[], object]] = {
         "jax": lambda: jax.block_until_ready(list(handle.clone())),
         "xlashard": lambda: jax.block_until_ready(list(x)),
@@ -80,7 +80,7 @@ def rows(floats: int) -> tuple[dict[str, Callable[[], object]], dict[str, Callab
 
 
 def main() -> int:
-    """Runs all comparisons; the exit status is 1 with `--strict` and a missed goal."""
+    """Run all comparisons; the exit status is 1 with `--strict` and a missed goal."""
     options = read_options(__doc__ or "", rounds=9)
     report = Report("makers")
 

@@ -30,7 +30,7 @@ WIDTH = 16
 
 
 def layer(inner: Callable[..., Any], x: jax.Array, w: jax.Array) -> jax.Array:
-    """One level around another: a normalised layer with a gate and a residual."""
+    """Normalised layer with a gate and a residual, around another level."""
     x = inner(x, w)
     scaled = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
     gate, value = jnp.split(scaled @ w, 2, axis=-1)
@@ -54,7 +54,7 @@ class Side:
         self.w = put(np.ones((WIDTH, 2 * WIDTH), np.float32), self.whole)
 
     def function(self) -> Any:
-        """The outermost of new functions."""
+        """Return the outermost of new functions."""
         call: Callable[..., Any] = lambda x, w: x  # noqa: E731
         for _ in range(DEPTH):
             call = self.jit(

@@ -1,4 +1,4 @@
-"""The main job against the same thing under `jax.jit`: a step, the first step, the import.
+"""The main job against the same job under `jax.jit`: a step, the first step, the import.
 
 Both sides get the very same function, shapes and shardings, those of `configs/tiny.toml`. The
 first-step table builds every function anew in each round and keeps JAX's persistent cache off, so
@@ -33,13 +33,13 @@ ONE_DEVICE = ["mesh={data = 1}", "devices.emulate=1"] + [
 
 
 def plain(sharding: Any) -> Any:
-    """The same placement as one of JAX's own shardings."""
+    """Return the same placement as one of JAX's own shardings."""
     return jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way of compiling: its `pjit`, its constraint, its shardings."""
+    """One compiler of the job: its `pjit`, its constraint, its shardings."""
 
     compile: Callable[..., Any]
     constrain: Callable[[Any, Any], Any]
@@ -52,19 +52,19 @@ JAX = Side(jax.jit, jax.lax.with_sharding_constraint, plain)
 
 @dataclass(frozen=True)
 class SideLayout(Layout):
-    """A layout whose constraints one side makes."""
+    """Layout whose constraints one side makes."""
 
     side: Side = OURS
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
-        """Lays an activation out by the rules; axes beyond its own only take what they take."""
+        """Constrain an activation by the rules, with the spec cut off at its rank."""
         spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
         sharding = xlashard.NamedSharding(self.mesh, spec)
         return self.side.constrain(x, self.side.sharding(sharding))
 
 
 class Job:
-    """The main job's training step, compiled by one side."""
+    """Training step of the main job, compiled by one side."""
 
     def __init__(self, side: Side, settings: Settings, devices: list[Any]) -> None:
         self.side, self.settings = side, settings
@@ -75,7 +75,7 @@ class Job:
         self.shardings = jax.tree.map(side.sharding, shardings)
 
     def step(self) -> Any:
-        """The step as a function that was never called."""
+        """Return the step as a function that was never called."""
         batch, whole = batch_sharding(self.layout), self.layout.sharding()
         return self.side.compile(
             functools.partial(self.recipe.train_step, place=self.layout),
@@ -85,11 +85,11 @@ class Job:
         )
 
     def state(self) -> Any:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return self.side.compile(self.recipe.initial_state, out_shardings=self.shardings)(0)
 
     def batch(self) -> Any:
-        """The first batch, on the devices."""
+        """Return the first batch, on the devices."""
         training, length = self.settings.training, self.settings.model.length
         text = read_corpus(self.settings.data, length).train
         starts = training_starts(len(text), 0, training.batch, length, 0)
@@ -101,19 +101,19 @@ class Job:
         return jax.device_put(windows.reshape(training.accumulate, -1, length + 1), plain(sharding))
 
     def lowered(self) -> Any:
-        """The step, traced and lowered."""
+        """Return the traced and lowered step."""
         rows = self.settings.training.batch // self.settings.training.accumulate
         shape = (self.settings.training.accumulate, rows, self.settings.model.length + 1)
         shapes = jax.eval_shape(self.recipe.initial_state, 0)
         return self.step().lower(shapes, jax.ShapeDtypeStruct(shape, np.uint8))
 
     def first_step(self) -> None:
-        """Traces, lowers and compiles the step."""
+        """Trace, lower and compile the step."""
         self.lowered().compile()
 
 
 def looping(job: Job) -> Callable[[], None]:
-    """A call that takes one step and waits for its loss."""
+    """Return a call that takes one step and waits for its loss."""
     step, batch, state = job.step(), job.batch(), job.state()
 
     def call() -> None:
@@ -125,7 +125,7 @@ def looping(job: Job) -> Callable[[], None]:
 
 
 def looping_bound(job: Job) -> Callable[[], None]:
-    """The same with the bound step."""
+    """Return a call of the bound step that waits for its loss."""
     batch, state = job.batch(), job.state()
     bound = job.step().lower(state, batch).compile().bind(state)
 
@@ -158,7 +158,7 @@ def cpu_of_children() -> float:
 
 
 def main() -> int:
-    """Measures and prints all tables."""
+    """Measure and print all tables."""
     options = read_options("The main job's training step against jax.jit", rounds=31)
     report = Report("train_step")
     jax.config.update("jax_enable_compilation_cache", False)
@@ -169,7 +169,7 @@ def main() -> int:
         settings = load_settings(config, words)
         candidates = {
             "jax.jit": looping(Job(JAX, settings, devices)),
-            # The same once more: how far its ratio is from 1 is what this machine can't tell apart.
+            # The same candidate twice: its ratio's distance from 1 is the noise of this machine.
             "jax.jit, control": looping(Job(JAX, settings, devices)),
             "pjit": looping(Job(OURS, settings, devices)),
             "bound step": looping_bound(Job(OURS, settings, devices)),

@@ -1,8 +1,8 @@
-"""Moving arrays between host and devices and between shardings: beside JAX and beside a plain copy.
+"""Transfers between host and devices and between shardings: beside JAX and beside a plain copy.
 
-The devices are eight emulated ones, whose memory is the host's own, so the least that a movement
-can cost is one copy of the value into fresh memory: that is the third candidate of every table.
-Both sides make the same call, on shardings that say the same.
+The eight emulated devices use host memory, so the least cost of a transfer is one copy of the
+value into fresh memory: the third candidate of every table. Both libraries make the same call, on
+equivalent shardings.
 
     python -m benchmarks.transfer [--mb N ...] [--memory-gb N] [--rounds N] [--json PATH] [--strict]
 """
@@ -38,13 +38,13 @@ type Candidates = dict[str, Call]
 
 @dataclass(frozen=True)
 class Row:
-    """One table: the same movement done in several ways.
+    """Table: the same transfer done in several ways.
 
     Attributes:
-        title: What moves where.
-        candidates: The ways, `"jax"`, `"xlashard"` and a plain copy among them.
-        goal: What xlashard may take, in multiples of JAX.
-        identity_goal: The same in multiples of the compiled identity, where that is among them.
+        title: Source and target of the transfer.
+        candidates: The candidates, among them `"jax"`, `"xlashard"` and a plain copy.
+        goal: Upper limit of xlashard's time, in multiples of JAX's.
+        identity_goal: Upper limit in multiples of the compiled identity, where it is a candidate.
         inner: Calls per sample; None for as many as make a sample long enough to be timed.
     """
 
@@ -57,27 +57,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows share: the mesh and the three ways to deal a matrix out over it."""
+    """Mesh that all rows share, with three shardings of a matrix over it."""
 
     mesh: Mesh
 
     def of(self, *spec: str | None) -> NamedSharding:
-        """A sharding over the mesh."""
+        """Return a sharding over the mesh."""
         return NamedSharding(self.mesh, P(*spec))
 
     @property
     def ways(self) -> dict[str, NamedSharding]:
-        """By name: rows, columns, replicated."""
+        """Return shardings by name: rows, columns, replicated."""
         return {"rows": self.of("d"), "columns": self.of(None, "d"), "replicated": self.of()}
 
 
 def as_matrix(megabytes: int, *, aligned: bool = False) -> np.ndarray:
-    """A float32 matrix of that size with 1,024 columns.
+    """Return a float32 matrix of the size with 1,024 columns.
 
     Args:
         megabytes: Its size.
-        aligned: Whether it begins at a multiple of 64 bytes, where a CPU device could take it as it
-            is. Large arrays of NumPy begin 16 bytes after one.
+        aligned: Whether it begins at a multiple of 64 bytes, where a CPU device can alias it.
+            Large NumPy arrays begin 16 bytes after such a multiple.
     """
     rows = max(8, megabytes * 2**20 // 4 // COLUMNS // 8 * 8)
     block = np.empty(rows * COLUMNS + 32, np.float32)
@@ -87,29 +87,29 @@ def as_matrix(megabytes: int, *, aligned: bool = False) -> np.ndarray:
 
 
 def as_tree() -> dict[str, list[np.ndarray]]:
-    """Small float32 arrays, as the parameters of a model are."""
+    """Return small float32 arrays, like the parameters of a model."""
     dice = np.random.default_rng(0)
     shapes = [LEAF_SHAPES[number % len(LEAF_SHAPES)] for number in range(LEAVES)]
     return {"layers": [dice.random(shape, np.float32) for shape in shapes]}
 
 
 def waited(x: object) -> object:
-    """The value, once it is there."""
+    """Wait for a value and return it."""
     return jax.block_until_ready(x)
 
 
 def bare(handle: jax.Array) -> jax.Array:
-    """Another handle over the same buffers, that remembers no value."""
+    """Return another handle over the same buffers, without a cached value."""
     return handle.clone()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fresh(handle: jax.Array) -> Array:
-    """An Array over the same buffers, that remembers no value."""
+    """Return an Array over the same buffers, without a cached value."""
     return Array.from_jax(bare(handle))
 
 
 def from_host(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row:
-    """A matrix from the host to devices."""
+    """Compare transfers of a matrix from the host to devices."""
     sharding = setting.ways[title]
     jax_sharding = sharding.jax_sharding()
     return Row(
@@ -124,9 +124,9 @@ def from_host(value: np.ndarray, setting: Setting, title: str, goal: float) -> R
 
 
 def as_it_is(value: np.ndarray, setting: Setting) -> Row:
-    """An aligned matrix that the caller promises not to change: nothing has to be copied.
+    """Compare transfers of an aligned matrix that the caller promises not to change.
 
-    JAX takes that promise for given wherever memory is aligned; xlashard wants to hear it.
+    JAX assumes the promise wherever memory is aligned; xlashard requires it explicitly.
     """
     sharding = setting.ways["rows"]
     jax_sharding = sharding.jax_sharding()
@@ -142,7 +142,7 @@ def as_it_is(value: np.ndarray, setting: Setting) -> Row:
 
 
 def from_callback(value: np.ndarray, setting: Setting, title: str) -> Row:
-    """A matrix from a function that gives its pieces."""
+    """Compare constructors of a matrix from a callback that returns its shards."""
     sharding = setting.ways[title]
     jax_sharding = sharding.jax_sharding()
     shape = value.shape
@@ -162,7 +162,7 @@ def from_callback(value: np.ndarray, setting: Setting, title: str) -> Row:
 
 
 def to_host(value: np.ndarray, setting: Setting, title: str) -> Row:
-    """A matrix from devices to the host."""
+    """Compare transfers of a matrix from devices to the host."""
     handle = computed(value, setting.ways[title])
     copies = title != "replicated"
     count = 20 if copies else 10_000
@@ -180,13 +180,13 @@ def to_host(value: np.ndarray, setting: Setting, title: str) -> Row:
 
 
 def unread(make: Callable[[], object], count: int) -> Callable[[], object]:
-    """Hands out arrays that nobody has read, made before anything is timed."""
+    """Return a callable that hands out unread arrays, all made before timing starts."""
     ready = [make() for _ in range(count)]
     return lambda: ready.pop() if ready else make()
 
 
 def between(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row:
-    """A matrix dealt out by rows, to another sharding of the same devices."""
+    """Compare reshards of a matrix, from rows to another sharding of the same devices."""
     source = computed(value, setting.ways["rows"])
     sharding = setting.ways[title]
     jax_sharding = sharding.jax_sharding()
@@ -203,13 +203,13 @@ def between(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row
 
 
 def computed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """The value as a program leaves it behind, with no copy of it on the host."""
+    """Return the value as a program's output, with no cached copy on the host."""
     placed = jax.device_put(value, sharding.jax_sharding())
     return jax.block_until_ready(jax.jit(lambda x: x * 1)(placed))
 
 
 def many_small(setting: Setting, title: str) -> Row:
-    """A tree of small arrays from the host to devices, in one call."""
+    """Compare transfers of a tree of small arrays from the host to devices, in one call."""
     tree = as_tree()
     sharding = setting.of("d") if title == "sharded" else setting.of()
     jax_sharding = sharding.jax_sharding()
@@ -225,10 +225,10 @@ def many_small(setting: Setting, title: str) -> Row:
 
 
 def rows_of_size(megabytes: int, setting: Setting, memory_gb: float) -> Iterator[tuple[Row, int]]:
-    """All movements of one matrix, with its size in MB; nothing is kept from one to the next.
+    """Yield all transfers of one matrix, with its size in MB; no array outlives its row.
 
     JAX fills a replicated array's memory once for each device, so where eight copies and the value
-    itself would not fit into the memory that may be used, those rows take a smaller matrix.
+    itself would not fit into the allowed memory, these rows take a smaller matrix.
     """
     value = as_matrix(megabytes)
     for title in ("rows", "columns"):
@@ -246,14 +246,14 @@ def rows_of_size(megabytes: int, setting: Setting, memory_gb: float) -> Iterator
 
 
 def replicable(megabytes: int, memory_gb: float) -> int:
-    """The largest half, quarter, ... of a size of which eight copies and three more fit."""
+    """Return the largest half, quarter, ... of a size of which eleven copies fit."""
     while megabytes * 11 > memory_gb * 1024 and megabytes > 1:
         megabytes //= 2
     return megabytes
 
 
 def measure(report: Report, row: Row, note: str, rounds: int) -> None:
-    """Times one movement and adds its tables to the report."""
+    """Time one transfer and add its tables to the report."""
     measured = interleave(row.candidates, rounds=rounds, inner=row.inner, warmup=1)
     beside_jax = {name: m for name, m in measured.items() if name != "compiled identity"}
     title = f"{row.title}{note}"
@@ -270,7 +270,7 @@ def measure(report: Report, row: Row, note: str, rounds: int) -> None:
 
 
 def read_arguments() -> tuple[argparse.Namespace, Options]:
-    """The arguments of this benchmark, and those that all share."""
+    """Read the arguments of this benchmark, and those that all benchmarks share."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument(
         "--mb",
@@ -289,7 +289,7 @@ def read_arguments() -> tuple[argparse.Namespace, Options]:
 
 
 def main() -> int:
-    """Runs all comparisons; the exit status is 1 with `--strict` and a missed goal."""
+    """Run all comparisons; the exit status is 1 with `--strict` and a missed goal."""
     arguments, options = read_arguments()
     setting = Setting(Mesh(np.array(jax.devices()), ("d",)))
     report = Report("transfer")

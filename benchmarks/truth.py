@@ -30,7 +30,7 @@ _MARKS = ("<!-- step times -->", "<!-- /step times -->")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run with its prediction.
+    """Run with its prediction.
 
     Attributes:
         run: The run.
@@ -46,19 +46,19 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Prediction over measurement, less 1."""
+        """Return prediction over measurement, less 1."""
         return self.seconds / self.run.seconds - 1
 
     @property
     def per_token(self) -> tuple[float, float]:
-        """Measured and predicted seconds per token."""
+        """Return measured and predicted seconds per token."""
         settings = self.run.settings
         tokens = settings.training.batch * settings.model.length
         return self.run.seconds / tokens, self.seconds / tokens
 
     @property
     def is_in_bar(self) -> bool:
-        """Whether the error bar holds the measurement."""
+        """Return whether the error bar contains the measurement."""
         above = math.inf if self.above is None else self.above
         return (1 + self.below) <= self.run.seconds / self.seconds <= 1 + above
 
