@@ -1,4 +1,4 @@
-"""What scripts of two processes with two devices each begin with, once JAX knows of both."""
+"""Imports and values of scripts for two processes with two devices each, after JAX has joined."""
 
 import jax
 import numpy as np

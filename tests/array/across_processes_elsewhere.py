@@ -1,4 +1,4 @@
-"""One of two processes with two devices each: arrays of which it holds a part, or nothing."""
+"""One of two processes with two devices each: arrays of which it addresses a part, or nothing."""
 
 import copy
 import pickle
@@ -187,13 +187,13 @@ def making() -> None:
 
 
 def moving_everything() -> None:
-    """Dtypes that XLA can't send between processes, other memories, keys."""
+    """Reshard dtypes that XLA can't send between processes, other memories, and keys."""
     for name in ("int2", "uint2", "int4", "float6_e2m3fn", "float8_e4m3fn", "bool", "complex64"):
         dtype = np.dtype(getattr(ml_dtypes, name, name))
         v = (np.arange(32) % 2).astype(dtype).reshape(8, 4)
         for source, target in ((FIRST, SECOND), (ROWS, SECOND)):
             check(device_put(make(source, v), target), v)
-        if name != "float6_e2m3fn":  # which XLA can't compile for a CPU
+        if name != "float6_e2m3fn":  # XLA can't compile it for a CPU
             check(device_put(make(ROWS, v), NamedSharding(MESH, P(None, "device"))), v)
     host = ROWS.with_memory_kind("pinned_host")
     for source, target in ((FIRST, host), (host, SECOND), (host, ROWS), (ROWS, host)):
@@ -213,7 +213,7 @@ def moving_everything() -> None:
 
 
 def plans() -> None:
-    """What is said of a movement is said alike in both processes."""
+    """Reports of reshards are the same in both processes."""
     x = jax.ShapeDtypeStruct((8, 8), np.float32)
     columns = NamedSharding(MESH, P(None, ("process", "device")))
     one = SingleDeviceSharding(DEVICES[0])

@@ -1,7 +1,7 @@
 """One of the processes of a pod of eight devices: `python across_processes_moving.py [N]`.
 
-Between random pairs of shardings, the same in all processes, arrays go from any devices to any
-others; N is the number of pairs.
+Arrays are resharded between random pairs of shardings over any devices, the same pairs in all
+processes; N is the number of pairs.
 """
 
 import random
@@ -40,7 +40,7 @@ def check(v: np.ndarray, source: Any, target: Any, donate: bool, fresh: bool) ->
 
 
 class Dice:
-    """Draws what hypothesis would: the same in all processes, which hypothesis doesn't promise."""
+    """Random draws that are the same in all processes, which hypothesis doesn't promise."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -1,7 +1,7 @@
-"""One of two processes with two devices each: values that every process has for itself.
+"""One of two processes with two devices each: values that every process has on its own.
 
-They go to devices of both, where they are the same; where they aren't, or a process doesn't come,
-all are told.
+They are put on devices of both processes where they are equal; where they differ, or a process
+is missing, all processes raise.
 """
 
 import threading
@@ -52,7 +52,7 @@ def check(x: Array, v: np.ndarray) -> None:
 
 
 def meetings_of(use: Any) -> int:
-    """How often the processes compared something."""
+    """Return the number of comparisons between the processes."""
     counted = []
     whole, processes.differences = (
         processes.differences,
@@ -109,7 +109,7 @@ def other_values() -> None:
             lambda checked=checked: device_put(tree, ROWS, check=checked),
         )
         assert error.processes == (1,) and error.paths == ("x['layers'][1]",)
-    for _ in range(2):  # a comparison that failed counts for nothing
+    for _ in range(2):  # a failed comparison leaves no state behind
         expect(UnequalError, "differs", lambda: device_put(theirs, ROWS))
     device_put(tree, ROWS, check="never")
     expect(
@@ -147,10 +147,10 @@ def own_arrays() -> None:
 
 
 def arrays_of_ones_own() -> None:
-    """Free arrays; and bound ones, of which each process says that it has its own."""
+    """Put uncommitted arrays, and committed ones on devices of their own process."""
     own_arrays()
     by_host, PLACES.on_host = PLACES.on_host, property(lambda places: False)
-    own_arrays()  # as where devices have memories of their own
+    own_arrays()  # as with devices that have their own memory
     PLACES.on_host = by_host
     y = device_put(jnp.asarray(V), SECOND)
     assert len(y.addressable_shards) == 2 * ME
@@ -167,7 +167,7 @@ def arrays_of_ones_own() -> None:
 
 
 def bound_to_one_process() -> None:
-    """One array of all, that one process holds: only it has the value."""
+    """Put an array that one process holds: only that process has the value."""
     for source in (FIRST, SECOND, SingleDeviceSharding(DEVICES[3])):
         x = make_array_from_callback(V.shape, source, lambda index: V[index], dtype=np.float32)
         for target in (ROWS, WHOLE, FIRST, SECOND, SingleDeviceSharding(DEVICES[0])):
@@ -202,7 +202,7 @@ def one_that_does_not_come() -> None:
 
 
 def in_threads() -> None:
-    """A thread that brings the next batch meets its like only, whatever the main one does."""
+    """A thread that loads the next batch meets its peer thread, whatever the main thread does."""
     out = []
     thread = threading.Thread(target=lambda: out.append(device_put(V + 1, ROWS)))
     if ME == 0:

@@ -62,7 +62,7 @@ for target in (on(), on("d"), on("p"), on(("p", "d")), on(None, "p")):
         check(jit(lambda y, spec=target.spec: jax.sharding.reshard(y, spec))(x), V * 3)
 assert reshard_plan(x, on("d")).bytes_moved == 4 * 16
 
-partial = device_put(V, U)  # a value of the host is split into partial results
+partial = device_put(V, U)  # a host value is split into partial results
 raises(UnreducedError, lambda: np.asarray(partial))
 check(device_put(partial, on("d")), V)
 

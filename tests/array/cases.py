@@ -1,4 +1,4 @@
-"""Shardings, values and ways to make arrays of them, for all tests of arrays."""
+"""Shardings, values and constructors of arrays, for all tests of arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ DTYPES = {
 
 
 class Stripes(Sharding):
-    """What a user might write: rows dealt to devices in an order of their own."""
+    """User-defined sharding: rows over devices in an order of its own."""
 
     def __init__(self, devices: Sequence[Any], order: Sequence[int]) -> None:
         self._devices = tuple(devices)
@@ -83,7 +83,7 @@ SHAPE = (8, 16)
 
 
 def value(dtype: Any, shape: Sequence[int] = SHAPE) -> np.ndarray:
-    """Distinct numbers where the dtype has enough of them."""
+    """Return distinct numbers where the dtype has enough of them."""
     count = int(np.prod(shape))
     numbers = np.arange(count) % 7 if np.dtype(dtype).itemsize == 1 else np.arange(count)
     if dtype == np.complex64:
@@ -136,6 +136,6 @@ CONSTRUCTORS: dict[str, Callable[[np.ndarray, Any], Array]] = {
 
 
 def same(x: Any, v: Any) -> bool:
-    """Whether values are equal to the bit, dtype and shape included."""
+    """Return whether values are bitwise equal, including dtype and shape."""
     got = np.asarray(x)
     return got.dtype == v.dtype and got.shape == v.shape and got.tobytes() == v.tobytes()

@@ -1,4 +1,4 @@
-"""What several tests of arrays are given."""
+"""Fixtures of tests of arrays."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from xlashard.array.reshard import plan
 
 @pytest.fixture(params=["in one memory", "between devices"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways: that of emulated devices, and that of devices with a memory of their own."""
+    """Both transfer paths: of emulated devices, and of devices with their own memory."""
     if request.param == "between devices":
         monkeypatch.setattr(plan, "in_one_memory", lambda *places: False)
     elif DEVICES[0].platform != "cpu":

@@ -1,7 +1,8 @@
-"""A process that may have little more memory than it has: placements that don't fit into it.
+"""Process with a limit little above its memory use: placements that exceed the limit.
 
-It prints "all well" where each is refused in clear words, leaves nothing behind, and other arrays
-and placements go on. The sources take no memory: they are one number, broadcast.
+It prints "all well" if each placement is refused with a clear error and leaves nothing behind,
+and other arrays and placements still work. The sources take no memory: they are one number,
+broadcast.
 """
 
 import gc
@@ -22,7 +23,7 @@ ROWS, COLUMNS, EVERYWHERE = (NamedSharding(MESH, P(*s)) for s in (("d",), (None,
 
 
 def huge(rows: int = 1 << 20) -> np.ndarray:
-    """Float32 rows of 4 KiB each."""
+    """Return float32 rows of 4 KiB each."""
     return np.broadcast_to(np.float32(3), (rows, 1024))
 
 
@@ -44,7 +45,7 @@ def refused(text: str, place: Callable[[], Any], per_device: int) -> None:
         assert re.search(text, str(error), re.S), error
         assert error.bytes_per_device == per_device, error.bytes_per_device
         assert isinstance(error, MemoryError)
-        # Also while the error is still looked at.
+        # Also while the error is still referenced.
         assert live() == arrays, (live(), arrays)
         assert resident() - memory < ROOM // 4, (resident(), memory)
     else:
@@ -52,7 +53,7 @@ def refused(text: str, place: Callable[[], Any], per_device: int) -> None:
 
 
 def main() -> None:
-    """Tries each way of placing too much."""
+    """Try each way of placing too much."""
     kept = device_put(np.arange(64.0, dtype=np.float32), ROWS)
     small = device_put(huge(1 << 14), ROWS)  # 64 MiB
     device_put(small, EVERYWHERE).delete()

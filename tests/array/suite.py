@@ -1,4 +1,4 @@
-"""What every `Array` answers, however it was made: inherit it and say how to make one."""
+"""Suite for every `Array`, independent of its constructor: subclass it and define fixtures."""
 
 import copy
 import pickle
@@ -16,9 +16,9 @@ from xlashard.sharding import from_jax
 
 
 class ArraySuite:
-    """Give it fixtures `array`, `expected` (its value) and `sharding` (None: uncommitted).
+    """Suite on fixtures `array`, `expected` (its value) and `sharding` (None: uncommitted).
 
-    Or `at_once(ArraySuite)` a fixture `subjects` that makes many of them (`tests/together.py`).
+    Or, by `at_once(ArraySuite)`, on a fixture `subjects` with many of them (`tests/together.py`).
     """
 
     def test_its_value_reads_back(self, array: Array, expected: np.ndarray) -> None:
@@ -49,7 +49,7 @@ class ArraySuite:
             return
         wanted = from_jax(sharding)
         if not isinstance(wanted, XLACompatibleSharding):
-            # JAX, which looks at it too, could not read a class that a user wrote.
+            # JAX, which inspects it too, could not read a user-defined class.
             tiles = wanted.tiling(array.shape).to_tile_assignment()
             wanted = GSPMDSharding(wanted.devices, tiles)
         assert array.committed

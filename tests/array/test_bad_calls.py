@@ -1,4 +1,4 @@
-"""Random calls of the constructors, most of them bad: only this package's own errors come out."""
+"""Random calls of the constructors, most of them bad: all errors are this package's own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ KEYS = jax.random.split(jax.random.key(0), 4)
 LIVE = device_put(np.arange(8.0), named("x"))
 DEAD = device_put(np.arange(8.0), named("x"))
 DEAD.delete()
-# A sharding that a user wrote may fail in its own way.
+# A user-defined sharding may raise its own errors.
 GOOD = [sharding for kind, sharding in SHARDINGS.items() if kind != "own"]
 
 junk = st.sampled_from(
@@ -104,7 +104,7 @@ no_slowness = settings(
 @no_slowness
 @given(x=trees(values), place=trees(placements), donate=trees(flags), alias=trees(flags))
 def test_device_put(x: Any, place: Any, donate: Any, alias: Any) -> None:
-    # What other examples still need is not for donation.
+    # Arrays that other examples use must not be donated.
     donate = False if donate is True or not isinstance(donate, bool | int | str) else donate
     only_ours(lambda: device_put(x, place, donate=donate, may_alias=alias))
 

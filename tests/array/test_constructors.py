@@ -1,4 +1,4 @@
-"""The three constructors: what they call, share and refuse, and in which words."""
+"""The three constructors: their callbacks, their aliasing, and their errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -279,7 +279,7 @@ class TestFromSingleDeviceArrays:
 
 
 class TestFromLocalData:
-    """In one process: several have their own test."""
+    """Tests in one process; several processes have their own test."""
 
     def test_the_local_data_are_the_whole(self) -> None:
         for shape in (None, V.shape, list(V.shape)):
@@ -350,7 +350,7 @@ def test_process_local_data_on_a_device():
 
 @pytest.mark.parametrize("name", ["from_callback", "from_single_device_arrays", "from_local_data"])
 def test_errors_are_value_errors_as_those_of_jax_are(name):
-    """Uneven shapes, wrong shapes, counts, devices and ranks of the pieces."""
+    """Uneven shapes; wrong shapes, counts, devices and ranks of the pieces."""
     rows = jax.sharding.NamedSharding(MESH, P(MESH.axis_names))
     cells = jax.sharding.NamedSharding(MESH, P(*MESH.axis_names))
     pieces = [jax.device_put(np.ones(2, np.float32), device) for device in MESH.devices.flat]

@@ -1,4 +1,4 @@
-"""`device_put`: trees of values to places, what moves and what does not."""
+"""`device_put`: trees of values onto shardings, with and without transfers."""
 
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ def pointers(x: Array) -> list[int]:
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which ways of moving bytes between buffers were gone."""
+    """Names of the transfer strategies that ran."""
     gone: list[str] = []
     ways = {
         "reshard_by_program": compiled,
@@ -43,7 +43,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             gone.append(_name)
             count = len(gone)
             moved = _call(*args, **kwargs)
-            del gone[count:]  # the ways that this one consists of
+            del gone[count:]  # the strategies that this one consists of
             return moved
 
         monkeypatch.setattr(module, name, recorded)

@@ -1,4 +1,4 @@
-"""DLPack both ways: whose memory it is, how long it stays, and what is refused."""
+"""DLPack in both directions: ownership and lifetime of memory, and refused inputs."""
 
 import gc
 import subprocess
@@ -24,7 +24,7 @@ SUB_BYTE = ("int4", "uint4", "int2", "uint2")
 
 
 def aligned(v: Any, offset: int = 0) -> np.ndarray:
-    """A copy that begins `offset` bytes after a multiple of 64."""
+    """Return a copy that begins `offset` bytes after a multiple of 64."""
     v = np.asarray(v)
     block = np.zeros(v.nbytes + 128, np.uint8)
     start = -block.ctypes.data % 64 + offset
@@ -38,7 +38,7 @@ def shares(x: Array, v: np.ndarray) -> bool:
 
 
 class Producer:
-    """What a library offers that is not NumPy, with a `__dlpack__` of its time."""
+    """Array of a library other than NumPy, with a `__dlpack__` of its era."""
 
     def __init__(self, v: np.ndarray) -> None:
         self.v = v
@@ -58,7 +58,7 @@ class NewProducer(Producer):
 
 
 class Elsewhere(Producer):
-    """In the memory of a device of Intel's, which DLPack numbers 14."""
+    """Array in the memory of an Intel device, which DLPack numbers 14."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 14, 0
@@ -281,7 +281,7 @@ def test_deleted_ones_say_so() -> None:
 
 @pytest.mark.slow
 def test_64_bits_under_x64() -> None:
-    """In a process of its own, as people set it."""
+    """In a process of its own, with the environment variable."""
     code = """
 import jax, numpy as np, xlashard
 jax.config.update("jax_enable_x64", True)

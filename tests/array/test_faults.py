@@ -1,4 +1,4 @@
-"""What goes wrong while arrays are made, read or deleted: clear errors, nothing left behind."""
+"""Failures while arrays are made, read or deleted: clear errors, nothing left behind."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ V = value(np.float32)
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Fails if a test leaves more buffers alive than there were."""
+    """Fail if a test leaves more buffers alive than before."""
     gc.collect()
     before = {id(array) for array in jax.live_arrays()}
     yield
@@ -36,7 +36,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def failing_at(number: int, error: BaseException) -> Callable[[Any], np.ndarray]:
-    """A callback that raises instead of giving the piece of this number."""
+    """Return a callback that raises instead of returning the piece of this number."""
     calls: list[Any] = []
 
     def read_a_piece(index: Any) -> np.ndarray:
@@ -124,7 +124,7 @@ class TestInterrupts:
 
 
 def outcomes(use: Callable[[], Any], v: np.ndarray) -> Any:
-    """The value, or that it is gone; anything else is wrong."""
+    """Return "value" or "deleted"; any other result is wrong."""
     try:
         got = use()
     except DeletedError:
@@ -186,7 +186,7 @@ def test_an_array_without_one_of_its_shards_is_deleted(number: int) -> None:
         with pytest.raises(DeletedError, match=naming("float32[8,16]", "delete()", "shard")):
             use()
     assert x.is_deleted()
-    # The other shards, and programs over all devices, go on.
+    # The other shards, and programs over all devices, still work.
     np.testing.assert_array_equal(kept, piece)
     assert float(total(device_put(V, named("x", "y")))) == expected
 

@@ -1,4 +1,4 @@
-"""The makers of arrays that pmap programs use."""
+"""The array constructors of pmap programs."""
 
 from typing import Any, NamedTuple
 
@@ -99,7 +99,7 @@ def test_shards_come_from_anywhere(shard: Any) -> None:
     assert same(out, V)
     again = device_put_replicated(shards[1], FOUR)
     assert same(again, np.stack([V[1]] * 4))
-    # Nothing is shared with what they were made of.
+    # The arrays alias none of their inputs.
     out.delete()
     again.delete()
     assert all(same(s, V[n]) for n, s in enumerate(shards))
@@ -346,7 +346,7 @@ def test_copies_that_are_donated_do_not_overwrite_each_other(size: int) -> None:
 
 
 def test_the_leading_dimension_joins_another_on_the_devices() -> None:
-    """As docs/guides/pmap.md says."""
+    """The reshape that docs/guides/pmap.md shows."""
     x = device_put_sharded(list(value(np.float32, (8, 4, 3))), DEVICES)
     joined = x.reshape(-1, *x.shape[2:])
     assert joined.shape == (32, 3)
@@ -357,7 +357,7 @@ def test_transfer_guards_are_asked() -> None:
     held = device_put(np.ones(3, np.float32), DEVICES[0])
     for level in ("disallow", "log"):
         with jax.transfer_guard(level):
-            # Both are explicit, however they are done.
+            # Both are explicit transfers, however they run.
             out = device_put_sharded([np.ones(3, np.float32), held], FOUR[:2])
             assert device_put_replicated({"a": 1.0, "b": held}, FOUR)["b"].shape == (4, 3)
         assert same(out, np.ones((2, 3), np.float32))

@@ -1,4 +1,4 @@
-"""JAX takes an Array as it is: one small proof for each part of it."""
+"""JAX accepts an Array as it is: one small test for each part of JAX."""
 
 from typing import Any
 

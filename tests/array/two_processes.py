@@ -1,7 +1,7 @@
 """One of two processes with two devices each, started by `run_many`.
 
-It stops with an error where something is not as it should be. Both must take the same steps, as
-programs that run across processes wait for each other.
+It stops with an error where a result is wrong. Both must run the same steps, because programs
+over both processes wait for each other.
 """
 
 from typing import Any
@@ -126,7 +126,7 @@ def constructing() -> None:
 
 
 def moving_slab_by_slab() -> None:
-    """As arrays are moved whose programs would need more memory than a shard takes."""
+    """Reshard arrays whose programs would need more memory than a shard, in chunks."""
     whole, compiled._NEGLIGIBLE_BYTES = compiled._NEGLIGIBLE_BYTES, 0
     wide = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     x = make_array_from_callback(

@@ -1,6 +1,6 @@
 """One of two processes with two devices each, started by `run_many`.
 
-The makers that pmap programs use work on a process's own devices, pmap across all.
+The constructors of pmap programs work on a process's own devices, pmap over all devices.
 """
 
 import jax
@@ -61,7 +61,7 @@ def spread_over_processes() -> None:
     assert [shard.index[0] for shard in unstacked_shards(x, spec)] == [
         slice(2 * ME + n, 2 * ME + n + 1) for n in range(2)
     ]
-    # Both processes must run the same programs, also where a shard would be the answer in one.
+    # Both processes must run the same programs, even where a shard would be the result in one.
     assert x[1].devices() == set(DEVICES)
     assert float(pjit(lambda v: v.sum())(x)) == V.sum()
     buffers = [shard.data for shard in x.addressable_shards]

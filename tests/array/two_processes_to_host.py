@@ -1,6 +1,6 @@
 """One of two processes with two devices each, started by `run_many`.
 
-It reads arrays that span both by every policy of `to_host`, also where the other does not come.
+It reads arrays that span both processes by every policy of `to_host`, also without the other.
 """
 
 from typing import Any

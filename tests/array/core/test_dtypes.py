@@ -1,4 +1,4 @@
-"""Every dtype that devices hold, those of fewer than eight bits and of sixty-four among them."""
+"""Every dtype that devices hold, including those of fewer than eight bits and of 64."""
 
 import copy
 import pickle
@@ -29,7 +29,7 @@ def value(name: str) -> np.ndarray:
 
 
 def check_values(v: np.ndarray, step: int) -> None:
-    """Made in all ways, each with a sharding of another kind; moved and read."""
+    """Make arrays in all ways, each with another kind of sharding; reshard and read them."""
     kinds = list(SHARDINGS)
     for number, make in enumerate(CONSTRUCTORS.values()):
         sharding = SHARDINGS[kinds[(number * 2 + step) % len(kinds)]]
@@ -73,7 +73,7 @@ def test_64_bits(name: str) -> None:
         assert same(x + x, v + v) and same(x[3], v[3])
     narrow = v.astype(jax.dtypes.canonicalize_dtype(v.dtype))
     assert same(device_put(v, named("x")), narrow)
-    # One that was made under the setting stays what it is, and programs take it as JAX's do.
+    # An array made under the setting keeps its dtype, and programs take it as JAX's do.
     assert same(x, v) and same(device_put(x, named()), v) and same(copy.copy(x), v)
     assert same(pickle.loads(pickle.dumps(x)), v)
     double = pjit(lambda a: a + a)
@@ -95,7 +95,7 @@ def test_numbers_of_few_bits_are_packed_on_devices_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["int2", "uint2"])
 def test_two_bits_come_whole_through_every_move(name: str) -> None:
-    """XLA's own collectives of these between CPU devices damage the memory around them."""
+    """XLA's own CPU collectives of these dtypes corrupt neighbouring memory."""
     v = value(name)
     for source in (named("y"), named("x", "y"), named(None, ("x", "y"))):
         x = device_put(v, source)

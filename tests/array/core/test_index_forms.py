@@ -1,4 +1,4 @@
-"""Every form of index that NumPy has, its values, on the devices; and `x.at[...]` with them."""
+"""Every form of index that NumPy has, evaluated on the devices, also by `x.at[...]`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ X = {kind: device_put(V, SHARDINGS[kind]) for kind in KINDS}
 
 
 def numbers(size: int) -> st.SearchStrategy[Any]:
-    """Arrays of numbers that go together, as whatever a person may have them."""
+    """Return index arrays of one shape, as NumPy, JAX or xlashard arrays."""
     some = st.lists(st.integers(-size, size - 1), min_size=3, max_size=3).map(np.array)
     one = st.integers(-size, size - 1).map(lambda n: np.array([[n], [0]]))
     forms = st.sampled_from([lambda a: a, jnp.asarray, device_put])
@@ -38,7 +38,7 @@ def entry(size: int) -> st.SearchStrategy[Any]:
 
 @st.composite
 def indices(draw: st.DrawFn) -> Any:
-    """An index of an array of the shape of `V`."""
+    """Draw an index of an array of the shape of `V`."""
     rows, columns = V.shape
     form = draw(st.sampled_from(["one", "two", "mask", "row mask"]))
     if form == "mask":
@@ -52,7 +52,7 @@ def indices(draw: st.DrawFn) -> Any:
         if extra is None or ... not in [e for e in entries if e is ...]:
             entries.insert(draw(st.integers(0, len(entries))), extra)
     if form == "two" and ... in [e for e in entries if e is ...]:
-        # Of dots for no dimension NumPy makes an array, of what a plain index gives none.
+        # For `...` of zero dimensions NumPy returns an array where a plain index returns a scalar.
         entries = [e for e in entries if e is not ...]
     if len(entries) > 1 or draw(st.booleans()):
         return tuple(entries)
@@ -73,7 +73,7 @@ def test_any_index_is_numpy_s(kind: str, index: Any) -> None:
     out = x[index]
     assert type(out) is Array
     assert same(out, wanted)
-    # A slice that is one shard is on one device, bound to none.
+    # A slice that is one shard is an uncommitted array on one device.
     assert out.devices() == x.devices() or (not out.committed and len(out.devices()) == 1)
     part = x.at[index]
     assert same(part.get(), wanted)

@@ -30,7 +30,7 @@ V = value(np.float32)
 
 
 def guard(x: Array, index: Any) -> None:
-    """Stands in for what indexing falls back on."""
+    """Replacement of the fallback path of indexing."""
     raise AssertionError("a program ran")
 
 
@@ -81,7 +81,7 @@ def test_a_shard_in_a_program_is_a_constant_like_any() -> None:
     np.testing.assert_allclose(jax.jit(lambda t: x[4:8] * t)(2.0), V[4:8] * 2)
 
 
-# JAX computes with arrays in host memory only where it is told to.
+# JAX computes with arrays in host memory only where it is specified.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(SHARDINGS) - {"pinned"}))
 def test_any_index_gives_numpy_s_value(kind: str) -> None:
@@ -136,7 +136,7 @@ def test_boolean_and_integer_arrays_index() -> None:
 
 
 class Compilations:
-    """Counts what XLA compiles. What runs on a shape for the first time is compiled first."""
+    """Counter of XLA compilations. The first execution for a shape includes its compilation."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -228,7 +228,7 @@ def test_weak_types_and_memories_stay() -> None:
 
 
 def test_a_buffer_takes_another_shape_by_a_program_too() -> None:
-    """What other platforms do, here on a CPU, where the answer must be the same."""
+    """The path of other platforms, run on a CPU, where the result must be the same."""
     (shard,) = device_put(V[:1], DEVICES[3]).addressable_shards
     for program in (base.reshape_by_program, base.reshape_buffer):
         out = program(shard.data.to_jax(), (16,))
@@ -252,7 +252,7 @@ def test_a_buffer_takes_another_shape_by_a_program_too() -> None:
 @pytest.mark.slow
 def test_dimensions_longer_than_32_bits() -> None:
     size = 2**31 + 8
-    # Pages that are only read take no memory, and XLA uses aligned ones in place.
+    # Read-only pages take no memory, and XLA aliases aligned ones.
     memory = np.zeros(size + 64, np.int8)
     start = -memory.ctypes.data % 64
     host = memory[start : start + size]

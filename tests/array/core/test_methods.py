@@ -1,4 +1,4 @@
-"""The NumPy-style methods: none is missing, and each gives an Array with NumPy's value."""
+"""The NumPy-style methods: all of them exist, and each returns an Array with NumPy's value."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +62,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "real": lambda x: x.real,
     "imag": lambda x: x.imag,
 }
-# What these give has no counterpart in NumPy; they have tests of their own.
+# Their results have no counterpart in NumPy; they have tests of their own.
 OTHERS = {"at", "choose", "flat", "item", "to_device"}
 
 
@@ -107,10 +107,10 @@ ATTRIBUTES = {
 
 
 def test_nothing_of_jax_s_array_is_missing() -> None:
-    """Every public name and protocol of the class and of an object of it is ours."""
+    """Every public name and protocol of JAX's class and of its objects is ours."""
     ours = {name for kind in Array.__mro__ if kind is not jax.Array for name in vars(kind)}
     theirs = {*dir(jax.Array), *dir(X.to_jax())}
-    # What a class has of itself, by how it is built.
+    # Attributes that a class has by its construction.
     built = {
         *("__annotations__", "__del__", "__dict__", "__firstlineno__", "__slots__"),
         *("__static_attributes__", "__weakref__", "__release_buffer__", "__annotate_func__"),
@@ -121,7 +121,7 @@ def test_nothing_of_jax_s_array_is_missing() -> None:
     # An abstract method of the base class would hide the handle's.
     abstract = {name for name in private if name in vars(jax.Array)} - {"_abc_impl"}
     assert abstract <= ours
-    # All other private ones are the handle's.
+    # All other private attributes are the handle's.
     for name in sorted(private - abstract):
         if name not in ("_abc_impl", "_arrays", "_npy_value", "_value"):
             assert hasattr(X, name) == hasattr(X.to_jax(), name), name

@@ -1,4 +1,4 @@
-"""Operators: NumPy's results, on the devices, whatever stands on the other side."""
+"""Operators: NumPy's results, on the devices, for any type of the other operand."""
 
 import operator
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def check(op: Callable[..., Any], x: Array, v: np.ndarray, other: Any) -> None:
     assert out.devices() == x.devices()
     np.testing.assert_allclose(out, op(jnp.asarray(v), plain), rtol=1e-6)
     out = op(other, x)
-    # A jax.Array on the left does the work itself.
+    # A jax.Array on the left evaluates the operator itself.
     from_jax = isinstance(other, jax.Array) and type(other) is not Array
     assert type(out) is (type(x.to_jax()) if from_jax else Array)
     np.testing.assert_allclose(out, op(plain, jnp.asarray(v)), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What Python and NumPy ask of an Array."""
+"""Protocols of Python and NumPy that an Array implements."""
 
 import copy
 import gc
@@ -235,7 +235,7 @@ def test_one_of_its_parts() -> None:
 
 
 def test_weak_references() -> None:
-    """As arrays of JAX take them."""
+    """Weak references work as on JAX's arrays."""
     x = put(np.zeros((4, 2)))
     gone: list[int] = []
     reference = weakref.ref(x)

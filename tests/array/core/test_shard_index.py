@@ -1,4 +1,4 @@
-"""Indices that name a shard: whatever the grid of devices, the shard has NumPy's value."""
+"""Indices that select a shard: the shard has NumPy's value for every grid of devices."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from xlashard.array.core import indexing
 
 @st.composite
 def placements(draw: st.DrawFn) -> tuple[PmapSharding, tuple[int, ...]]:
-    """A grid of up to eight devices in any order, and a shape that it cuts."""
+    """Draw a grid of up to eight devices in any order, and a shape that it shards."""
     dims: list[Any] = []
     left = 8
     for _ in range(draw(st.integers(1, 3))):

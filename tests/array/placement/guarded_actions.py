@@ -1,4 +1,4 @@
-"""What people do with arrays that may move something: the same with JAX's and with ours."""
+"""User actions that may transfer something, with JAX's API and with ours."""
 
 import copy
 import pickle
@@ -19,14 +19,14 @@ V = np.arange(16, dtype=np.float32).reshape(8, 2)
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two libraries.
+    """API of one of the two libraries.
 
     Attributes:
         api: The module.
         jit: Its compiled addition.
-        sharding: Makes its sharding of a spec.
-        make: Puts a value somewhere and gives its array.
-        constrain: Its constraint.
+        sharding: Returns its sharding for a spec.
+        make: Puts a value on devices and returns its array.
+        constrain: Its sharding constraint.
         from_dlpack: Its reader of other libraries' arrays.
     """
 

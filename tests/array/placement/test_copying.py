@@ -15,7 +15,7 @@ from xlashard.array.placement.copying import copy_all, private_copy
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even small copies are cut into stretches of a few bytes and given to four threads."""
+    """Split even small copies into chunks of a few bytes for four threads."""
     monkeypatch.setattr(copying, "_BYTES_PER_THREAD", 8)
     monkeypatch.setattr(copying, "_CONTIGUOUS_STRETCH", 64)
     monkeypatch.setattr(copying, "_STRIPED_STRETCH", 16)
@@ -23,7 +23,7 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def views(dtype: Any) -> dict[str, np.ndarray]:
-    """Arrays that lie in memory in every way that views of views do."""
+    """Return arrays with every memory layout that views of views have."""
     base = np.arange(7 * 12 * 5).reshape(7, 12, 5).astype(dtype)
     return {
         "whole": base,

@@ -1,4 +1,4 @@
-"""From the host to devices: cut into blocks of memory, by several threads, or left to jaxlib."""
+"""From the host to devices: split into blocks, by several threads, or left to jaxlib."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ ON_HOST = DEVICES[0].platform == "cpu"
 
 @pytest.fixture(params=["jaxlib", "pool", "blocks"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """All ways that a value may take, whatever its size."""
+    """All transfer paths, for values of every size."""
     if request.param == "jaxlib":
         monkeypatch.setattr(put, "_LEFT_TO_JAXLIB", 1 << 60)
     else:

@@ -1,4 +1,4 @@
-"""Reading values: each piece once, all on their way before the first is awaited."""
+"""Reading values: each shard once, with all copies started before the first is awaited."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from xlashard.array.placement import read
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Which device's copy was started and awaited, in order."""
+    """Devices whose copies were started and awaited, in order."""
     seen: list[tuple[str, int]] = []
 
     def spy(name: str, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Transfer guards: what they refuse JAX's arrays they refuse ours, and say what to write."""
+"""Transfer guards: they refuse the same transfers as for JAX's arrays, and suggest the fix."""
 
 import logging
 import threading
@@ -27,12 +27,12 @@ from xlashard.errors import TransferGuardError
 WAYS = ("host_to_device", "device_to_device", "device_to_host")
 LEVELS = ("disallow", "disallow_explicit")
 
-# Where JAX takes the way through the host and back, and ours goes from device to device.
+# Here JAX goes through the host, and ours from device to device.
 _BY_THE_HOST = {"put rows everywhere", "put rows on a device", "put copies on rows"}
-# JAX 0.11 asks no guard where all these shards are in the host's memory; later ones do.
+# JAX 0.11 checks no guard if all these shards are in host memory; later versions do.
 _READS_SHARDS = {"asarray of rows", "get rows", "tolist", "tobytes", "copy_to_host_async", "pickle"}
-# Allowed here, and refused by JAX: it sends the numbers of an index, goes through the host to
-# iterate, and has no text for a value that may not be read.
+# Allowed here, and refused by JAX: it transfers the numbers of an index, goes through the host to
+# iterate, and has no text for an unreadable value.
 _MOVES_NOTHING = {"a shard by index", "iterate over rows", "repr"}
 
 
@@ -139,7 +139,7 @@ def test_device_get_of_jax_asks_by_name_too() -> None:
     with jax.transfer_guard("disallow_explicit"), pytest.raises(TransferGuardError):
         jax.device_get(x)
     with jax.transfer_guard("disallow"), pytest.raises(TransferGuardError, match="device_get"):
-        np.asarray(y)  # The call before has left nothing behind.
+        np.asarray(y)  # The call before has left no state behind.
 
 
 def test_an_argument_is_named_by_its_path() -> None:
@@ -203,7 +203,7 @@ def test_logging(level: str, explicit: bool, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_callback_is_the_caller_s() -> None:
-    """It runs under the caller's guards; what is moved for its result is asked for once."""
+    """The callback runs under the caller's guards; transfers of its result are checked once."""
     seen = []
 
     def piece(index: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Prints, for moves between emulated devices, the peak of resident memory: `python peak_memory.py`.
+"""Print the peak of resident memory for moves between emulated devices: `python peak_memory.py`.
 
-One line per move: its name, then MB at the peak over what there was without source and target.
+One line per move: its name, then MB at the peak above the baseline without source and target.
 """
 
 import gc
@@ -39,18 +39,18 @@ MOVES: dict[str, tuple[Any, Any]] = {
 
 
 def resident(field: str) -> float:
-    """A line of the process's status, in MB."""
+    """Return a line of the process's status, in MB."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (line,) = (line for line in status.splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
 def peak(source: Any, target: Any, *, donate: bool) -> float:
-    """MB at the peak of a move, source and target included."""
+    """Return MB at the peak of a move, including source and target."""
     gc.collect()
     collect_garbage()
     before = resident("VmRSS")
-    # By a program, so that each shard has memory of its own.
+    # By a program, so that each shard has its own memory.
     x = jax.block_until_ready(ones(source))
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     y = jax.block_until_ready(xlashard.device_put(x, target, donate=donate))
@@ -73,7 +73,7 @@ def main() -> None:
     plan.in_one_memory = lambda *shardings: False
     for name in ("rows to columns", "rows to one", "half the devices"):
         source, target = MOVES[name]
-        # Once before, as compiling takes memory of its own.
+        # Once before, because compiling takes memory, too.
         xlashard.device_put(ones(source), target).block_until_ready()
         print(f"{name}, between devices: {peak(source, target, donate=False):.0f}")
 

@@ -1,4 +1,4 @@
-"""How much memory a move needs besides the two ends: never more than one shard."""
+"""Peak host memory of a reshard besides source and target: at most one shard."""
 
 import math
 import os
@@ -33,7 +33,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "axes change places": (named("x", "y"), named("y", "x")),
     "to copies": (named(None, ("x", "y")), named()),
     "from copies": (named(), named(None, "y")),
-    # Without slabs both partitioners gather the whole array on every device for these.
+    # Without chunks both partitioners gather the whole array on every device for these.
     "eight to two by four": (named(None, ("x", "y")), named("x", None, "y")),
     "listed tiles": (
         named(None, None, ("x", "y")),
@@ -44,7 +44,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 
 @pytest.fixture
 def small_programs_too(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets arrays of a few KB be moved as those of many GB are."""
+    """Reshard arrays of a few KB by the path of arrays of many GB."""
     monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     monkeypatch.setattr(compiled, "_NEGLIGIBLE_BYTES", 0)
     programs = compiled.compiled_reshard_for
@@ -107,7 +107,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
 def test_pieces_under_way_take_at_most_one_shard(
     source: Any, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted from outside: what is cut and carried between two waits."""
+    """Count the bytes that are sliced and transferred between two waits."""
     monkeypatch.setattr(plan, "in_one_memory", lambda *shardings: False)
     x = device_put(V, source)
     largest = max(shard.data.nbytes for shard in x.addressable_shards)
@@ -138,7 +138,7 @@ def test_pieces_under_way_take_at_most_one_shard(
 
 
 # MB of source and target on emulated devices, which share blocks, for an array of 128 MB in shards
-# of 16. A program and pieces may take a shard more on each device.
+# of 16. A program and its pieces may take one more shard on each device.
 PEAKS = {
     "rows to columns": 256,
     "rows to columns, donated": 128 + 16,
@@ -167,7 +167,7 @@ PEAKS = {
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
 def test_the_peak_of_resident_memory() -> None:
-    # Memory that is given back leaves the process at once.
+    # Freed memory is returned to the system at once.
     settings = {"MALLOC_MMAP_THRESHOLD_": "131072", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.array.reshard.peak_memory"],

@@ -1,4 +1,4 @@
-"""What is in its place already stays there, and what is used up is freed on the way."""
+"""Shards in place keep their buffers, and donated shards are freed during a reshard."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 
 
 def kept(source: Sharding, target: Sharding) -> set[Any]:
-    """The devices that hold the same piece before and after."""
+    """Return the devices that hold the same piece before and after."""
     before, after = (s.devices_indices_map(V.shape) for s in (source, target))
     pairs = ((d, before.get(d), i) for d, i in after.items())
     return {d for d, old, new in pairs if old is not None and same(V[old], V[new])}
@@ -75,7 +75,7 @@ class TestOverlap:
     def test_emulated_devices_need_no_byte_for_a_tile_that_is_there(
         self, source: Sharding, target: Sharding, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Every target here holds tiles of the source, or parts that lie in it in one stretch."""
+        """Every target here holds tiles of the source, or contiguous parts of them."""
         copies: list[Any] = []
         monkeypatch.setattr(p2p, "copy_all", copies.extend)
         x = device_put(V, source)

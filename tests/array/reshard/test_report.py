@@ -1,4 +1,4 @@
-"""`reshard_plan`: what a move would move, and that the move then does so."""
+"""`reshard_plan`: the transfers of a reshard, which then match the executed ones."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def test_rows_to_columns() -> None:
     report = reshard_plan(device_put(V, ROWS), COLUMNS)
     assert report.type == "float32[8,16]"
     assert (report.nbytes, report.source_shard_bytes, report.target_shard_bytes) == (512, 64, 64)
-    # Of its column each device has the one row that is its own.
+    # Each device already holds the row of its column that it keeps.
     assert (report.bytes_kept, report.bytes_moved) == (64, 448)
     assert {(p.source, p.destination) for p in report.pairs} == {
         (a.id, b.id) for a in DEVICES for b in DEVICES if a != b

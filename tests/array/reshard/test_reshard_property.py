@@ -1,4 +1,4 @@
-"""Between random pairs of shardings: every replica is the right piece, and the plan says so.
+"""Reshards between random pairs of shardings: every replica is right, and matches the plan.
 
 `RESHARD_EXAMPLES=3000 pytest tests/array/reshard/test_reshard_property.py` tries more of them.
 """
@@ -33,7 +33,7 @@ from xlashard.sharding import NoSharding as Whole
 
 EXAMPLES = int(os.environ.get("RESHARD_EXAMPLES", "150"))
 
-# A few shapes, so that there are not too many programs. Three and six divide some dimensions only.
+# A few shapes bound the number of programs. Three and six divide some dimensions only.
 SHAPES = [(8, 24), (8, 24), (8, 24), (24,), (2, 4, 12), (0, 24), (8, 0), ()]
 GRIDS = [(8,), (2, 4), (4, 2), (2, 2, 2), (4,), (2, 2), (2,), (6,), (2, 3), (1,), (2, 1)]
 DTYPES = [np.int32, np.int32, np.complex64, np.bool_, jnp.bfloat16, jnp.int4]
@@ -62,7 +62,7 @@ def named(draw: st.DrawFn, shape: Sequence[int]) -> Any:
 
 
 def tiles(draw: st.DrawFn, shape: Sequence[int]) -> Any:
-    """Tiles and copies of them, listed in any order or counted up."""
+    """Draw tiles and replicas of them, as listed devices or as an iota."""
     count = draw(st.sampled_from([2, 4, 8]))
     dims, left = [], count
     for n in shape:
@@ -83,7 +83,7 @@ def tiles(draw: st.DrawFn, shape: Sequence[int]) -> Any:
 
 
 def pmap(draw: st.DrawFn, shape: Sequence[int]) -> Any:
-    """A dimension in as many slices as there are devices, and perhaps copies of them."""
+    """Draw a dimension in as many slices as devices, with or without replicas."""
     cuts = [(d, k) for d, n in enumerate(shape) for k in (2, 4, 8) if n % k == 0]
     dim, count = draw(st.sampled_from([*cuts, (None, 4)]))
     copies = draw(st.sampled_from([1, 2])) if dim is None or count < 8 else 1
@@ -166,7 +166,7 @@ def test_the_plan_counts_what_really_differs(case: Any) -> None:
 
 
 def masks(shape: Sequence[int], sharding: Any) -> dict[Any, np.ndarray]:
-    """For each device which elements it holds, from the slices alone."""
+    """Return the elements that each device holds, from the slices alone."""
     found = {}
     for device, index in sharding.devices_indices_map(shape).items():
         found[device] = np.zeros(shape, bool)
@@ -177,7 +177,7 @@ def masks(shape: Sequence[int], sharding: Any) -> dict[Any, np.ndarray]:
 def check(v: np.ndarray, source: Any, target: Any, donate: bool) -> None:
     x = device_put(v, source)
     y = device_put(x, target, donate=donate)
-    # JAX's functions look at the sharding, and can't read a class of one's own.
+    # JAX's functions inspect the sharding, and can't read a user-defined class.
     assert y.sharding == target or isinstance(target, Stripes)
     assert x.is_deleted() == donate
     indices = target.devices_indices_map(v.shape)

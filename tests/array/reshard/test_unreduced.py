@@ -1,4 +1,4 @@
-"""Unreduced arrays: every read refuses or reduces, and `device_put` sums."""
+"""Unreduced arrays: every read raises or reduces, and `device_put` sums."""
 
 import copy
 import io
@@ -53,7 +53,7 @@ U = on("y", unreduced={"x"})
 
 
 def partial(*addends: float, sharding: NamedSharding = U, shape: tuple[int, ...] = (2,)) -> Array:
-    """An array whose devices hold these partial results, in the order of their addends."""
+    """Return an array whose devices hold these partial results, in the order of the addends."""
     tiling = sharding.rank_tiling(len(shape))
     ids = tiling.addend_ids().tolist()
     piece = np.ones(tiling.shard_shape(shape), np.float32)
@@ -303,16 +303,16 @@ def test_a_sharding_of_a_users_own_is_never_unreduced() -> None:
 
 
 class TestPlans:
-    """Of 8 devices two hold the partial results of each of two tiles, and two hold the same."""
+    """Reshards of an array on 8 devices: two hold each partial result of each of two tiles."""
 
     @pytest.mark.parametrize(
         ("target", "moved", "kept"),
         [
-            # Each device gets the other partial result of its tile, or both of the other tile.
+            # Each device receives the other partial result of its tile, or both of the other tile.
             (on("y"), 8 * 16, 8 * 16),
             (on(), 8 * 48, 8 * 16),
             (U, 0, 8 * 16),
-            # Half of the devices hold a partial result of their tile, and half nothing of it.
+            # Half of the devices hold a partial result of their tile, the other half none.
             (on("x"), 4 * 16 + 4 * 32, 4 * 16),
         ],
     )
