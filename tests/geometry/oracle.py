@@ -1,4 +1,4 @@
-"""The index maths once more, as slowly and plainly as it can be said: loops over all devices."""
+"""Reference implementation of the index maths, slow and plain: loops over all devices."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ NAMES = ("x", "y", "z")
 
 
 def small_grids(most: int = 16, axes: int = 3, biggest: int = 4) -> list[MeshGrid]:
-    """Every mesh of up to `axes` axes of sizes `1..biggest` and up to `most` devices."""
+    """Return every mesh of up to `axes` axes of sizes `1..biggest` and up to `most` devices."""
     return [
         MeshGrid(NAMES[:count], sizes)
         for count in range(1, axes + 1)
@@ -21,12 +21,12 @@ def small_grids(most: int = 16, axes: int = 3, biggest: int = 4) -> list[MeshGri
 
 
 def grid_id(grid: MeshGrid) -> str:
-    """A short name for a test's parameter."""
+    """Return a short name for a test's parameter."""
     return "x".join(map(str, grid.axis_sizes))
 
 
 def all_specs(grid: MeshGrid, ndim: int) -> Iterator[Spec]:
-    """Every spec for arrays of rank `ndim`: each set of axes, in each order, in each dims."""
+    """Yield every spec for arrays of rank `ndim`: each set of axes, in each order, in each dims."""
     for count in range(len(grid.axis_names) + 1 if ndim else 1):
         for order in itertools.permutations(grid.axis_names, count):
             for where in itertools.combinations_with_replacement(range(ndim), count):
@@ -44,7 +44,7 @@ def product(numbers) -> int:
 
 
 def coordinates_of(grid: MeshGrid, position: int) -> dict[str, int]:
-    """A device's mesh coordinates, by counting through the mesh until it is reached."""
+    """Return a device's mesh coordinates, by counting through the mesh up to it."""
     ranges = [range(size) for size in grid.axis_sizes]
     for i, coordinates in enumerate(itertools.product(*ranges)):
         if i == position:
@@ -53,7 +53,7 @@ def coordinates_of(grid: MeshGrid, position: int) -> dict[str, int]:
 
 
 def tiles_of_spec(grid: MeshGrid, spec: Spec, ndim: int) -> list[tuple[int, ...]]:
-    """Tile coordinates of every device."""
+    """Return the tile coordinates of every device."""
     tiles = []
     for position in range(grid.size):
         at = coordinates_of(grid, position)
@@ -68,7 +68,7 @@ def tiles_of_spec(grid: MeshGrid, spec: Spec, ndim: int) -> list[tuple[int, ...]
 
 
 def counts_of_spec(grid: MeshGrid, spec: Spec, ndim: int) -> tuple[int, ...]:
-    """Tiles per dimension."""
+    """Return the number of tiles per dimension."""
     return tuple(
         product(grid.shape[axis] for axis in (spec.dims[dim] or ())) if dim < len(spec.dims) else 1
         for dim in range(ndim)
@@ -76,14 +76,14 @@ def counts_of_spec(grid: MeshGrid, spec: Spec, ndim: int) -> tuple[int, ...]:
 
 
 def replicas_of_tiles(tiles: list[tuple[int, ...]]) -> list[int]:
-    """How many earlier devices hold the same tile."""
+    """Return the number of earlier devices that hold the same tile."""
     return [tiles[:i].count(tile) for i, tile in enumerate(tiles)]
 
 
 def indices_of_tiles(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: list[tuple[int, ...]]
 ) -> list[tuple[slice, ...]]:
-    """Slices of every device; the last tiles of a dimension that doesn't divide are shorter."""
+    """Return the slices of every device; the last tiles of an uneven dimension are shorter."""
     indices = []
     for tile in tiles:
         index = []

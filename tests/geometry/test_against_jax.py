@@ -1,4 +1,4 @@
-"""The maths and the texts beside those of the installed JAX."""
+"""The maths and texts against those of the installed JAX."""
 
 import random
 
@@ -93,7 +93,7 @@ def test_shapes_are_refused_where_jax_refuses_them(data):
 
 @st.composite
 def any_tiles(draw):
-    """Tile dims with sub-groups, and an iota, for arrays of rank 1 and up."""
+    """Draw tile dims with sub-groups, and an iota, for arrays of rank 1 and up."""
     sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     perm = tuple(draw(st.permutations(range(len(sizes)))))
     dims, left = [], int(np.prod(sizes))
@@ -119,7 +119,7 @@ def hlo_proto(dims, kinds):
 def test_iotas_with_sub_groups_are_as_xla_writes_them(tiles):
     dims, sizes, perm, kinds = tiles
     tile = xc.HloSharding.iota_tile(dims, sizes, perm, [KINDS[kind] for kind in kinds])
-    # XLA names a lone sub-group by its kind alone only when it reads its own text again.
+    # XLA names a lone sub-group by its kind alone only when it parses its own text.
     written, read = str(tile), str(xc.HloSharding.from_string(str(tile)))
     ours = TileAssignment.iota(dims, sizes, perm, kinds)
     assert ours.to_text() == (written if "devices" in read else read)

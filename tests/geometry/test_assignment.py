@@ -29,7 +29,7 @@ GRID = MeshGrid(("x", "y"), (2, 4))
 
 
 def without_unit_axes(grid, spec):
-    """The spec as it comes back: an axis of one device cuts nothing."""
+    """Return the spec without axes of size 1, as a round trip returns it."""
     dims = (tuple(a for a in axes if grid.shape[a] > 1) for axes in spec.dims)
     return Spec(tuple(dims))
 
@@ -50,7 +50,7 @@ def test_every_spec_of_every_small_mesh_comes_back(grid):
             assert spec_from_tile_assignment(grid, listed) == expected
             if not iota.subgroups:
                 continue
-            # Within its group of copies each device may stand anywhere.
+            # Within its replica group each device may be at any position.
             rows = [
                 rng.sample(row, len(row)) for row in devices.reshape(-1, iota.dims[-1]).tolist()
             ]
@@ -80,17 +80,17 @@ def test_a_spec_is_found_exactly_where_there_is_one(grid, data):
     wanted = [None] * grid.size
     for i, device in enumerate(devices):
         wanted[device] = (i // dims[2] // dims[1], i // dims[2] % dims[1])
-    says_it = {
+    matching = {
         without_unit_axes(grid, spec)
         for spec in all_specs(grid, 2)
         if oracle.counts_of_spec(grid, spec, 2) == dims[:2]
         and oracle.tiles_of_spec(grid, spec, 2) == wanted
     }
-    if not says_it:
+    if not matching:
         with pytest.raises(TilingError, match="mesh"):
             spec_from_tile_assignment(grid, assignment)
         return
-    assert {spec_from_tile_assignment(grid, assignment)} == says_it
+    assert {spec_from_tile_assignment(grid, assignment)} == matching
 
 
 NOT_SPECS = [

@@ -14,13 +14,13 @@ from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, read_grou
 
 
 def axes_text(groups, grid, order=None):
-    """The axes as text, or None."""
+    """Return the axes as text, or None."""
     parts = groups.axes(grid, order)
     return None if parts is None else ", ".join(map(str, parts))
 
 
 def factors(number):
-    """Every way to write a number as a product of factors from 2 on, in order."""
+    """Yield every factorisation of a number into ordered factors from 2 on."""
     if number == 1:
         return [()]
     return [
@@ -32,7 +32,7 @@ def factors(number):
 
 
 def all_axis_groups(grid):
-    """Every grouping along parts of axes, by counting: text of the axes -> the set of groups."""
+    """Return every grouping along parts of axes, by enumeration: text of the axes -> groups."""
     found = {}
     for cut in itertools.product(*map(factors, grid.axis_sizes)):
         digits = [
@@ -53,7 +53,7 @@ def all_axis_groups(grid):
 
 
 def _text(digits, chosen, grid):
-    """The shortest text of chosen digits: neighbours in one axis are one part."""
+    """Return the shortest text of chosen digits: neighbours in one axis are one part."""
     parts = []
     for (name, before, size), is_in in zip(digits, chosen, strict=True):
         if not is_in:
@@ -176,7 +176,7 @@ def test_groups_of_the_compilers_own_mesh_are_those_of_its_axes(text, devices):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "fact"),
     [
         ("", "expected replica groups at the start of ''"),
         ("channel_id=1", "'channel_id=1'"),
@@ -187,10 +187,10 @@ def test_groups_of_the_compilers_own_mesh_are_those_of_its_axes(text, devices):
         ("mesh['a'=4], device_ids=(0,1) {'a'}", "2 devices for a mesh of 4"),
     ],
 )
-def test_text_that_is_no_groups_is_refused(text, says):
+def test_text_that_is_no_groups_is_refused(text, fact):
     with pytest.raises(GroupTextError) as caught:
         read_groups(text, 8)
-    assert says in str(caught.value)
+    assert fact in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{{0,1,2}}", "{{0},{1}}"])
@@ -229,7 +229,7 @@ def test_pairs_run_along_exactly_the_axes_in_which_a_coordinate_changes(grid, da
 
 
 def test_groups_of_a_formula_are_never_listed():
-    # 10^15 devices: only a closed form comes back from this.
+    # 10^15 devices: only a closed form returns in time.
     grid = MeshGrid(("x", "y", "z"), (10**5, 10**5, 10**5))
     groups = read_groups(f"[{10**10},{10**5}]<=[{10**5},{10**5},{10**5}]T(0,2,1)", 1)
     assert axes_text(groups, grid) == "y"

@@ -32,9 +32,9 @@ def tiling_of(*entries, grid=GRID, ndim=2):
 
 
 def check_plan(plan):
-    """Carries out the plan on real data and checks each claim that it makes."""
+    """Execute the plan on real data and check each of its facts."""
     array = np.arange(1, 1 + math.prod(plan.shape)).reshape(plan.shape)
-    # The leading `...` keeps a view also of an array without dimensions.
+    # The leading `...` keeps a view even of an array without dimensions.
     have, want = (
         {d: (..., *i) for d, i in zip(ids, tiling.indices(plan.shape, uneven=True), strict=True)}
         for tiling, ids in ((plan.src, plan.src_devices), (plan.dst, plan.dst_devices))
@@ -81,7 +81,7 @@ def test_every_change_of_spec_on_one_mesh(grid):
 
 @st.composite
 def placed(draw, shape):
-    """Any tiling, in any device order, on any devices of a small machine."""
+    """Draw any tiling, in any device order, on any devices of a small machine."""
     grid = draw(st.sampled_from(small_grids(most=8)))
     spec = draw(st.sampled_from(list(all_specs(grid, len(shape)))))
     tiling = Tiling.from_spec(grid, spec, len(shape))
@@ -121,7 +121,7 @@ def test_rows_to_columns():
 
 
 def test_copies_of_a_tile_take_turns():
-    """Eight copies on devices 0..7 serve eight other devices: one piece each."""
+    """Replicas on devices 0..7 serve eight other devices: one piece each."""
     plan = reshard_plan((8, 8), 4, tiling_of(), range(8), tiling_of(), range(8, 16))
     assert Counter(p.source for p in plan.pieces) == Counter(range(8))
     two = reshard_plan((8, 8), 4, tiling_of("y"), range(8), tiling_of(("x", "y")), range(8, 16))
@@ -129,7 +129,7 @@ def test_copies_of_a_tile_take_turns():
 
 
 def test_holders_that_serve_themselves_leave_the_turns_to_the_others():
-    """Half of the takers have the tile; the other half is shared out evenly all the same."""
+    """Half of the target devices have the tile; the other half is shared evenly all the same."""
     rows = MeshGrid(("x",), (4,))
     whole = Tiling.replicated(4, 1)
     plan = reshard_plan((4,), 1, whole, [0, 1, 2, 3], Tiling.replicated(8, 1), range(8))
@@ -202,7 +202,7 @@ def test_other_misfits():
 
 @st.composite
 def moves(draw: st.DrawFn) -> list[Piece]:
-    """The pieces between two lists of devices, some of them the same."""
+    """Draw the pieces between two lists of devices, some of them the same."""
     before, after = (draw(st.sampled_from([1, 2, 3, 4, 6, 8])) for _ in "st")
     shift = draw(st.integers(0, 8))
     tilings = []
@@ -266,7 +266,7 @@ def test_refined_tiles_are_parts_of_the_others(
 
 
 def _fits_nowhere(parts: int, extents: list[int]) -> bool:
-    """Whether a prime factor is there more often than in all extents together."""
+    """Return whether a prime factor occurs more often than in all extents together."""
     twos, threes = ([_power(n, prime) for n in (parts, math.prod(extents))] for prime in (2, 3))
     return twos[0] > twos[1] or threes[0] > threes[1]
 

@@ -1,4 +1,4 @@
-"""Sharding specs against a walk over the device grid that follows the words of early JAX."""
+"""Sharding specs against a walk over the device grid that follows early JAX's definition."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ ALL = slice(None)
 
 @st.composite
 def specs(draw: st.DrawFn) -> ShardingSpec:
-    """Up to three dimensions and four grid axes, of at most 48 devices."""
+    """Draw specs of up to three dimensions and four grid axes, of at most 48 devices."""
     dims: list[Any] = draw(
         st.lists(
             st.one_of(
@@ -57,7 +57,7 @@ def specs_and_shapes(draw: st.DrawFn) -> tuple[ShardingSpec, tuple[int, ...]]:
 
 
 def walked(spec: ShardingSpec, shape: tuple[int, ...]) -> list[tuple[Any, ...]]:
-    """What each device holds, grid place by grid place and dimension by dimension."""
+    """Return the index of each device, by grid position and dimension."""
     out = []
     for place in itertools.product(*(range(n) for n in spec.mesh_shape)):
         at_cut = {
@@ -85,7 +85,7 @@ def walked(spec: ShardingSpec, shape: tuple[int, ...]) -> list[tuple[Any, ...]]:
 
 
 def elements(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
-    """An index by what it takes: numbers as they are, slices as their elements."""
+    """Return an index by its elements: numbers as they are, slices as lists of their elements."""
     return [
         list(range(size))[entry] if isinstance(entry, slice) else entry
         for entry, size in zip(index, shape, strict=True)

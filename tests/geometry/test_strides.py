@@ -11,7 +11,7 @@ sizes = st.lists(st.integers(1, 4), max_size=4)
 
 @st.composite
 def placements(draw):
-    """Digits that reach every place from 0 on equally often, in any order."""
+    """Draw digits that reach every position from 0 on equally often, in any order."""
     moving = draw(sizes)
     digits = list(zip(moving, strides.row_major(moving), strict=True))
     digits += [(size, 0) for size in draw(st.lists(st.integers(1, 3), max_size=2))]
@@ -19,7 +19,7 @@ def placements(draw):
 
 
 def places(steps):
-    """The sum of digit times stride, by plain counting."""
+    """Return the sum of digit times stride, by plain counting."""
     return [
         sum(digit * stride for digit, (_, stride) in zip(digits, steps, strict=True))
         for digits in np.ndindex(*(size for size, _ in steps))
@@ -58,7 +58,7 @@ def test_find_returns_none_without_steps(order):
     if found is not None:
         assert places(found) == order
         return
-    # Every order that 6 positions can be given by digits, written out.
+    # Every order of 6 positions that digits can produce, written out.
     assert order not in ([0, 1, 2, 3, 4, 5], [0, 2, 4, 1, 3, 5], [0, 3, 1, 4, 2, 5])
 
 

@@ -227,7 +227,7 @@ def test_no_text_does_worse_than_a_clear_error(text):
 
 
 def test_reordered_subgroups_without_a_common_radix_become_a_list():
-    # Sub-groups of 2 and 3 devices, out of digits 3 and 2: no digits serve both orders.
+    # Sub-groups of 2 and 3 devices, out of digits 3 and 2: no digits produce both orders.
     moved = TileAssignment.iota((1, 3, 2, 2), (2, 6), (1, 0), ("replicated", "manual"))
     assert moved.device_array().shape == (1, 3, 2, 2)
     clash = TileAssignment.iota((2, 3), (2, 3), (1, 0), ("replicated", "manual"))
@@ -245,7 +245,7 @@ def test_specs_of_any_rank_are_padded():
 
 
 def test_subgroup_orders_mean_the_same_devices():
-    """Whatever order the sub-groups are written in, each device keeps its tile and its kind."""
+    """Each device keeps its tile and its kind in every order of the sub-groups."""
     for order in itertools.permutations(["manual", "unreduced", "replicated"]):
         dims = {"manual": 2, "unreduced": 3, "replicated": 4}
         sizes = (2, *(dims[kind] for kind in order))

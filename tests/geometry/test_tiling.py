@@ -28,7 +28,7 @@ GRID = MeshGrid(("x", "y"), (2, 4))
 
 
 def check_against_oracle(tiling, tiles, counts, shape):
-    """Everything that a tiling says of all devices, and the same of any selection of them."""
+    """Compare all properties of a tiling, for all devices and for selections of devices."""
     n = len(tiles)
     assert tiling.counts == counts
     assert tiling.num_devices == n
@@ -93,7 +93,7 @@ def test_every_tiling_survives_its_tile_assignment_and_its_indices(grid):
 
 @st.composite
 def placements(draw):
-    """Any placement of equal tiles on devices in any order."""
+    """Draw any placement of equal tiles on devices in any order."""
     counts = draw(st.sampled_from([(), (1,), (2,), (3,), (2, 2), (2, 3), (4, 1), (1, 2, 2)]))
     copies = draw(st.integers(1, 4))
     tiles = list(itertools.product(*map(range, counts))) * copies

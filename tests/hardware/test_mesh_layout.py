@@ -1,4 +1,4 @@
-"""Axes on a torus: every layout is one, and none is better by its own measure."""
+"""Axes on a torus: every layout is valid, and none has a better cost."""
 
 import itertools
 import math

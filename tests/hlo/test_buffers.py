@@ -44,7 +44,7 @@ ALLOCATIONS = [
     {1: 5, 2: 4, 8: 2},
     {1: 6, 2: 4096, 5: 1, 10: (7, 1)},
 ]
-# ALLOC of 12, SHARE_WITH of 13, FREE of 12; the other trace is not of the whole module.
+# ALLOC of 12, SHARE_WITH of 13, FREE of 12; the other trace is of a part of the module.
 TRACES = [
     {2: 1, 3: 4, 1: [{2: 12}, {1: 2, 2: 13, 5: 12}, {1: 1, 2: 12}]},
     {1: [{2: 10}, {1: 1, 2: 10}]},

@@ -1,4 +1,4 @@
-"""Collectives of programs whose communication can be worked out by hand."""
+"""Collectives of programs whose communication is known in closed form."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ def grid_of(on):
 
 
 def compiled(fun, args, ins, outs, on=None):
-    """The collectives of a pjit-ed function under specs."""
+    """Return the collectives of a pjit-ed function under specs."""
     on = on or mesh()
     named = partial(jax.tree.map, partial(NamedSharding, on), is_leaf=lambda s: isinstance(s, P))
     step = pjit(fun, in_shardings=named(ins), out_shardings=named(outs))
@@ -30,14 +30,14 @@ def compiled(fun, args, ins, outs, on=None):
 
 
 def mapped(fun, in_spec, out_spec, shape, on=None):
-    """The collectives of a function that says itself what its devices send."""
+    """Return the collectives of a function that calls collectives explicitly."""
     on = on or mesh()
     body = jax.shard_map(fun, mesh=on, in_specs=in_spec, out_specs=out_spec, check_vma=False)
     return compiled(body, [shape], (in_spec,), out_spec, on)
 
 
-def told(collectives, on=None):
-    """Kind, axes, and bytes that a device puts in, gets out and sends."""
+def traffic(collectives, on=None):
+    """Return kind, axes, and operand, result and sent bytes per device."""
     grid = grid_of(on or mesh())
     return [
         (c.kind, along_text(c, grid), c.operand_bytes, c.result_bytes, c.sent_bytes)
@@ -59,7 +59,7 @@ def test_a_parameter_that_fsdp_has_cut_is_gathered_once_for_the_forward_pass():
         lambda x, w: x @ w, [(64, 16), (16, 32)], (P("fsdp"), P("fsdp")), P("fsdp"), on
     )
     whole = 16 * 32 * 4
-    assert told(found, on) == [("all-gather", "fsdp", whole // 8, whole, whole * 7 // 8)]
+    assert traffic(found, on) == [("all-gather", "fsdp", whole // 8, whole, whole * 7 // 8)]
 
 
 def test_the_gradient_of_replicated_parameters_is_reduced_over_the_data():
@@ -68,7 +68,7 @@ def test_the_gradient_of_replicated_parameters_is_reduced_over_the_data():
 
     found = compiled(gradient, [(8, 16), (64, 8)], (P(), P("x")), P())
     whole = 8 * 16 * 4
-    assert told(found) == [("all-reduce", "x", whole, whole, whole)]
+    assert traffic(found) == [("all-reduce", "x", whole, whole, whole)]
     assert [str(t) for c in found for t in c.operands] in (["f32[8,16]"], ["f32[16,8]"])
 
 
@@ -76,7 +76,7 @@ def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
     scatter = partial(jax.lax.psum_scatter, axis_name="y", scatter_dimension=0, tiled=True)
     found = mapped(scatter, P("x"), P(("x", "y")), (64, 16))
     # Each device adds its 32 rows of 16 floats and keeps 8 rows.
-    assert told(found) == [("reduce-scatter", "y", 2048, 512, 1536)]
+    assert traffic(found) == [("reduce-scatter", "y", 2048, 512, 1536)]
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_cutting_the_other_dimension_is_an_all_to_all():
     for axis, parts in (("x", 2), ("y", 4)):
         found = compiled(lambda x: x * 2, [(8, 16)], (P(axis),), P(None, axis))
         shard = 8 * 16 * 4 // parts
-        assert told(found) == [("all-to-all", axis, shard, shard, shard * (parts - 1) // parts)]
+        assert traffic(found) == [("all-to-all", axis, shard, shard, shard * (parts - 1) // parts)]
 
 
 @pytest.mark.slow
@@ -95,22 +95,22 @@ def test_routing_tokens_to_experts_and_back_is_two_all_to_alls():
 
     found = mapped(experts, P("y"), P("y"), (16, 32))
     shard = 4 * 32 * 4
-    assert told(found) == [("all-to-all", "y", shard, shard, shard * 3 // 4)] * 2
+    assert traffic(found) == [("all-to-all", "y", shard, shard, shard * 3 // 4)] * 2
 
 
 def test_a_ring_is_a_permutation_along_its_axis():
     ring = [(i, (i + 1) % 4) for i in range(4)]
     found = mapped(lambda x: jax.lax.ppermute(x, "y", ring), P("y"), P("y"), (64, 16))
-    assert told(found) == [("collective-permute", "y", 1024, 1024, 1024)]
+    assert traffic(found) == [("collective-permute", "y", 1024, 1024, 1024)]
     chain = mapped(lambda x: jax.lax.ppermute(x, "x", [(0, 1)]), P("x"), P("x"), (64, 16))
     # Half of the devices send, the others only receive.
-    assert told(chain) == [("collective-permute", "x", 2048, 2048, 1024)]
+    assert traffic(chain) == [("collective-permute", "x", 2048, 2048, 1024)]
 
 
 def test_groups_over_two_of_three_axes_are_named_by_both():
     on = mesh((2, 2, 2), ("a", "b", "c"))
     found = mapped(lambda x: jax.lax.psum(x, ("a", "c")), P(("a", "b", "c")), P("b"), (64, 16), on)
-    assert told(found, on) == [("all-reduce", "a, c", 512, 512, 768)]
+    assert traffic(found, on) == [("all-reduce", "a, c", 512, 512, 768)]
 
 
 def test_groups_of_a_part_of_an_axis_are_named_as_that_part():
@@ -118,13 +118,13 @@ def test_groups_of_a_part_of_an_axis_are_named_as_that_part():
     found = mapped(
         lambda x: jax.lax.psum(x, "y", axis_index_groups=halves), P("y"), P("y"), (64, 16)
     )
-    assert told(found) == [("all-reduce", "y:(2)2", 1024, 1024, 1024)]
+    assert traffic(found) == [("all-reduce", "y:(2)2", 1024, 1024, 1024)]
 
 
 def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices():
     on = mesh((2, 4), ("x", "y"), order=[0, 2, 4, 6, 1, 3, 5, 7])
     found = mapped(lambda x: jax.lax.psum(x, "x"), P("x"), P(), (64, 16), on)
-    assert told(found, on) == [("all-reduce", "x", 2048, 2048, 2048)]
+    assert traffic(found, on) == [("all-reduce", "x", 2048, 2048, 2048)]
 
 
 def test_what_stands_in_a_loop_runs_as_often_as_the_loop():
@@ -170,7 +170,7 @@ def test_an_operation_that_communicates_is_named_with_its_source_line():
         here = next(i for i, line in enumerate(source, 1) if line.endswith("# HERE\n"))
     assert (found.frames[0].file, found.frames[0].line) == (__file__, here)
     assert found.frames[0].function.endswith("total")
-    # The outermost frame last: whoever asked for the program.
+    # The outermost frame, the caller of the compilation, is last.
     assert "compiled" in [frame.function for frame in found.frames]
 
 

@@ -1,4 +1,4 @@
-"""Trip counts, from text: with and without the compiler's own word."""
+"""Trip counts, from text: with and without the compiler's own annotation."""
 
 import pytest
 
@@ -84,8 +84,8 @@ def test_any_other_loop_has_no_known_count(arguments):
 
 
 def test_the_compilers_own_word_counts():
-    said = 'body=%body, backend_config={"known_trip_count":{"n":"11"}}'
-    text = LOOP.replace("body=%body", said).replace("COMPARE", compared("NE"))
+    annotated = 'body=%body, backend_config={"known_trip_count":{"n":"11"}}'
+    text = LOOP.replace("body=%body", annotated).replace("COMPARE", compared("NE"))
     assert [c.times for c in read_collectives(text)] == [11]
 
 

@@ -143,7 +143,7 @@ def test_the_proto_and_the_text_of_a_tpus_program_are_one_module(slices: int) ->
     program = pjit(step, out_shardings=held, donate_argnums=0).lower(w, x).compile()
     proto = hlo.read(program)
     check_alike(proto, of_text(program))
-    # What the analysis of TPU programs stands on.
+    # Properties that the analysis of TPU programs relies on.
     instructions = [i for c in proto.computations.values() for i in c.instructions.values()]
     assert any("estimated_cycles" in i.attributes.backend_config for i in instructions)
     assert any(i.shape.memory_space == 1 for i in instructions if i.opcode == "fusion")

@@ -1,4 +1,4 @@
-"""Optimised HLO of other platforms and in other writings, from files cut down to what is read."""
+"""Optimised HLO of other platforms and in other syntaxes, from files reduced to what is read."""
 
 from pathlib import Path
 
@@ -12,19 +12,19 @@ GRID = MeshGrid(("x", "y"), (2, 4))
 
 
 def hlo(name):
-    """A whole module's text."""
+    """Return a whole module's text."""
     return (Path(__file__).parent / "texts" / f"{name}.txt").read_text()
 
 
 def one(line, *, types=("f32[4]{0}",)):
-    """A module whose entry holds one collective of parameters `%p0`, `%p1`, ..."""
+    """Return a module whose entry holds one collective of parameters `%p0`, `%p1`, ..."""
     parameters = "".join(f"  %p{i} = {t} parameter({i})\n" for i, t in enumerate(types))
     entry = f"ENTRY %e (p: f32[4]) -> f32[4] {{\n{parameters}  {line}\n}}\n"
     return f"HloModule m, num_partitions=8\n\n{entry}"
 
 
-def told(*collectives):
-    """Kind, axes, and bytes that a device puts in, gets out and sends."""
+def traffic(*collectives):
+    """Return kind, axes, and operand, result and sent bytes per device."""
     return [
         (c.kind, along_text(c, GRID), c.operand_bytes, c.result_bytes, c.sent_bytes)
         for c in collectives
@@ -38,12 +38,12 @@ def test_text_without_a_module_has_no_collectives():
 
 def test_tpus_loops_and_fused_reduce_scatters_are_understood():
     gather, scatter = sorted(read_collectives(hlo("tpu_loop")), key=lambda c: c.kind)
-    assert told(gather, scatter) == [
+    assert traffic(gather, scatter) == [
         ("all-gather", "x", 512 * 256 * 2, 1024 * 256 * 2, 512 * 256 * 2),
         ("reduce-scatter", "x", 1024 * 256 * 2, 512 * 256 * 2, 512 * 256 * 2),
     ]
     assert (gather.times, gather.times_known) == (scatter.times, scatter.times_known) == (5, True)
-    # What fuses it has the name and the lines of it.
+    # The fusion has its name and source lines.
     assert scatter.op_name == "jit(f)/while/body/transpose"
     lines = [("step.<locals>.layer", 13), ("step", 16), ("<module>", 30)]
     assert [(f.function, f.line) for f in scatter.frames] == lines
