@@ -1,1 +1,1 @@
-"""At home with the libraries that people use with JAX."""
+"""Interoperability with the libraries that are used with JAX."""

@@ -47,7 +47,7 @@ def test_its_files(model: Any, tmp_path: Path) -> None:
     empty = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, model)
 
     def in_place(file: Any, like: Any) -> Any:
-        """Reads a leaf and puts it where the one in its place is; equinox asks for its type."""
+        """Read a leaf and put it on the sharding of the existing leaf; equinox checks its type."""
         read = eqx.default_deserialise_filter_spec(file, like)
         return device_put(read, like.sharding) if isinstance(like, Array) else read
 

@@ -1,4 +1,4 @@
-"""flax: parameters with names for their axes, both kinds of modules, and its serialization."""
+"""flax: parameters with named axes, both kinds of modules, and its serialization."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 
 
 class Named(linen.Module):
-    """A layer whose parameters name their axes."""
+    """Layer whose parameters name their axes."""
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
@@ -98,7 +98,7 @@ def test_msgpack_keeps_values_and_dtypes() -> None:
 
 
 def test_replicating_over_devices() -> None:
-    """The helpers of pmap's time, with a row for each device."""
+    """The replication helpers of pmap programs, with a row for each device."""
     from flax import jax_utils
 
     tree = {"w": device_put(X, named("x"))}

@@ -103,7 +103,7 @@ def test_looking_at_shardings(x: Array, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.fixture
 def shardy() -> Iterator[None]:
-    """JAX can't call what it has exported with shardings under the other partitioner."""
+    """Set Shardy: JAX can't call functions exported with shardings under the other partitioner."""
     with under("shardy"):
         yield
 

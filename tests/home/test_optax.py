@@ -1,4 +1,4 @@
-"""optax: states of every shape, made and updated outside and inside of pjit."""
+"""optax: states of every structure, made and updated outside and inside of pjit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ def gradient(p: Any) -> Any:
 
 
 def run(optimizer: Any, start: Any, compiled: Callable[..., Any], steps: int = 3) -> Any:
-    """The parameters and the state after some steps."""
+    """Return the parameters and the state after some steps."""
 
     def step(p: Any, state: Any) -> Any:
         updates, state = optimizer.update(gradient(p), state, p)
@@ -58,7 +58,7 @@ def run(optimizer: Any, start: Any, compiled: Callable[..., Any], steps: int = 3
     return start, state
 
 
-# Some states have parts that a step makes no use of.
+# Some states have parts that a step does not use.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("name", sweep(OPTIMIZERS, quick=["sgd with momentum", "adam"]))

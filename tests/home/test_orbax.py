@@ -1,4 +1,4 @@
-"""orbax: what it saves of Arrays, and where it can put that again."""
+"""orbax: saving Arrays, and the shardings that it can restore them to."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ TALL = Mesh(np.array(DEVICES), ("all",))
 
 
 def everything() -> dict[str, Any]:
-    """An Array of every sharding kind and of every dtype, and what is special."""
+    """Return an Array of every sharding kind and of every dtype, and special values."""
     return {
         "shardings": {name: device_put(V, s) for name, s in SHARDINGS.items()},
         "dtypes": {
@@ -61,14 +61,14 @@ def saved(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shapes(tree: Any, sharding_of: Callable[[Any], Any]) -> Any:
-    """What orbax shall restore, as it asks for it: shapes with shardings."""
+    """Return the target of a restore: shapes with shardings."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), tree
     )
 
 
 def over(mesh: Mesh, kind: type = NamedSharding) -> Callable[[Any], Any]:
-    """The first axis of a mesh over the first dimension; what has none lies everywhere."""
+    """Return a function to shardings of the first dimension over the first axis of a mesh."""
     return lambda x: kind(mesh, P(mesh.axis_names[0]) if x.ndim else P())
 
 
@@ -109,7 +109,7 @@ def test_restoring_into_arrays(tree: Any, saved: Path) -> None:
     assert {float(x) for x in total.values()} == {V.sum()}
 
 
-# What orbax can write down. Of other shardings it keeps no note, JAX's or ours, and fails without a
+# Shardings that orbax can serialize. It omits all others, JAX's or ours, and fails without a
 # target if only some arrays of a tree have one.
 NOTED = ("rows", "columns", "both", "replicated", "single", "permuted mesh")
 
@@ -172,7 +172,7 @@ def test_donating_what_is_being_saved(spec: Any, use_up: Any, tmp_path: Path) ->
 
 
 def test_a_copy_on_its_way_outlives_donation() -> None:
-    """What the above stands on: a value once read stays, whatever becomes of the buffers."""
+    """A value once read stays valid whatever becomes of the buffers; the test above needs it."""
     for spec in (("x", "y"), ()):
         x = pjit(lambda t: t + 0)(device_put(V, named(*spec)))
         pieces = [shard.data for shard in x.addressable_shards]
@@ -209,7 +209,7 @@ def test_a_training_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
             "b": device_put(np.ones(8, np.float32), where("y")),
         }
         state = {"params": params, "opt": optimizer.init(params), "step": np.int32(0)}
-        # What lies anywhere until now must be said to lie on all devices: orbax commits it.
+        # Uncommitted leaves are replicated explicitly, because orbax restores committed arrays.
         state = jax.tree.map(
             lambda x: x if getattr(x, "committed", False) else device_put(x, where()), state
         )
@@ -257,8 +257,8 @@ def test_pytree_handlers_cast_and_restore_parts(tmp_path: Path) -> None:
     assert same(cut["w"], V[:4].astype(jnp.bfloat16)) and cut["w"].sharding == named("y")
 
 
-# The other process has so many devices: it restores what was saved here, and saves something
-# itself, with arrays of JAX.
+# The other process has as many devices: it restores what was saved here, and saves arrays of JAX
+# itself.
 ELSEWHERE = """
 import sys
 import jax, numpy as np, orbax.checkpoint as ocp

@@ -1,4 +1,4 @@
-"""Programs in the style of pmap: the makers of this package, with what JAX and flax still have."""
+"""pmap-style programs: this package's constructors with today's helpers of JAX and flax."""
 
 import itertools
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def first_params() -> dict[str, np.ndarray]:
 
 
 def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of two rows for each device, `[devices, 2, features]`."""
+    """Yield batches of two rows for each device, `[devices, 2, features]`."""
     rng = np.random.default_rng(1)
     for _ in range(steps):
         yield {
@@ -57,7 +57,7 @@ def step(params: Any, state: Any, batch: Any) -> Any:
 
 
 def on_one_device(steps: int) -> tuple[Any, list[float]]:
-    """The same training on whole batches."""
+    """Return the same training on whole batches."""
     params, losses = first_params(), []
     state = OPTIMIZER.init(params)
     for batch in batches(steps):
@@ -123,7 +123,7 @@ def test_pmap_gives_what_the_makers_take() -> None:
 
 @pytest.mark.slow
 def test_the_same_step_under_pjit_needs_no_leading_dimension() -> None:
-    """What docs/guides/pmap.md advises."""
+    """The replacement in docs/guides/pmap.md."""
     mesh = Mesh(np.array(DEVICES), ("batch",))
     everywhere, by_rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
 

@@ -1,4 +1,4 @@
-"""Tools that know nothing of JAX, and those that check types while a program runs."""
+"""Tools without knowledge of JAX, and tools that check types at run time."""
 
 import io
 

@@ -19,14 +19,14 @@ V = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
 
 def tensor(dtype: str = "float32") -> Any:
-    """A tensor that begins where a CPU device wants its buffers, as those of PyTorch do."""
+    """Return a tensor with the alignment that a CPU device requires, as PyTorch's tensors have."""
     made = (torch.arange(1024).reshape(32, 32) % 100).to(getattr(torch, dtype))
     assert made.data_ptr() % 64 == 0
     return made
 
 
 def numbers(x: Any) -> np.ndarray:
-    """Its values, of dtypes that NumPy doesn't have too."""
+    """Return its values, also of dtypes that NumPy lacks."""
     return np.asarray(x.float() if isinstance(x, torch.Tensor) else jnp.asarray(x, jnp.float32))
 
 
@@ -135,7 +135,7 @@ def test_by_numpy_as_well() -> None:
 
 
 def test_a_module_of_torch_feeds_a_program() -> None:
-    """Weights that were trained there, used and changed here, and taken back."""
+    """Weights trained in PyTorch, used and changed here, and returned."""
     layer = torch.nn.Linear(16, 8)
     rows = NamedSharding(named().mesh, P("y"))
     weights = from_dlpack(layer.weight.detach(), device=rows)

@@ -1,12 +1,12 @@
-"""Programs that were written without xlashard go through its tools unchanged."""
+"""Programs written without xlashard run unchanged under its tools."""
 
 import pytest
 
 import xlashard
 from tests.home.programs import PROGRAMS, UserProgram, libraries, plain
 
-pytestmark = pytest.mark.integration
-# Their import registers the programs.
+pytestmark = pytest.mark.slow
+# Importing them registers the programs.
 assert libraries and plain
 
 
@@ -15,7 +15,7 @@ def test_there_are_enough_programs():
     assert len(PROGRAMS) >= 20 and len(jitted) >= 10
 
 
-# A wrapper of jax.jit, jax.pmap or a method makes them, which pjit has no equal of.
+# Made by a wrapper of jax.jit, by jax.pmap or of a method, which pjit has no equivalent of.
 NOT_FUNCTIONS_ALONE = ("nnx_transformer", "equinox_transformer", "pmapped", "method_of_a_trainer")
 
 

@@ -41,7 +41,7 @@ class Samples[T]:
 
 
 def samples(place: Callable[[np.ndarray], Any]) -> Samples[Any]:
-    """The samples, each brought somewhere."""
+    """Return the samples, each put somewhere by `place`."""
     order = np.random.default_rng(0).permutation(64).reshape(8, 8)
     x = ((order + 1) / 4).astype(np.float32)
     spread = np.diag(np.arange(1, 9)) * 10
@@ -60,7 +60,7 @@ def samples(place: Callable[[np.ndarray], Any]) -> Samples[Any]:
 
 
 def _each(names: str, call: Callable[[Any, Any, Callable[..., Any]], Any]) -> dict[str, Example]:
-    """The same call of several functions."""
+    """Return the same call of several functions."""
 
     def example(name: str) -> Example:
         return lambda m, a: call(m, a, getattr(m, name))
@@ -69,7 +69,7 @@ def _each(names: str, call: Callable[[Any, Any, Callable[..., Any]], Any]) -> di
 
 
 def _after(done: Any, value: Any) -> Any:
-    """The value, after something was done whose own result differs between versions of NumPy."""
+    """Return the value after a call whose own result differs between versions of NumPy."""
     return value
 
 
@@ -293,7 +293,7 @@ LINALG: dict[str, Example] = {
         lambda m, a, f: f(a.s, a.x) if f.__name__ != "outer" else f(a.v, a.v),
     ),
     "cross": lambda m, a: m.cross(a.x[:, :3], a.u[:, :3]),
-    # Eigenvectors have no sign of their own.
+    # The sign of eigenvectors is arbitrary.
     "eig": lambda m, a: m.eig(a.s)[0],
     "eigvals": lambda m, a: m.eigvals(a.s),
     "lstsq": lambda m, a: m.lstsq(a.s, a.v)[0],
@@ -315,7 +315,7 @@ FFT: dict[str, Example] = {
     **_each("fftfreq rfftfreq", lambda m, a, f: f(8, 0.5)),
 }
 
-# What is not called above, and why.
+# Functions that are not called above, with the reason.
 NOT_CALLED = {
     "fromfile": "JAX refuses it: a file may change",
     "fromiter": "JAX refuses it: an iterator changes",

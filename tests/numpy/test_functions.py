@@ -25,7 +25,7 @@ MODULES = {
     "linalg": (jnp.linalg, xnp.linalg, LINALG),
     "fft": (jnp.fft, xnp.fft, FFT),
 }
-# They make arrays of no array's value, on the default device.
+# Functions without array arguments, which create arrays on the default device.
 FROM_SHAPES = {
     *(set(MAKERS) - {"zeros_like", "ones_like", "empty_like", "full_like", "diagflat"}),
     *("fftfreq", "rfftfreq", "diag_indices_from", "tril_indices_from", "triu_indices_from"),
@@ -33,7 +33,7 @@ FROM_SHAPES = {
 
 
 def placed(sharding: Any) -> Samples[Any]:
-    """The samples by a sharding; replicated on its devices where it is not for their rank."""
+    """Return the samples by a sharding; replicated on its devices where the rank does not match."""
     place = xlashard.array.placement.target.parse_placement(sharding, "sharding").sharding
     copies = GSPMDSharding(place.devices, "{replicated}", memory_kind=place.memory_kind)
 
@@ -71,7 +71,7 @@ def test_every_function_has_an_example(module: str) -> None:
     assert set(public_functions(our_module)) == names
 
 
-# A few of each kind of work.
+# A few functions of each kind.
 SWEPT = {
     "numpy": (
         *("add", "where", "sum", "einsum", "reshape", "concatenate", "split", "sort", "cumsum"),
@@ -98,7 +98,7 @@ def test_a_function_gives_arrays_of_jax_s_value(
     module, _, name = call.partition(".")
     jax_module, our_module, examples = MODULES[module]
     with warnings.catch_warnings():
-        # Of what is done in 32 bits, or with too few numbers.
+        # Functions computed in 32 bits, or on too few numbers.
         warnings.simplefilter("ignore")
         wanted, got = examples[name](jax_module, theirs), examples[name](our_module, ours)
     agree(got, wanted)
@@ -110,7 +110,7 @@ def test_a_function_gives_arrays_of_jax_s_value(
 
 
 def agree(got: Any, wanted: Any) -> None:
-    """One structure, Arrays where JAX has its own, and values that agree."""
+    """Check equal structure, Arrays where JAX has its own, and values that agree."""
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         if not isinstance(other, jax.Array):

@@ -1,4 +1,4 @@
-"""Devices of many hosts, for pictures of pods on a machine that is none."""
+"""Fake devices of many hosts, for pictures of pods on any machine."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from xlashard.geometry import MeshGrid, Tiling, parse_spec
 
 @dataclass(frozen=True)
 class PodDevice:
-    """What a picture asks of a device."""
+    """Attributes of a device that a picture needs."""
 
     id: int
     process_index: int
@@ -21,7 +21,7 @@ class PodDevice:
 
 
 class Pod(Sharding):
-    """Tiles on devices that are not there."""
+    """Tiles on fake devices."""
 
     def __init__(self, devices: Sequence[PodDevice], tiling: Tiling) -> None:
         self._devices = devices
@@ -36,21 +36,21 @@ class Pod(Sharding):
 
 
 def pod(mesh: Mapping[str, int], spec: Sequence[Any], ndim: int, per_host: int = 4) -> Pod:
-    """A spec on a mesh of devices, of which so many neighbours belong to each host."""
+    """Return a spec on a mesh of devices, of which `per_host` neighbours belong to each host."""
     grid = MeshGrid(tuple(mesh), tuple(mesh.values()))
     devices = [PodDevice(i, i // per_host) for i in range(grid.size)]
     return Pod(devices, Tiling.from_spec(grid, parse_spec(spec), ndim))
 
 
 def pod_mesh(mesh: Mapping[str, int], per_host: int = 4) -> Mesh:
-    """A mesh of such devices, in their own order."""
+    """Return a mesh of fake devices, in their own order."""
     devices = np.empty(math.prod(mesh.values()), object)
     devices[:] = [PodDevice(i, i // per_host) for i in range(devices.size)]
     return Mesh(devices.reshape(tuple(mesh.values())), tuple(mesh))
 
 
 class CountingList(Sequence):
-    """A list that knows how often somebody looked at one of its items."""
+    """List that counts accesses to its items."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = items

@@ -7,7 +7,7 @@ from xlashard.geometry import MeshGrid, Spec
 
 @st.composite
 def specs(draw):
-    """A grid of up to 64 devices and a spec on it for up to five dimensions."""
+    """Draw a grid of up to 64 devices and a spec on it for up to five dimensions."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     names = tuple("abcd"[: len(sizes)])
     ndim = draw(st.integers(0, 5))

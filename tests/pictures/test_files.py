@@ -20,7 +20,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Nesting(HTMLParser):
-    """Checks that every element is closed in turn, and collects what is in them."""
+    """Checker that every element is closed in order, which collects their contents."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The plan of a picture says of every tile what the sharding says."""
+"""The plan of a picture agrees with the sharding on every tile."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def plan(x, sharding=None, most=16):
 
 
 def check_against(picture, shape, index_of, whole):
-    """Each cell has the slices of each of its devices; together they are all of these."""
+    """Each cell has the slices of each of its devices; together the cells have all devices."""
     seen = []
     for cell in picture.cells:
         for number in cell.ids:
@@ -111,7 +111,7 @@ def test_shardings_of_every_kind(name):
 
 
 class Overlapping(Sharding):
-    """Pieces of different sizes that overlap."""
+    """Sharding whose pieces differ in size and overlap."""
 
     devices = tuple(DEVICES[:3])
 
@@ -121,7 +121,7 @@ class Overlapping(Sharding):
 
 
 class JaxHalves(jax.sharding.Sharding):
-    """A class that only JAX's interface is known of."""
+    """Sharding of which only JAX's interface is known."""
 
     _device_assignment = tuple(DEVICES[:2])
     memory_kind = None
@@ -256,7 +256,7 @@ def test_more_devices_than_are_looked_at_show_the_first_and_the_last():
 
 
 def test_a_pod_of_jax_meshes():
-    """JAX takes such devices for a mesh, so that NamedSharding itself is drawn with hosts."""
+    """JAX accepts fake devices for a mesh, so that NamedSharding itself is drawn with hosts."""
     devices = np.array([PodDevice(i, i // 2) for i in range(8)], object).reshape(4, 2)
     picture = plan((8, 8), NamedSharding(Mesh(devices, ("x", "y")), P("x")))
     assert picture.has_hosts and picture.subject.num_hosts == 4

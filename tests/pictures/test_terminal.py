@@ -106,7 +106,7 @@ def test_who_wants_no_colour_gets_none(variable, monkeypatch):
     text = shown(picture, 80, force_terminal=True)
     assert not re.search(r"\x1b\[[0-9;]*[34]8?[;m]\d", text)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    # Who has copies of what, and on which hosts, is there in words and lines.
+    # Words and lines show replicas and hosts.
     assert "TPU 0, 4, 8, 12" in plain and "hosts 0–3" in plain and "┃" in plain
 
 
@@ -114,7 +114,7 @@ def test_hosts_are_separated_by_lines_without_colour():
     text = shown(xlashard.visualize(*PICTURES["hosts side by side"]), 80)
     rows = [line for line in text.splitlines() if "TPU" in line and "┃" in line]
     assert len(rows) == 4
-    # Each column is another host: four cells, five thick lines, none of the thin ones.
+    # Each column is another host: four cells, five thick lines, no thin lines.
     assert all(line.count("┃") == 5 and "│" not in line for line in rows)
 
 
@@ -126,7 +126,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("colour", [*COLOURS, BLANK])
 def test_text_on_every_colour_has_contrast(colour):
-    """At least 7, what the WCAG ask for at their highest level."""
+    """At least 7, as the WCAG require at their highest level."""
     assert (luminance(colour) + 0.05) / (luminance(INK) + 0.05) >= 7
 
 

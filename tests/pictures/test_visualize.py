@@ -1,4 +1,4 @@
-"""What `visualize` takes, gives and refuses."""
+"""`visualize`: its arguments, its results and its errors."""
 
 import io
 
@@ -21,7 +21,7 @@ ROWS = NamedSharding(MESH, P("x"))
 
 @pytest.fixture
 def no_reads(monkeypatch):
-    """Fails a test that brings a value to the host."""
+    """Fail on any transfer of a value to the host."""
 
     def refuse(*args):
         raise AssertionError("a value was read")
@@ -122,8 +122,8 @@ def test_a_spec_for_a_higher_rank():
 def test_a_traced_array_is_drawn_as_its_error_advises(jit):
     with pytest.raises(ArgumentError, match=r"float32\[8,16\].*traced") as caught:
         jit(lambda x: (xlashard.visualize(x), x)[1])(jnp.ones(SHAPE))
-    said = str(caught.value)
-    advice = said[said.index("jax.debug") : said.index(", which draws it")]
+    message = str(caught.value)
+    advice = message[message.index("jax.debug") : message.index(", which draws it")]
     drawn = []
 
     def f(x):

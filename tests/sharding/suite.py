@@ -36,12 +36,12 @@ def bare_tiles(sharding: Any, ndim: int) -> GSPMDSharding:
 
 
 class ShardingSuite:
-    """Give it a fixture `sharding`, and what is expected of it.
+    """Suite of a class with a fixture `sharding` and these expectations.
 
     Attributes:
-        shape: A shape that it cuts evenly.
-        cuts: For each position in the device assignment the slices that it holds.
-        uneven: A shape that it can't cut evenly, or None.
+        shape: A shape that it shards evenly.
+        cuts: Slices that each position in the device assignment holds.
+        uneven: A shape that it can't shard evenly, or None.
         low_rank: A shape of too low a rank for it, or None.
         pickles: False for a class that a test defines.
     """
@@ -53,7 +53,7 @@ class ShardingSuite:
     pickles: ClassVar[bool] = True
 
     def held(self, position: int) -> np.ndarray:
-        """The numbers that one device holds of `0, 1, 2, ...` in the suite's shape."""
+        """Return the numbers that one device holds of `0, 1, 2, ...` in the suite's shape."""
         whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
         return whole[self.cuts[position]]
 
@@ -245,7 +245,7 @@ class ShardingSuite:
 
 
 def whole_as_none(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Slices of whole dimensions as `slice(None)`, and as many as there are dimensions."""
+    """Return slices of whole dimensions as `slice(None)`, one for each dimension."""
     full = (*index, *(slice(None),) * (len(shape) - len(index)))
     return tuple(
         slice(None) if cut.indices(size)[:2] == (0, size) else cut

@@ -1,4 +1,4 @@
-"""What shardings refuse to be made of, besides the catalogue of mistakes (tests/errors)."""
+"""Invalid arguments of shardings, besides the catalogue of mistakes (tests/errors)."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""The suite over every class of sharding, and what each class has of its own."""
+"""The suite over every class of sharding, and the properties of each class."""
 
 import pickle
 from typing import Any, ClassVar
@@ -72,7 +72,7 @@ class TestNamedOnAPermutedMesh(TestNamed):
 
 
 class TestNamedOnAMeshWithIdleAxes(ShardingSuite):
-    """Axes of size 1, and one that cuts nothing."""
+    """Axes of size 1, and an axis that shards nothing."""
 
     shape: ClassVar = (4, 3, 2)
     cuts: ClassVar = {i: (slice(i // 2, i // 2 + 1), ALL, ALL) for i in range(8)}
@@ -146,7 +146,7 @@ class TestTilesByIota(ShardingSuite):
 
 
 class TestTilesAcrossDimensions(ShardingSuite):
-    """Two by three tiles, dealt out column by column."""
+    """Two by three tiles, assigned column by column."""
 
     shape: ClassVar = (4, 6)
     cuts: ClassVar = {
@@ -208,7 +208,7 @@ def test_tuples_are_values_too() -> None:
     for other in others:
         assert pair == other
         assert other == pair
-    # JAX's own ends the process when it is asked for its hash.
+    # JAX's own ends the process when it computes its hash.
     assert {hash(other) for other in others[:3]} == {hash(pair)}
     for other in (
         GSPMDSharding(devices[::-1], text),
@@ -231,7 +231,7 @@ def test_tuples_are_values_too() -> None:
 
 
 class Halves(Sharding):
-    """A sharding as a user writes one: devices, and a map from them to slices."""
+    """User-defined sharding: devices, and a map from them to slices."""
 
     @property
     def devices(self) -> tuple[Any, ...]:
@@ -245,7 +245,7 @@ class Halves(Sharding):
 
 
 class Columns(XLACompatibleSharding):
-    """A sharding as a user writes one whose tiles depend on the rank alone."""
+    """User-defined sharding whose tiles depend on the rank alone."""
 
     @property
     def devices(self) -> tuple[Any, ...]:

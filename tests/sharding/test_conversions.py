@@ -1,4 +1,4 @@
-"""What each class of sharding has of its own, and how they turn into each other."""
+"""Properties of each class of sharding, and conversions between classes."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_classes_are_those_of_the_interface() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "said"),
+    ("spec", "error", "message"),
     [
         (P("modle"), UnknownAxisError, "model"),
         (P("data", "data"), DuplicateAxisError, "dimensions 0 and 1"),
@@ -54,8 +54,8 @@ def test_classes_are_those_of_the_interface() -> None:
         ("data", ShardingError, r"P\('data'\)"),
     ],
 )
-def test_wrong_specs_say_what_would_do(spec: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_wrong_specs_say_what_would_do(spec: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         NamedSharding(mesh(), spec)
 
 
@@ -99,7 +99,7 @@ def test_an_empty_mesh_has_no_devices(of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiles", "error", "said"),
+    ("tiles", "error", "message"),
     [
         ("{devices=[2,2]<=[4]}", ShardingError, "4 devices.* 8:"),
         ("{devices=[8]<=[9]}", TilingError, "hold 9 devices"),
@@ -107,8 +107,8 @@ def test_an_empty_mesh_has_no_devices(of: Any) -> None:
         (7, ShardingError, "int"),
     ],
 )
-def test_wrong_tiles_are_refused(tiles: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_wrong_tiles_are_refused(tiles: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         GSPMDSharding(jax.devices(), tiles)
 
 

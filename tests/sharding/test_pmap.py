@@ -1,4 +1,4 @@
-"""The suite over `PmapSharding`, and what it has of its own."""
+"""The suite over `PmapSharding`, and its own properties."""
 
 from typing import ClassVar
 
@@ -58,7 +58,7 @@ class TestDefaultOfAnotherDimension(ShardingSuite):
 
 
 class TestUnstacked(TestDefault):
-    """The dimension must be as long as there are devices, so that it can't be empty."""
+    """The dimension has as many elements as there are devices, so it can't be empty."""
 
     uneven: ClassVar = (16, 3)
 
@@ -74,7 +74,7 @@ class TestUnstacked(TestDefault):
 
 
 class TestCopies(ShardingSuite):
-    """`sharded_dim=None`; the spec is for one rank all the same."""
+    """`sharded_dim=None`; the spec is still for one rank."""
 
     shape: ClassVar = (3, 5)
     cuts: ClassVar = {i: (ALL, ALL) for i in range(8)}
@@ -86,7 +86,7 @@ class TestCopies(ShardingSuite):
 
 
 class TestGridOfThreeAxes(ShardingSuite):
-    """Two cuts of one dimension, minor first, with copies between them."""
+    """Two axes over one dimension, minor first, with a replicated axis between them."""
 
     shape: ClassVar = (8, 3)
     cuts: ClassVar = {

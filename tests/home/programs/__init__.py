@@ -1,4 +1,4 @@
-"""Programs of JAX users that know nothing of xlashard, one step of each with its arguments."""
+"""Programs of JAX users without xlashard, one step of each with its arguments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class UserProgram:
-    """A function as its author jits it, and the arguments of a call.
+    """Function as its author jits it, with the arguments of a call.
 
     Attributes:
         function: The jitted function.
         args: Arguments of a call.
-        fun: The Python function and the options of `jax.jit`, where that is all that makes it.
+        fun: The Python function, where `jax.jit` with the options makes the function.
         options: Options of `jax.jit`.
     """
 

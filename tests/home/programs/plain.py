@@ -24,7 +24,7 @@ def dense(key, *shape):
 
 
 def haiku_style(apply):
-    """Pure functions made of a closure that asks for parameters by name, as Haiku makes them."""
+    """Pure functions made of a closure that requests parameters by name, as in Haiku."""
 
     class Frame:
         params = None
