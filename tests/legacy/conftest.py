@@ -1,4 +1,4 @@
-"""What several tests of the migration era use."""
+"""Fixtures of tests of the migration era."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from xlashard.legacy import serialization as saving
 
 
 def pytest_configure(config):
-    # The era's programs say `with mesh:`; JAX would rather see jax.set_mesh.
+    # The era's programs use `with mesh:`; JAX prefers jax.set_mesh.
     config.addinivalue_line("filterwarnings", "ignore:.with mesh.*:DeprecationWarning")
 
 
@@ -24,13 +24,13 @@ def mesh() -> xlashard.Mesh:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> dict[str, Any]:
-    """Where TensorStore may write an array."""
+    """Return a TensorStore spec of a file."""
     return saving.get_tensorstore_spec(f"{tmp_path}/w")
 
 
 @pytest.fixture(params=["shardy", "gspmd"])
 def partitioner(request):
-    """Runs the test once under each partitioner."""
+    """Run the test once under each partitioner."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", request.param == "shardy")
     yield request.param

@@ -1,4 +1,4 @@
-"""Run by itself: libraries of today, in a program that has the era's names besides."""
+"""Run in its own process: current libraries, in a program with the era's names installed."""
 
 import pathlib
 import sys
@@ -31,7 +31,7 @@ class Layers(nn.Module):
         return nn.Dense(4)(nn.relu(nn.Dense(8, kernel_init=init)(x)))
 
 
-# flax and optax: a step of training, with names of mesh axes on the parameters.
+# flax and optax: a training step, with names of mesh axes on the parameters.
 model = Layers()
 x = jax.device_put(jnp.ones((8, 4)), rows)
 variables = model.init(jax.random.PRNGKey(0), x)
@@ -65,7 +65,7 @@ assert serialization.from_bytes(params, serialization.to_bytes(params))
 layer = equinox.nn.Linear(4, 2, key=jax.random.key(0))
 assert equinox.filter_jit(layer)(jnp.ones(4)).shape == (2,)
 
-# orbax: saved, and read again to another placement.
+# orbax: saved, and restored to another sharding.
 with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "saved"
     with ocp.StandardCheckpointer() as checkpointer:

@@ -1,6 +1,6 @@
-"""Run by itself: which names of JAX change by xlashard, and when the era's names come and go.
+"""Run in its own process: changes of JAX's names by xlashard, and by installing the era's names.
 
-Prints what it found as JSON, of which `test_installing.py` says what it must be.
+Prints its findings as JSON, which `test_installing.py` checks.
 """
 
 import importlib
@@ -20,7 +20,7 @@ def modules() -> dict[str, ModuleType]:
 
 
 def names() -> dict[str, set[str]]:
-    """The names in each module of JAX, without those of modules that were loaded meanwhile."""
+    """Return the names in each module of JAX, without those of modules loaded meanwhile."""
     return {
         name: {key for key in dir(module) if f"{name}.{key}" not in sys.modules}
         for name, module in modules().items()
@@ -37,7 +37,7 @@ def values() -> dict[str, dict[str, object]]:
 
 
 def differences(before: dict, after: dict, *, whole: bool) -> list[str]:
-    """What `after` has otherwise, in modules that `before` has; by value where it is whole."""
+    """Return changes of `after` in modules that `before` has; by value where it is whole."""
     changed = [] if not whole else sorted(before.keys() ^ after.keys())
     for place in before.keys() & after.keys():
         old, new = before[place], after[place]
@@ -50,11 +50,11 @@ def differences(before: dict, after: dict, *, whole: bool) -> list[str]:
 
 
 def bound_methods_left_out(changed: list[str]) -> list[str]:
-    # Each look at an object's method makes a new one.
+    # Each access to an object's method makes a new one.
     return [line for line in changed if not line.startswith("config: ") or "another" not in line]
 
 
-jax.numpy.ones(3).block_until_ready()  # what JAX itself does at its first computation
+jax.numpy.ones(3).block_until_ready()  # JAX's own initialisation at its first computation
 for name in ("jax.experimental.multihost_utils", "jax.experimental.pjit", "jax.extend.core"):
     importlib.import_module(name)
 before = names()
@@ -64,7 +64,7 @@ from xlashard.legacy import installer as installing  # noqa: E402
 
 with_legacy = names()
 bare = values()
-installing.uninstall()  # which nobody has installed
+installing.uninstall()  # nothing is installed
 installing.install()
 here = values()
 installing.install()

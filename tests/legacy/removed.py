@@ -1,4 +1,4 @@
-"""Modules that JAX has removed, as programs get them while the names are installed."""
+"""Modules that JAX has removed, as programs get them while the era's names are installed."""
 
 from typing import Any
 

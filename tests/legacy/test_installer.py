@@ -1,4 +1,4 @@
-"""The era's names in JAX's modules: put there, taken away, and nothing else."""
+"""The era's names are put into JAX's modules and removed, and nothing else changes."""
 
 import importlib
 import json

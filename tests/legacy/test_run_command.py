@@ -1,4 +1,4 @@
-"""`python -m xlashard.legacy`: what it reads, runs and reports."""
+"""`python -m xlashard.legacy`: its arguments, programs and reports."""
 
 import json
 import os
@@ -62,7 +62,7 @@ import jax
 from jax.experimental.maps import Mesh
 """
 
-# It leaves work behind for after its last line, and has some done by a process that imports it.
+# It leaves work for its exit, and has some done by a process that imports it.
 STARTER = """\
 import atexit, multiprocessing, pickle, sys, threading
 import jax

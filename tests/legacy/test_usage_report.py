@@ -1,4 +1,4 @@
-"""Which names ran, counted and told."""
+"""Report of the names that ran, with counts."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def counted(recorder: Recorder) -> dict[tuple[str, int], int]:
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Runs a program that lies in a file."""
+    """Return a function that runs a program in a file."""
 
     def run(code: str) -> None:
         file = tmp_path / "program.py"

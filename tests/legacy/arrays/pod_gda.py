@@ -1,6 +1,6 @@
-"""One of two processes with eight devices together: arrays of which each holds a part.
+"""One of two processes with eight devices together: arrays of which each addresses a part.
 
-It stops with an error where something is not as it should be.
+It stops with an error where a result is wrong.
 """
 
 import pickle
@@ -26,7 +26,7 @@ jax.distributed.initialize()
 ME = jax.process_index()
 DEVICES = np.array(jax.devices())
 WHOLE = np.arange(32, dtype=np.float32).reshape(16, 2)
-# In the second each process has every other row.
+# In the second mesh each process has every other row.
 MESHES = [
     Mesh(DEVICES.reshape(4, 2), ("x", "y")),
     Mesh(DEVICES.reshape(2, 4).T, ("x", "y")),
@@ -35,7 +35,7 @@ SPECS = [P("x"), P("y"), P("x", "y"), P(("y", "x")), P(None, "y"), P()]
 
 
 def check_makers(mesh: Mesh, spec: Any) -> None:
-    """Only this process's devices are asked for, in the order of the mesh."""
+    """Callbacks run for this process's devices only, in mesh order."""
     indices = get_shard_indices(WHOLE.shape, mesh, spec)
     local = [d for d in mesh.devices.flat if d.process_index == ME]
     assert mesh.local_devices == local and len(local) == 4 and len(indices) == 8
@@ -67,7 +67,7 @@ def check_makers(mesh: Mesh, spec: Any) -> None:
     gdas.append(GlobalDeviceArray(WHOLE.shape, mesh, spec, buffers))
     for gda in gdas:
         check_shards(gda, mesh, spec)
-    # Every process leaves out the device that is its first.
+    # Every process leaves out its first device.
     expect(
         PlacementError,
         "3 arrays for 4 addressable devices",
@@ -99,7 +99,7 @@ def check_shards(gda: Any, mesh: Mesh, spec: Any) -> None:
 
 
 def check_values(mesh: Mesh, spec: Any) -> None:
-    """A value that is here is read; of another it is said how to get it."""
+    """Addressable values are read; for others the error names the call that gathers them."""
     gda = GlobalDeviceArray.from_callback(WHOLE.shape, mesh, spec, lambda index: WHOLE[index])
     here = {tuple((cut.start, cut.stop) for cut in s.index) for s in gda.local_shards}
     everywhere = {tuple((cut.start, cut.stop) for cut in s.index) for s in gda.global_shards}
@@ -120,7 +120,7 @@ def check_values(mesh: Mesh, spec: Any) -> None:
 
 
 def check_pjit(mesh: Mesh) -> None:
-    """With specs, from where they lie, beside values of NumPy; donated, and in a loop."""
+    """Call pjit with specs or the arrays' own shardings, beside NumPy values; donated, in a loop."""
 
     def make(spec: Any) -> GlobalDeviceArray:
         return GlobalDeviceArray.from_callback(WHOLE.shape, mesh, spec, lambda i: WHOLE[i])
@@ -157,7 +157,7 @@ def check_pjit(mesh: Mesh) -> None:
 
 
 def check_saving(mesh: Mesh, folder: Path) -> None:
-    """Orbax takes it for the Array that it is."""
+    """Orbax saves the Array behind it."""
     gda = GlobalDeviceArray.from_callback(WHOLE.shape, mesh, P("x"), lambda i: WHOLE[i])
     with ocp.StandardCheckpointer() as saver:
         saver.save(folder / "state", {"w": gda})

@@ -1,4 +1,4 @@
-"""`DeviceArray` and `ShardedDeviceArray`, and which arrays of today pass for them."""
+"""`DeviceArray` and `ShardedDeviceArray`, and the arrays that pass for them today."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def of_kind(kind, array):
 
 
 def test_isinstance_depends_on_the_devices(mesh):
-    """As the migration guide says: by addressability and the number of devices."""
+    """As in the migration guide: by addressability and the number of devices."""
     one, many = device_put(WHOLE, jax.devices()[1]), sharded(mesh, "x")
     for x in (
         one,
@@ -54,9 +54,9 @@ def test_isinstance_depends_on_the_devices(mesh):
     ):
         assert isinstance(x, DeviceArray) and not isinstance(x, ShardedDeviceArray)
     for x in (many, many.to_jax(), of_kind(ShardedDeviceArray, many), many + 1):
-        # It was one of the era's subclasses: programs ask for DeviceArray to mean any array.
+        # It was one of the era's subclasses: programs check for DeviceArray to mean any array.
         assert isinstance(x, ShardedDeviceArray) and isinstance(x, DeviceArray)
-    # In general one on a single device can't be told from any other.
+    # In general an array on a single device is indistinguishable from any other.
     assert isinstance(of_kind(ShardedDeviceArray, one), DeviceArray)
     seen = []
     jax.jit(lambda x: seen.append(x) or x)(1.0)
@@ -147,7 +147,7 @@ def test_buffers_of_pmap_lack_the_unstacked_dimension():
     spec = PmapSharding.default((8, 2), unstacked=True).sharding_spec
     x = make_sharded_device_array(jax.ShapeDtypeStruct((8, 2), np.float32), spec, rows)
     made = ShardedDeviceArray.from_jax(x.to_jax())
-    assert made.device_buffers[3].shape == (1, 2)  # the handle alone does not say unstacked
+    assert made.device_buffers[3].shape == (1, 2)  # the handle alone does not determine unstacked
     with legacy.installed():
         assert x.sharding_spec.sharding == (Unstacked(8), NoSharding())
         for number, buffer in enumerate(x.device_buffers):

@@ -1,4 +1,4 @@
-"""`GlobalDeviceArray`: what it says of itself, and what takes it."""
+"""`GlobalDeviceArray`: its properties, and the functions that accept it."""
 
 import copy
 import pickle
@@ -45,7 +45,7 @@ WHOLE = f32(8, 2)
 
 @pytest.fixture
 def gda(mesh):
-    """Rows over `x`, copied along `y`."""
+    """Rows sharded over `x`, replicated over `y`."""
     return GlobalDeviceArray.from_callback((8, 2), mesh, P("x"), lambda index: WHOLE[index])
 
 
@@ -169,8 +169,8 @@ def test_jax_takes_it(gda):
     np.testing.assert_array_equal(
         jax.lax.scan(lambda total, row: (total + row, total), jnp.zeros(2), gda)[0], WHOLE.sum(0)
     )
-    # JAX keeps what its own functions have compiled by devices, and would name these results on a
-    # mesh of the same devices in another form, which another test has made.
+    # JAX caches compilations of its own functions by devices, and would return these results on the
+    # mesh of another test, which lists the same devices in another form.
     jax.clear_caches()
     # These compare their arguments outside of any program.
     assert bool(jnp.array_equal(gda, gda)) and not bool(jnp.array_equal(gda, gda + 1))
@@ -224,7 +224,7 @@ def test_it_is_donated(gda, mesh):
 
 
 def test_results_become_some(gda, mesh):
-    """On the first call and when it is repeated, which the dispatcher does by itself."""
+    """On the first call, and on repeat calls, which the C++ dispatcher handles."""
     handles = [device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()] * 2
     kinds = tuple(map(gda_class, handles))
     one, two = wrap_kinds((jax.tree.structure((0, 0)), kinds), handles)

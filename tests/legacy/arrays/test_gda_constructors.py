@@ -1,4 +1,4 @@
-"""Where `GlobalDeviceArray`s come from, and what is checked there."""
+"""Constructors of `GlobalDeviceArray`, and the checks of their arguments."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ SPECS = [
 
 @pytest.fixture(params=["forward", "turned"])
 def order(request, mesh):
-    """A mesh in the order of `jax.devices()`, and one in another."""
+    """Meshes in the order of `jax.devices()`, and in another."""
     return mesh if request.param == "forward" else Mesh(mesh.devices[::-1, ::-1], ("x", "y"))
 
 
@@ -54,7 +54,7 @@ def shape_for(spec):
 
 
 class Calls:
-    """A callback that remembers what it was asked."""
+    """Callback that records its arguments."""
 
     def __init__(self, whole):
         self.whole = whole
@@ -100,7 +100,7 @@ def test_every_maker_gives_what_a_constructor_of_today_gives(spec, order):
 
 
 def test_a_callback_is_called_for_each_device_in_the_order_of_the_mesh(order):
-    """Also for copies: callbacks of the era counted on it."""
+    """Also for replicas: callbacks of the era relied on it."""
     calls = Calls(WHOLE)
     GlobalDeviceArray.from_callback((8, 2), order, P("y"), calls)
     indices = get_shard_indices((8, 2), order, P("y"))
@@ -149,7 +149,7 @@ def test_pieces_of_a_batched_callback_are_not_committed(order):
     one = made.local_data(3)
     assert one.device == order.devices.flat[3]
     np.testing.assert_array_equal(one, WHOLE[made.local_shards[3].index])
-    # Computations may take such pieces of several devices together.
+    # Computations may take pieces of several devices together.
     assert (made.local_data(0) + one).shape == one.shape
     single = GlobalDeviceArray.from_callback((8, 2), order, P("x"), WHOLE.__getitem__)
     assert all(s.data.committed for s in single.local_shards)

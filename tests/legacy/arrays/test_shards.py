@@ -1,4 +1,4 @@
-"""Which part of an array each device of a mesh holds, as `global_device_array` was asked."""
+"""Index and replica id of each device of a mesh, by the functions of `global_device_array`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class FakeDevice:
 
 @dataclasses.dataclass
 class Unhashable(FakeDevice):
-    """Compared by value, and so without a hash, as tests of the era wrote them."""
+    """Device that compares by value, and so has no hash, as tests of the era wrote them."""
 
 
 def fake_mesh(*sizes, kind=FakeDevice, mesh=Mesh):
@@ -134,7 +134,7 @@ def test_a_pod_of_made_up_devices():
 
 @pytest.mark.parametrize("mesh_type", [maps.Mesh, None])
 def test_made_up_devices_without_a_hash(mesh_type):
-    if mesh_type is None:  # any object with devices and names of axes
+    if mesh_type is None:  # any object with devices and axis names
         mesh_type = dataclasses.make_dataclass("Bare", ["devices", "axis_names"], eq=False)
     mesh = fake_mesh(4, 2, kind=Unhashable, mesh=mesh_type)
     assert get_shard_shape((8, 2), mesh, P("x")) == (2, 2)

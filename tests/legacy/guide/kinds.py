@@ -1,4 +1,4 @@
-"""What the guide says of the three types: how programs told them apart, and how they do now."""
+"""The guide on the three types: how programs distinguished them then, and how they do now."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def kind_after(x: Any) -> str:
 
 
 def isinstance_before(x: Any) -> list[bool]:
-    """The variants of DeviceArray that programs named."""
+    """Return the variants of DeviceArray that programs checked for."""
     variants = (
         jnp.DeviceArray,
         jax.xla.DeviceArray,
@@ -41,7 +41,7 @@ def isinstance_before(x: Any) -> list[bool]:
 
 
 def check_kinds(mesh: Any) -> None:
-    """A program's outputs, told apart in the old world and in the new one."""
+    """Distinguish a program's outputs in the old array mode and in the new one."""
     from jax.experimental.pjit import PartitionSpec as P
     from jax.experimental.pjit import pjit
 
@@ -59,7 +59,7 @@ def check_kinds(mesh: Any) -> None:
         assert kind_before(outputs()) == "SDA"
     with legacy.jax_array(True):
         array = outputs()
-        # In one process there is nothing that tells a GDA from a ShardedDeviceArray.
+        # In one process nothing distinguishes a GDA from a ShardedDeviceArray.
         assert kind_after(array) == ("SDA" if jax.process_count() == 1 else "GDA")
         assert kind_after(array.addressable_data(0)) == "DA"
         assert kind_after(gda) == kind_after(array)
@@ -67,7 +67,7 @@ def check_kinds(mesh: Any) -> None:
 
 
 def check_host_local_error(mesh: Any) -> None:
-    """What is smaller than the mesh was lifted to a global shape, and is an error now."""
+    """Arrays smaller than the mesh were lifted to a global shape, and are an error now."""
     from jax.experimental import multihost_utils
     from jax.experimental.pjit import pjit
     from jax.sharding import PartitionSpec as P
@@ -82,7 +82,7 @@ def check_host_local_error(mesh: Any) -> None:
             f = pjit(lambda x: x + 1, in_shardings=spec, out_shardings=spec)
             with pytest.raises(ValueError) as caught:
                 f(mine[:4])
-            # What only this process has can't be put anywhere, whatever its shape is.
+            # An array of this process alone can't be put on global devices, whatever its shape.
             facts = ("x", "dimension 0", "8", "4")
             if jax.process_count() > 1:
                 facts = ("x", "host_local_array_to_global_array")
@@ -93,7 +93,7 @@ def check_host_local_error(mesh: Any) -> None:
 
 
 def check_switching(mesh: Any) -> None:
-    """Arrays of one world are taken by the other, and programs are not mistaken for each other."""
+    """Arrays of each mode are accepted in the other, and programs of both are kept apart."""
     from jax.experimental.pjit import PartitionSpec as P
     from jax.experimental.pjit import pjit
 

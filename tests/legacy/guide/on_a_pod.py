@@ -1,4 +1,4 @@
-"""The pairs in the processes of a pod: run by `test_guide`."""
+"""The pairs in the processes of a pod, which `test_guide` starts."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from xlashard.legacy import installer as installing
 
 def main() -> None:
     join_the_others()
-    # The environment said JAX_ARRAY=0.
+    # The environment has JAX_ARRAY=0.
     installing.install()
     assert jax.config.jax_array is False
     jax.config.update("jax_array", True)

@@ -1,4 +1,4 @@
-"""The pairs: for each, what programs wrote before `jax.Array`, and what they write with it."""
+"""Pairs of code that programs wrote before `jax.Array`, and that they write with it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,10 +16,10 @@ X = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """Where the guide's replacements are taken from.
+    """Package that provides the guide's replacements.
 
     Attributes:
-        name: Of the package.
+        name: Name of the package.
         from_callback: `make_array_from_callback`.
         from_single_device_arrays: `make_array_from_single_device_arrays`.
         named_sharding: `NamedSharding`.
@@ -47,14 +47,14 @@ XLASHARD = Library(
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What stood before, and what stands after.
+    """Old code with its replacement.
 
     Attributes:
-        name: For the test.
-        before: Given the mesh, gives arrays; runs with `jax_array` off.
-        after: Given the mesh and a library, gives as many; runs with `jax_array` on.
-        output_gda: Whether the one before asks for GlobalDeviceArrays as outputs.
-        host_local: Whether what they give is the part of this process.
+        name: Name in the test id.
+        before: Returns arrays, given the mesh; runs with `jax_array` off.
+        after: Returns as many, given the mesh and a library; runs with `jax_array` on.
+        output_gda: Whether the old code requests GlobalDeviceArrays as outputs.
+        host_local: Whether their arrays are the part of this process.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Pair:
 
 
 def local_part(x: np.ndarray) -> np.ndarray:
-    """The rows of a global value that this process would have read."""
+    """Return the rows of a global value that this process would have read."""
     rows = len(x) // jax.process_count()
     return x[jax.process_index() * rows : (jax.process_index() + 1) * rows]
 
 
 def local_buffers(x: np.ndarray, mesh: Any, spec: Any) -> list[Any]:
-    """Its shards on the devices of this process."""
+    """Return its shards on the devices of this process."""
     from jax.experimental.global_device_array import get_shard_indices
 
     indices = get_shard_indices(x.shape, mesh, spec)
@@ -267,7 +267,7 @@ def from_gda_and_specs_after(mesh, lib):
 
 
 def one_row_each() -> tuple[Any, np.ndarray, list[Any]]:
-    """For pmap a spec, the first rows, and each of them on a device of this process."""
+    """Return for pmap a spec, the first rows, and each row on a device of this process."""
     from jax.interpreters import pxla
 
     devices = jax.local_devices()
@@ -361,7 +361,7 @@ PAIRS = (
     Pair("from_gda", from_gda_before, from_gda_after),
     Pair("from_gda_and_specs", from_gda_and_specs_before, from_gda_and_specs_after),
 )
-"""Those that also run on a pod."""
+"""Pairs that also run on a pod."""
 
 PAIRS_OF_ONE_PROCESS = (
     Pair("sharded_device_array_for_pmap", sda_for_pmap_before, sda_for_pmap_after, False),
@@ -371,7 +371,7 @@ PAIRS_OF_ONE_PROCESS = (
 
 
 def run_both_ways(pair: Pair, mesh: Any, lib: Library) -> None:
-    """Runs a pair, and checks that both give equal values, shardings and types."""
+    """Run a pair, and check that both return equal values, shardings and types."""
     with legacy.jax_array(False), legacy.parallel_functions_output_gda(pair.output_gda):
         before = pair.before(mesh)
     with legacy.jax_array(True):
@@ -384,7 +384,7 @@ def run_both_ways(pair: Pair, mesh: Any, lib: Library) -> None:
 
 
 def check_same(one: Any, other: Any) -> None:
-    """Equal values, shardings and types; of arrays of many processes by their shards."""
+    """Check equal values, shardings and types; of arrays of many processes by their shards."""
     assert isinstance(one, jax.Array)
     assert isinstance(other, jax.Array)
     assert (one.shape, one.dtype, one.weak_type) == (other.shape, other.dtype, other.weak_type)

@@ -1,4 +1,4 @@
-"""What single lines of 2022 and 2023 become."""
+"""Migration of single lines of 2022 and 2023."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from xlashard.legacy.migration import migrate
 from xlashard.legacy.migration.resolver import Mark, Module, Rename, canonical, rule_of
 from xlashard.legacy.modules import entries
 
-# Old text and new text, which follows a line `import jax` or is the whole.
+# Old text and new text, after a line `import jax` or alone.
 BECOMES = {
     "a name behind a dot": (
         "import jax\nx = jax.tree_map(abs,  [1])  # kept\n",

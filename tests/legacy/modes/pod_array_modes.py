@@ -1,4 +1,4 @@
-"""The worlds of the era in a pod: run in every process; see test_worlds_in_a_pod.py."""
+"""The era's array modes in every process of a pod; see test_array_modes_in_a_pod.py."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def gda() -> object:
 
 
 def host_local() -> None:
-    """Arrays of NumPy in, this process's part out, and what comes out goes in again."""
+    """NumPy arrays in, this process's part out, and results are arguments again."""
     traced = []
 
     def step(x, scale, y):
@@ -64,7 +64,7 @@ def host_local() -> None:
 
 
 def no_copies() -> None:
-    """What lies as its resource says keeps its buffers, on the way in and on the way out."""
+    """Arrays on their resource's sharding keep their buffers, as arguments and as results."""
     same = legacy.pjit(lambda x: x + 0, P("x"), P("x"))
     part = same(MINE)
     edge = HostLocal(same._function, MESH)
@@ -106,7 +106,7 @@ def global_arrays() -> None:
 
 
 def replicated_keys() -> None:
-    """What every process has alike needs no help: a seed, a number, a device array."""
+    """Values equal in every process need no conversion: a seed, a number, a device array."""
     f = legacy.pjit(lambda key, x: x * jax.random.uniform(key), (None, FROM_GDA), P("x"))
     with gda():
         state = legacy.pjit(lambda x: x, P("x"), P("x"))(MINE)
@@ -121,7 +121,7 @@ def replicated_keys() -> None:
 
 
 def scattered() -> None:
-    """A mesh in which processes leave gaps is good for GDAs and what is replicated."""
+    """A mesh in which processes leave gaps works for GDAs and replicated values."""
     with SCATTERED:
         same = legacy.pjit(lambda x: x * 2, None, None)
         for x in (MINE[0], jnp.ones(3), jax.device_put(np.ones(3), jax.local_devices()[-1])):
@@ -137,7 +137,7 @@ def scattered() -> None:
 
 
 def stages() -> None:
-    """Lowered for this process's part, or for global shapes."""
+    """Lower for this process's part, or for global shapes."""
     f = legacy.pjit(lambda n, x, s: x * s + n, (P("x"), None), P("x"), static_argnums=0)
     compiled = f.lower(1, MINE, 2.0).compile()
     out = compiled(MINE, 2.0)
@@ -173,7 +173,7 @@ def inside_traces() -> None:
 
 
 def semantics() -> None:
-    """A thread may say that its shapes are global."""
+    """A thread may declare its shapes global."""
     whole = multihost.host_local_array_to_global_array(MINE, MESH, P("x"))
     same = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
     with positional_semantics(PositionalSemantics.GLOBAL):
@@ -184,7 +184,7 @@ def semantics() -> None:
 
 
 def donation() -> None:
-    """Buffers that the program took over are gone, whoever showed them."""
+    """Donated buffers are deleted, in whichever view."""
     f = legacy.pjit(lambda n, x: x + n, P("x"), P("x"), static_argnums=0, donate_argnums=1)
     part = f(0, MINE)
     f(1, part)
@@ -196,7 +196,7 @@ def donation() -> None:
 
 
 def errors() -> None:
-    """Which argument it was, and what to do today."""
+    """Errors name the argument and today's replacement."""
     f = legacy.pjit(lambda state: state["w"] * 2, ({"w": P("x", "y")},), P("x", "y"))
     odd = np.ones((ROWS, 7), np.float32)
     expect(PlacementError, r"state\['w'\] is host-local.*P\('x', 'y'\)", lambda: f({"w": odd}))
@@ -206,7 +206,7 @@ def errors() -> None:
 
 
 def worlds_side_by_side() -> None:
-    """One function, called in one world after the other, and back."""
+    """Call one function in one mode after the other, and back."""
     f = legacy.pjit(lambda x: x * 2, P("x"), P("x"))
     whole = multihost.host_local_array_to_global_array(MINE, MESH, P("x"))
     for _ in range(2):
@@ -224,7 +224,7 @@ def worlds_side_by_side() -> None:
 
 
 def shapes() -> None:
-    """Parts become global ones and back, for specs and shapes of all kinds."""
+    """Local parts become global arrays and back, for specs and shapes of all kinds."""
     rng = np.random.default_rng(0)
     for spec in (
         P("x"),
@@ -248,7 +248,7 @@ def shapes() -> None:
 
 
 def logged() -> None:
-    """`jax_distributed_debug` says every run, also repeat ones."""
+    """`jax_distributed_debug` logs every run, also repeat ones."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -268,7 +268,7 @@ def logged() -> None:
 
 
 def spmd_modes() -> None:
-    """`jax_spmd_mode` decides which computations take arrays that span processes."""
+    """`jax_spmd_mode` decides which computations accept arrays that span processes."""
     with legacy.jax_array(True), legacy.installed():
         x = jax.experimental.multihost_utils.host_local_array_to_global_array(MINE, MESH, P("x"))
         add = jax.jit(lambda x: x + 1)

@@ -1,4 +1,4 @@
-"""The three worlds: which arrays a function gives in each, and switching between them."""
+"""The three array modes: the type of a function's results in each, and switching between them."""
 
 import gc
 import threading
@@ -40,7 +40,7 @@ def in_mode(mode: legacy.ArrayMode) -> Iterator[None]:
 
 @pytest.fixture
 def misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[legacy.ArrayMode]]:
-    """The world of every call of an era's function that came to Python."""
+    """Array modes of all calls of the era's functions that reached Python."""
     came: list[legacy.ArrayMode] = []
     before = LegacyFunction.in_force
 
@@ -83,7 +83,7 @@ def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
 
 @pytest.mark.slow
 def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -> None:
-    """Those of `jax.numpy` and of `pjit`, of JAX's makers and of the era's."""
+    """Results of `jax.numpy` and of `pjit`, of JAX's constructors and of the era's."""
     sharding = xlashard.NamedSharding(mesh, P("x"))
     with legacy.installed(), mesh:
         from jax.experimental import array, multihost_utils

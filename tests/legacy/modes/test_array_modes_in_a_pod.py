@@ -1,4 +1,4 @@
-"""The worlds across processes: shapes of parts and of whole arrays, on 2 x 4 and 4 x 2 devices."""
+"""Array modes across processes: shapes of local and global arrays, on 2 x 4 and 4 x 2 devices."""
 
 import json
 from pathlib import Path

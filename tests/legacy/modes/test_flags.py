@@ -24,7 +24,7 @@ NAMES = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_red
 
 
 def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
-    """What a program of its own prints last, as JSON."""
+    """Return the last line that a program in its own process prints, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, **environment},
@@ -61,24 +61,24 @@ def test_without_a_word_it_is_the_world_of_arrays() -> None:
 
 @pytest.mark.slow
 def test_flags_come_from_environment_command_line_and_jax_config() -> None:
-    """One program: what JAX shows before, and after, and who overrides whom."""
+    """One program: JAX's config before and after, and the precedence of sources."""
     code = """
 import json, sys
 import jax
 before = sorted(dir(jax.config)), sorted(jax.config.values)
 from xlashard import legacy
 after = sorted(dir(jax.config)), sorted(jax.config.values)
-said = {"untouched": before == after, "environment": legacy.config.jax_array}
+results = {"untouched": before == after, "environment": legacy.config.jax_array}
 legacy.show_flags()
-said["shown"] = jax.config.jax_array, jax.config.values["jax_parallel_functions_output_gda"]
+results["shown"] = jax.config.jax_array, jax.config.values["jax_parallel_functions_output_gda"]
 jax.config.parse_flags_with_absl()
-said["command_line"] = jax.config.jax_parallel_functions_output_gda
-said["checks"] = legacy.config.jax_enable_checks
+results["command_line"] = jax.config.jax_parallel_functions_output_gda
+results["checks"] = legacy.config.jax_enable_checks
 jax.config.update("jax_array", True)
-said["update"] = legacy.current_array_mode().jax_array
+results["update"] = legacy.current_array_mode().jax_array
 legacy.hide_flags()
-said["hidden"] = [n for n in dir(jax.config) if n in ("jax_array",)]
-print(json.dumps(said))
+results["hidden"] = [n for n in dir(jax.config) if n in ("jax_array",)]
+print(json.dumps(results))
 """
     arguments = ("--jax_parallel_functions_output_gda", "--jax_enable_checks=1", "--other=1")
     settings = in_a_process(code, *arguments, JAX_ARRAY="0")

@@ -338,7 +338,7 @@ def test_constraints_without_jax_array(mesh: Any, partitioner: str) -> None:
 
 @pytest.mark.slow
 def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
-    """A spec that names no axis does nothing; a named axis is a ValueError."""
+    """A spec without axes has no effect; an axis is a ValueError."""
 
     def constrained(spec: Any) -> Any:
         return jax.jit(lambda x: legacy.with_sharding_constraint(x, spec) + 1)(X)

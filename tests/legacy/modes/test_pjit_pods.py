@@ -1,4 +1,4 @@
-"""What the era's meshes and type arithmetic say in each of two processes, and a whole program."""
+"""The era's meshes and type arithmetic in each of two processes, and a whole program."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The era's `multihost_utils`, in however many processes call this."""
+"""The era's `multihost_utils`, for any number of processes."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def check_gathering() -> None:
     x = device_put(whole, NamedSharding(mesh, P("data")))
     gda = GlobalDeviceArray.from_array(x)
     gather = multihost_utils.process_allgather
-    # The value of a GlobalDeviceArray, and of an array that spans processes, is one.
+    # The value of a GlobalDeviceArray, and of an array that spans processes, is one array.
     for tiled in (False, True):
         assert np.array_equal(gather(gda, tiled), whole)
         if count > 1:

@@ -1,4 +1,4 @@
-"""Reads what the table says to write today."""
+"""Read the replacements in the table of old names."""
 
 import ast
 import builtins
@@ -11,7 +11,7 @@ ROOTS = {"jax", "xlashard", "numpy", "functools", "graphlib", "optax", "orbax", 
 
 
 def lost_names(code: str) -> list[str]:
-    """The names of packages in a piece of code that lead nowhere today."""
+    """Return the names of packages in a piece of code that don't resolve today."""
     tree = ast.parse(f"{code} ..." if code.endswith(":") else code)
     return [name for name in _names(tree) if not leads_somewhere(name)]
 
@@ -38,7 +38,7 @@ def _dotted(node: ast.AST) -> str:
 
 
 def leads_somewhere(name: str) -> bool:
-    """Whether a name of a package can be imported, or reached by attributes."""
+    """Return whether a name of a package can be imported, or reached by attributes."""
     try:
         resolve(name)
     except (ImportError, AttributeError):
@@ -47,7 +47,7 @@ def leads_somewhere(name: str) -> bool:
 
 
 def resolve(name: str) -> Any:
-    """What a full name leads to: the longest part that is a module, and attributes from there."""
+    """Resolve a full name: its longest prefix that is a module, then attributes."""
     parts = name.split(".")
     if hasattr(builtins, parts[0]):
         return getattr(builtins, parts[0])
@@ -62,7 +62,7 @@ def resolve(name: str) -> Any:
 
 
 def by_attributes(name: str) -> Any:
-    """What a full name leads to from its package, by attributes alone."""
+    """Resolve a full name from its package, by attributes alone."""
     first, *rest = name.split(".")
     value: Any = importlib.import_module(first)
     for part in rest:

@@ -1,4 +1,4 @@
-"""The table, entry by entry: what the installer installs, and what the page says."""
+"""The table, entry by entry: the installed names, and the page."""
 
 import importlib
 import re
@@ -49,7 +49,7 @@ def jax_before() -> Iterator[dict[str, object]]:
     different = [
         name
         for name, value in before.items()
-        # Each look at a method of an object makes a new one.
+        # Each access to a method of an object makes a new one.
         if value is not after[name] and value != after[name]
     ]
     assert not different, f"left behind: {different}"
@@ -65,11 +65,11 @@ def installed(jax_before: dict[str, object]) -> Iterator[None]:
 def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: dict) -> None:
     parent, _, name = entry.name.rpartition(".")
     if entry.name == "jax.config.config":
-        # The module has it, and not the object that `jax.config` is.
+        # An attribute of the module, and not of the object that `jax.config` is.
         assert importlib.import_module(parent).config is jax.config
         return
     if parent == "jax.Array":
-        # That class is an interface; the one that arrays are of has the member.
+        # That class is an interface; the class of arrays has the member.
         assert hasattr(type(jax.numpy.ones(())), name)
         return
     here = by_attributes(entry.name)
@@ -106,7 +106,7 @@ def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> Non
     assert entry.name.rpartition(".")[2] in str(caught.value)
 
 
-# Modules of which `usage_lines.py` has a line for every name that is not refused.
+# Modules for which `usage_lines.py` has a line for every name that is not refused.
 WITH_LINES = ("core", "host_callback", "numpy", "random", "toplevel", "util")
 # Names of these modules with tests of their own.
 TESTED_ELSEWHERE = ("jax.pmap", "jax.spmd_mode", *(f"jax.config.{flag.name}" for flag in OWN))
@@ -121,7 +121,7 @@ WORKS += [entry for entry in TABLE if entry.name.startswith(("jax.lib.", "jax._s
 
 @pytest.mark.parametrize("entry", WORKS, ids=name_of)
 def test_it_works(entry: Entry, installed: None) -> None:
-    """By the line of `working.py` that uses it."""
+    """Run the line of `working.py` that uses it."""
     code = WORKING[entry.name]
     scope: dict[str, object] = {}
     exec("import jax, importlib\nimport jax.numpy as jnp\nimport numpy as np", scope)

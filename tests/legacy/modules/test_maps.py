@@ -1,4 +1,4 @@
-"""Meshes, resources and positional semantics, as `jax.experimental.maps` had them."""
+"""Meshes, resources and positional semantics of `jax.experimental.maps`."""
 
 import dataclasses
 import pickle
@@ -26,7 +26,7 @@ def empty_mesh():
 
 @dataclasses.dataclass
 class FakeDevice:
-    """As tests of the era wrote them: compared by value, and so without a hash."""
+    """Device as tests of the era wrote it: compared by value, and so without a hash."""
 
     id: int
     process_index: int = 0
@@ -35,7 +35,7 @@ class FakeDevice:
 
 @dataclasses.dataclass(frozen=True)
 class FrozenDevice:
-    """The same with a hash."""
+    """Device that compares by value and has a hash."""
 
     id: int
     process_index: int = 0

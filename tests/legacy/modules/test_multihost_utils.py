@@ -40,7 +40,7 @@ def test_they_stand_where_programs_import_them_from() -> None:
             for parent, _, name in (entry.rpartition(".") for entry in entries())
             if parent == multihost_utils.name
         )
-        # What the era did not change is what JAX has today.
+        # Functions that the era did not change are those of JAX today.
         assert installed.reached_preemption_sync_point is of_jax.reached_preemption_sync_point
         assert jax.experimental.multihost_utils.live_devices is of_jax.live_devices
     assert sys.modules["jax.experimental.multihost_utils"] is of_jax

@@ -1,4 +1,4 @@
-"""What programs reach for inside of `jax.experimental.pjit`."""
+"""Internals of `jax.experimental.pjit` that programs use."""
 
 import inspect
 import itertools
@@ -105,7 +105,7 @@ AXES = st.lists(st.sampled_from("xyz"), unique=True, max_size=3)
 @settings(max_examples=25)
 @given(AXES, st.lists(st.integers(0, 2), min_size=3, max_size=3), st.booleans())
 def test_a_spec_comes_back_from_xlas_sharding(axes, dims, listed):
-    """Every spec on a mesh, through both forms of tiles, to a spec that says the same."""
+    """Every spec on a mesh, through both forms of tiles, to an equivalent spec."""
     mesh = make_mesh((2, 2, 2), ("x", "y", "z"))
     entries = [tuple(a for a, d in zip(axes, dims, strict=False) if d == dim) for dim in range(3)]
     sharding = NamedSharding(mesh, P(*entries))
@@ -179,7 +179,7 @@ def test_the_specs_of_a_program_are_read_from_it(mesh, partitioner):
 
 
 class StandInDevice:
-    """What a test of the era made of a device."""
+    """Stand-in for a device, as in tests of the era."""
 
     def __init__(self, number: int) -> None:
         self.id, self.process_index = number, 0

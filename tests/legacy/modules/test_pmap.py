@@ -1,4 +1,4 @@
-"""The era's `pmap`: its results lie on their devices as they did, in every world."""
+"""The era's `pmap`: its results have the era's shardings, in every array mode."""
 
 import jax
 import jax.numpy as jnp

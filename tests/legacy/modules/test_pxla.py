@@ -1,4 +1,4 @@
-"""What programs reach for inside of `jax.interpreters.pxla`: placements in the words of then."""
+"""Internals of `jax.interpreters.pxla` that programs use: shardings in the era's terms."""
 
 import pickle
 from collections import OrderedDict
@@ -40,7 +40,7 @@ AXES = st.permutations("xyz").flatmap(
 @settings(max_examples=25)
 @given(AXES)
 def test_mesh_sharding_specs_say_what_specs_say(axes):
-    """The same indices for every device, by way of the spec and of the `ShardingSpec`."""
+    """Equal indices for every device, by the spec and by the `ShardingSpec`."""
     mesh, shape = make_mesh((2, 2, 2), ("x", "y", "z")), (8, 16, 8)
     to_spec = pxla.mesh_sharding_specs(mesh.shape, mesh.axis_names)
     spec = to_spec(jax.core.ShapedArray(shape, np.float32), axes)

@@ -1,4 +1,4 @@
-"""What the table says to write today: it is code, and its names lead somewhere."""
+"""Replacements in the table are code whose names resolve."""
 
 import re
 

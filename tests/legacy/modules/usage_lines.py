@@ -1,4 +1,4 @@
-"""A line of code for each everyday name of the era, which uses it for real.
+"""A line of code for each everyday name of the era, which runs it.
 
 `jax`, `jnp`, `np` and `importlib` are imported.
 """
@@ -14,7 +14,7 @@ def _imports(module: str, *names: str) -> str:
 
 
 def _use(module: str, lines: dict[str, str]) -> dict[str, str]:
-    """Lines that use a name of a module, after its import."""
+    """Return lines that use a name of a module, after its import."""
     return {f"{module}.{name}": _imports(module, name) + line for name, line in lines.items()}
 
 
@@ -342,7 +342,7 @@ HOST_CALLBACK = {
     "jax.experimental.host_callback.barrier_wait": _HCB + "hcb.barrier_wait('here')",
 }
 
-# A name that programs read of each module that others had as an attribute.
+# For each module, a name that programs read and that others had as an attribute.
 MEMBERS = {
     "ad": "primitive_jvps",
     "batching": "primitive_batchers",

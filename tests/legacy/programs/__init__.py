@@ -1,4 +1,4 @@
-"""Programs as they were written in 2022 and 2023, and how the tests run them: unchanged."""
+"""Programs as they were written in 2022 and 2023, which the tests run unchanged."""
 
 import json
 import os
@@ -21,17 +21,17 @@ _RESULT = "RESULT "
 
 
 def run_program(name: str, size: PodSize, *args: str, **variables: str) -> list[dict[str, Any]]:
-    """Runs a program under `python -m xlashard.legacy`.
+    """Run a program under `python -m xlashard.legacy`.
 
     Args:
-        name: Of its file, without `.py`.
-        size: In how many processes, with how many devices each. In a pod, the program is told by
-            `--multiprocess` to call `jax.distributed.initialize()`.
+        name: Name of its file, without `.py`.
+        size: Number of processes, and of devices in each. In a pod, `--multiprocess` makes the
+            program call `jax.distributed.initialize()`.
         args: Its arguments.
-        variables: Of its environment: `JAX_ARRAY="0"`.
+        variables: Variables of its environment: `JAX_ARRAY="0"`.
 
     Returns:
-        What each process reported, in a line of JSON.
+        The report of each process, from a line of JSON.
     """
     joins = ["--multiprocess"] if size.processes > 1 else []
     words = ["-m", MODULE_OF_THE_RUNNER, str(FOLDER / f"{name}.py"), *args, *joins]
@@ -41,14 +41,14 @@ def run_program(name: str, size: PodSize, *args: str, **variables: str) -> list[
 
 
 def run_by_command(name: str, size: PodSize, **variables: str) -> list[dict[str, Any]]:
-    """The same in a pod, as a person types it: `xlashard pod ... -- python -m xlashard.legacy ...`.
+    """Run a program in a pod, by `xlashard pod ... -- python -m xlashard.legacy ...`.
 
     The program never calls `jax.distributed.initialize()`, as on the TPU pods of its time.
 
     Args:
-        name: Of the program's file, without `.py`.
-        size: Of the pod.
-        variables: Of the environment.
+        name: Name of the program's file, without `.py`.
+        size: Size of the pod.
+        variables: Variables of the environment.
     """
     pod = ["xlashard", "pod", "-n", str(size.processes), "-d", str(size.devices), "--"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}

@@ -1,4 +1,4 @@
-"""Trains a small network, saves it as it goes, and goes on from a checkpoint on another mesh."""
+"""Trains a small network, saves checkpoints, and resumes from one on another mesh."""
 
 import argparse
 import asyncio
@@ -224,7 +224,7 @@ def same(one: Any, other: Any) -> bool:
     return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
 
 
-def missing_is_told(directory: str, sharding: Any) -> bool:
+def missing_is_reported(directory: str, sharding: Any) -> bool:
     spec = get_tensorstore_spec(os.path.join(directory, "nothing"))
     try:
         gda_serialization.run_deserialization([sharding], [spec])
@@ -291,7 +291,7 @@ def main():
         "kinds": kinds,
         "on_second_mesh": on_second,
         "first_replicas": by_replicas,
-        "missing_is_told": missing_is_told(args.workdir, leaves[0].sharding),
+        "missing_is_reported": missing_is_reported(args.workdir, leaves[0].sharding),
         "files": sorted(os.listdir(args.workdir)),
     }
     print("RESULT " + json.dumps(report), flush=True)

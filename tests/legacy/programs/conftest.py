@@ -1,4 +1,4 @@
-"""Runs of one program in several modes share what they compile."""
+"""Share compiled programs between runs of one program in several modes."""
 
 import pytest
 

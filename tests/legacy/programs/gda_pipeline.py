@@ -1,4 +1,4 @@
-"""Fits a linear model from GlobalDeviceArrays that are filled in all the ways there are."""
+"""Fits a linear model from GlobalDeviceArrays that are filled in all possible ways."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ Index = Tuple[slice, ...]
 
 
 class Reader:
-    """A source of examples that counts how often, and for what, it was asked."""
+    """A source of examples that counts its calls and their indices."""
 
     def __init__(self, seed: int):
         rng = np.random.RandomState(seed)
@@ -94,7 +94,7 @@ def train_step(params, batch):
 
 
 def bytes_once(tree) -> int:
-    """How many bytes a checkpoint of a tree has, of which this host writes its part."""
+    """Bytes of a checkpoint of a tree, of which this host writes its part."""
     shards: List[Shard] = [s for x in tree_leaves(tree) for s in x.local_shards]
     return sum(s.data.size * s.data.dtype.itemsize for s in shards if s.replica_id == 0)
 
@@ -187,7 +187,7 @@ def main():
     try:
         np.asarray(features)
     except RuntimeError as e:
-        report["says_so"] = "deleted" in str(e)
+        report["names_deletion"] = "deleted" in str(e)
     print("RESULT " + json.dumps(report), flush=True)
 
 

@@ -99,7 +99,7 @@ class PartitionedFunction:
 
 
 class LocalChunker:
-    """Says which piece of a global array belongs to the devices of this host."""
+    """Computes which piece of a global array belongs to the devices of this host."""
 
     def __init__(self, global_mesh: Mesh):
         self.global_mesh = global_mesh

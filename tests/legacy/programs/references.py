@@ -1,4 +1,4 @@
-"""What the programs have to report: the same models on one device, in the JAX of today."""
+"""Expected reports of the programs: the same models on one device, in today's JAX."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ import optax
 
 @functools.cache
 def partitioned_trainer(steps: int) -> dict[str, Any]:
-    """Losses, sums of the examples' losses by host of two, and the norm of the parameters."""
+    """Return losses, sums of the examples' losses by host of two, and the parameters' norm."""
     vocab, embed, mlp, length, batch = 16, 8, 32, 6, 16
     keys = jax.random.split(jax.random.PRNGKey(0), 3)
     params = {
@@ -50,7 +50,7 @@ def partitioned_trainer(steps: int) -> dict[str, Any]:
 
 @functools.cache
 def gda_pipeline(steps: int) -> dict[str, Any]:
-    """Losses, twice the last one after it, and the sums of the last predictions."""
+    """Return losses, twice the last one after it, and the sums of the last predictions."""
     rows, features, outputs = 16, 8, 4
     w, b = np.zeros((features, outputs)), np.zeros(outputs)
     truth = np.linspace(-1.0, 1.0, features * outputs).reshape(features, outputs)
@@ -72,7 +72,7 @@ def gda_pipeline(steps: int) -> dict[str, Any]:
 
 @functools.cache
 def hostlocal_trainer(steps: int) -> dict[str, Any]:
-    """Losses, the sums of the last logits, and how many of the last batch it knows."""
+    """Return losses, the sums of the last logits, and how many of the last batch are right."""
     inputs, hidden, classes, batch = 12, 16, 5, 24
     rng = np.random.RandomState(0)
     first = rng.normal(0, 0.3, (inputs, hidden)).astype(np.float32)
@@ -109,7 +109,7 @@ def hostlocal_trainer(steps: int) -> dict[str, Any]:
 
 @functools.cache
 def pmap_trainer(steps: int, devices: int = 8) -> dict[str, Any]:
-    """Losses, and the sums of the last outputs by device."""
+    """Return losses, and the sums of the last outputs by device."""
     inputs, hidden, per_device = 6, 10, 4
     k1, k2 = jax.random.split(jax.random.PRNGKey(0))
     params = {
@@ -142,7 +142,7 @@ def pmap_trainer(steps: int, devices: int = 8) -> dict[str, Any]:
 
 @functools.cache
 def tokens(temperature: float) -> list[list[int]]:
-    """What the transformer of `model_parallel_inference` says, found without a cache."""
+    """Return the tokens of `model_parallel_inference`'s transformer, computed without a cache."""
     layers, vocab, embed, heads, length = 2, 32, 16, 4, 12
     head = embed // heads
     rng = np.random.RandomState(0)

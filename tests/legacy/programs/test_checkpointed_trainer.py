@@ -1,4 +1,4 @@
-"""A trainer of 2022 that saves GlobalDeviceArrays, and goes on on other meshes and in pods."""
+"""A trainer of 2022 that saves GlobalDeviceArrays, and resumes on other meshes and in pods."""
 
 import functools
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 @functools.cache
 def losses_of_six_steps() -> list[float]:
-    """The same training on one device, in the JAX of today."""
+    """Return the losses of the same training on one device, in today's JAX."""
     rng = np.random.RandomState(0)
     params = {
         "wi": rng.normal(0, 0.3, (8, 16)).astype(np.float32),
@@ -50,7 +50,7 @@ def check(report: dict[str, Any], jax_array: str, files: list[str]) -> None:
     assert report["step"] == 6
     assert report["kinds"] == (["ArrayImpl"] if jax_array == "1" else ["GlobalDeviceArray"])
     assert report["on_second_mesh"]
-    assert report["missing_is_told"]
+    assert report["missing_is_reported"]
     assert report["files"] == files
 
 
@@ -64,7 +64,7 @@ def test_checkpointed_trainer(jax_array: str, tmp_path: Path) -> None:
     )
     check(report, jax_array, ["half_3", "leaves_3", "managed_3"])
     assert report["first_replicas"] == [1, 8, 8, 1, 8, 8, 1]
-    # A pod goes on from what one process has saved.
+    # A pod resumes from a checkpoint of one process.
     reports = run_program(
         "checkpointed_trainer",
         POD,

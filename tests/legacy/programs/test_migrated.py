@@ -1,4 +1,4 @@
-"""The programs of this folder after `xlashard legacy --migrate`: under plain JAX, as before."""
+"""The programs of this folder after `xlashard legacy --migrate`: equal results under plain JAX."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def migrated(tmp_path_factory) -> tuple[Path, dict[str, Migrated]]:
     paths += [FOLDER / "snippets" / f"{name}.py" for name in SNIPPETS]
     migrated_programs = {path.stem: migrate(path.read_text(encoding="utf-8")) for path in paths}
     for name, program in migrated_programs.items():
-        # What the comment there asks a human for.
+        # The manual step that the comment there describes.
         code = program.code.replace("eval_shape(partitioned_init", "eval_shape(init_state")
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
     (folder / "driver.py").write_text(DRIVER, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whole programs of 2022 and 2023, unchanged: they get what the JAX of today gets on one device.
+"""Whole programs of 2022 and 2023, unchanged: they get the results of today's JAX on one device.
 
 The weights that the 8-device layouts add up differ in the last bits, hence the tolerances.
 """
@@ -23,11 +23,11 @@ def assert_close(actual: Any, expected: Any) -> None:
 
 
 def halves(reports: list[dict[str, Any]], values: list[float]) -> list[list[float]]:
-    """Values by process, of which each has its part."""
+    """Return each process's part of the values."""
     return [part.tolist() for part in np.split(np.asarray(values), len(reports))]
 
 
-# By the arguments that choose it.
+# By the arguments that select it.
 WORLDS = {
     "array": ("--jax_array=1",),
     "gda": ("--jax_array=0", "--jax_parallel_functions_output_gda=1"),
@@ -63,7 +63,7 @@ def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
         assert_close(report["losses"], expected["losses"])
         assert_close(report["eval"], expected["eval"])
         assert_close(report["predicted"], expected["predicted"])
-        # Rows of 4 on two devices each: in a pod, a process has 4 devices, so two such pieces.
+        # Rows of 4 on two devices each: in a pod, a process has 4 devices, so two of these pieces.
         starts = [start for start in range(0, 16, 4) if start // (16 // share) == number]
         each = [[start, start + 4] for start in starts for _ in range(2)]
         assert report["calls"][0] == report["calls"][3] == [*each, 8 // share]
@@ -75,7 +75,7 @@ def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
         assert report["mesh_axes_are_spec"]
         assert report["kinds"] == (["ArrayImpl"] if jax_array == "1" else ["GlobalDeviceArray"])
         assert report["deleted"]
-        assert report["says_so"]
+        assert report["names_deletion"]
 
 
 @SIZES
@@ -88,7 +88,7 @@ def test_hostlocal_trainer(size: PodSize, jax_array: str) -> None:
         assert_close(report["losses"], expected["losses"])
         assert_close(report["local_out"], out)
         assert report["local_shape"] == [rows, 5]
-        # With arrays that know their place, what is fed has the global shape.
+        # With arrays that know their sharding, fed arrays have the global shape.
         assert report["fed"] == [[24 if jax_array == "1" else rows, 12], [12, 16]]
         assert report["correct"] == expected["correct"]
         assert report["agreed"] == report["losses"][-1]
@@ -128,12 +128,12 @@ def test_model_parallel_inference(size: PodSize, jax_array: str) -> None:
         weights = {"wte": 4 * 32 * 16, "wpe": 4 * 12 * 16, "layer_0": layer, "layer_1": layer}
         assert report["weights"] == weights
         assert report["bias"] is None
-        # What spans processes is what GlobalDeviceArrays were.
+        # Arrays that span processes are what GlobalDeviceArrays were.
         assert report["device_arrays"] == (jax_array == "0" or len(reports) == 1)
 
 
 def test_by_the_command_that_people_type() -> None:
-    """The pod's own command around the runner, and the same numbers."""
+    """The pod's own command around the runner gives equal results."""
     reports = run_by_command("gda_pipeline", POD, JAX_ARRAY="0")
     expected = references.gda_pipeline(6)
     for report in reports:

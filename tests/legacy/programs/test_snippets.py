@@ -1,4 +1,4 @@
-"""Small programs as they stood in the code of 2022 and 2023; they check themselves."""
+"""Small programs from code of 2022 and 2023, which check themselves."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""One of several processes that save, hear of each other's failures, and read; gathered besides.
+"""One of several processes that save, exchange failures, and restore; also gathered arrays.
 
     pod_serialization.py FOLDER
 
-In FOLDER lies `alone`, which one process wrote. It stops with an error where something is not as it
-should be.
+FOLDER has `alone`, written by one process. The script stops with an error where a result is
+wrong.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def check_saved_together() -> None:
         device_put(V, NamedSharding(ROWS, P("data"))),
         device_put(V, NamedSharding(GRID, P(None, "y"))),
         GlobalDeviceArray.from_array(device_put(V, NamedSharding(ROWS, P()))),
-        np.full(3, ME),  # of each process another one, and that of the first is written
+        np.full(3, ME),  # differs between processes, and the first one's is written
     ]
     manager = saving.GlobalAsyncCheckpointManager(timeout_secs=60)
     assert isinstance(manager, GlobalAsyncCheckpointManagerBase)
@@ -131,7 +131,7 @@ def check_failures_are_heard_of() -> None:
     manager.serialize([x], specs(FOLDER, "v"), on_commit_callback=lambda: 1 / 0)
     kind, text = (ZeroDivisionError, "") if ME == 0 else (ProcessesError, "process 0: ZeroDivision")
     expect(kind, text, manager.wait_until_finished)
-    manager.check_for_errors()  # it was told
+    manager.check_for_errors()  # the error was raised before
 
 
 def check_who_does_not_come_is_named() -> None:

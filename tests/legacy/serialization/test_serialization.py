@@ -1,4 +1,4 @@
-"""Checkpoints of single arrays: values, places, dtypes, shapes, forms of calls and errors."""
+"""Checkpoints of single arrays: values, shardings, dtypes, shapes, forms of calls and errors."""
 
 import asyncio
 import base64
@@ -89,7 +89,7 @@ def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None
 
 
 def cut(size: int) -> str | tuple[str, ...] | None:
-    """The most that a dimension of a size can be cut on the mesh of the tests."""
+    """Return the largest partition of a dimension of a size on the mesh of the tests."""
     fits: list[Any] = [cuts for n, cuts in ((8, ("x", "y")), (4, "y"), (2, "x")) if size % n == 0]
     return fits[0] if fits else None
 
@@ -161,7 +161,7 @@ def test_metadata_have_what_programs_look_for(tmp_path: Path) -> None:
     assert list(metadata["chunks"]) == list(x.sharding.shard_shape(V.shape))
     assert saving.get_metadata(np.zeros((0, 3)))["chunks"] == [1, 3]
     assert saving.get_metadata(V)["dtype"] == "<f4"
-    # As T5X did: the dtype to store stands in the spec, and another one in the driver around it.
+    # As in T5X: the stored dtype is in the spec, and another one in the driver around it.
     base = saving.get_tensorstore_spec(f"{tmp_path}/cast")
     del metadata["dtype"]
     spec = {"driver": "cast", "dtype": "float32", "base": {**base, "dtype": "bfloat16"}}
@@ -188,7 +188,7 @@ def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
 
 
 def test_specs_without_a_store_of_their_own(tmp_path: Path) -> None:
-    """Values in the spec itself, and a stack of stored arrays and of such values."""
+    """Values in the spec itself, and a stack of stored arrays and of inline values."""
     upper, lower = specs_in(tmp_path, 2)
     saving.run_serialization(
         [device_put(V[:4], named("x")), device_put(V[4:], named("x"))], [upper, lower]
@@ -198,7 +198,7 @@ def test_specs_without_a_store_of_their_own(tmp_path: Path) -> None:
         "input_exclusive_max": [len(V), V.shape[1]],
         "output": [{"input_dimension": 0, "offset": -4}, {"input_dimension": 1}],
     }
-    # TensorStore asks for the domain of each layer.
+    # TensorStore needs the domain of each layer.
     top = {**upper, "schema": {"domain": {"shape": [4, V.shape[1]]}}}
     values = {"driver": "array", "dtype": V.dtype.name, "array": V.tolist()}
     bottom = {**values, "array": V[4:].tolist(), "transform": below}
@@ -304,7 +304,7 @@ def test_names_that_programs_reach_for(spec: Any) -> None:
     assert era.estimate_read_memory_footprint(store, store.domain) == V.nbytes
     assert not era._spec_has_metadata(spec)
     assert era._spec_has_metadata({"base": {**spec, "metadata": era._get_metadata(x)}})
-    # What programs catch where other processes did not come.
+    # The exception that programs catch if other processes do not arrive.
     with pytest.raises(era.BarrierTimeoutError):
         raise ProcessesError("process 1 did not come", processes=(1,))
 
@@ -361,7 +361,7 @@ def test_a_manager_renames_a_temporary_folder(tmp_path: Path) -> None:
     manager.serialize([V], [spec], **names)
     manager.wait_until_finished()
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
-    manager.serialize([V], [spec], **names)  # which is there already
+    manager.serialize([V], [spec], **names)  # which exists already
     with pytest.raises(OSError, match="step_1"):
         manager.wait_until_finished()
 
@@ -398,7 +398,7 @@ def test_they_stand_where_programs_import_them_from() -> None:
         assert isinstance(saving.LimitInFlightBytes(1), _LimitInFlightBytes)
         assert of_2023.async_serialize is saving.async_serialize
         assert of_2023._get_metadata(V)["dtype"] == "<f4"
-        # What the era did not have is as it is today.
+        # Functions that the era did not have are today's.
         assert of_2023.is_remote_storage("gs://bucket/w")
         assert jax.experimental.array_serialization.serialization is of_2023
     assert of_jax.run_deserialization is of_today

@@ -1,4 +1,4 @@
-"""Checkpoints of single arrays that are not there, damaged, or asked for in a way that is none."""
+"""Checkpoints of single arrays that are missing, damaged, or requested by invalid arguments."""
 
 import asyncio
 import subprocess
@@ -165,7 +165,7 @@ def test_a_late_storage_failure_is_named_by_its_path(spec: Any) -> None:
     manager._add_futures([commit])
     manager._start_async_commit(lambda: pytest.fail("it is not committed"))
     refused(SerializationError, manager.wait_until_finished, *words)
-    manager.check_for_errors()  # it is told once
+    manager.check_for_errors()  # it is raised once
 
 
 def test_processes_that_lack_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:

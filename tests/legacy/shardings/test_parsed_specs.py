@@ -1,4 +1,4 @@
-"""XLA's shardings as specs and back: every spec of every small mesh, and what a program says."""
+"""XLA's shardings as specs and back: every spec of every small mesh, and those of a program."""
 
 import itertools
 import math
@@ -48,7 +48,7 @@ MESHES = [(8,), (2, 4), (4, 2), (2, 2, 2), (1, 8), (2, 1, 4), (3, 2), (1,)]
 
 
 def specs(names, ndim):
-    """Every way to give axes, in any order, to dimensions."""
+    """Yield all assignments of axes, in any order, to dimensions."""
     for places in itertools.product(range(ndim + 1), repeat=len(names)):
         dims = [[n for n, p in zip(names, places, strict=True) if p == d] for d in range(ndim)]
         for orders in itertools.product(*(itertools.permutations(d) for d in dims)):
@@ -56,7 +56,7 @@ def specs(names, ndim):
 
 
 def without_small(spec, on):
-    """What is left of a spec without axes of size 1, which cut nothing."""
+    """Return a spec without axes of size 1, which shard nothing."""
     axes = ((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
     return tuple(tuple(a for a in dim if on.shape[a] > 1) for dim in axes)
 
@@ -69,7 +69,7 @@ def stripped(partitions):
 
 
 def protos(assignment):
-    """One sharding as JAX's protos: with an iota (V2), and with its devices listed (V1)."""
+    """Return a sharding as JAX's protos: with an iota (V2), and with its devices listed (V1)."""
     yield HloSharding.from_string(assignment.to_text()).to_proto()
     if assignment.kind == "tiled":
         listed = TileAssignment.listed(

@@ -25,7 +25,7 @@ def sharding() -> PositionalSharding:
 
 
 def ids(sharding: PositionalSharding) -> dict[tuple[int, ...], set[int]]:
-    """The ids of the devices at each place of a grid, by what the grid does to an array."""
+    """Return the ids of the devices at each position of a grid, by its effect on an array."""
     shape = tuple(sharding.shape)
     holders: dict[tuple[int, ...], set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
@@ -39,7 +39,7 @@ def sets(grid: np.ndarray) -> dict[tuple[int, ...], set[int]]:
 
 
 class OfSets:
-    """The slow oracle: an object array of sets of ids."""
+    """Slow oracle: an object array of sets of ids."""
 
     def __init__(self, grid: np.ndarray) -> None:
         self.grid = grid

@@ -15,7 +15,7 @@ from jax.experimental.pjit import pjit, with_sharding_constraint
 
 
 def count(jaxpr: Jaxpr, found: Counter) -> Counter:
-    """How often each primitive stands in a jaxpr, and in those inside of it."""
+    """Counts the primitives of a jaxpr, and of those inside of it."""
     for eqn in jaxpr.eqns:
         found[eqn.primitive.name] += 1
         for value in eqn.params.values():
@@ -27,7 +27,7 @@ def count(jaxpr: Jaxpr, found: Counter) -> Counter:
 
 
 def run(jaxpr: Jaxpr, consts, *args):
-    """An interpreter that also says what it has seen."""
+    """An interpreter that evaluates a jaxpr equation by equation."""
     env = {}
 
     def read(v):

@@ -21,7 +21,7 @@ class ShardingHParams:
 
 
 def create_gda(host_arrays, mesh, pspec):
-    """What each local device gets of arrays that every host has whole."""
+    """Puts on each local device its part of arrays that every host has whole."""
 
     def to_gda(x):
         indices = gda_lib.get_shard_indices(x.shape, mesh, pspec)
