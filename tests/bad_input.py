@@ -1,4 +1,4 @@
-"""Calls of the public functions with random wrong arguments, one or two in place of good ones.
+"""Calls of the public functions with one or two arguments replaced by random wrong ones.
 
 `python -m tests.bad_input --count 20000 --start 0` makes as many and prints those that end in an
 error that no user can read: not of `xlashard.errors`, and not raised on purpose.
@@ -44,12 +44,12 @@ ONE = SingleDeviceSharding(DEVICES[0])
 STACKED = PmapSharding(DEVICES[:8], ShardingSpec((Chunked((8,)), NoSharding()), (ShardedAxis(0),)))
 
 
-# Where NumPy's own words for its own protocols come from.
+# Source of NumPy's error texts for its own protocols.
 NUMPYS = ("array/core/protocols.py",)
 
 
 class Hostile:
-    """An object whose protocols return values of wrong types or raise errors."""
+    """Object whose protocols return values of wrong types or raise errors."""
 
     def __index__(self) -> Any:
         return "8"
@@ -62,7 +62,7 @@ class Hostile:
 
 
 def values() -> dict[str, Any]:
-    """Wrong or unusual values by what a report calls them; made anew for each call."""
+    """Return wrong or unusual values by the names of a report; made anew for each call."""
     array = xlashard.device_put(np.arange(8.0, dtype=np.float32), ROWS)
     deleted = xlashard.device_put(np.ones(8, np.float32))
     deleted.delete()
@@ -138,10 +138,10 @@ def twice(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Good:
-    """A call that is right, whose arguments are replaced one by one.
+    """Valid call, whose arguments are replaced one by one.
 
     Attributes:
-        function: What is called.
+        function: The function.
         args: Its arguments; a function without parameters makes each anew.
         keywords: Its keyword arguments, likewise.
     """
@@ -159,7 +159,7 @@ VALUES = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
 
 def calls(array: Array) -> dict[str, Good]:
-    """Right calls of the public functions with an array, by name."""
+    """Return valid calls of the public functions with an array, by name."""
     made = xlashard.pjit(twice, in_shardings=ROWS, out_shardings=ROWS)
     lowered = made.lower(array)
     compiled = lowered.compile()
@@ -275,7 +275,7 @@ def calls(array: Array) -> dict[str, Good]:
 
 
 def trouble_of(error: BaseException) -> str:
-    """The line of the package that an error which is no answer to a user came from; or empty."""
+    """Return the line of the package that raised an internal error; empty for errors for users."""
     if isinstance(error, XlashardError | NotImplementedError):
         return ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -291,7 +291,7 @@ def trouble_of(error: BaseException) -> str:
 
 
 def outcome(call: Good, wrong: dict[int | str, Any]) -> tuple[str, str]:
-    """What is wrong with the end of a call, by its line, and the error's text; empty if nothing."""
+    """Return the line and the text of an internal error of a call; empty without one."""
     args = [wrong.get(number, arg) for number, arg in enumerate(call.args)]
     keywords = {name: wrong.get(name, value) for name, value in call.keywords}
     try:
@@ -310,7 +310,7 @@ def run(start: int, count: int, before_each: Callable[[str], object]) -> dict[st
 
     Args:
         start: The first seed.
-        count: How many.
+        count: Number of calls.
         before_each: Called with the title of each call before the call.
 
     Returns:
@@ -350,7 +350,7 @@ def run(start: int, count: int, before_each: Callable[[str], object]) -> dict[st
 
 
 def main() -> None:
-    """Run as the words of the command line say."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--start", type=int, default=0)

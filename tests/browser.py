@@ -1,7 +1,7 @@
-"""A real Chromium without a window, spoken to over a pipe by its DevTools protocol.
+"""Headless Chromium, driven over a pipe by its DevTools protocol.
 
-One browser starts in a fifth of the time of a test suite of small ones, so it serves all tests of a
-module; each opens pages of its own. The pipe needs no port and no package.
+Starting a browser takes a fifth of the time of a test suite of small tests, so one serves all tests
+of a module, each with its own pages. The pipe needs no port and no package.
 """
 
 import base64
@@ -52,11 +52,11 @@ _KEYS = {
 
 
 class BrowserError(Exception):
-    """There is no browser, or it doesn't do what it is told."""
+    """Missing browser, or a failed command of one."""
 
 
 def find_browser() -> str:
-    """The path of Chromium, or the sentence that says how to get it."""
+    """Return the path of Chromium, or raise an error that shows how to install it."""
     given = os.environ.get("XLASHARD_TEST_BROWSER")
     for name in (given,) if given else NAMES:
         if (path := shutil.which(name)) is not None:
@@ -69,13 +69,13 @@ def find_browser() -> str:
 
 
 class Browser:
-    """A running Chromium."""
+    """Running Chromium."""
 
     def __init__(self, folder: Path) -> None:
         to_browser, ours_out = os.pipe()
         ours_in, from_browser = os.pipe()
         self._in, self._out = ours_in, ours_out
-        # Chromium hears on descriptor 3 and answers on 4.
+        # Chromium reads commands from descriptor 3 and writes replies to 4.
         command = (
             f'exec 3<&{to_browser} 4>&{from_browser}; exec "$0" "$@"',
             find_browser(),
@@ -99,7 +99,7 @@ class Browser:
         self._events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """Calls a method of the protocol and waits for its answer."""
+        """Call a method of the protocol and wait for its reply."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         if session is not None:
@@ -115,15 +115,15 @@ class Browser:
             return answer["result"]
 
     def events(self, session: str | None = None) -> list[dict[str, Any]]:
-        """What has been reported of a page since it was opened, or of the browser."""
+        """Return the events of a page since it was opened, or of the browser."""
         return [event for event in self._events if event.get("sessionId") == session]
 
     def forget(self) -> None:
-        """Forgets what has been reported."""
+        """Forget all events so far."""
         self._events.clear()
 
     def wait_for(self, name: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """Waits until an event was reported, with these parameters; what it says."""
+        """Wait until an event with these parameters was reported, and return all its parameters."""
         while True:
             for event in self.events(session):
                 if event["method"] == name and params.items() <= event["params"].items():
@@ -138,14 +138,14 @@ class Browser:
             if not more:
                 why = "closed the pipe" if ready else f"gave no answer in {_PATIENCE:.0f} s"
                 self._log.seek(0)
-                said = self._log.read().decode(errors="replace")[-2000:]
-                raise BrowserError(f"{what}: Chromium {why}. It wrote:\n{said}")
+                log = self._log.read().decode(errors="replace")[-2000:]
+                raise BrowserError(f"{what}: Chromium {why}. It wrote:\n{log}")
             self._unread += more
         line, self._unread = self._unread.split(b"\0", 1)
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the browser and all its processes."""
+        """End the browser and all its processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -157,14 +157,14 @@ class Browser:
     def page(
         self, html: str, *, width: int = 1280, height: int = 900, dark: bool = False, **other: Any
     ) -> Iterator["Tab"]:
-        """Opens a page and waits until it is loaded.
+        """Open a page and wait until it is loaded.
 
         Args:
             html: The page.
-            width: Of the window, in CSS pixels.
-            height: Of the window, in CSS pixels.
+            width: Width of the window, in CSS pixels.
+            height: Height of the window, in CSS pixels.
             dark: Whether the system's colours are dark.
-            other: `scripts=False` to switch scripts off; `print=True` for the medium of printers.
+            other: `scripts=False` to disable scripts; `print=True` for the print medium.
         """
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -187,17 +187,17 @@ class Browser:
 
 @dataclass
 class Tab:
-    """A page that is open."""
+    """Open page."""
 
     browser: Browser
     session: str
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Calls a method of the protocol."""
+        """Call a method of the protocol."""
         return self.browser.call(method, self.session, **params)
 
     def go(self, url: str | None = None) -> None:
-        """Opens an address, or the same once more, and waits until it is loaded."""
+        """Open an address, or reload the page, and wait until it is loaded."""
         self.browser.forget()
         if url is None:
             self.call("Page.reload")
@@ -206,7 +206,7 @@ class Tab:
         self.browser.wait_for("Page.loadEventFired", self.session)
 
     def resize(self, width: int, height: int) -> None:
-        """Makes the window as large as said."""
+        """Resize the window."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -216,12 +216,12 @@ class Tab:
         )
 
     def prefer(self, scheme: str, *, media: str = "") -> None:
-        """Sets the system's colours: `light` or `dark`; and the medium, such as `print`."""
+        """Set the system's colours, `light` or `dark`, and the medium, such as `print`."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features, media=media)
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         done = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -231,7 +231,7 @@ class Tab:
         return done["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Waits until an expression in the page, or in the one that follows it, is true."""
+        """Wait until an expression in the page, or in the one that follows it, is true."""
         while True:
             try:
                 self.run(
@@ -240,30 +240,30 @@ class Tab:
                 )
                 break
             except BrowserError as error:
-                # A click leads to another page, in which the promise of this one is gone.
+                # A click leads to another page, which discards the promise of this one.
                 if not _GONE.search(str(error)):
                     raise
 
     def texts(self, selector: str) -> list[str]:
-        """What one reads in all elements that are seen, without blanks around."""
+        """Return the stripped texts of all visible elements."""
         return self.run(
             f"[...document.querySelectorAll({json.dumps(selector)})]"
             ".filter(e => e.checkVisibility()).map(e => (e.innerText ?? e.textContent).trim())"
         )
 
     def text(self, selector: str) -> str:
-        """What one reads in the only element that is seen."""
+        """Return the text of the only visible element."""
         (text,) = self.texts(selector)
         return text
 
     def click(self, selector: str) -> None:
-        """Presses and releases the mouse in the middle of the first such element that is seen."""
+        """Press and release the mouse in the middle of the first visible element."""
         place = self.point_at(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
     def point_at(self, selector: str) -> dict[str, float]:
-        """Moves the mouse to the middle of the first such element that is seen."""
+        """Move the mouse to the middle of the first visible element."""
         place = self.run(
             f"(() => {{ const e = [...document.querySelectorAll({json.dumps(selector)})]"
             ".find(e => e.checkVisibility()); e.scrollIntoView({block: 'center'});"
@@ -274,15 +274,15 @@ class Tab:
         return place
 
     def focus(self, selector: str) -> None:
-        """Puts the focus on the first such element."""
+        """Focus the first matching element."""
         self.run(f"document.querySelector({json.dumps(selector)}).focus()")
 
     def type(self, text: str) -> None:
-        """Types where the focus is."""
+        """Type into the focused element."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """Presses a key where the focus is."""
+        """Press a key in the focused element."""
         code, text = _KEYS[key]
         common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         written = {"text": text} if text else {}
@@ -290,7 +290,7 @@ class Tab:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def requests(self) -> list[str]:
-        """All that the page has asked for besides itself."""
+        """Return all requests of the page except for itself."""
         asked = [
             event["params"]["request"]["url"]
             for event in self.browser.events(self.session)
@@ -299,7 +299,7 @@ class Tab:
         return asked[1:]
 
     def complaints(self) -> list[str]:
-        """What the browser's console shows: errors, warnings, whatever was logged."""
+        """Return the browser's console: errors, warnings and logs."""
         names = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [
             json.dumps(event["params"])
@@ -308,11 +308,11 @@ class Tab:
         ]
 
     def picture(self, *, whole: bool = True, scale: float = 1.0) -> bytes:
-        """The page as PNG.
+        """Return the page as PNG.
 
         Args:
-            whole: All of the page, not only what is in the window.
-            scale: Pixels of the picture for one of the page.
+            whole: Whether to capture all of the page, not only the window.
+            scale: Pixels of the picture per CSS pixel.
         """
         width, height = self.run(
             f"[innerWidth, {'document.documentElement.scrollHeight' if whole else 'innerHeight'}]"
@@ -326,7 +326,7 @@ class Tab:
 
 @contextmanager
 def started() -> Iterator[Browser]:
-    """A browser that ends with the block."""
+    """Yield a browser that ends with the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         browser = Browser(Path(folder))
         try:

@@ -1,4 +1,4 @@
-"""Gives every test process eight emulated devices, before JAX starts.
+"""Give every test process eight emulated devices, before JAX starts.
 
 `XLASHARD_TEST_PLATFORM=cuda pytest ...` runs the tests on that platform instead; tests that need
 more devices than it has then fail.
@@ -20,33 +20,33 @@ import pytest
 # An installed xlashard has it as an entry point; here it is found without one.
 pytest_plugins = ["xlashard_pytest"]
 
-# They need the built site; `make docs` builds it and names them.
+# They need the built site; `make docs` builds it and selects them.
 collect_ignore = [] if any("tests/site" in word for word in sys.argv) else ["site"]
 
 DEVICE_COUNT = 8
 COUNT_FLAG = "--xla_force_host_platform_device_count"
-# Test programs run once or twice on a few numbers, so what XLA spends on good machine code is lost:
-# without it they compile in two thirds of the time. What the partitioner does is the same.
+# Test programs run once or twice on a few numbers, so XLA's time for optimised code is lost:
+# without it they compile in two thirds of the time. The partitioner works the same.
 # A flag of the same name in XLA_FLAGS wins.
 QUICK_COMPILE = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
-# Eight devices on two cores that others use too may wait for each other longer than the 40 s after
-# which XLA takes a collective for stuck and ends the process.
+# Eight devices on two shared cores may wait for each other longer than the 40 s after which XLA
+# takes a collective for stuck and ends the process.
 PATIENCE = ("--xla_cpu_collective_call_terminate_timeout_seconds=1200",)
 
 
 def _prepare_jax() -> None:
-    """Sets the environment that JAX reads when it is imported and when its backend starts."""
+    """Set the environment that JAX reads when it is imported and when its backend starts."""
     if "XLASHARD_POD_PROCESSES" in os.environ:
-        return  # A process of a pod, where JAX runs already and has its devices.
+        return  # Process of a pod, where JAX runs already and has its devices.
     if "jax" in sys.modules:
         raise pytest.UsageError(
             "JAX was imported before tests/conftest.py could ask for "
             f"{DEVICE_COUNT} emulated devices: find the plugin that imports it "
             "(python -X importtime -m pytest) and switch it off with -p no:NAME"
         )
-    asked_for = os.environ.get("XLASHARD_TEST_PLATFORM", "")
-    os.environ["JAX_PLATFORMS"] = asked_for or "cpu"
-    # Exception notes of the code that is tested stand alone.
+    platform = os.environ.get("XLASHARD_TEST_PLATFORM", "")
+    os.environ["JAX_PLATFORMS"] = platform or "cpu"
+    # Exception notes of the tested code are without links to the documentation.
     os.environ.setdefault("XLASHARD_DOCS_URL", "")
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
     os.environ["XLA_FLAGS"] = " ".join(
@@ -56,11 +56,11 @@ def _prepare_jax() -> None:
 
 _prepare_jax()
 
-# A shell starts what it runs in the background without SIGINT, and children inherit that: tests of
+# A shell starts background processes with SIGINT ignored, and children inherit that: tests of
 # Ctrl-C would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Compilation and busy neighbours make single examples slow, which says nothing about the code.
+# Compilation and busy machines make single examples slow, whatever the tested code.
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -86,7 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# Folders all of whose tests run under GSPMD as well, and with the oldest versions. Single files of
+# Folders whose tests all run under GSPMD as well, and with the oldest versions. Single files of
 # others carry the marker themselves.
 PARTITIONER_FOLDERS = frozenset({"array", "errors", "hlo", "numpy", "pjit", "program", "sharding"})
 JAX_VERSION_FOLDERS = frozenset({"array", "gpu", "hlo", "legacy", "pjit", "program", "sharding"})
@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _chooses_partitioner(item: pytest.Item) -> bool:
-    """Return True for a test that runs alike whichever partitioner is in force."""
+    """Return True for a test that behaves alike under both partitioners."""
     if item.get_closest_marker("own_partitioner") is not None:
         return True
     # The fixture of this name sets the partitioner, to each in turn.
@@ -125,7 +125,7 @@ def _chooses_partitioner(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """Collect without the garbage collector, which would look at all that was imported again."""
+    """Collect without the garbage collector, which would scan everything that was imported."""
     gc.disable()
     try:
         return (yield)
@@ -157,7 +157,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _keep_what_there_is() -> None:
-    """Takes what stays to the end out of the garbage collector's sight.
+    """Move long-lived objects out of the garbage collector's sight.
 
     The tests, what they import, and the programs that JAX keeps are a million objects, and every
     collection would look at all of them, also each `gc.collect()` of a test: 0.2 s and more.
@@ -168,7 +168,7 @@ def _keep_what_there_is() -> None:
 
 @pytest.fixture
 def update_goldens(request: pytest.FixtureRequest) -> bool:
-    """Whether golden files are to be written."""
+    """Return whether to write golden files."""
     return request.config.getoption("--update-goldens")
 
 

@@ -1,4 +1,4 @@
-"""Finds the code blocks of Markdown files and makes programs of them."""
+"""Find the code blocks of Markdown files and make programs of them."""
 
 import itertools
 import re
@@ -18,10 +18,10 @@ LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a Markdown file.
+    """Fenced block of a Markdown file.
 
     Attributes:
-        info: What stands behind the opening fence: `python`, `sh`, `python no-run: why`.
+        info: Text after the opening fence: `python`, `sh`, `python no-run: why`.
         first_line: Number of the block's first line of code in the file, from 1.
         code: The lines, without the indent of the fence.
     """
@@ -36,12 +36,12 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether this is Python to run; only `no-run` with a reason exempts it."""
+        """Return whether this is Python to run; only `no-run` with a reason exempts it."""
         return self.language == "python" and not NO_RUN.match(self.info)
 
 
 def read_blocks(text: str) -> list[Block]:
-    """All fenced blocks of a Markdown text, in order.
+    """Return all fenced blocks of a Markdown text, in order.
 
     Raises:
         ValueError: A fence is never closed.
@@ -66,7 +66,7 @@ def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[Block]:
 
 
 def program(text: str) -> str:
-    """One program of all Python blocks, each line under the number it has in the file.
+    """Join all Python blocks into a program, each line under the number it has in the file.
 
     Where the document shows output, the program prints `MARK`, at which `with_output` splits the
     output.
@@ -97,7 +97,7 @@ def with_output(text: str, printed: str) -> str:
 
 
 def commands_with_output(text: str) -> list[tuple[str, Block]]:
-    """Commands of `sh` blocks, each with the block that shows its output."""
+    """Return commands of `sh` blocks, each with the block that shows its output."""
     blocks = read_blocks(text)
     return [
         ("\n".join(before.code), block)
@@ -107,12 +107,12 @@ def commands_with_output(text: str) -> list[tuple[str, Block]]:
 
 
 def local_links(text: str) -> list[str]:
-    """Targets of the links that point into the project, without their anchors."""
+    """Return the targets of the links that point into the project, without their anchors."""
     targets = [match["target"].partition("#")[0] for match in LINK.finditer(text)]
     return [target for target in targets if target and "://" not in target]
 
 
 def markdown_files(root: Path) -> list[Path]:
-    """The project's documents."""
+    """Return the project's documents."""
     patterns = ("*.md", "docs/**/*.md", "examples/*.md")
     return [path for pattern in patterns for path in sorted(root.glob(pattern))]

@@ -8,11 +8,11 @@ import pytest
 
 
 def check_golden(path: Path, text: str, *, update: bool, by: str = "make goldens") -> None:
-    """Compares a text with a file, or writes it there.
+    """Compare a text with a file, or write it there.
 
     Args:
         path: The golden file.
-        text: What the code gives now.
+        text: Current text.
         update: Write, do not compare.
         by: The command that writes it.
     """
@@ -57,7 +57,7 @@ def check_errors(
 
 
 def check_no_others(folder: Path, names: set[str], *, update: bool) -> None:
-    """Checks that a folder holds these golden files and no more; an update removes the others."""
+    """Check that a folder holds these golden files and no more; an update removes the others."""
     others = [path for path in sorted(folder.glob("*")) if path.name not in names]
     if update:
         for path in others:
@@ -67,5 +67,5 @@ def check_no_others(folder: Path, names: set[str], *, update: bool) -> None:
 
 
 def join_sections(sections: Mapping[str, str]) -> str:
-    """Named texts as one."""
+    """Join named texts into one."""
     return "\n".join(f"## {name}\n{text}\n" for name, text in sections.items())

@@ -1,7 +1,7 @@
-"""Reads a package's syntax trees and finds imports that its layers forbid.
+"""Read a package's syntax trees and find imports that its layers forbid.
 
-The tree is read, never imported, so that what is behind a condition or inside a function is seen
-as well. `test_layers.py` says which layers there are.
+The tree is read, never imported, so that imports behind a condition or inside a function are found
+as well. `test_layers.py` defines the layers.
 """
 
 import ast
@@ -17,7 +17,7 @@ DYNAMIC_IMPORTS = ("import_module", "__import__", "find_spec", "deferred")
 
 @dataclass(frozen=True)
 class Layers:
-    """What may import what.
+    """Layers of a package: which modules may import which.
 
     Attributes:
         package: Name of the package.
@@ -43,7 +43,7 @@ class Layers:
 
 @dataclass(frozen=True, order=True)
 class Violation:
-    """One forbidden import."""
+    """Forbidden import."""
 
     path: str
     line: int
@@ -55,7 +55,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, by its full name."""
+    """Imported module, by its full name."""
 
     target: str
     line: int
@@ -64,7 +64,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One file of the package."""
+    """File of the package."""
 
     name: str
     path: Path
@@ -75,7 +75,7 @@ class Module:
 
 @dataclass
 class _Reader(ast.NodeVisitor):
-    """Collects the imports of one file, and uses of internals through attributes."""
+    """Visitor that collects the imports of one file, and uses of internals through attributes."""
 
     module: str
     is_package: bool
@@ -148,7 +148,7 @@ def _is_internal(name: str) -> bool:
 
 @functools.cache
 def read_package(root: Path, package: str) -> dict[str, Module]:
-    """Reads all files of the package.
+    """Read all files of the package.
 
     Args:
         root: Folder that holds the package's folder.
@@ -171,7 +171,7 @@ def read_package(root: Path, package: str) -> dict[str, Module]:
 
 
 def find_violations(root: Path, layers: Layers) -> list[Violation]:
-    """Finds everything in the package that its layers forbid, sorted by place."""
+    """Find everything in the package that its layers forbid, sorted by place."""
     modules = read_package(root, layers.package)
     found = [
         *_wrong_directions(modules, layers),
@@ -214,7 +214,7 @@ def _wrong_directions(modules: Mapping[str, Module], layers: Layers) -> Iterator
 
 
 def _why_forbidden(room: str, target: str, layers: Layers) -> str:
-    """Why `room` may not import `target`; '' if it may."""
+    """Return why `room` may not import `target`; '' if it may."""
     if target in layers.common:
         return ""
     if target not in layers.rooms:
@@ -265,7 +265,7 @@ def _impure(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation
 
 
 def _cycles(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
-    """One violation for each import that closes a cycle, however it is written."""
+    """Yield a violation for each import that closes a cycle, wherever it is written."""
     graph = {
         name: {entry.target: entry.line for entry in module.imports if entry.target in modules}
         for name, module in modules.items()

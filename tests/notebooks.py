@@ -1,4 +1,4 @@
-"""Runs the cells of a notebook in IPython: `python -m tests.notebooks FILE`.
+"""Run the cells of a notebook in IPython: `python -m tests.notebooks FILE`.
 
 Prints a JSON object: by a cell's id its printed text (`stdout`), the value of its last line in
 every form that IPython's display hook offers a notebook (`value`, by MIME type), other displays

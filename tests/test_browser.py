@@ -1,4 +1,4 @@
-"""The tests of pages find a browser, or say how to get one; they are never passed over."""
+"""Tests of pages find a browser, or fail with instructions to install one, and never skip."""
 
 import os
 import subprocess
@@ -13,14 +13,14 @@ SCRIPT = ROOT / ".ci" / "get-browser"
 
 
 def stand_in(folder: Path, name: str, *lines: str) -> None:
-    """Puts a command on a PATH that is only this folder."""
+    """Put a command on a PATH that is only this folder."""
     file = folder / name
     file.write_text("\n".join(("#!/bin/bash", *lines, "")), encoding="utf-8")
     file.chmod(0o755)
 
 
 def get_browser(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the script where nothing else is on the PATH."""
+    """Run the script with nothing else on the PATH."""
     return subprocess.run(
         ["/bin/bash", str(SCRIPT)],
         env={"PATH": str(folder)},

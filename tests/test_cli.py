@@ -1,4 +1,4 @@
-"""The command line as a person meets it: in a process of its own."""
+"""The command line in a process of its own, as users run it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Environment variables are read in one place, and a wrong one is told with the right one."""
+"""Environment variables are read in one place, and an error names the right spelling."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ for size in (3, 3, 4):
 
 
 def imported(code: str = SHARDY, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Imports the package in a process of its own and prints JAX's setting."""
+    """Import the package in a process of its own and print JAX's setting."""
     return subprocess.run(
         [sys.executable, "-c", code],
         env={k: v for k, v in os.environ.items() if not k.startswith("XLASHARD_")} | environment,
@@ -115,7 +115,7 @@ def test_a_wrong_value_stops_the_import() -> None:
     done = imported(XLASHARD_PARTITIONER="both")
     assert done.returncode == 1
     assert "ConfigError: XLASHARD_PARTITIONER is 'both'" in done.stderr
-    # The line of the import, and one of the package's: no chain of imports.
+    # The line of the import, and one of the package: no chain of imports.
     assert done.stderr.count('  File "') == 2, done.stderr
 
 
@@ -123,8 +123,8 @@ def test_a_wrong_value_stops_the_import() -> None:
 def test_recompilations_are_logged_on_request() -> None:
     silent = imported(TWO_SHAPES, JAX_PLATFORMS="cpu")
     assert (silent.returncode, silent.stderr) == (0, "")
-    told = imported(TWO_SHAPES, JAX_PLATFORMS="cpu", XLASHARD_EXPLAIN_RECOMPILES="1")
-    first, hint = told.stderr.splitlines()
+    done = imported(TWO_SHAPES, JAX_PLATFORMS="cpu", XLASHARD_EXPLAIN_RECOMPILES="1")
+    first, hint = done.stderr.splitlines()
     assert first.startswith("compilation 2 of <lambda> at <string>:5 (")
     assert first.endswith("differs from number 1 in x: float32[3] → float32[4] (shape)")
     assert hint.startswith("  hint: dimension 0 of x had 2 sizes (3, 4): pad it")

@@ -1,4 +1,4 @@
-"""Every Python block of the documents runs, every link leads somewhere, every example is true."""
+"""Every Python block of the documents runs, every link has a target, and every example is true."""
 
 import doctest
 import functools
@@ -35,14 +35,14 @@ from tests.gpu.plugin import marks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
-# Differs from run to run.
+# Text that differs from run to run.
 DURATION = re.compile(r"\b[0-9.]+ m?s\b")
 # The program arrives on stdin, so that the document itself stands in the traceback.
 RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
 
 
 def run(name: str, source: str) -> subprocess.CompletedProcess[str]:
-    """Runs one document's program in a process of its own, so that no document needs another."""
+    """Run one document's program in a process of its own, so that documents are independent."""
     return subprocess.run(
         [*python_command(), "-c", RUN, name],
         input=source,
@@ -151,7 +151,7 @@ def test_the_pod_of_the_tutorial_runs(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens: bool) -> None:
-    """Runs the steps of the page's workflow on a merge whose first parent is the main branch."""
+    """Run the steps of the page's workflow on a merge whose first parent is the main branch."""
     name = "docs/guides/ci.md"
     text = (ROOT / name).read_text(encoding="utf-8")
     blocks = {block.language: block for block in read_blocks(text)}
@@ -173,7 +173,7 @@ def test_the_workflow_comments_on_a_pull_request(tmp_path: Path, update_goldens:
         **{f"GIT_{who}_{what}": "a@b.c" for who, what in identities},
     }
     command = shlex.join([*python_command(environment), "-m", "xlashard"])
-    # What `gh` is called with is its output.
+    # The output is the command line of `gh`.
     for tool, line in (("xlashard", f'exec {command} "$@"'), ("gh", 'echo "$@"')):
         (tmp_path / "bin" / tool).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         (tmp_path / "bin" / tool).chmod(0o755)
@@ -249,7 +249,7 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
 
 
 def is_generated(path: Path) -> bool:
-    """Whether the site has this page, which `docs/site_hooks.py` makes."""
+    """Return whether the site has this page, which `docs/site_hooks.py` makes."""
     name = path.resolve().relative_to(ROOT / "docs").as_posix()
     classes = {"index", *(mistake.error for topic in read_topics() for mistake in topic.mistakes)}
     pages = {f"reference/errors/{each}.md" for each in classes}
@@ -348,7 +348,7 @@ def test_help_shows_the_example_of_pjit() -> None:
 
 
 def is_documented_by_jax(module: ModuleType, name: str) -> bool:
-    """Whether it is a function of `xlashard.numpy`, which shows the text of its namesake."""
+    """Return whether it is a function of `xlashard.numpy`, with its namesake's docstring."""
     member = vars(module).get(name.rpartition(".")[2])
     theirs = inspect.unwrap(member) if callable(member) else member
     return (getattr(theirs, "__module__", None) or "").startswith(("jax.", "numpy"))

@@ -1,4 +1,4 @@
-"""The programs of `examples/` run, train and show what they promise."""
+"""The programs of `examples/` run, train and print the expected results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The package's imports go in one direction, and one room alone sees JAX's internals."""
+"""The package's imports go in one direction, and one room alone imports JAX's internals."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,13 +33,13 @@ XLASHARD = Layers(
         "tpu.preflight": 10,
         # Above the compilers, by which it proves its layouts; called by pjit through a hook.
         "auto": 10,
-        # The package's own face: what `import xlashard` shows, made of the rooms below it.
+        # The package's public names, imported from the rooms below.
         "": 11,
         "train": 12,
-        # Stands on all of it, and is imported by nothing but those who ask for it.
+        # Uses all of it, and is imported only on request.
         "legacy": 12,
         "commands": 13,
-        # What the scripts of tpu_scripts/ do.
+        # Commands of the scripts in tpu_scripts/.
         "cloud": 13,
         "cli": 14,
         "__main__": 15,
@@ -160,7 +160,7 @@ SOUND = {
 
 
 def plant(root: Path, files: dict[str, str]) -> list[str]:
-    """Writes the sound tree with `files` over it and gives what the checker finds."""
+    """Write the valid tree with `files` over it and return the checker's findings."""
     for name, text in (SOUND | files).items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

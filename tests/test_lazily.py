@@ -1,4 +1,4 @@
-"""Start-up work that waits: modules that few programs need, and the methods of dataclasses."""
+"""Deferred start-up work: modules that few programs need, and the methods of dataclasses."""
 
 import copy
 import dataclasses
@@ -39,14 +39,14 @@ def is_written(cls: type) -> bool:
 
 @lazily.dataclass(frozen=True)
 class Kept:
-    """In a module, for pickle."""
+    """Class in a module, for pickle."""
 
     number: int
     text: str = ""
 
 
 def family(dataclass: Any) -> dict[str, Any]:
-    """Classes of all the kinds that the package has, made by either decorator."""
+    """Return classes of all kinds in the package, made by either decorator."""
 
     @dataclass(frozen=True)
     class Base:
@@ -130,7 +130,7 @@ def outcome(call: Any) -> Any:
 
 
 def described(cls: type, value: Any) -> dict[str, Any]:
-    """All that the two decorators are compared by."""
+    """Return all properties in which the two decorators are compared."""
     other = copy.copy(value)
 
     def change() -> None:

@@ -21,7 +21,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def lower_bounds(requirements: list[str]) -> dict[str, str]:
-    """Distribution to the version behind its `>=`."""
+    """Return the version behind `>=` by distribution."""
     found = {}
     for requirement in requirements:
         match = re.match(r"([A-Za-z0-9_.-]+)(?:\[\w+\])?[>=]=([0-9.]+)", requirement)
@@ -31,7 +31,7 @@ def lower_bounds(requirements: list[str]) -> dict[str, str]:
 
 
 def same_release(one: str, other: str) -> bool:
-    """Whether the versions are equal but for zeros at the end."""
+    """Return whether versions are equal except for trailing zeros."""
     parts = [[int(part) for part in version.split(".")] for version in (one, other)]
     width = max(map(len, parts))
     first, second = (part + [0] * (width - len(part)) for part in parts)
@@ -130,7 +130,7 @@ def test_the_window_of_jax_versions_is_the_one_that_is_checked_at_import() -> No
 
 @pytest.mark.slow
 def test_a_quick_start_leaves_out_what_few_programs_need() -> None:
-    """Neither the import nor a call over several devices brings it."""
+    """Neither the import nor a call over several devices loads it."""
     code = """
 import sys, numpy as np, jax, xlashard
 from xlashard import Mesh, NamedSharding, P

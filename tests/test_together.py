@@ -1,4 +1,4 @@
-"""Many cases in one test: all run, and those that fail are named."""
+"""Many cases in one test: all run, and failed cases are named."""
 
 import re
 import traceback

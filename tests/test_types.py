@@ -1,4 +1,4 @@
-"""What a type checker knows of Arrays is true, complete, and what users need."""
+"""Types of Arrays in the stub are right and complete."""
 
 import ast
 import inspect
@@ -35,12 +35,12 @@ def test_it_runs_too(module) -> None:
     module.run()
 
 
-# Parameters that came after the oldest JAX that is supported.
+# Parameters that are newer than the oldest supported JAX.
 NEWER = {"strategy"}
 
 
 def members(name: str) -> dict[str, ast.FunctionDef]:
-    """The functions of a class of the stub."""
+    """Return the functions of a class of the stub."""
     (kind,) = [
         node
         for node in ast.parse(STUB.read_text(encoding="utf-8")).body
@@ -58,7 +58,7 @@ def public(names: object) -> set[str]:
 
 
 def parameters(function: ast.FunctionDef) -> tuple[list[str], list[str]]:
-    """Names that may stand by position (with * for all of them) and by name only."""
+    """Return names of positional parameters (with * for all of them) and of keyword-only ones."""
     arguments = function.args
     by_position = [a.arg for a in (*arguments.posonlyargs, *arguments.args)][1:]
     if arguments.vararg:
@@ -111,7 +111,7 @@ def test_nothing_of_jax_is_left_out() -> None:
         if isinstance(member, property) or _is_ours(member)
     }
     assert public(dir(jax.Array)) <= stub | written
-    # What comes from JAX by a loop is in the stub: nobody sees its parameters elsewhere.
+    # The stub lists members that a loop copies from JAX: they are declared nowhere else.
     for name in public(dir(HandleType)):
         member = getattr(HandleType, name)
         if inspect.isfunction(member) and name in public(dir(Array)):
@@ -127,7 +127,7 @@ def test_every_operator_is_in_the_stub() -> None:
 
 
 def test_functions_that_give_one_array_give_one_of_ours() -> None:
-    """In step with JAX's stub: `xlashard/numpy/_typed.pyi` names each function that gives one."""
+    """In step with JAX's stub: `xlashard/numpy/_typed.pyi` has all functions that return arrays."""
     theirs: dict[str, list[str]] = {}
     for node in ast.parse(Path(jax.numpy.__file__).with_suffix(".pyi").read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.returns:

@@ -1,4 +1,4 @@
-"""Many cases: small ones in one test, where each that fails is named; and a few that stand for all.
+"""Many cases: small ones in one test, where each failure is named; and a few that stand for all.
 
 A test of pytest costs some milliseconds by itself. Where a case costs less than that, and there are
 hundreds, one test goes through all.
@@ -13,7 +13,7 @@ import pytest
 
 
 class Together:
-    """A `with` block whose cases may fail one by one; at its end all that failed are raised."""
+    """`with` block whose cases may fail one by one; its end raises all failures."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -30,7 +30,7 @@ class Together:
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:
-        """A block whose failure is told, under its name, when all the others have run."""
+        """Block whose failure is raised, under its name, when all the others have run."""
         self._count += 1
         try:
             yield
@@ -40,7 +40,7 @@ class Together:
 
 
 def sweep(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
-    """Cases of `pytest.mark.parametrize`, a few of which stand for all in `make check`.
+    """Return cases of `pytest.mark.parametrize`, a few of which run in `make check`.
 
     Args:
         cases: All of them.
@@ -52,10 +52,10 @@ def sweep(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
 
 
 def at_once(suite: type) -> type:
-    """A suite that takes many subjects, of one that takes a single one.
+    """Return a suite that takes many subjects, made of one that takes a single subject.
 
     Args:
-        suite: A class of tests whose parameters are fixtures that say what is tested.
+        suite: A class of tests whose parameters are fixtures of the tested subject.
 
     Returns:
         A class with the same tests. Each takes one fixture, `subjects`: by the name of each case a

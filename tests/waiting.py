@@ -1,11 +1,11 @@
-"""Waiting for what other threads or processes do in their own time."""
+"""Wait for asynchronous work of other threads or processes."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    """Returns once a condition holds.
+    """Return once a condition holds.
 
     Raises:
         AssertionError: If it doesn't in some seconds.

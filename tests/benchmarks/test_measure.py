@@ -1,4 +1,4 @@
-"""The benchmark helper, run on a clock that the candidates themselves move."""
+"""The benchmark helper, run on a clock that the candidates themselves advance."""
 
 import argparse
 import io
@@ -23,7 +23,7 @@ from benchmarks._measure import (
 
 
 class FakeTime:
-    """A clock that stands still but for what the tasks made by `task` take."""
+    """Clock that advances only by the tasks that `task` makes."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The page of figures: made from JSON and a template, and still of that template."""
+"""The page of figures: rendered from JSON and a template, and up to date with the template."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def made_up() -> dict[str, Any]:
-    """What a benchmark of two tables writes."""
+    """Results of a benchmark of two tables."""
     report: Report = quiet_report("demo")
     times = {"theirs": (4.0, 8.0), "ours": (2.0, 2.0), "copy": (1.0, 1.0)}
     measured = {name: Measurement(name, 1, samples) for name, samples in times.items()}

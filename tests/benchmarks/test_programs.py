@@ -1,4 +1,4 @@
-"""The benchmarks start, measure and write their figures; how fast they are is not asked here."""
+"""The benchmarks start, measure and write their figures, whatever their speed."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_rankings_count_pairs_that_differ_per_token() -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python as `make bench` does, with none of the tests' settings for JAX."""
+    """Run Python as `make bench` does, without the tests' settings for JAX."""
     kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(
         [*python_command(kept), *words],

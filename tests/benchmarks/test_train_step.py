@@ -1,4 +1,4 @@
-"""The main job's step can be made by both sides; measuring it takes too long for a test."""
+"""Both sides can make the main job's step; measuring it takes too long for a test."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Functions that `xlashard preflight` is pointed at by its tests."""
+"""Functions that tests of `xlashard preflight` compile."""
 
 import jax
 import jax.numpy as jnp

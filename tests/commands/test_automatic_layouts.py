@@ -87,7 +87,7 @@ def test_a_function_gets_a_layout(run: Run, tmp_path: Path) -> None:
 
 
 def matmul(rows: int, mesh: dict[str, int]) -> LayoutChoice:
-    """A product of so many rows, on a mesh of two devices if it has no sizes."""
+    """Return a product of `rows` rows, on a mesh of two devices if it has no sizes."""
 
     def make():
         w = jax.ShapeDtypeStruct((512, 512), np.float32)

@@ -52,7 +52,7 @@ for number in range(int(sys.argv[1])):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with `train.py`, which is the working folder; the process is as before then."""
+    """Return a folder with `train.py` as the working folder; restore the process afterwards."""
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     for name in ("argv", "path", "excepthook"):

@@ -1,4 +1,4 @@
-"""`xlashard legacy`: what `--migrate` shows, writes and refuses; words that run no program."""
+"""`xlashard legacy`: output, files and errors of `--migrate`, and options that run no program."""
 
 from pathlib import Path
 

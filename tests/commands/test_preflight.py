@@ -1,4 +1,4 @@
-"""``xlashard preflight``, by its words."""
+"""``xlashard preflight`` on the command line."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = "tests.commands.programs:product"
-# Topologies are made once: these chips no other test asks for.
+# Topologies are made once: no other test uses these chips.
 NEVER_MADE = ("-t", "v6e-4", "--slices", "7", "--mesh", "data=28")
 TINY = ("--set", "model.layers=1", "training.batch=8")
 
@@ -243,7 +243,7 @@ BAD_INPUT = {
         ("-t", "v5e-4", "--mesh", "data=3", PRODUCT),
         "a mesh of data=3 has 3 devices, and v5e:2x2 has 4: write --mesh data=4\n",
     ),
-    "a mesh that is none": (("-t", "v5e-4", "--mesh", "data:4", PRODUCT), "write --mesh data=8"),
+    "an invalid mesh": (("-t", "v5e-4", "--mesh", "data:4", PRODUCT), "write --mesh data=8"),
     "a mesh with an axis twice": (("-t", "v5e-4", "--mesh", "a=2,a=2", PRODUCT), "a twice"),
     "no mesh for one who takes it": (("-t", "v5e-4", PRODUCT), "write --mesh data=4"),
     "an axis that the mesh lacks": (
@@ -275,7 +275,7 @@ BAD_INPUT = {
         (*AT, PRODUCT, "--kernel-cost", "fwd"),
         "--kernel-cost fwd is invalid: expected NAME=TIME",
     ),
-    "a budget that is none": ((*AT, PRODUCT, "--budget", "hmb=1%"), "did you mean hbm?"),
+    "an invalid budget": ((*AT, PRODUCT, "--budget", "hmb=1%"), "did you mean hbm?"),
     "a program after an option": (
         ("-t", "v5e-4", "--option", "xla_a=1", PRODUCT),
         f"which program? Write a settings file, such as configs/tiny.toml, or package.module:"

@@ -62,7 +62,7 @@ print(type(doubled(w)).__module__, keys.shape)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with `train.py`, which is the working folder; the process is as before then."""
+    """Return a folder with `train.py` as the working folder; restore the process afterwards."""
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
     for name in ("argv", "path", "excepthook"):

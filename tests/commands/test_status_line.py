@@ -1,4 +1,4 @@
-"""Long work of the commands: what is shown of it, and how signals end it."""
+"""Long work of the commands: their status lines, and how signals end it."""
 
 import os
 import re

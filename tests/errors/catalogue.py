@@ -1,4 +1,4 @@
-"""The mistakes that people make, as data: one `.toml` file in `mistakes/` for each topic.
+"""The catalogue of mistakes, as data: one `.toml` file in `mistakes/` for each topic.
 
 title = "Shardings and their arguments"
 about = "One or two sentences that stand under the title."
@@ -7,8 +7,8 @@ setup = '''...'''                # runs after `SETUP`, before each call of this 
 [[mistake]]
 title = "A spec with an axis that the mesh lacks"
 error = "ResourceError"          # the class, of `xlashard.errors` or a built-in one
-wrong = '''...'''                # what a person typed; runs after `SETUP`
-right = '''...'''                # what they should have typed
+wrong = '''...'''                # the mistake; runs after `SETUP`
+right = '''...'''                # the correction
 path = "state['w']"              # the place that the message must name, where there is one
 facts = ["'x'=4", "8 tiles"]     # numbers and names that must stand in it
 fix = "PartitionSpec(None, 'y')" # what it must show to write instead
@@ -82,7 +82,7 @@ def step(state, batch):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake; the fields are told above."""
+    """Mistake of a topic; the module docstring describes the fields."""
 
     title: str
     error: str
@@ -101,21 +101,21 @@ class Mistake:
 
     @property
     def slug(self) -> str:
-        """The anchor of its heading, and its name among the tests."""
+        """Return the anchor of its heading, which is also its name among the tests."""
         kept = "".join(c for c in self.title.lower() if c.isalnum() or c in " -_")
         return kept.replace(" ", "-")
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One file of mistakes.
+    """File of mistakes.
 
     Attributes:
-        name: The file's, without its ending.
+        name: Name of the file, without its suffix.
         title: The heading.
-        about: What stands under it.
-        setup: What runs before each of its calls.
-        mistakes: In their order on the page.
+        about: Text under the heading.
+        setup: Code that runs before each of its calls.
+        mistakes: Mistakes in the order of the page.
     """
 
     name: str
@@ -173,7 +173,7 @@ TOPICS = (
 
 
 def read_topics() -> tuple[Topic, ...]:
-    """All mistakes, by topic.
+    """Return all mistakes, by topic.
 
     Raises:
         ValueError: If a file is not on the list, or an entry has fields that it can't have.
@@ -218,7 +218,7 @@ def _mistake(topic: str, entry: dict[str, object]) -> Mistake:
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from None
     if made.jax and made.no_jax:
-        raise ValueError(f"{where} says both what JAX does and that it has nothing of the kind")
+        raise ValueError(f"{where} has both jax and no_jax: remove one of them")
     if made.jax_facts and len(made.jax_facts) != len(made.facts):
         raise ValueError(f"{where}: give jax_facts one entry for each of facts")
     return made

@@ -1,4 +1,4 @@
-"""What a message has of what it should have: the place, the facts, the advice."""
+"""Score messages by their required parts: the place, the facts, the advice."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from tests.errors.running import Outcome
 
 @dataclass(frozen=True)
 class Score:
-    """What one message says.
+    """Required parts of one message.
 
     Attributes:
-        refused: Whether there is one at all.
+        refused: Whether there is a message at all.
         place: Whether it names the place of the mistake.
         facts: Whether it has all numbers and names.
         advice: Whether it shows what to write.
@@ -24,17 +24,17 @@ class Score:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has everything."""
+        """Return whether the message has all parts."""
         return self.refused and self.place and self.facts and self.advice
 
     def missing(self) -> str:
-        """What it lacks, in words."""
+        """Return the missing parts, in words."""
         parts = {"the place": self.place, "the facts": self.facts, "what to write": self.advice}
         return ", ".join(name for name, there in parts.items() if not there)
 
 
 def our_score(mistake: Mistake, outcome: Outcome) -> Score:
-    """What our message says."""
+    """Score our message."""
     return Score(
         refused=bool(outcome.kind),
         place=mistake.path in outcome.text,
@@ -44,7 +44,7 @@ def our_score(mistake: Mistake, outcome: Outcome) -> Score:
 
 
 def jax_score(mistake: Mistake, outcome: Outcome) -> Score:
-    """What JAX's message says, in its own words for the same things."""
+    """Score JAX's message, which may spell the place and the facts otherwise."""
     if not outcome.kind:
         return Score(False, False, False, False)
     return Score(

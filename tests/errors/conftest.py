@@ -1,4 +1,4 @@
-"""What the calls of the catalogue write goes with the tests."""
+"""Remove files that calls of the catalogue write."""
 
 import tempfile
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def _temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Gives the calls, which clear up nothing, a folder for their files."""
+    """Run the calls, which do not clean up, in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("mistakes")))
         yield

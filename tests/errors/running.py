@@ -1,4 +1,4 @@
-"""Runs the calls of the catalogue, and keeps what came of each."""
+"""Run the calls of the catalogue, and keep their outcomes."""
 
 import importlib.metadata
 import re
@@ -23,10 +23,10 @@ PACKAGE = Path(__file__).resolve().parents[2] / "xlashard"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a call.
+    """Outcome of a call.
 
     Attributes:
-        kind: The class of what was raised, or of the warning; "" for nothing.
+        kind: The class of the exception, or of the warning; "" without either.
         bases: The names of all its classes.
         text: Its text, with its notes.
         sites: File (relative to the package) and line of every place in the package where it, or
@@ -41,21 +41,21 @@ class Outcome:
 
 @cache
 def ours(mistake: Mistake) -> Outcome:
-    """What xlashard says."""
+    """Run the mistake with xlashard."""
     return run(SETUP, mistake.setup + mistake.wrong)
 
 
 @cache
 def theirs(mistake: Mistake) -> Outcome:
-    """What JAX says of the same call."""
+    """Run the same mistake with JAX."""
     return run(JAX_SETUP, mistake.setup + (mistake.jax or mistake.wrong))
 
 
 def run(setup: str, source: str) -> Outcome:
-    """Runs a call after its setup, in names of their own.
+    """Run a call after its setup, in a namespace of its own.
 
-    Warnings count where nothing is raised; the deprecations of others don't, nor what is said of
-    a file or socket that nobody closed: it may be of any test, and collected just now.
+    Warnings count if nothing is raised, except for deprecations in other packages and for warnings
+    about unclosed files and sockets, which may belong to any test and be collected just now.
     """
     with warnings.catch_warnings(record=True) as caught, _whole_tracebacks():
         warnings.simplefilter("always")
@@ -73,7 +73,7 @@ def run(setup: str, source: str) -> Outcome:
 
 @contextmanager
 def _whole_tracebacks() -> Iterator[None]:
-    """Keeps the frames of JAX and of this package, to see where an error was raised."""
+    """Keep the frames of JAX and of this package, to find where an error was raised."""
     before = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
     try:
@@ -111,7 +111,7 @@ def _outcome(error: Exception) -> Outcome:
 
 
 def _suggestion(error: Exception) -> str:
-    """What Python itself adds in a terminal: `. Did you mean: 'shape'?`."""
+    """Return the suffix that Python adds in a terminal: `. Did you mean: 'shape'?`."""
     if not isinstance(error, AttributeError):
         return ""
     shown = "".join(traceback.TracebackException.from_exception(error).format_exception_only())
@@ -119,7 +119,7 @@ def _suggestion(error: Exception) -> str:
 
 
 def _without_place(text: str) -> str:
-    """The text without what differs from machine to machine."""
+    """Return the text without parts that differ from machine to machine."""
     text = text.replace(f"jaxlib {_JAXLIB}", "jaxlib at hand")
     text = re.sub(r"0x[0-9a-f]{6,}", "0x...", text)
     text = re.sub(r"(?:/[\w.+-]+)+/(\w+\.py)", r"\1", text)
@@ -127,7 +127,7 @@ def _without_place(text: str) -> str:
 
 
 def _sites(error: BaseException | None) -> list[tuple[str, int]]:
-    """Where an error was raised in the package, and those that it took the place of."""
+    """Return where the package raised an error and the errors that it replaced."""
     found: list[tuple[str, int]] = []
     while error is not None:
         found += _last_of_ours(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Every mistake is refused as its entry says, its correction runs, and JAX says less."""
+"""Every mistake is refused as its entry specifies, its correction runs, and JAX reports less."""
 
 import builtins
 from typing import Any
@@ -17,7 +17,7 @@ TOPICS = read_topics()
 
 
 def _marks(mistake: Mistake) -> list[pytest.MarkDecorator]:
-    """Mark as slow what starts processes or copies 64 MiB or more to every device."""
+    """Mark entries that start processes or copy 64 MiB or more to every device as slow."""
     is_slow = any(text in mistake.wrong + mistake.right for text in ("pod(", "2**16"))
     return [pytest.mark.slow] if is_slow else []
 
@@ -65,7 +65,7 @@ def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
 
 
-@pytest.mark.slow  # All together; they tell nothing of this package.
+@pytest.mark.slow  # All together; they do not test this package.
 @pytest.mark.parametrize("mistake", WITH_JAX)
 def test_jax_messages_have_fewer_facts(mistake: Mistake) -> None:
     outcome = theirs(mistake)

@@ -1,4 +1,4 @@
-"""The page of the errors that people meet first, and the generated page of each class."""
+"""The page of common errors, and the generated page of each class."""
 
 import re
 from collections.abc import Iterator

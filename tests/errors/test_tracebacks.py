@@ -1,4 +1,4 @@
-"""What a person sees above a message: their own lines, and none of this package."""
+"""Tracebacks have the user's own lines, and none of this package."""
 
 import contextlib
 import traceback
@@ -16,9 +16,9 @@ from xlashard._jax.runtime import tracebacks
 from xlashard.array.core import protocols
 from xlashard.errors import ArgumentError
 
-# Topics about methods of arrays and shardings, which cost too little to be guarded.
+# Topics about methods of arrays and shardings, which are too cheap to be guarded.
 METHODS = ("shardings", "parsing", "reading", "environment")
-# A method that checks what it was given itself is a frame of its own; these have more.
+# A method that checks its own arguments is one frame; these have more.
 MORE_THAN_ONE = {
     "A read of a donated array": 3,
     "An Array constructed directly": 4,
@@ -27,7 +27,7 @@ MORE_THAN_ONE = {
     "The mesh of a GlobalDeviceArray without one": 2,
     "The device_buffer of an array on several devices": 3,
 }
-# What goes through the calls that people make all day has none at all.
+# Calls on the hot path have no frame at all.
 NONE = {
     "A spec with an axis that the mesh lacks",
     "A result with an indivisible dimension",

@@ -1,4 +1,4 @@
-"""Asks a server for a Python process, and behaves as that process: `client.py ADDRESS WORDS ...`.
+"""Request a Python process from a server, and behave as it does: `client.py ADDRESS WORDS ...`.
 
 Runs under `python -I -S`, so it starts in milliseconds. Its open descriptors, environment and
 working directory become those of the forked process; signals are passed on; it ends as that ended.

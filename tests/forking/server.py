@@ -1,6 +1,6 @@
-"""Imports JAX once, then forks a process for each client: `server.py ADDRESS`.
+"""Import JAX once, then fork a process for each client: `server.py ADDRESS`.
 
-Ends, and kills what it has forked, when its standard input does. It never starts a JAX backend
+Ends, and kills its forked processes, when its standard input does. It never starts a JAX backend
 and has one thread, so that its forks are safe.
 """
 

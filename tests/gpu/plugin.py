@@ -1,4 +1,4 @@
-"""Marks tests that compile for GPUs."""
+"""Mark tests that compile for GPUs."""
 
 from importlib import metadata
 

@@ -53,7 +53,7 @@ _RATE = re.compile(
 
 @functools.cache
 def descriptions() -> dict[str, bytes]:
-    """Descriptions of GPUs in JAX's CUDA plugin, as text protos, by device kind."""
+    """Return descriptions of GPUs in JAX's CUDA plugin, as text protos, by device kind."""
     folder = Path(str(metadata.distribution("jax-cuda13-pjrt").locate_file("jax_plugins")))
     (plugin,) = folder.rglob("xla_cuda_plugin.so")
     found, first, last = {}, b"gpu_device_info {", b'device_description_str: "'

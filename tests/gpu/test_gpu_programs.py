@@ -1,4 +1,4 @@
-"""Programs compiled for GPUs: what the analysis of modules, files and assertions reads of them."""
+"""Programs compiled for GPUs: modules, files and assertions on them."""
 
 from pathlib import Path
 from typing import Any

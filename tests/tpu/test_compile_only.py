@@ -1,6 +1,6 @@
-"""The layer on devices that are not there: all that is text, shapes and programs works.
+"""Arrays and programs on the devices of a topology: text, shapes and compilation work.
 
-What needs a device gives one error, which names the topology and what to do instead.
+Operations that need a device raise one error, with the topology and the alternative.
 """
 
 import os
@@ -53,7 +53,7 @@ def mesh() -> Mesh:
 
 
 class OnATopology(ShardingSuite):
-    """The suite of every sharding, and for what needs devices the error."""
+    """The suite of every sharding, with the error of operations that need devices."""
 
     def refused(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
         with pytest.raises(CompileOnlyError, match=ABSENT) as caught:

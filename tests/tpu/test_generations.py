@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def hosts_of_four(generation: Generation) -> Topology:
-    """Some hosts of a large slice."""
+    """Return some hosts of a large slice."""
     return topology(f"{generation.name}:{'4x4x4'[: 2 * generation.dimensions - 1]}")
 
 
@@ -32,7 +32,7 @@ def test_every_figure_has_its_source(generation: Generation) -> None:
 
 @by_name
 def test_the_bandwidth_of_vmem_moves_three_registers_in_a_cycle(generation: Generation) -> None:
-    """An operation of the vector unit reads two and writes one."""
+    """An operation of the vector unit reads two registers and writes one."""
     clock = core_clock(generation)
     assert clock is not None
     cycles = clock * generation.cores_per_chip

@@ -24,7 +24,7 @@ def test_lines_end_at_one_link() -> None:
 
 
 def test_groups_that_lie_across_each_other_share_links() -> None:
-    # Pairs, and what lies two steps apart along the same line: two groups on each of its links.
+    # Pairs, and devices two steps apart along the same line: two groups on each of its links.
     axes = {"data": 4, "fsdp": 2, "model": 2}
     assert speed("v5e:4x4", axes, ["model"]) == 50
     assert speed("v5e:4x4", axes, ["fsdp"]) == 50 / 2

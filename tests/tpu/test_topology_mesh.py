@@ -17,7 +17,7 @@ from xlashard.tpu import axis_links, topology
 
 
 def along(name: str, axes: dict[str, int], slices: int = 1) -> dict[str, tuple[str, ...]]:
-    """For each axis the dimensions that it lies along."""
+    """Return the dimensions that each axis lies along."""
     found = topology(name, slices)
     mesh = found.mesh(axes)
     return {

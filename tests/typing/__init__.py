@@ -1,1 +1,1 @@
-"""Code as users write it, for the type checker: `tests/test_types.py` hands it over and runs it."""
+"""Code as users write it, for the type checker: `tests/test_types.py` checks and runs it."""

@@ -1,4 +1,4 @@
-"""`xlashard.Array` as an annotation: what is known of it, and what is refused."""
+"""`xlashard.Array` as an annotation: its types, and the errors of the type checker."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, assert_type
@@ -190,7 +190,7 @@ def shardings(named: NamedSharding, x: Array) -> None:
 
 
 def run() -> None:
-    """All but what is refused."""
+    """Run everything except for type errors."""
     x = xlashard.device_put(NUMBERS, ROWS)
     properties(x)
     operators(x, NUMBERS, x.to_jax())

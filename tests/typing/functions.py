@@ -1,4 +1,4 @@
-"""`pjit` keeps what the type checker knows of the function that it is given."""
+"""`pjit` keeps the type of the function that it is given."""
 
 from typing import Any, assert_type
 
@@ -31,7 +31,7 @@ compiled_loss = xlashard.pjit(loss, in_shardings=(P(), P()), out_shardings=None)
 
 
 class Model:
-    """A method is compiled where its class is made; the instance is a static argument."""
+    """Class with a compiled method; the instance is a static argument."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -83,7 +83,7 @@ def constrained(x: jax.Array) -> jax.Array:
 
 
 def run() -> None:
-    """All but what is refused."""
+    """Run everything except for type errors."""
     x = xlashard.device_put(NUMBERS)
     mesh = xlashard.Mesh(np.array(jax.devices()), ("data",))
     with jax.set_mesh(mesh):

@@ -1,4 +1,4 @@
-"""`xlashard.numpy` gives Arrays, and takes what `jax.numpy` takes."""
+"""`xlashard.numpy` returns Arrays, and takes the arguments of `jax.numpy`."""
 
 from typing import assert_type
 
@@ -42,7 +42,7 @@ def refused(x: Array) -> None:
 
 
 def run() -> None:
-    """All but what is refused."""
+    """Run everything except for type errors."""
     x = xlashard.device_put(np.ones((8, 4), np.float32))
     functions(x)
     assert softmax(x).shape == x.shape
