@@ -1,7 +1,7 @@
 """One of the processes of a pod of eight devices: `python across_processes_programs.py FOLDER N`.
 
-It runs every Nth of the programs that other tests compare with JAX, and writes the pieces of their
-results that are on its devices: `tests.pjit.test_across_processes` puts them together.
+It runs every Nth of the programs that other tests compare with JAX, and writes the local shards of
+their results; `tests.pjit.test_across_processes` assembles them.
 """
 
 import pickle
@@ -30,12 +30,12 @@ from xlashard.hlo import read_collectives  # noqa: E402
 
 OURS = Library(pjit, xlashard.with_sharding_constraint, NamedSharding)
 MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-# Over all devices, called as they are; others of JAX's functions around them are JAX's affair.
+# Over all devices, called directly; JAX's transformations around them are out of scope.
 RANDOM = 3
 
 
 def pieces(tree: Any) -> list[Any]:
-    """Per leaf its path, shape and dtype, and what this process has of it."""
+    """Return path, shape and dtype of each leaf, with this process's shards."""
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         x = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf
@@ -51,7 +51,7 @@ def pieces(tree: Any) -> list[Any]:
 
 
 def named(name: str) -> tuple[Any, bool]:
-    """The results of a program by its name, and whether its devices add anything up together."""
+    """Return the results of a program by its name, and whether it sums over devices."""
     program = PROGRAMS[name]
 
     def places(specs: Any) -> Any:
@@ -76,7 +76,7 @@ def named(name: str) -> tuple[Any, bool]:
 
 
 def drawn() -> Iterator[str]:
-    """The first random programs over all devices that are called as they are."""
+    """Yield the names of the first random programs over all devices that are called directly."""
     for seed in count():
         text = program_text(draw_program(seed))
         header = read_header(text)
@@ -86,7 +86,7 @@ def drawn() -> Iterator[str]:
 
 
 def planned() -> Any:
-    """The results of a program whose layout one process chooses for all."""
+    """Return the results of a program whose layout one process chooses for all."""
     mine: list[Any] = []
     solve = planner.solve
 

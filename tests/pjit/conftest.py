@@ -1,4 +1,4 @@
-"""Meshes over the eight emulated devices, and what counts compilations."""
+"""Meshes over the eight emulated devices, and a counter of compilations."""
 
 import os
 
@@ -14,7 +14,7 @@ from xlashard.program.executables import EXECUTABLES
 
 
 def pytest_configure(config):
-    # `with mesh:` is what half of these tests are about; JAX would rather see jax.set_mesh.
+    # Half of these tests use `with mesh:`; JAX prefers jax.set_mesh.
     config.addinivalue_line("filterwarnings", "ignore:.with mesh.*:DeprecationWarning")
 
 
@@ -29,7 +29,7 @@ IN_FORCE = os.environ.get("XLASHARD_PARTITIONER") or "shardy"
 
 @pytest.fixture(params=sweep(["shardy", "gspmd"], quick=[IN_FORCE]))
 def partitioner(request):
-    """Runs the test once under each partitioner; in `make check` under the one in force."""
+    """Run the test once under each partitioner; in `make check` under the current one."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", request.param == "shardy")
     yield request.param
@@ -38,7 +38,7 @@ def partitioner(request):
 
 @pytest.fixture
 def compilations(monkeypatch) -> Compilations:
-    """Counts the programs that are compiled while a test runs, none of them before it."""
+    """Counter of the programs that are compiled while a test runs."""
     EXECUTABLES.cache_clear()
     counted = Compilations(compile_room.compiler.compile_module)
     monkeypatch.setattr(compile_room.compiler, "compile_module", counted)
@@ -47,7 +47,7 @@ def compilations(monkeypatch) -> Compilations:
 
 @pytest.fixture(params=["one device", "eight devices"])
 def place(request, mesh):
-    """Puts a value on one device or deals it out over all."""
+    """Return a function that puts a value on one device or shards it over all."""
     if request.param == "one device":
         return lambda x: device_put(x, SingleDeviceSharding(jax.devices()[0]))
     return lambda x: device_put(x, NamedSharding(mesh, P("x")))

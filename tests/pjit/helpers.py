@@ -1,4 +1,4 @@
-"""What several tests of pjit use."""
+"""Helpers of tests of pjit."""
 
 import threading
 
@@ -9,19 +9,19 @@ from xlashard import Mesh
 
 
 def make_mesh(shape, names, devices=None):
-    """A mesh over the first devices, or over those given."""
+    """Return a mesh over the first devices, or over the given ones."""
     devices = jax.devices() if devices is None else devices
     count = int(np.prod(shape))
     return Mesh(np.array(devices[:count]).reshape(shape), names)
 
 
 def f32(*shape):
-    """Small distinct numbers, `[*shape]`."""
+    """Return small distinct numbers, `[*shape]`."""
     return np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) / 8
 
 
 def spec_of(array):
-    """The partition spec of an array, without what says nothing at its end."""
+    """Return the partition spec of an array, without trailing Nones."""
     entries = list(array.sharding.spec)
     while entries and entries[-1] is None:
         entries.pop()
@@ -29,12 +29,12 @@ def spec_of(array):
 
 
 def device_ids(array):
-    """The ids of an array's devices."""
+    """Return the ids of an array's devices."""
     return sorted(d.id for d in array.devices())
 
 
 class Compilations:
-    """Stands in for the compiler, counts, and keeps what it gave."""
+    """Replacement of the compiler that counts and records compilations."""
 
     def __init__(self, compiler):
         self._compiler = compiler
@@ -50,12 +50,12 @@ class Compilations:
 
 
 def fresh():
-    """A function that no other test has compiled."""
+    """Return a function that no other test has compiled."""
     return lambda x: x * 2 + 1
 
 
 class Traces:
-    """A function that counts how often it is traced."""
+    """Function that counts its traces."""
 
     def __init__(self, body=lambda x: x * 2 + 1):
         self.count = 0
@@ -68,19 +68,19 @@ class Traces:
 
 
 def by_set_mesh(mesh, call):
-    """Calls with the mesh in force that `jax.set_mesh` puts there."""
+    """Call with a mesh set by `jax.set_mesh`."""
     with jax.set_mesh(mesh):
         return call()
 
 
 def by_with(mesh, call):
-    """Calls with the mesh in force that `with mesh:` puts there."""
+    """Call with a mesh set by `with mesh:`."""
     with mesh:
         return call()
 
 
 def under(name, value, call):
-    """Calls under another setting of JAX."""
+    """Call under another setting of JAX."""
     before = getattr(jax.config, name)
     jax.config.update(name, value)
     try:

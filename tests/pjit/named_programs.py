@@ -1,4 +1,4 @@
-"""Programs that people deal out over devices, by name, for any library's `jit`."""
+"""Programs that users shard over devices, by name, for any library's `jit`."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ FEATURES = 32
 
 @dataclass(frozen=True)
 class Library:
-    """Where a program takes its functions from."""
+    """Library that provides a program's functions."""
 
     jit: Callable[..., Any]
     constrain: Callable[[Any, Any], Any]
@@ -26,14 +26,14 @@ class Library:
 
 @dataclass(frozen=True)
 class NamedProgram:
-    """A program on a mesh of `data` 4 by `model` 2.
+    """Program on a mesh of `data` 4 by `model` 2.
 
     Attributes:
-        make: Makes the function, given a library and the mesh.
-        shapes: Its arguments' shapes, float32 if not said otherwise.
-        in_specs: Where they lie, or UNSPECIFIED.
-        out_specs: Where the results go, or UNSPECIFIED.
-        silent: Whether its devices have nothing to say to each other.
+        make: Returns the function, given a library and the mesh.
+        shapes: Its arguments' shapes, of float32 unless specified.
+        in_specs: Specs of the arguments, or UNSPECIFIED.
+        out_specs: Specs of the results, or UNSPECIFIED.
+        silent: Whether it has no collectives.
     """
 
     make: Callable[[Library, Any], Callable[..., Any]]
@@ -55,7 +55,7 @@ def i32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def program(name: str, *shapes: Any, ins: Any, out: Any = UNSPECIFIED, silent: bool = False) -> Any:
-    """Adds the program that the decorated function makes."""
+    """Register the program that the decorated function makes."""
 
     def add(make: Callable[[Library, Any], Callable[..., Any]]) -> Any:
         PROGRAMS[name] = NamedProgram(make, shapes, tuple(ins), out, silent)
@@ -65,7 +65,7 @@ def program(name: str, *shapes: Any, ins: Any, out: Any = UNSPECIFIED, silent: b
 
 
 def plain(name: str, *shapes: Any, **options: Any) -> Any:
-    """Adds a program of the decorated function itself, which constrains nothing inside."""
+    """Register a program of the decorated function itself, which constrains nothing inside."""
 
     def add(fun: Callable[..., Any]) -> Any:
         program(name, *shapes, **options)(lambda library, mesh: fun)
@@ -354,7 +354,7 @@ def neighbours(x):
     return jnp.roll(x, 1, 0) + jnp.roll(x, -1, 0)
 
 
-@program("pjit inside, dealt out otherwise", W, X, ins=(P("data"), P("data")), out=P("data"))
+@program("pjit inside, sharded otherwise", W, X, ins=(P("data"), P("data")), out=P("data"))
 def inside(library, mesh):
     named = functools.partial(library.named, mesh)
     inner = library.jit(

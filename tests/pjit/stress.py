@@ -293,7 +293,7 @@ class _Interrupt:
     """Block in which KeyboardInterrupt is raised in the main thread, once.
 
     Args:
-        delay: When, in seconds after the beginning of the block.
+        delay: Seconds from the beginning of the block.
     """
 
     def __init__(self, delay: float) -> None:
@@ -326,7 +326,7 @@ class _Interrupt:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.pjit.stress", description=__doc__)
     parser.add_argument("--refused", type=int, default=3000, help="how many refused calls")
     parser.add_argument("--lost", type=int, default=1500, help="how many calls with lost shards")

@@ -1,4 +1,4 @@
-"""Programs give the same whether their eight devices belong to one process or to several."""
+"""Programs give equal results whether their eight devices belong to one process or to several."""
 
 import pickle
 from pathlib import Path
@@ -12,22 +12,22 @@ from tests.processes import run_many
 SCRIPT = Path(__file__).with_name("across_processes_programs.py")
 
 STEPS = {1: 1, 2: 1, 8: 6}
-"""Every which program so many processes run, each of which compiles all that it runs.
+"""Stride of the programs that so many processes run, each of which compiles all its programs.
 
 With `--full-size` eight processes run every program too.
 """
 
-# Partial sums of eight devices may come in another order over the network than within a process,
-# and each of the few sums on the way then rounds otherwise; as of now they come in the same. What
-# adds nothing up must be the same to the bit.
+# Partial sums of eight devices may be added in another order over the network than within one
+# process, and each of the few intermediate sums then rounds otherwise; currently the order is
+# equal. Programs without sums must be bitwise equal.
 ROUNDING = 64 * np.finfo(np.float32).eps
 
 type Results = dict[str, tuple[dict[str, np.ndarray], bool]]
-"""By program its results by their paths, and whether its devices add anything up together."""
+"""Results of each program by their paths, and whether it sums over devices."""
 
 
 def put_together(folder: Path, processes: int) -> Results:
-    """The results of all processes; every copy of a piece must be the same to the bit."""
+    """Assemble the results of all processes; all replicas of a piece must be bitwise equal."""
     parts = [
         pickle.loads((folder / f"{processes}-{process}.pickle").read_bytes())
         for process in range(processes)

@@ -1,4 +1,4 @@
-"""Derivatives of pjit-ed functions: what forward and backward hand each other, and custom rules."""
+"""Derivatives of pjit-ed functions: residuals from forward to backward pass, and custom rules."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def placed(x, sharding):
 
 
 def where(x):
-    """The buffers of an array: where they start."""
+    """Return the addresses of an array's buffers."""
     return [s.data.unsafe_buffer_pointer() for s in x.addressable_shards]
 
 
@@ -44,7 +44,7 @@ def test_residuals_stay_sharded_without_copies(mesh, rows, pinned, partitioner):
     w, x = placed(W, whole), placed(X, rows)
     y, pull = jax.vjp(f, w, x)
     residuals = {tuple(where(r)): r for r in arrays(pull)}
-    # The two arguments, the result, and one value more: nothing is kept twice.
+    # Both arguments, the result, and one more value: nothing is stored twice.
     assert len(residuals) == len(arrays(pull)) == 4
     assert {tuple(where(v)) for v in (w, x, y)} < set(residuals)
     for residual in residuals.values():

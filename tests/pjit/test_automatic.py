@@ -1,4 +1,4 @@
-"""Shardings under `AUTO`: what the planner is asked for, and what a call does with its layout."""
+"""Shardings under `AUTO`: the planner's requests, and calls under its layout."""
 
 import dataclasses
 import gc
@@ -35,7 +35,7 @@ from xlashard.pjit.shardings.automatic import ChosenLayout, use_planner
 
 
 class Planner:
-    """A planner that cuts each first dimension over `x`, and constrains the first operation."""
+    """Planner that shards each first dimension over `x`, and constrains the first operation."""
 
     spec = P("x")
 

@@ -1,6 +1,6 @@
-"""Thousands of bad calls at random: each is refused by one of our errors, which says where.
+"""Thousands of random bad calls: each is refused by one of our errors, with the place.
 
-What Python itself says of a call that does not fit a function's signature (too many arguments, an
+Python's own error for a call that does not fit a function's signature (too many arguments, an
 unknown keyword) stays Python's TypeError: the function never ran.
 """
 
@@ -48,7 +48,7 @@ def test_every_bad_call_is_refused(bench, make):
 
 
 def test_the_bench_still_works(bench):
-    """Nothing that was refused has left a trace."""
+    """Refused calls leave no trace."""
     state = {"w": np.ones((8, 4), np.float32)}
     out, _ = bench.compiled(state, np.ones(8, np.float32))
     np.testing.assert_array_equal(out["w"], state["w"] * 2)

@@ -1,4 +1,4 @@
-"""vmap of pjit-ed functions and of constraints; where the batch is dealt out."""
+"""vmap of pjit-ed functions and of constraints, also with a sharded batch."""
 
 import re
 
@@ -28,7 +28,7 @@ def cube():
 
 
 def constraints(fun, *args):
-    """The dimensions that each constraint in the module of a function speaks of."""
+    """Return the dimensions of each constraint in the module of a function."""
     text = under("jax_use_shardy_partitioner", True, lambda: jax.jit(fun).lower(*args).as_text())
     found = re.findall(r"sharding_constraint %\w+ <@mesh, \[(.*?)\]>", text)
     return [text.replace('"', "") for text in found]

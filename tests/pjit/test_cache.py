@@ -1,4 +1,4 @@
-"""No program is compiled twice where arguments and places differ in nothing that matters."""
+"""No program is compiled twice for arguments and shardings with equal cache keys."""
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,12 @@ def test_a_repeated_call(compilations):
 @pytest.mark.parametrize(
     "scalars",
     [
-        # A Python number gives way to the other operand's dtype (it is weakly typed)...
+        # A Python number takes the other operand's dtype (it is weakly typed)...
         (1.0, 2.5, float("inf"), jnp.asarray(3.0)),
         (1, 2, -(2**31), jnp.asarray(3)),
         (True, False, np.bool_(1), jnp.asarray(False)),
         (1j, 2.0 + 1j),
-        # ... one of NumPy doesn't, be it a scalar or an array, on the host or on a device.
+        # ... a NumPy number doesn't, be it a scalar or an array, on the host or on a device.
         (np.float32(1), np.float64(2), np.array(3, np.float32), jnp.float32(4)),
         (np.int32(1), np.int64(2), np.array(3), jnp.int32(4)),
         (np.uint8(1), np.uint8(255), jnp.uint8(3)),
@@ -168,7 +168,7 @@ def test_a_mesh_in_force_that_nothing_looks_at(mesh, compilations):
             assert again.sharding == first.sharding
             np.testing.assert_array_equal(again, first)
     assert compilations.count == 1
-    # Only the function itself could tell whether it looks.
+    # Without a new trace it is unknown whether the function reads the mesh.
     assert traces.count == 3
 
 

@@ -1,4 +1,4 @@
-"""No program is compiled twice for a function that is asked for in other words."""
+"""No program is compiled twice for a function that is jitted in an equivalent way."""
 
 import functools
 import threading
@@ -28,7 +28,7 @@ def test_two_pjits_of_one_function(compilations):
 
 
 def test_a_function_made_anew_while_the_earlier_one_lives(mesh, compilations):
-    """As JAX does not: its programs are of one function object."""
+    """Unlike JAX, whose programs belong to one function object."""
     made = [pjit(fresh()) for _ in range(3)]
     for f in made:
         np.testing.assert_array_equal(f(f32(8)), f32(8) * 2 + 1)
@@ -45,7 +45,7 @@ def test_functions_of_one_line_that_close_over_other_values(compilations):
     closed = [pjit(lambda x, c=c: x + c) for c in large]
     for i, f in enumerate(closed):
         np.testing.assert_array_equal(f(np.float32(1)), np.full(1 << 15, i + 1))
-    # These take the value as an argument, and are one program.
+    # These take the value as an argument, and share one program.
     assert compilations.count == 4
 
 
@@ -68,7 +68,7 @@ def test_callbacks_are_never_mistaken_for_one_another(compilations):
 
 
 class Layer:
-    """A callable object with a method, equal only to itself."""
+    """Callable object with a method, equal only to itself."""
 
     def __call__(self, x):
         return x - 3
@@ -98,7 +98,7 @@ def test_callables_that_are_no_functions(make, compilations):
 
 
 class Config:
-    """A static argument by value."""
+    """Static argument compared by value."""
 
     def __init__(self, n):
         self.n = n
@@ -118,7 +118,7 @@ def test_static_arguments_that_are_equal(compilations):
     assert compilations.count == 1
     np.testing.assert_array_equal(f(f32(4), Config(5)), f32(4) * 5)
     assert compilations.count == 2
-    # Passed by name, it is traced as another call; the program is the same.
+    # Passed by name, it is another trace; the program is the same.
     f(f32(4), c=Config(3))
     assert compilations.count == 2
 
@@ -227,7 +227,7 @@ def test_settings_of_jax_are_part_of_the_key(compilations):
         ("jax_debug_nans", True, False),
         ("jax_traceback_filtering", "off", False),
         ("jax_transfer_guard", "allow", False),
-        # Rules and promotion may read these; this function's don't.
+        # Rules and promotion may read these; this function doesn't.
         ("jax_default_matmul_precision", "highest", True),
         ("jax_numpy_rank_promotion", "warn", True),
         ("jax_default_device", jax.devices("cpu")[0], True),

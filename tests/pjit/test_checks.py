@@ -1,4 +1,4 @@
-"""Refusals in places and of values that the catalogue of mistakes (tests/errors) has not."""
+"""Errors for places and values that the catalogue of mistakes (tests/errors) lacks."""
 
 import jax
 import jax.numpy as jnp

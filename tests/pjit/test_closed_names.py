@@ -1,4 +1,4 @@
-"""An array that a function closes over and that won't do is named by its variable."""
+"""Errors about a closed-over array name its variable."""
 
 import functools
 import re
@@ -43,7 +43,7 @@ class Model:
 
 
 def functions_over(array: Array) -> dict[str, Callable[[Any], Any]]:
-    """By the name that the array has in it, functions that close over it."""
+    """Return functions that close over the array, by its name in them."""
 
     def helper(x: Any) -> Any:
         return x @ array

@@ -121,8 +121,8 @@ def test_under_transformations(mesh, jit, partitioner):
 
 def test_the_gradient_has_the_same_sharding(mesh, partitioner):
     f = jax.value_and_grad(lambda x: pinned(P("x"), mesh)(x).sum())
-    said = '[{"x"}]' if partitioner == "shardy" else "devices=[4,2]"
-    assert pjit(f).lower(f32(8)).as_text().count(said) == 2
+    annotation = '[{"x"}]' if partitioner == "shardy" else "devices=[4,2]"
+    assert pjit(f).lower(f32(8)).as_text().count(annotation) == 2
 
 
 def test_vmap_and_its_axis(mesh, partitioner):
@@ -215,7 +215,7 @@ class TestConcreteArrays:
         ],
     )
     def test_axes_by_which_no_array_divides(self, mesh, partitioner, shape, spec, kept):
-        """XLA would cut some of these along a part of an axis, for which JAX has no words."""
+        """XLA would shard some of these along a part of an axis, which JAX can't express."""
         with pytest.warns(UnevenShardingWarning):
             out = with_sharding_constraint(f32(*shape), NamedSharding(mesh, spec))
         np.testing.assert_array_equal(out, f32(*shape))
@@ -283,7 +283,7 @@ def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
 
 @pytest.mark.slow
 def test_an_abstract_mesh_takes_the_devices_of_the_program(mesh, partitioner):
-    """Nothing is in force: the arguments name the devices, in any transformation."""
+    """Without a mesh in force the arguments determine the devices, in any transformation."""
     sharding = NamedSharding(mesh.abstract_mesh, P("x", "y"))
     x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
     f = pjit(lambda x: with_sharding_constraint(x * 2, sharding))

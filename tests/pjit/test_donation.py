@@ -1,4 +1,4 @@
-"""Donated arguments: results take over their buffers, and nobody uses them afterwards."""
+"""Donated arguments: results reuse their buffers, and later uses raise."""
 
 import gc
 import warnings
@@ -134,16 +134,16 @@ def test_the_same_array_twice(place, donated):
         return x + y, y * 2
 
     f = pjit(add, donate_argnums=donated)
-    said = naming("add ", "buffers", " x ", " y", "jnp.copy(x)")
+    facts = naming("add ", "buffers", " x ", " y", "jnp.copy(x)")
     x = place(f32(8))
-    with pytest.raises(DonationError, match=said):
+    with pytest.raises(DonationError, match=facts):
         f(x, x)
     f(place(f32(8)), place(f32(8)))
     x = place(f32(8))
-    with pytest.raises(DonationError, match=said):
+    with pytest.raises(DonationError, match=facts):
         f(x, x)
     compiled = f.lower(x, x).compile()
-    with pytest.raises(DonationError, match=said):
+    with pytest.raises(DonationError, match=facts):
         compiled(x, x)
     np.testing.assert_array_equal(x, f32(8))
 
@@ -296,7 +296,7 @@ def test_repeat_calls_are_named_too(place):
     one_of = naming("likely donated", "advance, as state['w']", "retreat, as w")
     with pytest.raises(DeletedError, match=one_of):
         last + 1
-    # A function that is gone has taken nothing that anybody could still be told of.
+    # Donations of a deleted function are no longer reported.
     del f
     gc.collect()
     with pytest.raises(DeletedError, match=naming("likely donated", "retreat, as w")):
@@ -348,7 +348,7 @@ def test_a_call_whose_arguments_changed_donates_nothing():
 
 
 class TestSharedBuffers:
-    """Refused before the launch: XLA would start on the devices that do not see the shared one."""
+    """Refused before the launch: XLA would start on the devices without the shared buffer."""
 
     @staticmethod
     def spread(mesh):
@@ -375,7 +375,7 @@ class TestSharedBuffers:
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         x, _ = f(f(jnp.ones(8), jnp.ones(8))[0], jnp.ones(8))
         with monkeypatch.context() as patch:
-            patch.setattr(f._function, "parameters", None)  # XLA alone looks at the arguments
+            patch.setattr(f._function, "parameters", None)  # XLA alone checks the arguments
             patch.setattr(base, "SHARDS", {})  # no shards of other tests are alive
             x, y = f(x, jnp.ones(8))
         for call in (f, f.lower(x, y).compile()):
@@ -529,7 +529,7 @@ def _exposed(way, rows):
 
 
 class TestMissingShards:
-    """Arrays of which one shard was deleted or donated by itself."""
+    """Arrays of which one shard was deleted or donated separately."""
 
     @pytest.fixture
     def rows(self, mesh):

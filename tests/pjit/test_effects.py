@@ -1,4 +1,4 @@
-"""Prints, callbacks and their order; NaN checks; the switches of JAX."""
+"""Prints, callbacks and their order; NaN checks; JAX's settings."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def test_debug_print_under_a_transformation(sharding, capfd):
 
 
 def seeing(seen, tag, how):
-    """A function that leaves word of its argument each time it runs."""
+    """Return a function that records its argument each time it runs."""
 
     def fun(x):
         how(lambda v: seen.append((tag, float(np.sum(v)))), x)
@@ -95,8 +95,8 @@ EFFECTFUL = {
 def test_callbacks_run_as_often_as_under_jit(mesh, how, outside):
     named, seen = NamedSharding(mesh, P("x")), {pjit: [], jax.jit: []}
     around = outside or (lambda f: f)
-    for jit, said in ((pjit, {"in_shardings": named}), (jax.jit, {})):
-        inner = jit(seeing(seen[jit], "", UNORDERED), **said)
+    for jit, options in ((pjit, {"in_shardings": named}), (jax.jit, {})):
+        inner = jit(seeing(seen[jit], "", UNORDERED), **options)
         jax.block_until_ready(around(EFFECTFUL[how](inner))(f32(8)))
         jax.effects_barrier()
     assert len(seen[pjit]) > 0
@@ -189,7 +189,7 @@ def test_ordered_io_on_many_devices(mesh):
 
 
 def test_an_error_in_a_callback():
-    # On one device: with more, those that wait for the failed one may end the process.
+    # On one device: with more, the devices that wait for the failed one may end the process.
     def fails(v):
         raise ZeroDivisionError("in the callback")
 

@@ -1,4 +1,4 @@
-"""Meshes whose axes are explicit: shardings are part of types, and pjit and constraints agree."""
+"""Meshes with explicit axes: shardings are part of types, and pjit and constraints agree."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ def explicit():
 
 @pytest.fixture
 def mixed():
-    """`x` is explicit, `y` is left to the partitioner."""
+    """Return a mesh with an explicit axis `x`, and `y` left to the partitioner."""
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
 
 

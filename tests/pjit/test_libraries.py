@@ -43,7 +43,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def with_jax():
-    """What each program gives with the names of JAX, run once."""
+    """Results of each program with JAX's names, cached."""
     return functools.cache(lambda name: PROGRAMS[name](JAX, make_mesh((4, 2), ("data", "model"))))
 
 
@@ -51,7 +51,7 @@ def with_jax():
 @pytest.mark.parametrize("imports", [ALL_OF_XLASHARD, JIT_OF_XLASHARD], ids=["all", "jit alone"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_changing_the_imports(name, imports, with_jax):
-    """The same losses, step by step, and the state where it belongs."""
+    """Equal losses, step by step, and the state on its specs."""
     right = with_jax(name)
     got = PROGRAMS[name](imports, make_mesh((4, 2), ("data", "model")))
     assert len(set(right.losses)) == len(right.losses) > 2
@@ -82,7 +82,7 @@ class Mlp(linen.Module):
 
 
 def kernels_along_y(tree):
-    """Deals kernels out along `y`, keeps the rest replicated."""
+    """Shard kernels along `y`, and replicate the rest."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: P(None, "y") if "kernel" in jax.tree_util.keystr(path) else P(), tree
     )
@@ -178,7 +178,7 @@ def test_a_bound_step_over_an_optimiser(mesh):
 
 
 class Words(linen.Module):
-    """A vocabulary of 50257 over eight devices, and a batch of ten over four."""
+    """Vocabulary of 50257 over eight devices, and a batch of ten over four."""
 
     words: int = 50257
 
@@ -213,7 +213,7 @@ def test_dimensions_that_do_not_divide():
     assert uneven == {(10, 12, 4, 0), (50257, 50264, 8, 0)}
     assert {u.source.file for u in report.uneven} == {w.filename for w in issued} == {__file__}
     assert caught.value.size == 50257 and caught.value.axes == (("data", 4), ("model", 2))
-    # The padding comes first, and its logits are no words.
+    # The padding comes first, and its logits are not in the vocabulary.
     specs = {"params": {"Embed_0": {"embedding": P(("data", "model"))}}}
     wide, rows = pad_to_mesh((params, tokens), (specs, P("data")), mesh=mesh)
     known = np.arange(50264) < 50257

@@ -23,7 +23,7 @@ def sharded():
 
 
 def held():
-    """How much lives: executables in the client, programs and what they share, arrays."""
+    """Count live objects: executables in the client, programs and their shared parts, arrays."""
     gc.collect()
     client = jax.devices()[0].client
     return (
@@ -35,7 +35,7 @@ def held():
 
 
 class Model:
-    """An object whose method is compiled."""
+    """Object with a compiled method."""
 
     def __init__(self, i):
         self.w = device_put(np.full(8, i, np.float32), sharded())
@@ -167,7 +167,7 @@ KINDS = [
     "make", KINDS, ids=lambda k: next(iter(getattr(k, "keywords", {})), None) or k.__name__
 )
 def test_functions_made_in_a_loop_are_freed(make):
-    """Their programs, executables and the arrays they close over with them."""
+    """With their programs, executables and closed-over arrays."""
     make(0)
     before = held()
     made = [weakref.ref(make(i)) for i in range(1, 13)]
@@ -195,7 +195,7 @@ def test_an_array_that_a_function_closes_over_goes_with_it(mesh):
 
 @pytest.mark.slow
 def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
-    """Cleared between phases with other shapes, it keeps the programs of the last one."""
+    """Cleared between phases with other shapes, it keeps the programs of the last phase."""
     f = pjit(lambda x: x * 2, in_shardings=sharded())
     before = held()
     for n in (8, 16, 24):
@@ -208,9 +208,9 @@ def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
 
 
 def test_what_is_kept_by_value_has_a_bound():
-    """Caches that don't hang on a function: of shardings, layouts, exchanges, reshard programs."""
+    """Caches independent of functions: of shardings, layouts, exchanges, reshard programs."""
     modules = [m for name, m in sys.modules.items() if name.startswith("xlashard.")]
-    # JAX's own caches by jaxpr, which drop what they know with the jaxpr, are of another class.
+    # JAX's own caches by jaxpr, which drop entries with the jaxpr, are of another class.
     caches = [v for m in modules for v in vars(m).values() if type(v) is LRU]
     assert len(caches) > 8
     for cache in caches:
@@ -305,7 +305,7 @@ def test_what_is_held_by_a_user_survives_clear_caches(mesh):
 
 
 def sizes(pjit_like, place, sharding):
-    """What `_cache_size` says after each of some calls."""
+    """Return `_cache_size` after each of some calls."""
     f, found = pjit_like(lambda x, n=1: x * n), []
 
     def use(call):

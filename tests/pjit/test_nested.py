@@ -1,4 +1,4 @@
-"""pjit-ed functions inside other programs: what stands in the module, and JAX's settings."""
+"""pjit-ed functions inside other programs: their modules, and JAX's settings."""
 
 import functools
 import re
@@ -22,7 +22,7 @@ def layer(w, x):
 
 
 def sharded(mesh, jit=pjit):
-    """The layer with every argument and result dealt out."""
+    """Return the layer with every argument and result sharded."""
     rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     return jit(layer, in_shardings=(whole, rows), out_shardings=rows)
 
@@ -32,7 +32,7 @@ def same(got, wanted):
 
 
 def functions(jit, fun):
-    """The names of the functions in a module, but for `@main`."""
+    """Return the names of the functions in a module, except for `@main`."""
     return re.findall(r"func\.func private @(\w+)", jit(fun).lower(W, X).as_text())
 
 
@@ -86,8 +86,8 @@ def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
     pulled = jax.make_jaxpr(lambda w, x: jax.vjp(sharded(mesh), w, x)[1](x))(W, X)
     fast = pjit(layer, compiler_options={"xla_cpu_enable_fast_math": True})
     assert "xla_cpu_enable_fast_math" in str(jax.make_jaxpr(fast)(W, X))
-    for said in (text, str(pulled)):
-        assert "witness" not in said and "GSPMDSharding" not in said
+    for printed in (text, str(pulled)):
+        assert "witness" not in printed and "GSPMDSharding" not in printed
 
 
 @pytest.mark.slow
@@ -173,8 +173,8 @@ def test_inside_a_shard_map_over_some_axes(mesh, enter, partitioner):
     )
     with pytest.raises(ResourceError, match=naming("of x ", "P('x',)", "shard_map")):
         jax.jit(clash)(X)
-    said = pjit(jnp.sin, out_shardings=NamedSharding(mesh, P("x")))
-    clash = jax.shard_map(said, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    inner = pjit(jnp.sin, out_shardings=NamedSharding(mesh, P("x")))
+    clash = jax.shard_map(inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     with pytest.raises(ResourceError, match=naming("out_shardings of result ", "shard_map", "'x'")):
         jax.jit(clash)(X)
 

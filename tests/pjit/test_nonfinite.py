@@ -1,4 +1,4 @@
-"""`jax_debug_nans` and `jax_debug_infs`: what is found, what is said of it, and what it costs."""
+"""`jax_debug_nans` and `jax_debug_infs`: their findings, their errors, and their cost."""
 
 import threading
 from typing import Any
@@ -25,7 +25,7 @@ def model(state: Any, scale: Any) -> Any:
 
 
 def found(call: Any, *flags: str) -> str:
-    """What a call raises under flags, nans if none is named."""
+    """Return the error of a call under flags, nans by default."""
     flags = flags or ("nans",)
     with pytest.raises(NonFiniteError) as caught:
         _under(flags, call)
@@ -62,7 +62,7 @@ def test_calls_that_were_seen_before_are_looked_at_too(flag: str, number: int, k
 
 @pytest.mark.slow
 def test_the_flag_of_the_process_holds_after_one_of_a_block() -> None:
-    """JAX forgets the former at the end of the latter."""
+    """JAX drops the former at the end of the latter."""
     f = pjit(model)
     bad = {"w": rows(-1)}
     f(bad, 2.0)

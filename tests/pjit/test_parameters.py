@@ -18,7 +18,7 @@ from xlashard.pjit.signature import Parameters
 
 
 def in_specs(f, *args, **kwargs):
-    """`(positional, keyword)` specs of a function's arguments."""
+    """Return `(positional, keyword)` specs of a function's arguments."""
     positional, keyword = f.lower(*args, **kwargs).compile().input_shardings
     return [s.spec for s in positional], {k: s.spec for k, s in keyword.items()}
 
@@ -362,7 +362,7 @@ def test_options_alone_make_a_decorator():
     ids=str,
 )
 def test_positions_and_names_are_respected_as_jax_does(kind, selected):
-    """Names follow from positions, and positions from names, only where one of the two is given."""
+    """Names are inferred from positions, and positions from names, if only one of them is given."""
     options = {f"{kind}_{form}": value for form, value in selected.items()}
 
     def seen(jit):

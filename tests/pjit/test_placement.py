@@ -1,4 +1,4 @@
-"""Computation follows data: where a call runs, and where its results are."""
+"""Computation follows data: devices of calls and of their results."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def add():
 
 
 def on(device, value=None):
-    """A value committed to one device, by number."""
+    """Return a value committed to one device, by number."""
     return device_put(f32(4) if value is None else value, jax.devices()[device])
 
 
@@ -179,7 +179,7 @@ def constrained(y):
 @pytest.mark.slow
 @pytest.mark.parametrize("function", UNUSED.values(), ids=list(UNUSED))
 def test_what_no_result_needs_does_not_place_a_program(mesh, function):
-    """A committed argument of that kind, or its in_shardings: as in jax.jit."""
+    """A committed argument that no result needs, or its in_shardings: as in jax.jit."""
     first, last = jax.devices()[1], jax.devices()[2]
     rows = NamedSharding(mesh, P("x"))
     for x in (f32(8), device_put(f32(8), first), device_put(f32(8), rows)):
@@ -333,7 +333,7 @@ SPECS = [
 
 
 def shapes_of(x):
-    """Results of several shapes: as the argument, turned, longer, shorter, and of none of it."""
+    """Return results of several shapes: equal, transposed, longer, shorter, and independent."""
     return x * 2, x.T, x[None], x.sum(1), x.sum(), x
 
 
@@ -354,7 +354,7 @@ def test_results_have_the_specs_that_jax_gives_them(sizes, axis_type, partitione
 
 @pytest.mark.slow
 def test_the_spelling_is_that_of_the_first_argument(mesh, partitioner):
-    """Also where that argument came from the host, and for results of another rank."""
+    """Also if the argument came from the host, and for results of another rank."""
     one, two = f32(8, 8), f32(8)
     spelled = NamedSharding(mesh, P("x", None))
 

@@ -159,8 +159,8 @@ def test_the_number_of_entries(mesh, number):
     def f(left, right):
         return left + right
 
-    said = naming("in_shardings", f"{number} entr", "2 arguments (left, right)")
-    with mesh, pytest.raises(ResourceError, match=said):
+    facts = naming("in_shardings", f"{number} entr", "2 arguments (left, right)")
+    with mesh, pytest.raises(ResourceError, match=facts):
         pjit(f, in_shardings=(P("x"),) * number)(f32(8), f32(8))
 
 

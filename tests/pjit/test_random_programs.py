@@ -1,7 +1,7 @@
-"""Random programs give under pjit what they give on one device; and the tests of them can fail.
+"""Random programs have equal results under pjit and on one device; the comparison finds faults.
 
 `pytest tests/pjit/test_random_programs.py --random-programs 500` runs more of them, and
-`python -m tests.pjit.random_programs` any number, makes what fails small, and outlives XLA.
+`python -m tests.pjit.random_programs` any number, shrinks failures, and survives crashes of XLA.
 """
 
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_spoiled_programs_are_refused_where_jax_refuses_them(seeds):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_programs_that_failed_once(path, partitioner):
-    """They give what they give on one device, or else what XLA makes of them for jax.jit too."""
+    """Results equal those on one device, or else those of XLA under jax.jit."""
     failure = find_failure(path.read_text(), partitioner)
     assert failure is None or failure.is_of_jax, failure
 
@@ -137,7 +137,7 @@ def f(v0, v1):
 
 
 def spoiled(monkeypatch, spoil=lambda out: out, **dropped):
-    """Puts a pjit in place that is wrong in one way, and says what the comparison finds."""
+    """Replace pjit by one with a single fault, and return what the comparison finds."""
 
     def library(mesh, named):
         right = xlashard_sharded(mesh, named)
@@ -215,7 +215,7 @@ def test_what_is_right_passes(monkeypatch):
 
 
 def spoiled_beside_jax(monkeypatch, wrap, text=PROGRAM):
-    """Puts a jit in place that is wrong in one way, and returns the difference to jax.jit."""
+    """Replace jit by one with a single fault, and return the difference to jax.jit."""
 
     def library(mesh, named, *, as_jax):
         right = xlashard_sharded(mesh, named, as_jax=as_jax)
@@ -239,7 +239,7 @@ def test_a_difference_to_jax_on_the_same_mesh_is_found(monkeypatch):
     assert found is not None and found.kind == "shardings" and "result['a']" in found.message
     found = spoiled_beside_jax(monkeypatch, jit_that_refuses)
     assert found is not None and (found.kind, found.jax) == ("refused", "accepts it")
-    uneven = PROGRAM.replace("(8, 4)", "(6, 4)")  # which no argument may be
+    uneven = PROGRAM.replace("(8, 4)", "(6, 4)")  # which is invalid for arguments
     found = spoiled_beside_jax(monkeypatch, lambda jit, fun, options: jax.jit(fun), uneven)
     assert found is not None and found.kind == "accepted" and "raises" in found.jax
 
@@ -257,7 +257,7 @@ def test_a_program_that_does_not_run_anywhere_is_a_failure():
 
 @pytest.mark.slow
 def test_shrinking_keeps_what_fails():
-    """Of a large program, only the operation that is found to fail is left."""
+    """A large program is reduced to the operation that is found to fail."""
     program = next(
         p
         for p in map(draw_program, range(1000))

@@ -1,4 +1,4 @@
-"""`explain_recompile` names what is new about a call that had something to make."""
+"""`explain_recompile` names the new parts of the cache key of a call."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ def nothing_known_yet(monkeypatch):
 
 
 def new_step():
-    """A function with arguments of every kind."""
+    """Return a function with arguments of every kind."""
 
     def step(state, batch, scale, mode="train"):
         return {k: v + scale * batch["tokens"].sum() for k, v in state.items()}
@@ -34,7 +34,7 @@ def arguments():
 
 
 def last(f):
-    """The last explanation of a function."""
+    """Return the last explanation of a function."""
     return explain_recompile(f).explanations[-1]
 
 
@@ -217,7 +217,7 @@ def test_the_nearest_earlier_call_is_compared():
 
 
 class Config:
-    """A static argument that is equal only to itself, and does not say so."""
+    """Static argument that is equal only to itself, without `__eq__`."""
 
     def __repr__(self):
         return "Config()"
@@ -225,7 +225,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Sized:
-    """A static argument by value."""
+    """Static argument compared by value."""
 
     n: int
 

@@ -20,7 +20,7 @@ from xlashard.pjit.recompile.compile_log import JIT_LOGS
 
 
 def parts(f):
-    """What differed in each cache miss but the first: part, path, before, after."""
+    """Return the differences of each cache miss except the first: part, path, before, after."""
     _, *later = explain_recompile(f).explanations
     return [[(d.part, d.path, d.before, d.after) for d in e.differences] for e in later]
 

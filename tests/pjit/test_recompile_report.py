@@ -1,4 +1,4 @@
-"""When a compilation is noted and explained, how that is shown, and that it keeps nothing alive."""
+"""Records and explanations of compilations, their text, and the lifetime of their objects."""
 
 import functools
 import gc
@@ -31,7 +31,7 @@ def nothing_known_yet(monkeypatch):
 
 
 def new_step():
-    """A function of a tree and a number."""
+    """Return a function of a tree and a number."""
 
     def step(state, scale):
         return {k: v * scale for k, v in state.items()}
@@ -40,7 +40,7 @@ def new_step():
 
 
 def last(f):
-    """The last explanation of a function."""
+    """Return the last explanation of a function."""
     return explain_recompile(f).explanations[-1]
 
 
@@ -208,7 +208,7 @@ def test_no_value_of_a_call_is_kept(mesh):
     before = len(jax.live_arrays())
     x, w = device_put(f32(8), on(mesh, "x")), np.ones(8, np.float32)
     results = f(x, w, Static()), f.lower(x, w, Static()).compile()(x, w)
-    # The devices read the host's memory in their own time, and let go of it in a thread of theirs.
+    # The devices read the host's memory asynchronously, and release it in a thread of theirs.
     jax.block_until_ready(results)
     alive = weakref.ref(w)
     del x, w, results
@@ -280,7 +280,7 @@ def test_functions_with_static_and_donated_arguments_are_explained_too():
 
 @pytest.fixture
 def logged(caplog):
-    """What is logged of recompilations."""
+    """Log of recompilations."""
     logger = logging.getLogger("xlashard.recompile")
     before = logger.level
     yield caplog
@@ -295,7 +295,7 @@ def test_reasons_are_logged(logged):
     for _ in range(2):
         f({"w": f32(8, 8)}, 2)
     (record,) = logged.records
-    # It shows without any handler, for it was asked for.
+    # It is requested explicitly, so it is shown without any handler.
     assert record.levelno == logging.WARNING
     assert "compilation 2 of step at test_recompile_report.py:" in record.message
     assert "differs from number 1 in scale: float32[] → int32[] (dtype)" in record.message

@@ -1,4 +1,4 @@
-"""`record_programs`: which programs it sees, and what `explain` and `preflight` make of them."""
+"""`record_programs`: the programs that it records, and `explain` and `preflight` of them."""
 
 import re
 import threading
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.jax_version
 
 
 def step(w, x):
-    """One step of a layer, `[8,16]` parameters and `[64,8]` examples."""
+    """Run a step of a layer, `[8,16]` parameters and `[64,8]` examples."""
     loss, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
     return w - 0.1 * gradient, loss
 
@@ -144,7 +144,7 @@ def test_a_recorded_program_is_explained_as_its_call(mesh):
     assert recorded.collectives == called.collectives
     assert recorded.inputs == called.inputs
     assert recorded.memory == called.memory
-    # Names of results come from the tree, which a jaxpr has not.
+    # Names of results come from the tree, which a jaxpr lacks.
     assert [(v.type, v.spec) for v in recorded.outputs] == [
         (v.type, v.spec) for v in called.outputs
     ]

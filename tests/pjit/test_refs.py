@@ -18,12 +18,12 @@ def add_to(ref, x):
     return ref[...].sum()
 
 
-def dealt_out(mesh, x=X):
+def sharded(mesh, x=X):
     return jax.new_ref(jax.device_put(x, NamedSharding(mesh, P("x")).jax_sharding(())))
 
 
 def held(ref):
-    """What a reference holds, without another program."""
+    """Return the value of a reference, without another program."""
     return np.asarray(jax.freeze(ref))
 
 
@@ -46,7 +46,7 @@ def test_made_inside(mesh):
 @pytest.mark.slow
 def test_passed_and_written_in_place(mesh):
     f = pjit(add_to)
-    ref = dealt_out(mesh)
+    ref = sharded(mesh)
     assert float(f(ref, X)) == 7.0
     assert float(f(ref, X)) == 10.5
     assert ref.sharding.is_equivalent_to(NamedSharding(mesh, P("x")).jax_sharding((8,)), 1)
@@ -58,12 +58,12 @@ def test_passed_and_written_in_place(mesh):
 
 
 def test_the_module_marks_references_as_written_in_place(mesh):
-    lowered = pjit(add_to).lower(dealt_out(mesh), X)
+    lowered = pjit(add_to).lower(sharded(mesh), X)
     assert "tf.aliasing_output = 1" in lowered.as_text()
     compiled = lowered.compile()
     assert compiled.memory_analysis().alias_size_in_bytes == 8
     assert compiled.output_shardings.is_fully_replicated
-    ref = dealt_out(mesh)
+    ref = sharded(mesh)
     compiled(ref, X)
     compiled(ref, X)
     np.testing.assert_array_equal(held(ref), X * 3)
@@ -71,7 +71,7 @@ def test_the_module_marks_references_as_written_in_place(mesh):
 
 @pytest.mark.slow
 def test_closed_over(mesh, compilations):
-    for ref in (jax.new_ref(jnp.asarray(X)), dealt_out(mesh)):
+    for ref in (jax.new_ref(jnp.asarray(X)), sharded(mesh)):
         f = pjit(lambda x, ref=ref: add_to(ref, x))
         before = compilations.count
         assert [float(f(X)) for _ in range(3)] == [7.0, 10.5, 14.0]
@@ -130,7 +130,7 @@ def test_control_flow_writes(mesh):
         jax.lax.cond(x[1] > 0, lambda: ref.__setitem__(0, 5.0), lambda: None)
         jax.lax.fori_loop(1, 3, lambda i, _: ref.__setitem__(i, x[i]), None)
 
-    ref = dealt_out(mesh, np.zeros(8, np.float32))
+    ref = sharded(mesh, np.zeros(8, np.float32))
     assert pjit(fun)(ref, X) is None
     np.testing.assert_array_equal(held(ref), [5.0, X[1], X[2], 0, 0, 0, 0, 0])
 
@@ -174,7 +174,7 @@ def test_refusals(mesh):
         ResourceError,
         match=naming("in_shardings", "ref (Ref{float32[8]})", "P('y',)", "committed", "P('x',)"),
     ):
-        pjit(add_to, in_shardings=(NamedSharding(mesh, P("y")), None))(dealt_out(mesh), X)
+        pjit(add_to, in_shardings=(NamedSharding(mesh, P("y")), None))(sharded(mesh), X)
     with pytest.raises(ArgumentError, match=r"<lambda>.*jax\.new_ref"):
         pjit(lambda x: x + here[...]).lower(X).compile().bind(X)
     with pytest.raises(SavedProgramError, match=r"add_to.*jax\.new_ref"):

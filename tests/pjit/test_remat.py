@@ -1,4 +1,4 @@
-"""Checkpointing around pjit and inside it: what is saved, and that it is what jax.jit saves."""
+"""Checkpointing around pjit and inside it: the residuals, which equal those of jax.jit."""
 
 import contextlib
 import io
@@ -42,7 +42,7 @@ def layer(w, x):
 
 
 def saved(fun):
-    """Each residual of a function of W and X: its type, and whether it is an argument."""
+    """Return each residual of a function of W and X: its type, and whether it is an argument."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         print_saved_residuals(lambda w, x: fun(w, x).sum(), W, X)

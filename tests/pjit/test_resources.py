@@ -1,4 +1,4 @@
-"""What may say where an argument or a result goes."""
+"""Every object that specifies the sharding of an argument or a result."""
 
 import inspect
 
@@ -64,7 +64,7 @@ AROUND = {
 @pytest.mark.slow
 @pytest.mark.parametrize("around", AROUND)
 def test_none_needs_no_devices_of_its_own(around, partitioner):
-    """Inside another program or a transformation None is about the devices of what runs."""
+    """Inside another program or a transformation None means the enclosing program's devices."""
     x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
     for compiled in (jit(double, out_shardings=None), pjit(double, out_shardings=None)):
         out = AROUND[around](compiled)(x)
@@ -185,7 +185,7 @@ def test_tiles_as_xla_writes_them(partitioner):
 
 
 class Halves(Sharding):
-    """The first half of dimension 0 on one device, the second on another."""
+    """Sharding with the first half of dimension 0 on one device, the second on another."""
 
     def __init__(self, devices):
         self._devices = tuple(devices)
@@ -266,11 +266,11 @@ def test_the_old_keywords_mean_the_same(mesh):
         assert spec_of(f(f32(8))) == ("y",)
 
 
-@pytest.mark.parametrize("said", [P("z"), P("x"), P(None, None, "x"), FROM_GDA])
+@pytest.mark.parametrize("resource", [P("z"), P("x"), P(None, None, "x"), FROM_GDA])
 @pytest.mark.parametrize("name", ["in_shardings", "in_axis_resources"])
-def test_errors_speak_of_the_name_that_was_used(mesh, name, said):
+def test_errors_speak_of_the_name_that_was_used(mesh, name, resource):
     with mesh, pytest.raises(ResourceError, match=rf"^{name} of x "):
-        pjit(double, **{name: said})(f32(7, 8))
+        pjit(double, **{name: resource})(f32(7, 8))
 
 
 @pytest.mark.parametrize("name", ["out_shardings", "out_axis_resources"])

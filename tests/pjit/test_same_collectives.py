@@ -1,6 +1,6 @@
-"""What devices say to each other is the same under pjit as under jax.jit with the same shardings.
+"""pjit and jax.jit have the same collectives under the same shardings.
 
-Twice over: as this package reads a compiled program, and by a crude count in its text.
+Checked twice: by this package's reader of a compiled program, and by a crude count in its text.
 """
 
 import re
@@ -28,7 +28,7 @@ ELEMENTS = re.compile(r"\b(pred|[subf]+\d+|c\d+)\[([\d,]*)\]")
 
 
 def compiled_text(library, program, mesh):
-    """Optimised HLO of a program, with its shardings written in a library's words."""
+    """Return the optimised HLO of a program, with its shardings in a library's own classes."""
 
     def named(specs):
         return jax.tree.map(
@@ -46,7 +46,7 @@ def compiled_text(library, program, mesh):
 
 
 def read(text):
-    """Kinds, bytes, groups and runs of the collectives, counted."""
+    """Count the collectives by kind, bytes, groups and runs."""
     return Counter(
         (c.kind, c.operand_bytes, c.result_bytes, str(c.groups), c.times)
         for c in read_collectives(text)
@@ -54,7 +54,7 @@ def read(text):
 
 
 def crude(text):
-    """Kinds and the shapes behind the equals sign, counted."""
+    """Count the collectives by kind and result shapes."""
     return Counter(
         (found["kind"], tuple(ELEMENTS.findall(found["result"]))) for found in CRUDE.finditer(text)
     )
@@ -68,7 +68,7 @@ def test_the_collectives_are_those_of_jax(name, mesh, partitioner):
     ours, theirs = (compiled_text(library, program, mesh) for library in (OURS, JAX))
     assert read(ours) == read(theirs)
     assert crude(ours) == crude(theirs)
-    # Both ways of reading see the same, and something where there is something to see.
+    # Both readers agree, and find something where there are collectives.
     kinds = Counter(c.kind for c in read_collectives(ours))
     assert kinds == Counter(kind for kind, _ in crude(ours).elements())
     assert bool(kinds) != program.silent
@@ -89,7 +89,7 @@ def test_each_kind_of_collective_occurs(partitioner):
 
 
 def test_another_sharding_is_seen():
-    """The comparison tells programs apart that differ in one spec."""
+    """The comparison detects programs that differ in one spec."""
     mesh = make_mesh((4, 2), ("data", "model"))
     row, column = (PROGRAMS[f"matmul, {name}-parallel"] for name in ("row", "column"))
     texts = [compiled_text(OURS, program, mesh) for program in (row, column)]

@@ -1,4 +1,4 @@
-"""Compiled programs as bytes: they live again elsewhere, or say why they don't."""
+"""Compiled programs as bytes: they load in other processes, or raise an error with the reason."""
 
 import functools
 import json
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """What all programs say, here and in a fresh process that loads them from files."""
+    """Facts of all programs, here and in a fresh process that loads them from files."""
     folder = tmp_path_factory.mktemp("saved")
     here = {}
     for name, make in cases.CASES.items():
@@ -71,7 +71,7 @@ def test_a_fresh_process_runs_what_was_saved(elsewhere, name):
 
 @functools.cache
 def saved_sum():
-    """A small program, compiled when a test first asks; no fixture, which failures would print."""
+    """Return a small program, compiled on first use; not a fixture, which failures would print."""
     f = pjit(lambda x, y: x + y, donate_argnums=0)
     return f.lower(f32(4), f32(4)).compile().serialize()
 
@@ -170,7 +170,7 @@ def test_programs_that_print_stay_where_they_are():
 
 
 def edited(data, edit):
-    """The file with another header, under a checksum that fits."""
+    """Return the file with another header, and a valid checksum."""
     contents = saved_format.unpack(data)
     edit(contents.header["program"]["environment"])
     return saved_format.pack(contents.header, contents.sections)
@@ -226,8 +226,8 @@ def test_a_torus_may_move_and_not_be_bent():
         environment((0, 0), (0, 1)),
     )
     assert differences(row, moved) == []
-    (said,) = differences(row, bent)
-    assert "device 1" in said and "(1, 0)" in said and "(0, 1)" in said
+    (difference,) = differences(row, bent)
+    assert "device 1" in difference and "(1, 0)" in difference and "(0, 1)" in difference
 
 
 def test_a_program_of_other_flags_is_refused_unless_that_is_asked_for():
@@ -296,11 +296,11 @@ def test_no_damage_reaches_the_runtime(data):
         Compiled.deserialize(harmed)
 
 
-def places(said, path=()):
-    """The path of every value in a header."""
+def places(value, path=()):
+    """Yield the path of every value in a header."""
     yield path
-    if isinstance(said, dict | list):
-        for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from places(inner, (*path, key))
 
 

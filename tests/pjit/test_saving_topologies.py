@@ -1,4 +1,4 @@
-"""Programs compiled for a topology and saved: they run where such devices are, and nowhere else."""
+"""Programs compiled for a topology and saved: they run on devices of the topology only."""
 
 import ast
 import json
@@ -62,16 +62,16 @@ def data(compiled):
 
 @pytest.fixture(scope="module")
 def elsewhere(compiled, data, tmp_path_factory):
-    """What another process says of both programs."""
+    """Facts of both programs in another process."""
     folder = tmp_path_factory.mktemp("for topologies")
     (folder / "tpu.program").write_bytes(data)
-    # The same way, for a topology whose devices are here: those of this host.
+    # Likewise, for a topology of local devices: those of this host.
     of_host = jaxlib_module.get_topology_for_devices(jax.devices())
     saved = compiled_for(of_host._make_compile_only_devices()).serialize()
     (folder / "cpu.program").write_bytes(saved)
     command = [*python_command(), "-m", "tests.pjit.saved.for_topologies", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ, timeout=240)
-    return json.loads((folder / "said.json").read_text())
+    return json.loads((folder / "facts.json").read_text())
 
 
 @pytest.mark.slow
@@ -167,14 +167,14 @@ def test_missing_devices_are_named(data):
 
 
 def test_a_wrap_that_was_asked_for_is_compared():
-    ring, mixed, unsaid = (
+    ring, mixed, unspecified = (
         TorusFacts.of(devices_of("v5p:4x4x4", **options)[0])
         for options in ({"wrap": [True] * 3}, {"wrap": [True, False, True]}, {})
     )
-    assert (ring.wraps, mixed.wraps, unsaid.wraps) == ((True,) * 3, (True, False, True), ())
-    (said,) = torus_differences(ring, mixed)
-    assert said.endswith("wraps along x and y and z, this one wraps along x and z")
-    assert torus_differences(ring, unsaid) == torus_differences(None, unsaid) == []
+    assert (ring.wraps, mixed.wraps, unspecified.wraps) == ((True,) * 3, (True, False, True), ())
+    (difference,) = torus_differences(ring, mixed)
+    assert difference.endswith("wraps along x and y and z, this one wraps along x and z")
+    assert torus_differences(ring, unspecified) == torus_differences(None, unspecified) == []
 
 
 def test_versions_flags_and_devices_are_named_in_one_text(data):
@@ -224,10 +224,10 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize(("theirs", "ours", "said"), FLAGS.values(), ids=FLAGS)
-def test_flags_are_compared_by_what_they_change(theirs, ours, said):
+@pytest.mark.parametrize(("theirs", "ours", "expected"), FLAGS.values(), ids=FLAGS)
+def test_flags_are_compared_by_what_they_change(theirs, ours, expected):
     found = flag_differences((("XLA_FLAGS", theirs),), (("XLA_FLAGS", ours),), "tpu")
-    assert [text.removeprefix("it was compiled ") for text in found] == said
+    assert [text.removeprefix("it was compiled ") for text in found] == expected
 
 
 def test_flags_in_a_file_count(tmp_path):
@@ -257,7 +257,7 @@ def test_settings_of_jax_are_compared(data):
 
 
 DAMAGED = {
-    "a description that is none": {"description": b"x"},
+    "an invalid description": {"description": b"x"},
     "one of something else": {"description": b"x\x9c\xab\xae\x05\x00\x01u\x00\xf9"},
 }
 

@@ -114,7 +114,7 @@ def test_unspecified_shardings_are_chosen_and_named_on_the_mesh(partitioner, mes
 
 def test_tiles_and_a_sharding_of_ones_own(partitioner):
     class Rows(Sharding):
-        """Rows in turn, the last device first."""
+        """Sharding of rows in turn, the last device first."""
 
         @property
         def devices(self):

@@ -1,4 +1,4 @@
-"""Mistakes in StableHLO programs that the catalogue (tests/errors) does not have."""
+"""Mistakes in StableHLO programs that the catalogue (tests/errors) lacks."""
 
 import jax
 import numpy as np

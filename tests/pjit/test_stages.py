@@ -1,4 +1,4 @@
-"""Traced, lowered, compiled: what each stage says, and what a compiled program refuses."""
+"""Traced, lowered, compiled: the properties of each stage, and errors of a compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ def test_shapes_with_shardings(mesh, partitioner):
 
 def test_a_compiled_program_wants_what_it_was_compiled_for(f):
     compiled = f.lower(PARAMS, f32(8, 4)).compile()
-    for call, said in {
+    for call, facts in {
         lambda: compiled(PARAMS): "structure",
         lambda: compiled(PARAMS, f32(8, 4), f32(1)): "structure",
         lambda: compiled(PARAMS, x=f32(8, 4)): "structure",
@@ -174,7 +174,7 @@ def test_a_compiled_program_wants_what_it_was_compiled_for(f):
         lambda: compiled(PARAMS | {"b": np.array(["a"] * 8)}, f32(8, 4)): r"params\['b'\]",
         lambda: compiled(PARAMS, jax.ShapeDtypeStruct((8, 4), np.float32)): "ShapeDtypeStruct",
     }.items():
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=facts):
             call()
 
 
@@ -284,7 +284,7 @@ def stage_of(function, name):
     }[name]()
 
 
-# What JAX takes its own stages apart with, on the way to its own programs.
+# Functions by which JAX splits its own stages, on the way to its own programs.
 INTERNAL = {"closure_convert", "lojax", "physicalize", "with_consts_as_arg"}
 
 

@@ -1,4 +1,4 @@
-"""The bound step: state stays on its devices, and is as safe as in pjit."""
+"""The bound step: state stays on its devices, with the same safety as in pjit."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -193,7 +193,7 @@ def test_inputs_are_placed(mesh):
 
 def test_inputs_that_dont_fit(shardings):
     step = compiled(shardings).bind(first())
-    for call, said in {
+    for call, facts in {
         lambda: step(): r"update.*structure",
         lambda: step(f32(3), 1.0): "update.*structure",
         lambda: step({"x": f32(3)}): "update.*structure",
@@ -203,7 +203,7 @@ def test_inputs_that_dont_fit(shardings):
         lambda: step(np.array(["a"] * 3)): "x .*<U1",
         lambda: step(jax.ShapeDtypeStruct((3,), np.float32)): "x is a ShapeDtypeStruct",
     }.items():
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=facts):
             call()
     gone = device_put(f32(3))
     gone.delete()
@@ -223,7 +223,7 @@ def test_a_step_inside_a_trace(shardings):
 
 def test_what_is_no_state_to_bind(shardings):
     program = compiled(shardings)
-    for call, said in {
+    for call, facts in {
         lambda: program.bind({"w": f32(8, 4)}): "update .*structure",
         lambda: program.bind(
             {"w": f32(8, 4), "n": 0.5}
@@ -234,7 +234,7 @@ def test_what_is_no_state_to_bind(shardings):
         lambda: program.bind(first(), argnum=-1): "update .*argument -1",
         lambda: program.bind(f32(3), argnum=1): "update .*return state, out",
     }.items():
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=facts):
             call()
     state = {"w": device_put(f32(8, 4)), "n": np.int32(0)}
     state["w"].delete()
@@ -243,12 +243,12 @@ def test_what_is_no_state_to_bind(shardings):
 
 
 def test_a_result_that_is_no_new_state():
-    for fun, said in {
+    for fun, facts in {
         (lambda s, x: x): "return state, out",
         (lambda s, x: (x, s)): "return state, out",
         (lambda s, x: {"a": s}): "return state, out",
     }.items():
-        with pytest.raises(ArgumentError, match=said):
+        with pytest.raises(ArgumentError, match=facts):
             pjit(fun).lower({"k": f32(3)}, f32(2)).compile().bind({"k": f32(3)})
     with pytest.raises(
         ArgumentError, match=naming("s ", "float32[3]", "int32[3]", ".astype('float32')")

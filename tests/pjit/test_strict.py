@@ -1,4 +1,4 @@
-"""Shardings that a program does not meet are reported once, and are errors under strict=True."""
+"""Shardings that a program does not satisfy are reported once, and are errors under strict=True."""
 
 import dataclasses
 import json
@@ -163,7 +163,7 @@ def test_a_result_has_another_sharding(mesh):
 
 @pytest.fixture
 def little(monkeypatch):
-    """Values from 1 MiB on count as large."""
+    """Count values from 1 MiB on as large."""
     monkeypatch.setattr(uneven, "FLAGS", dataclasses.replace(uneven.FLAGS, warn_replicated=1))
 
 

@@ -16,7 +16,7 @@ THREADS = 32
 
 
 def together(tasks):
-    """Runs the tasks, all started at one moment; the results in order."""
+    """Run tasks that all start at one moment, and return the results in order."""
     start = threading.Barrier(len(tasks))
 
     def run(task):
@@ -28,7 +28,7 @@ def together(tasks):
 
 
 def at_rest(x):
-    """The array, once it is there.
+    """Return the array, once it is ready.
 
     XLA's emulated devices come to a standstill where threads together start more than 32 executions
     over several of them before the first ones end, be it by jax.jit or by pjit.
@@ -119,7 +119,7 @@ def test_clearing_while_others_call():
 
 
 class Everything:
-    """All that one can do with some functions, each from many threads."""
+    """All actions on some functions, each from many threads."""
 
     def __init__(self, mesh):
         sharding = NamedSharding(mesh, P("x"))
@@ -176,7 +176,7 @@ class Everything:
             try:
                 return jax.clear_caches()
             except RuntimeError as error:
-                # JAX's own: it walks a table that vmap, in another thread, adds to as it runs.
+                # A race of JAX: it walks a table that vmap, in another thread, extends.
                 if "changed size" not in str(error):
                     raise
 
@@ -190,7 +190,7 @@ class Everything:
 
     @classmethod
     def names(cls):
-        """What there is to do."""
+        """Return the names of all actions."""
         return [n for n in vars(cls) if not n.startswith("_") and n != "names"]
 
 

@@ -1,4 +1,4 @@
-"""pjit under JAX's transformations: the same values as plain jax.jit, and the shardings kept."""
+"""pjit under JAX's transformations: the values of plain jax.jit, with the shardings kept."""
 
 import functools
 
@@ -21,7 +21,7 @@ W, X = f32(4, 8) / 10, f32(8, 4) / 10
 
 
 def sharded(mesh, fun=layer):
-    """The function with every argument and result dealt out."""
+    """Return the function with every argument and result sharded."""
     named = functools.partial(NamedSharding, mesh)
     return pjit(
         fun,

@@ -1,4 +1,4 @@
-"""Pytree structures as JSON: what comes back, and what has to be given."""
+"""Pytree structures as JSON: round trips, and the parts that the caller provides."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ class Color(enum.Enum):
 
 
 class Sentinel:
-    """The class of one object that stands for none."""
+    """Class of one object that stands for None."""
 
 
 MISSING = Sentinel()
@@ -44,7 +44,7 @@ MISSING = Sentinel()
 )
 @dataclasses.dataclass
 class TrainState:
-    """As flax has it: functions that may be closures stand next to the arrays."""
+    """Train state as in flax: functions that may be closures, next to the arrays."""
 
     step: int
     params: dict
@@ -54,7 +54,7 @@ class TrainState:
 
 @jax.tree_util.register_pytree_node_class
 class Box:
-    """A node with any static data."""
+    """Node with any static data."""
 
     def __init__(self, value, data):
         self.value, self.data = value, data
@@ -68,9 +68,9 @@ class Box:
 
 
 def there_and_back(tree):
-    said = json.loads(json.dumps(tree_to_json(tree)))
-    assert unknown_nodes(said) == []
-    return tree_from_json(said)
+    encoded = json.loads(json.dumps(tree_to_json(tree)))
+    assert unknown_nodes(encoded) == []
+    return tree_from_json(encoded)
 
 
 TREES = {
@@ -134,17 +134,17 @@ def test_all_trees_come_back(value):
 @pytest.mark.slow
 @given(nested, nested)
 def test_only_an_equal_tree_fits(one, other):
-    said, given = tree_to_json(structure(one)), tree_to_json(structure(other))
-    assert fits(said, given) == (structure(one) == structure(other))
+    encoded, given = tree_to_json(structure(one)), tree_to_json(structure(other))
+    assert fits(encoded, given) == (structure(one) == structure(other))
 
 
 def test_nothing_is_imported_to_read_a_tree(monkeypatch):
-    said = tree_to_json(structure(Pair(1, 2)))
+    encoded = tree_to_json(structure(Pair(1, 2)))
     monkeypatch.delitem(sys.modules, Pair.__module__)
     with pytest.raises(
         SavedProgramError, match=r"Pair of tests\.pjit\.saved\.cases.*import tests.*in_tree="
     ):
-        tree_from_json(said)
+        tree_from_json(encoded)
     assert Pair.__module__ not in sys.modules
 
 
@@ -160,15 +160,15 @@ def test_reading_calls_nothing(monkeypatch):
 
 
 def test_a_class_that_has_changed(monkeypatch):
-    said = tree_to_json(structure(Pair(1, 2)))
+    encoded = tree_to_json(structure(Pair(1, 2)))
     wider = collections.namedtuple("Pair", ["first", "second", "third"])
     monkeypatch.setattr("tests.pjit.saved.cases.Pair", wider)
     with pytest.raises(SavedProgramError, match=naming("Pair ", "2 children")):
-        tree_from_json(said)
+        tree_from_json(encoded)
 
 
 def unwritable():
-    """Nodes whose static part is a closure, a bound method, an object of its own."""
+    """Return nodes whose static part is a closure, a bound method, or a unique object."""
     here = object()
     return {
         "closure": jax.tree_util.Partial(lambda x: x + len("here"), 1),
@@ -180,11 +180,11 @@ def unwritable():
 @pytest.mark.parametrize("name", unwritable())
 def test_unsupported_static_data_is_written_as_unknown(name):
     value = unwritable()[name]
-    said = tree_to_json(structure({"a": value}))
-    assert unknown_nodes(said)
-    assert fits(said, tree_to_json(structure({"a": value})))
-    assert not fits(said, tree_to_json(structure({"b": value})))
-    assert not fits(said, tree_to_json(structure({"a": 1})))
+    encoded = tree_to_json(structure({"a": value}))
+    assert unknown_nodes(encoded)
+    assert fits(encoded, tree_to_json(structure({"a": value})))
+    assert not fits(encoded, tree_to_json(structure({"b": value})))
+    assert not fits(encoded, tree_to_json(structure({"a": 1})))
 
 
 def train():

@@ -1,4 +1,4 @@
-"""Unreduced and reduced axes in programs: as `jax.jit` has them, and refused where XLA fails."""
+"""Unreduced and reduced axes in programs: as in `jax.jit`, and refused where XLA fails."""
 
 import json
 
@@ -80,7 +80,7 @@ def test_max_is_kept_through_programs(mesh):
 
 
 def losses():
-    """Functions of weights, each with an unreduced value inside."""
+    """Return functions of weights, each with an unreduced value inside."""
 
     def plain(w):
         return reshard(gram(w), P()).sum()
@@ -191,7 +191,7 @@ def test_what_jax_does_not_refuse_and_xla_fails_on(mesh):
 @pytest.mark.slow
 @needs_shardy
 def test_a_constant_is_not_added_up_as_often_as_there_are_partial_sums(mesh):
-    """`jax.jit` gives four times the value, of `np.ones` and of `jnp.full` alike."""
+    """`jax.jit` returns four times the value, for `np.ones` and for `jnp.full`."""
     ones = np.ones((4, 4), np.float32)
     x = device_put(X, P())
 
@@ -235,7 +235,7 @@ def test_types_and_boundaries_that_disagree(mesh):
 
 @needs_shardy
 def test_automatic_axes_beside_unreduced_ones_are_refused():
-    """XLA reduces twice there: `jax.jit` gives twice the sum."""
+    """XLA reduces twice there: `jax.jit` returns twice the sum."""
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
     with jax.set_mesh(mesh):
         x = device_put(X, P("x"))

@@ -1,4 +1,4 @@
-"""Donated arguments whose buffers no result can take over: told once, or refused."""
+"""Donated arguments whose buffers no result can reuse: one warning, or an error."""
 
 import threading
 import warnings
@@ -18,8 +18,8 @@ def test_a_donated_argument_that_no_result_can_take_over(place):
         return state["w"].sum()
 
     f = pjit(total, donate_argnums=0)
-    said = naming("total ", "state['w']: float32[8,4]", "128 bytes", "result: float32[]")
-    with pytest.warns(DonationWarning, match=said) as caught:
+    facts = naming("total ", "state['w']: float32[8,4]", "128 bytes", "result: float32[]")
+    with pytest.warns(DonationWarning, match=facts) as caught:
         f({"w": place(f32(8, 4))})
     assert [w.filename for w in caught] == [__file__]
     with warnings.catch_warnings():
@@ -43,8 +43,8 @@ def test_a_strict_function_raises_before_it_compiles(place, compilations):
 def test_an_unused_donated_argument(place):
     f = pjit(lambda x, y: y * 2, donate_argnums=0)
     x = place(f32(8))
-    said = r"x: float32\[8\].*\bus"
-    with pytest.warns(DonationWarning, match=said):
+    facts = r"x: float32\[8\].*\bus"
+    with pytest.warns(DonationWarning, match=facts):
         out = f(x, f32(8))
     np.testing.assert_array_equal(out, f32(8) * 2)
     assert not x.is_deleted()
@@ -75,7 +75,7 @@ def total(x):
 
 
 def one_warning(call):
-    """The text of the only DonationWarning of a call, which a second call doesn't repeat."""
+    """Return the text of the only DonationWarning of a call, which a second call doesn't repeat."""
     with pytest.warns(DonationWarning) as caught:
         call()
     with warnings.catch_warnings():
@@ -87,7 +87,7 @@ def one_warning(call):
 
 
 def reasons(mesh):
-    """Functions, arguments of which the first is donated, and why it can't be reused."""
+    """Return functions, arguments of which the first is donated, and why it is not reused."""
     named = lambda *spec, **rest: NamedSharding(mesh, P(*spec), **rest)  # noqa: E731
     rows = lambda: device_put(f32(8, 4), named("x"))  # noqa: E731
     return {
@@ -147,14 +147,14 @@ def test_why_a_donation_is_of_no_use(mesh, name):
     function, keywords, args, reason = reasons(mesh)[name]
     keywords = {"donate_argnums": 0} | keywords
     f = pjit(function, **keywords)
-    said = one_warning(lambda: f.lower(*args).compile())
-    assert reason in said
-    assert f"{function.__name__} got a donated argument whose buffers" in said
+    message = one_warning(lambda: f.lower(*args).compile())
+    assert reason in message
+    assert f"{function.__name__} got a donated argument whose buffers" in message
     strict = pjit(function, donation="strict", **keywords)
     for _ in range(2):
         with pytest.raises(DonationError) as caught:
             strict.lower(*args).compile()
-        assert str(caught.value) == said
+        assert str(caught.value) == message
 
 
 def test_what_the_partitioner_chooses_may_be_of_no_use(mesh, partitioner):

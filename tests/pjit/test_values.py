@@ -1,4 +1,4 @@
-"""Every kind of value that goes in, comes out, or is closed over."""
+"""Every kind of value as an argument, a result, or a closed-over constant."""
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ def test_results_that_are_arguments_or_constants(mesh):
 
 @pytest.mark.slow
 def test_high_level_primitives(mesh):
-    """`jnp.searchsorted` of JAX 0.12 is one: they have no rule for lowering."""
+    """`jnp.searchsorted` of JAX 0.12 is a high-level primitive without a lowering rule."""
     edges, x = jnp.arange(8.0), jnp.arange(8.0) + 0.5
     np.testing.assert_array_equal(pjit(jnp.searchsorted)(edges, x), np.arange(1, 9))
     in_scan = pjit(lambda v: jax.lax.scan(lambda c, x: (c, jnp.searchsorted(edges, x)), 0, v)[1])

@@ -1,5 +1,5 @@
-"""Makes bad calls at random: each a thunk, and texts of which its error must hold one.
+"""Random bad calls: each a thunk, and texts of which its error must have one.
 
-Each maker takes a `Bench` (meshes, a compiled program and what else costs time to make) and a
-`random.Random`, and spoils one thing of a call that is right otherwise.
+Each maker takes a `Bench` (meshes, a compiled program and other expensive objects) and a
+`random.Random`, and makes one mistake in an otherwise valid call.
 """

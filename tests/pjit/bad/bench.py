@@ -1,4 +1,4 @@
-"""What bad calls are made of: the function, what is shared by all of them, and garbage."""
+"""Parts of bad calls: the function, the shared objects, and invalid values."""
 
 import random
 from collections.abc import Callable
@@ -41,13 +41,13 @@ GARBAGE = (
 
 
 def run(state, batch, n=2, *, scale=1.0):
-    """The function that every call here is of."""
+    """The function of every call here."""
     return jax.tree.map(lambda x: x * n, state), batch * scale
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is shared by all calls.
+    """Objects that all calls share.
 
     Attributes:
         mesh: Four by two devices, axes `x` and `y`.

@@ -30,7 +30,7 @@ NO_RESOURCES = (
 
 
 def state_of(rng: random.Random) -> tuple[dict[str, Any], list[str]]:
-    """A nested state whose leaves are `[8, 8]`, and the paths of its leaves."""
+    """Return a nested state whose leaves are `[8, 8]`, and the paths of its leaves."""
     names = rng.sample(NAMES, rng.randint(1, 3))
     if rng.random() < 0.5:
         return {n: array(rng, 8, 8) for n in names}, [f"state[{n!r}]" for n in names]
@@ -40,7 +40,7 @@ def state_of(rng: random.Random) -> tuple[dict[str, Any], list[str]]:
 
 
 def replaced(state: Any, path: str, leaf: Any) -> Any:
-    """The state with another leaf at a path."""
+    """Return the state with another leaf at a path."""
 
     def pick(at, old):
         return leaf if "state" + jax.tree_util.keystr(at) == path else old
@@ -49,7 +49,7 @@ def replaced(state: Any, path: str, leaf: Any) -> Any:
 
 
 def ways(rng: random.Random, f: Any, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """A call, or one of the other methods that check arguments as it does."""
+    """Return a call, or another method that checks arguments in the same way."""
     method = rng.choice([f, f, f, f.lower])
     return lambda: method(*args, **kwargs)
 
@@ -73,8 +73,8 @@ def wrong_spec(bench: Bench, rng: random.Random) -> Bad:
         ]
     )
     specs = jax.tree.map(lambda _: rng.choice([None, P(axis)]), state)
-    said = replaced(specs_as_leaves(specs), path, Leaf(spec))
-    tree = jax.tree.map(lambda leaf: leaf.spec, said)
+    leaves = replaced(specs_as_leaves(specs), path, Leaf(spec))
+    tree = jax.tree.map(lambda leaf: leaf.spec, leaves)
     keyword = rng.choice(["in_shardings", "out_shardings"])
     shown = path if keyword == "in_shardings" else path.replace("state", "result[0]")
     f = pjit(run, static_argnums=2, **{keyword: (tree, None)})
@@ -82,7 +82,7 @@ def wrong_spec(bench: Bench, rng: random.Random) -> Bad:
 
 
 class Leaf:
-    """Holds a spec or None, so that maps over trees see a leaf."""
+    """Wrapper of a spec or None, so that maps over trees see a leaf."""
 
     def __init__(self, spec):
         self.spec = spec
@@ -99,8 +99,8 @@ def not_divisible(bench: Bench, rng: random.Random) -> Bad:
     state, paths = state_of(rng)
     path = rng.choice(paths)
     state = replaced(state, path, array(rng, *shape))
-    said = rng.choice([spec, NamedSharding(bench.mesh, spec)])
-    f = pjit(run, static_argnums=2, in_shardings=(said, None))
+    resource = rng.choice([spec, NamedSharding(bench.mesh, spec)])
+    f = pjit(run, static_argnums=2, in_shardings=(resource, None))
     return entered(bench.mesh, ways(rng, f, state, array(rng, 8))), (path,)
 
 
@@ -187,7 +187,7 @@ def other_devices(bench: Bench, rng: random.Random) -> Bad:
     path = rng.choice(paths)
     kind = rng.choice(["mesh", "in", "out", "argument"])
     places = [NamedSharding(bench.other, P("x")), NamedSharding(make_mesh((2,), ("x",)), P("x"))]
-    if kind != "in":  # a replicated argument moves to in_shardings that replicate it
+    if kind != "in":  # a replicated argument is resharded to in_shardings that replicate it
         places.append(jax.devices()[rng.randrange(8)])
     state = replaced(state, path, device_put(array(rng, 8, 8), rng.choice(places)))
     here = NamedSharding(bench.mesh, P())
@@ -204,8 +204,8 @@ def other_place(bench: Bench, rng: random.Random) -> Bad:
     state, paths = state_of(rng)
     path = rng.choice(paths)
     there = device_put(array(rng, 8, 8), NamedSharding(bench.mesh, P("x")))
-    said = rng.choice([P("y"), P(None, "x"), P("x", "y"), P(("y", "x")), None])
-    f = pjit(run, in_shardings=(said, None))
+    resource = rng.choice([P("y"), P(None, "x"), P("x", "y"), P(("y", "x")), None])
+    f = pjit(run, in_shardings=(resource, None))
     state = replaced(state, path, there)
     return entered(bench.mesh, ways(rng, f, state, array(rng, 8))), (path,)
 
@@ -243,7 +243,7 @@ def wrong_option(bench: Bench, rng: random.Random) -> Bad:
 
 
 def contradiction(bench: Bench, rng: random.Random) -> Bad:
-    keywords, said = rng.choice(
+    keywords, fact = rng.choice(
         [
             ({"static_argnums": 0, "donate_argnums": 0}, "state"),
             ({"static_argnames": "n", "donate_argnums": 2}, "n is both"),
@@ -255,7 +255,7 @@ def contradiction(bench: Bench, rng: random.Random) -> Bad:
             ({"out_shardings": P(), "out_axis_resources": None}, "out_axis_resources"),
         ]
     )
-    return lambda: pjit(run, **keywords), (said,)
+    return lambda: pjit(run, **keywords), (fact,)
 
 
 def no_function(bench: Bench, rng: random.Random) -> Bad:

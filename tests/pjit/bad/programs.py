@@ -22,7 +22,7 @@ def compiled_call(bench: Bench, rng: random.Random) -> Bad:
     w, batch = np.zeros((8, 4), np.float32), np.zeros(8, np.float32)
     gone = device_put(batch, NamedSharding(bench.mesh, P("x")))
     gone.delete()
-    args, said = rng.choice(
+    args, fact = rng.choice(
         [
             (({"w": w},), "args[1]"),
             (({"w": w}, batch, batch), "args[2]"),
@@ -41,14 +41,14 @@ def compiled_call(bench: Bench, rng: random.Random) -> Bad:
             (({"w": w}, gone), "batch"),
         ]
     )
-    return lambda: bench.compiled(*args), (said,)
+    return lambda: bench.compiled(*args), (fact,)
 
 
 def bound_call(bench: Bench, rng: random.Random) -> Bad:
     batch = np.zeros(8, np.float32)
     gone = device_put(batch, NamedSharding(bench.mesh, P("x")))
     gone.delete()
-    args, said = rng.choice(
+    args, fact = rng.choice(
         [
             ((), "run"),
             ((batch, batch), "run"),
@@ -60,12 +60,12 @@ def bound_call(bench: Bench, rng: random.Random) -> Bad:
             ((gone,), "batch"),
         ]
     )
-    return lambda: bench.step(*args), (said,)
+    return lambda: bench.step(*args), (fact,)
 
 
 def wrong_binding(bench: Bench, rng: random.Random) -> Bad:
     w = np.zeros((8, 4), np.float32)
-    state, said = rng.choice(
+    state, fact = rng.choice(
         [
             ({"v": w}, "run"),
             ([w], "run"),
@@ -78,15 +78,15 @@ def wrong_binding(bench: Bench, rng: random.Random) -> Bad:
         ]
     )
     argnum = rng.choice([0, 0, 0, 5, -1])
-    texts = (said,) if argnum == 0 else (f"argument {argnum}",)
+    texts = (fact,) if argnum == 0 else (f"argument {argnum}",)
     return lambda: bench.compiled.bind(state, argnum=argnum), texts
 
 
 def constraint(bench: Bench, rng: random.Random) -> Bad:
     name = rng.choice(NAMES)
     few = NamedSharding(make_mesh((2,), ("x",)), P(None, None, "x"))
-    said = rng.choice([P("z"), P("x", "x"), P(None, None, "y"), few, "x", 3, P(1)])
-    wrong = rng.choice([{name: said}, said])
+    sharding = rng.choice([P("z"), P("x", "x"), P(None, None, "y"), few, "x", 3, P(1)])
+    wrong = rng.choice([{name: sharding}, sharding])
     tree = {name: array(rng, 8, 8)}
 
     def call():

@@ -1,7 +1,7 @@
-"""Training programs as somebody writes them who knows JAX and its libraries, and nothing else.
+"""Training programs as users of JAX and its libraries write them.
 
-Each takes what would stand in its import lines, so that it runs with the names of JAX and with
-those of this package.
+Each takes the names of its import lines, so that it runs with JAX's names and with those of this
+package.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ import xlashard
 
 @dataclass(frozen=True)
 class Imports:
-    """`jit`, `NamedSharding` and so on, of one package or of the other."""
+    """Names such as `jit` and `NamedSharding`, of one package or of the other."""
 
     jit: Callable[..., Any]
     NamedSharding: Any
@@ -38,12 +38,12 @@ JIT_OF_XLASHARD = Imports(
 
 @dataclass(frozen=True)
 class Trained:
-    """What a program came to.
+    """Outcome of a program.
 
     Attributes:
         losses: The loss of each step.
-        state: What it has trained, as it is after the last.
-        specs: Where some of that is to lie: pairs of an array and its spec.
+        state: The trained state after the last step.
+        specs: Expected specs of some arrays: pairs of an array and its spec.
     """
 
     losses: list[float]
@@ -52,7 +52,7 @@ class Trained:
 
 
 def batches(count: int, *, features: int = 8, rows: int = 16) -> Iterator[tuple[Any, Any]]:
-    """Inputs `[rows, features]` and targets `[rows, 4]`."""
+    """Yield inputs `[rows, features]` and targets `[rows, 4]`."""
     random = np.random.default_rng(0)
     for _ in range(count):
         x = random.normal(size=(rows, features)).astype(np.float32)

@@ -13,7 +13,7 @@ from tests.pjit.libraries import Imports, Trained, batches
 
 
 class Attention(eqx.Module):
-    """A layer of attention with dropout, over `[length, features]`."""
+    """Attention layer with dropout, over `[length, features]`."""
 
     norm: eqx.nn.LayerNorm
     attend: eqx.nn.MultiheadAttention
@@ -32,7 +32,7 @@ class Attention(eqx.Module):
 
 
 def _along(tree: Any, size: int, imports: Imports, mesh: Any) -> Any:
-    """Shardings that cut along `model` what has a first dimension of that size."""
+    """Return shardings along `model` for leaves with a first dimension of that size."""
     return jax.tree.map(
         lambda x: imports.NamedSharding(
             mesh, P("model") if x.ndim > 1 and x.shape[0] == size else P()
@@ -42,7 +42,7 @@ def _along(tree: Any, size: int, imports: Imports, mesh: Any) -> Any:
 
 
 def partition_and_combine(imports: Imports, mesh: Any) -> Trained:
-    """Arrays and the rest of a module apart, the arrays through jit."""
+    """Partition a module into arrays and the rest, and pass the arrays through jit."""
     optimizer = optax.adam(1e-2)
     model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
@@ -64,7 +64,7 @@ def partition_and_combine(imports: Imports, mesh: Any) -> Trained:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return eqx.apply_updates(params, updates), opt_state, loss
 
-    # The model's own arrays stay, those given to be donated are copies on the mesh.
+    # The model's own arrays are kept; copies on the mesh are donated.
     params, opt_state = map(imports.device_put, (params, opt_state), shardings)
     losses = []
     for x, y in batches(3):
@@ -110,7 +110,7 @@ def stacked_layers(imports: Imports, mesh: Any) -> Trained:
 
 
 def filtered_gradient(imports: Imports, mesh: Any) -> Trained:
-    """`filter_grad` inside, and `eqx.filter` for what the optimiser sees; one layer frozen."""
+    """`filter_grad` inside, `eqx.filter` for the optimiser's arguments; one layer frozen."""
     model = eqx.nn.Sequential(
         [
             eqx.nn.Linear(8, 16, key=jax.random.key(0)),

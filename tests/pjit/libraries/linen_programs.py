@@ -15,7 +15,7 @@ RULES = (("batch", "data"), ("embed", None), ("mlp", "model"), ("layers", None))
 
 
 class Partitioned(nn.Module):
-    """Kernels that say which axes of the mesh they lie along, and dropout."""
+    """Kernels with mesh axes, and dropout."""
 
     @nn.compact
     def __call__(self, x, *, train: bool):
@@ -27,7 +27,7 @@ class Partitioned(nn.Module):
 
 
 class LogicalLayer(nn.Module):
-    """A layer whose axes have names of their own, for `nn.scan` over many."""
+    """Layer with logical axis names, for `nn.scan` over many."""
 
     @nn.compact
     def __call__(self, x, _):
@@ -39,7 +39,7 @@ class LogicalLayer(nn.Module):
 
 
 class LogicalStack(nn.Module):
-    """Three of them, scanned and rematerialised."""
+    """Three layers, scanned and rematerialised."""
 
     @nn.compact
     def __call__(self, x):
@@ -93,7 +93,7 @@ def train_state(imports: Imports, mesh: Any) -> Trained:
 
 
 def logical_axes(imports: Imports, mesh: Any) -> Trained:
-    """Names of axes that rules map to the mesh, layers by `nn.scan` and `nn.remat`."""
+    """Logical axis names mapped to the mesh by rules, layers by `nn.scan` and `nn.remat`."""
     model, optimizer = LogicalStack(), optax.sgd(0.05, momentum=0.9)
     x, _ = next(batches(1))
     batch = imports.NamedSharding(mesh, P("data"))
@@ -130,7 +130,7 @@ def logical_axes(imports: Imports, mesh: Any) -> Trained:
 
 
 def batch_statistics(imports: Imports, mesh: Any) -> Trained:
-    """A mutable collection: batch norm over a batch that is cut."""
+    """A mutable collection: batch norm over a sharded batch."""
     model = nn.Sequential([nn.Dense(8), nn.BatchNorm(use_running_average=False), nn.Dense(4)])
     cut = imports.NamedSharding(mesh, P("data"))
     whole = imports.NamedSharding(mesh, P())

@@ -11,7 +11,7 @@ from tests.pjit.libraries import Imports, Trained, batches
 
 
 class Block(nnx.Module):
-    """Two layers, the first cut by columns, the second by rows, with dropout between."""
+    """Two layers, the first sharded by columns, the second by rows, with dropout between."""
 
     def __init__(self, rngs: nnx.Rngs):
         normal = nnx.initializers.lecun_normal()
@@ -27,7 +27,7 @@ class Block(nnx.Module):
 
 
 def split_and_merge(imports: Imports, mesh: Any) -> Trained:
-    """The model taken apart into graph and state, the state through jit, donated."""
+    """The model split into graph and state; the state is donated to jit."""
     optimizer = optax.adam(1e-2)
 
     def named(spec):
@@ -64,7 +64,7 @@ def split_and_merge(imports: Imports, mesh: Any) -> Trained:
 
 
 def state_through_scan(imports: Imports, mesh: Any) -> Trained:
-    """Steps of training inside one program, by `jax.lax.scan` over the state of a model."""
+    """Training steps inside one program, by `jax.lax.scan` over the state of a model."""
     data = imports.NamedSharding(mesh, P(None, "data"))
     graph, state = nnx.split(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
 

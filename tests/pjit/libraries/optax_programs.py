@@ -33,7 +33,7 @@ def loss_of(params, x, y):
 
 
 def _trained_by(optimizer: Any, imports: Imports, mesh: Any, steps: int) -> Trained:
-    """A loop over steps that give parameters and optimiser state away."""
+    """Run a loop over steps that donate parameters and optimiser state."""
 
     def named(spec):
         return imports.NamedSharding(mesh, spec)
@@ -56,7 +56,7 @@ def _trained_by(optimizer: Any, imports: Imports, mesh: Any, steps: int) -> Trai
 
 
 def schedule_and_multi_steps(imports: Imports, mesh: Any) -> Trained:
-    """A chain with a schedule, whose updates come every second step."""
+    """A chain with a schedule, with updates at every second step."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.05, 2, 8)
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
     return _trained_by(optax.MultiSteps(chain, every_k_schedule=2), imports, mesh, 5)
@@ -88,7 +88,7 @@ def labelled_optimisers(imports: Imports, mesh: Any) -> Trained:
 
 
 def states_placed_like_parameters(imports: Imports, mesh: Any) -> Trained:
-    """Specs for the optimiser's state made out of those of the parameters."""
+    """Specs of the optimiser's state, derived from those of the parameters."""
     optimizer = optax.adam(1e-2)
     shapes = jax.eval_shape(lambda: optimizer.init(init_params()))
     state_specs = optax.tree_utils.tree_map_params(
@@ -151,7 +151,7 @@ def loop_inside_by_scan(imports: Imports, mesh: Any) -> Trained:
 
 
 def accumulation_in_mixed_precision(imports: Imports, mesh: Any) -> Trained:
-    """Gradients of bfloat16, added up in float32 over pieces of a batch, by scan."""
+    """Gradients of bfloat16, accumulated in float32 over pieces of a batch, by scan."""
     shardings = jax.tree.map(lambda spec: imports.NamedSharding(mesh, spec), SPECS)
 
     def piece_loss(params, x, y):
@@ -182,7 +182,7 @@ def accumulation_in_mixed_precision(imports: Imports, mesh: Any) -> Trained:
 
 
 def dropout_by_keys(imports: Imports, mesh: Any) -> Trained:
-    """A key in the state, split at each step; a static argument that switches dropout off."""
+    """A key in the state, split at each step; a static argument that disables dropout."""
     data = imports.NamedSharding(mesh, P("data"))
 
     @functools.partial(imports.jit, static_argnames="train", donate_argnames="state")
@@ -210,7 +210,7 @@ def dropout_by_keys(imports: Imports, mesh: Any) -> Trained:
 
 
 def data_parallel_by_shard_map(imports: Imports, mesh: Any) -> Trained:
-    """Gradients averaged by hand, in a `shard_map` inside of the program."""
+    """Gradients averaged explicitly, in a `shard_map` inside of the program."""
 
     def local(params, x, y):
         loss, grads = jax.value_and_grad(loss_of)(params, x, y)

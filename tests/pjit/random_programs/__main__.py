@@ -93,15 +93,15 @@ def _draw(seed: int, options: argparse.Namespace) -> Program:
     return (draw_invalid if options.invalid else draw_program)(seed)
 
 
-def _say(**said: object) -> None:
-    print(json.dumps(said), flush=True)
+def _emit(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def _work(options: argparse.Namespace) -> int:
     """Run the texts in a file, and report the position before and the failure after each."""
     request = json.loads(Path(options.worker).read_text())
     for position, text in enumerate(request["texts"]):
-        _say(position=position)
+        _emit(position=position)
         if request["library"] == "jax" and options.layouts:
             find_layout_failure(text, options.partitioner, under_jit=True)
             continue
@@ -117,10 +117,10 @@ def _work(options: argparse.Namespace) -> int:
         else:
             failure = find_failure(text, options.partitioner)
         if failure is not None:
-            _say(failure=[failure.kind, failure.message, failure.jax], position=position)
+            _emit(failure=[failure.kind, failure.message, failure.jax], position=position)
             if request["stop"]:
                 return 0
-    _say(done=True)
+    _emit(done=True)
     return 0
 
 
@@ -140,10 +140,10 @@ def _run_worker(
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found, position = [], 0
     for line in done.stdout.splitlines():
-        said = json.loads(line) if line.startswith("{") else {}
-        position = said.get("position", position)
-        if "failure" in said:
-            found.append((position, Failure(*said["failure"])))
+        fields = json.loads(line) if line.startswith("{") else {}
+        position = fields.get("position", position)
+        if "failure" in fields:
+            found.append((position, Failure(*fields["failure"])))
     if done.returncode == 0:
         return found, None
     lines = [line for line in done.stderr.splitlines() if "Check failed" in line or "Error" in line]

@@ -107,12 +107,12 @@ def _check(text: str, got: list[Any], mesh: Any, header: Module, wanted: list[An
         for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
             _check_shards("result" + jax.tree_util.keystr(path), leaf)
     if header.call in ("call", "lower", "anew"):
-        # What is around the others decides what comes out, and where.
+        # The enclosing calls decide the results and their shardings.
         _check_class(got)
         ours = xlashard_sharded(mesh, header.manner == "named")
         asked = requested_specs(Module.read(text, ours).options["out_shardings"], got[0])
         for each in got:
-            _check_places(each, asked, mesh, header.call != "anew" and _says_devices(header))
+            _check_places(each, asked, mesh, header.call != "anew" and _determines_devices(header))
 
 
 def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any], got: list[Any]) -> Failure:
@@ -310,7 +310,7 @@ def _as_spec(leaf: Any) -> _Requested:
     return _Requested(leaf if isinstance(leaf, jax.sharding.PartitionSpec) else None)
 
 
-def _says_devices(header: Module) -> bool:
+def _determines_devices(header: Module) -> bool:
     """Return True if an argument determines the devices of the program."""
     return any(spec is not None for spec in header.placed)
 
@@ -321,8 +321,8 @@ def _check_places(out: Any, asked: list[Any], mesh: Any, placed: bool) -> None:
     for (path, x), spec in zip(leaves, asked, strict=True):
         name = "result" + jax.tree_util.keystr(path)
         on_mesh = set(mesh.devices.flat)
-        says = any(s not in (None, REPLICATED) for s in asked)
-        if (placed or says) and x.devices() != on_mesh:
+        requested = any(s not in (None, REPLICATED) for s in asked)
+        if (placed or requested) and x.devices() != on_mesh:
             raise Wrong("devices", f"{name} is on {x.devices()}, not on the mesh")
         if spec == REPLICATED and not x.sharding.is_fully_replicated:
             raise Wrong("places", f"{name} was to be replicated, and is {x.sharding}")

@@ -52,10 +52,10 @@ def _smaller(program: Program) -> Iterator[Program]:
     for name, value in silent:
         if getattr(program, name) != value:
             yield replace(program, **{name: value})
-    yield from _less_said(program)
+    yield from _less_specified(program)
 
 
-def _less_said(program: Program) -> Iterator[Program]:
+def _less_specified(program: Program) -> Iterator[Program]:
     """Yield programs with one sharding, placement or donation less."""
     silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False, "wrapped": False}
     for field in ("arguments", "results"):

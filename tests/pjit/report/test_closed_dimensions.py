@@ -1,4 +1,4 @@
-"""From a constraint back to what had cut the dimension that it closes; nothing is compiled."""
+"""From a constraint back to the sharding of the dimension that it closes, without compiling."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def constrain(value, mesh, *spec):
 
 
 def closings(fun, mesh, **arguments):
-    """The closings of a function of arrays, each given as its shape and spec."""
+    """Return the closed dimensions of a function of arrays, each given as its shape and spec."""
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape, _ in arguments.values()]
     jaxpr = jax.make_jaxpr(fun)(*shapes)
     placed = [(name, NamedSharding(mesh, P(*spec))) for name, (_, spec) in arguments.items()]

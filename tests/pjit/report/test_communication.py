@@ -82,7 +82,7 @@ def test_collectives_for_one_reason_are_one_row(mesh):
     rows = explain(pjit(body, in_shardings=named(mesh, "x")), f32(16)).collectives
     counts = {row.source.line: (row.count, row.times, row.sent_bytes) for row in rows}
     assert counts == {line_of("TWICE"): (2, 2, 32), line_of("TWICE") - 1: (1, 1, 16)}
-    # Those that send most come first.
+    # The collectives with the most bytes come first.
     assert [row.count for row in rows] == [2, 1]
 
 
@@ -92,7 +92,7 @@ USER, LIBRARY = "/home/me/train.py", "/usr/lib/site-packages/flax/linear.py"
 @pytest.mark.parametrize(
     ("stack", "shown"),
     [
-        # The innermost line of the user's inside the function.
+        # The innermost line of user code inside the function.
         (
             [
                 (LIBRARY, 5, "Dense.call"),
@@ -135,7 +135,7 @@ def test_reductions_of_a_gradient_bear_its_lines(mesh):
 
 
 def test_groups_of_no_axes_are_written_out(mesh):
-    # Devices of the axis x (four of them) in pairs that no cut of the axis gives.
+    # Devices of the axis x (four of them) in pairs that no split of the axis produces.
     pairs = [[0, 3], [1, 2]]
 
     def f(x):

@@ -1,4 +1,4 @@
-"""`explain`: what it takes, what it leaves alone, and the facts of a whole program."""
+"""`explain`: its arguments, its lack of side effects, and the facts of a whole program."""
 
 import json
 import warnings
@@ -22,14 +22,14 @@ def named(mesh, *spec):
 
 
 def train(w, batch):
-    """One step of a model with one layer, `[8,16]` parameters and `[64,8]` examples."""
+    """Run a training step of one layer, `[8,16]` parameters and `[64,8]` examples."""
     loss, gradient = jax.value_and_grad(lambda w: ((batch @ w) ** 2).mean())(w)
     return w - 0.1 * gradient, loss
 
 
 @pytest.fixture
 def step(mesh):
-    """Data parallelism along `x`, in which the parameters are donated."""
+    """Data parallelism along `x`, with donated parameters."""
     ins = named(mesh), named(mesh, "x")
     return pjit(train, in_shardings=ins, out_shardings=named(mesh), donate_argnums=0)
 
@@ -68,7 +68,7 @@ def test_a_call_afterwards_finds_the_program(mesh, compilations):
     fun(f32(8), f32(16))
     assert explain(fun, f32(8), f32(16)) == report
     assert compilations.count == 1
-    # And a call before is found by explain.
+    # And `explain` finds a call before it.
     fun(f32(16), f32(16))
     assert compilations.count == 2
     explain(fun, f32(16), f32(16))
@@ -111,7 +111,7 @@ def test_stages_are_explained_without_arguments(step):
     report = explain(step, f32(8, 16), f32(64, 8))
     traced = step.trace(f32(8, 16), f32(64, 8))
     assert explain(traced) == explain(traced.lower()) == report
-    # What is compiled has forgotten the arguments of the call, and the function.
+    # A compiled program has neither the arguments of the call nor the function.
     compiled = explain(traced.lower().compile())
     assert compiled.moves == ()
     assert {v.decided_by for v in compiled.inputs} == {"unknown"}

@@ -1,4 +1,4 @@
-"""`explain` of functions that were made without this package: the same facts as under `pjit`."""
+"""`explain` of functions made without this package: the same facts as under `pjit`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +33,7 @@ def placed(value: Any, *spec: Any) -> jax.Array:
 
 
 class Program(NamedTuple):
-    """A function, the options of its `jit`, and the arguments of a call."""
+    """Function, the options of its `jit`, and the arguments of a call."""
 
     fun: Any
     options: dict[str, Any]

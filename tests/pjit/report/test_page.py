@@ -1,4 +1,4 @@
-"""The page about reports shows what its program prints."""
+"""The page about reports shows the output of its program."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "guides" / "explain.md"
 
 
 def stable(text, partitioner):
-    """Without what differs from one processor to the next."""
+    """Return the text without parts that differ between processors."""
     lines = text.replace(partitioner, "PARTITIONER").splitlines()
     return [line for line in lines if not line.startswith(("  holds", "  computes"))]
 

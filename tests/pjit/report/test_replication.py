@@ -1,4 +1,4 @@
-"""What nobody asked to be replicated."""
+"""Values that are replicated without a request."""
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,9 @@ def found(report, kind):
 
 def test_a_result_replicated_along_an_axis_that_shards_an_argument(mesh):
     fun = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
-    # Each device has all 8 sums, and could do with 2 of them.
+    # Each device has all 8 sums, and needs only 2 of them.
     assert found(explain(fun, f32(16, 8)), "result") == [("result", "P()", (0,), ("x",), 6 * 4)]
-    # Three sums can't be dealt out over four devices.
+    # Three sums can't be sharded over four devices.
     assert found(explain(fun, f32(16, 3)), "result") == []
 
 
@@ -42,7 +42,7 @@ def test_requested_results_and_results_like_their_argument_are_not_listed(mesh):
     def update(w, batch):
         return w + (batch.sum(0)[:, None] * w), batch.mean()
 
-    # Data parallelism: parameters go in whole, and come out whole.
+    # Data parallelism: parameters are replicated, as arguments and as results.
     fun = pjit(update, in_shardings=(named(mesh), named(mesh, "x")))
     assert found(explain(fun, f32(8, 4), f32(16, 8)), "result") == []
 

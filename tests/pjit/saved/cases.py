@@ -1,4 +1,4 @@
-"""Compiled programs of every kind that a file can hold, with arguments to call them on."""
+"""Compiled programs with every feature that a file can store, and arguments to call them on."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ from xlashard import GSPMDSharding, Mesh, NamedSharding, P, device_put, pjit
 )
 @dataclasses.dataclass
 class Layer:
-    """A node with static data: a function of a module, and a number."""
+    """Node with static data: a function of a module, and a number."""
 
     w: jax.Array
     b: jax.Array
@@ -34,12 +34,12 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 def mesh():
-    """Four by two devices."""
+    """Return a mesh of four by two devices."""
     return make_mesh((4, 2), ("x", "y"))
 
 
 def named(*spec):
-    """On that mesh."""
+    """Return a sharding on that mesh."""
     return NamedSharding(mesh(), P(*spec))
 
 
@@ -99,13 +99,13 @@ def tiles():
 
 
 def one_device():
-    """On a device that is not the first."""
+    """On a device other than the first."""
     args = (device_put(f32(4), jax.devices()[3]), 2.0)
     return pjit(lambda x, s: x * s).lower(*args).compile(), args, {}
 
 
 def explicit():
-    """A mesh whose axes stand in the types."""
+    """A mesh whose axes are part of types."""
     grid = np.array(jax.devices()[:4]).reshape(2, 2)
     there = Mesh(grid, ("a", "b"), axis_types=(AxisType.Explicit, AxisType.Explicit))
     args = (device_put(f32(4, 4), NamedSharding(there, P("a", "b"))),)
@@ -116,7 +116,7 @@ CASES = {f.__name__: f for f in (training, closed_over, keys, tiles, one_device,
 
 
 def facts(compiled, args, kwargs):
-    """What a program says of itself, and what it computes, as plain values."""
+    """Return a program's properties and results, as plain values."""
     results = compiled(*args, **kwargs)
     again = compiled(*args, **kwargs)
     values = [np.asarray(data(leaf)).tolist() for leaf in jax.tree.leaves(results)]
@@ -146,7 +146,7 @@ def facts(compiled, args, kwargs):
 
 
 def data(leaf):
-    """The integers of keys; anything else as it is, small floats widened."""
+    """Return the integers of keys; anything else as it is, small floats widened."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return np.asarray(leaf).astype(np.float32) if leaf.dtype == jnp.bfloat16 else leaf

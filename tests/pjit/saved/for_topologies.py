@@ -1,9 +1,9 @@
-"""Loads what was saved for topologies, in a process that compiles nothing and unpickles nothing.
+"""Load programs that were saved for topologies, in a process without compiling or unpickling.
 
     python -m tests.pjit.saved.for_topologies FOLDER
 
-`tpu.program` is looked at on the devices of an equal topology; `cpu.program`, which was compiled
-for a topology as well, runs on the devices that are here. What they say goes to `said.json`.
+`tpu.program` is loaded for the devices of an equal topology; `cpu.program`, also compiled for a
+topology, runs on the local devices. Their facts are written to `facts.json`.
 """
 
 import json
@@ -23,7 +23,7 @@ def forbid_pickle():
 
     for name in ("load", "loads", "dump", "dumps", "Pickler", "Unpickler"):
         setattr(pickle, name, refuse)
-    # Whoever took the functions from the module before.
+    # For code that imported the functions before.
     sys.addaudithook(lambda event, _: refuse() if event == "pickle.find_class" else None)
 
 
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     there = Compiled.deserialize(data, devices=topology("v5e:4x4").devices)
     here = Compiled.deserialize((folder / "cpu.program").read_bytes())
     total, rows = here(np.ones((8, 4), np.float32), np.ones((8, 64), np.float32))
-    said = {
+    facts = {
         "text": there.as_text(),
         "cost": there.cost_analysis(),
         "memory": vars(there.memory_analysis()),
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
         "result": [float(np.sum(total)), np.asarray(rows["y"]).tolist()],
         "devices": len(rows["y"].devices()),
     }
-    (folder / "said.json").write_text(json.dumps(said))
+    (folder / "facts.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

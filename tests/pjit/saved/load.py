@@ -1,9 +1,9 @@
-"""Loads saved programs in a process that has traced and compiled nothing.
+"""Load saved programs in a process that has traced and compiled nothing.
 
     python -m tests.pjit.saved.load FOLDER
 
 For each `NAME.program` in the folder it calls the program on the arguments in `NAME.npz` and writes
-what the program says of itself to `NAME.json`.
+the facts of the program to `NAME.json`.
 """
 
 import json
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
 
 
 def restored(leaf, aval):
-    """An argument as it was: keys from their integers, bfloat16 from its bytes."""
+    """Return a restored argument: keys from their integers, bfloat16 from its bytes."""
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(leaf)
     return leaf.astype(aval.dtype)

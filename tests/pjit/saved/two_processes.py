@@ -16,7 +16,7 @@ from xlashard.errors import SavedProgramError
 
 
 def spread(count, sharding):
-    """The numbers from 0 on, `[count]`."""
+    """Return the numbers from 0 on, `[count]`."""
     return make_array_from_callback((count,), sharding, lambda i: np.arange(count, dtype="f4")[i])
 
 
