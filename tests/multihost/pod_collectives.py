@@ -1,6 +1,6 @@
-"""One of 2 or 4 processes: gathering, broadcasting and comparing values of all of them.
+"""One of 2 or 4 processes: gathering, broadcasting and comparing values of all processes.
 
-It stops with an error where something is not as it should be.
+It stops with an error where a result is wrong.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def check_gathering() -> None:
-    # Both ways: with the meeting, and by the devices.
+    # Both ways: with the barrier, and by the devices.
     for rows in (3, STORED_BYTES):
         for dtype in DTYPES if rows == 3 else (np.float64, ml_dtypes.int4):
             shape = (rows, 2)
@@ -140,7 +140,7 @@ def on_the_last(odd: Any, others: Any) -> Any:
 
 
 def check_other_trees() -> None:
-    """All processes say the same of trees that differ, at once."""
+    """All processes report differing trees with one text, at once."""
     f4, f3 = np.zeros(4, np.float32), np.zeros(3, np.float32)
     last = rf"{LAST}"
     for use in (process_allgather, broadcast_one_to_all):
@@ -194,7 +194,7 @@ def check_one_that_does_not_come() -> None:
 
 
 def check_one_that_waits_elsewhere() -> None:
-    """Nobody waits for the timeout where it is certain that nobody comes."""
+    """A deadlock is reported before the timeout."""
     if N == 2:
         expect(
             DeadlockError,
@@ -242,7 +242,7 @@ def check_comparing() -> None:
 
 
 def check_copies_that_differ() -> None:
-    """A global array of which processes hold the same pieces, and not alike."""
+    """A global array with the same pieces in several processes, but different values."""
     v = of(0, np.float32, (8, 4)) + on_the_last(1, 0)
     for spec in ((), ("device",)):
         x = make_array_from_callback(v.shape, NamedSharding(MESH, P(*spec)), lambda i: v[i])
@@ -252,7 +252,7 @@ def check_copies_that_differ() -> None:
 
 
 def check_without_a_store() -> None:
-    """As between TPU hosts that nobody has connected: by the devices alone."""
+    """By the devices alone, as between TPU hosts without a coordination service."""
     with mock.patch.object(coordination, "client", lambda: None):
         assert process_allgather(np.int64(ME)).tolist() == list(range(N))
         assert broadcast_one_to_all({"a": of(ME, np.float64)}, ME == LAST)["a"][0, 0] == LAST

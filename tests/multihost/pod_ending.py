@@ -1,4 +1,4 @@
-"""Run in each process of a pod: one of them ends, by itself or not, and the others notice."""
+"""Run in each process of a pod: one process ends, in any way, and the others notice."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ if how == "killed":
     if pod.process == victim:
         print(f"at {time.time()}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    float(step(x))  # in a collective for ever
+    float(step(x))  # in a collective forever
 if how == "early":
     if pod.process != victim:
         sys.exit(0)

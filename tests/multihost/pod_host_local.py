@@ -1,6 +1,6 @@
 """One of 1, 2 or 4 processes with 8 devices together: host-local arrays and global ones.
 
-It stops with an error where something is not as it should be.
+It stops with an error where a result is wrong.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ GRID = DEVICES.reshape(2, 2, 2)
 
 
 def meshes() -> list[Mesh]:
-    """Meshes in which the processes cross different axes, also listed backwards within each."""
+    """Return meshes in which the processes cross different axes, also backwards within each."""
     backwards = np.array(sorted(jax.devices(), key=lambda d: (d.process_index, -d.id)))
     return [
         Mesh(grid.transpose(order), AXES)
@@ -162,14 +162,14 @@ def check_kinds_of_values() -> None:
     assert (jax.random.key_data(back["keys"]) == jax.random.key_data(keys)).all()
     assert back["half"].dtype == jnp.bfloat16 and back["none"] is None
     assert host_local_array_to_global_array([inputs["batch"]], MESH, (ROWS,))[0].shape == (8, 2)
-    # What is global, or local, already stays so.
+    # Arrays that are global, or local, already are returned as they are.
     if PROCESSES > 1:
         assert host_local_array_to_global_array(out["batch"], MESH, ROWS) is out["batch"]
         assert global_array_to_host_local_array(back["batch"], MESH, ROWS) is back["batch"]
 
 
 def check_resharding() -> None:
-    """A global array that lies otherwise than its spec says is resharded first."""
+    """A global array whose sharding differs from its spec is resharded first."""
     v = np.arange(64, dtype=np.float32).reshape(8, 8)
     x = device_put(v, NamedSharding(MESH, P(None, "data")))
     mine = host_local_part(v, MESH, ROWS, ME)
@@ -269,7 +269,7 @@ def check_mistakes() -> None:
 
 
 def check_checks() -> None:
-    """Parts that do not fit together are told by all processes, and agreeing ones cost once."""
+    """All processes report parts that do not fit together, and equal parts are checked once."""
     n = 8 // PROCESSES
     last = ME == PROCESSES - 1
     tree = {"rows": np.full(n, ME, np.float32), "all": np.arange(4.0), "half": np.ones(2)}

@@ -1,4 +1,4 @@
-"""Run in each process of a pod of three: waiting for others, and watching them."""
+"""Run in each process of a pod of three: barriers, and liveness of peers."""
 
 import contextlib
 import logging
@@ -44,7 +44,7 @@ def check_place() -> None:
 
 
 def listeners(pid: int) -> set[str]:
-    """The addresses at which a process listens, in hexadecimal."""
+    """Return the addresses at which a process listens, in hexadecimal."""
     sockets = set()
     for file in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def check_barriers() -> None:
         multihost.barrier("of two / with a slash", processes=(0, 1))
     names = [f"thread {number}" for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        # Each process comes to them in another order, and each thread to one of them.
+        # Each process reaches the barriers in another order, and each thread one of them.
         ordered = names[ME:] + names[:ME]
         list(pool.map(multihost.barrier, ordered))
     multihost.sync_global_devices("all agree")
@@ -112,15 +112,15 @@ def check_crossing_barriers_raise_everywhere() -> None:
     assert time.monotonic() - began < 60
     why = r"process 0 waits at barrier 'left' \(pod_liveness.py:\d+\), process [12] waits at "
     assert re.search(why + r"barrier 'right' \(pod_liveness.py:\d+\)", str(error)), error
-    # All have seen the same.
+    # All processes have the same report.
     store.write(f"why/{ME}", str(error).partition(": ")[2].encode())
     multihost.barrier("counted")
     assert len(set(store.listed("why").values())) == 1
 
 
 def check_threads_that_wait_are_no_deadlock() -> None:
-    # Process 0 waits at one barrier, and comes to the other, at which its others wait, in a
-    # thread, late: what looks like a circle is none.
+    # Process 0 waits at one barrier, and reaches the other, at which its peers wait, in a thread,
+    # late: an apparent cycle that is no deadlock.
     if ME == 0:
         with ThreadPoolExecutor(1) as pool:
             late = pool.submit(lambda: (store.read("go", 30), multihost.barrier("by a thread")))
@@ -162,7 +162,7 @@ def check_meetings() -> None:
         store.drop("large")
     multihost.barrier("counted")
     assert store.listed("folder") == {} and store.read("large") is None
-    # One that comes late finds out that the others went on without it, and meets them then.
+    # A late process finds that the others went on without it, and joins them then.
     if ME == 2:
         store.read("gave-up/0", 30)
         store.read("gave-up/1", 30)
@@ -183,7 +183,7 @@ def check_an_interrupted_wait_ends_for_all() -> None:
         raise KeyboardInterrupt
 
     if ME == 2:
-        # It comes when both others have been waiting and given up.
+        # It arrives when both others have waited and given up.
         store.read("interrupted", 30)
     elif ME == 1:
         invitation = Barrier((0, 1, 2), "interrupted", 30, interrupt)
@@ -202,7 +202,7 @@ def check_an_interrupted_wait_ends_for_all() -> None:
 
 
 def check_the_watchdog(folder: Path) -> None:
-    pids = {p: int(store.read(f"pid/{p}", 30) or b"") for p in range(3) if not _tell_pid()}
+    pids = {p: int(store.read(f"pid/{p}", 30) or b"") for p in range(3) if not _publish_pid()}
     mesh = Mesh(np.array(jax.devices()), ("x",))
     x = jax.make_array_from_callback(
         (3,), NamedSharding(mesh, PartitionSpec("x")), lambda index: np.ones(1, np.float32)
@@ -229,7 +229,7 @@ def check_the_watchdog(folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def go_on_when_reported(trouble: str, words: str) -> None:
-        """The others have reported process 1: it may go on."""
+        """Resume process 1 when the others have reported it."""
         if ME == 1:
             for process in (0, 2):
                 store.read(f"reported/{trouble}/{process}", 60)
@@ -249,7 +249,7 @@ def check_the_watchdog(folder: Path) -> None:
     for trouble, words in expected.items():
         LOG.clear()
         multihost.barrier("counted")
-        # Slow steps, but no slower than the watchdog allows, are no trouble.
+        # Slow steps, but no slower than the watchdog allows, are not reported.
         with multihost.Watchdog(timeout=2.5, folder=folder / trouble.__name__) as watchdog:
             for number in range(3):
                 time.sleep(0.4)
@@ -287,14 +287,14 @@ def _check_pauses(folder: Path) -> None:
     LOG.clear()
     multihost.barrier("counted")
     busy = "process 1 is busy with evaluation: pod_liveness.py:"
-    # Process 1 is busy; it is not reported itself, and the others' reports end nothing.
+    # Process 1 is busy; it is not reported itself, and the others' reports end no process.
     with multihost.Watchdog(timeout=1.5, crash=True, folder=folder / "paused") as watchdog:
         if ME == 1:
             with watchdog.paused("evaluation"):
                 for process in (0, 2):
                     store.read(f"reported/busy/{process}", 60)
         else:
-            threading.Thread(target=report_when_said, args=(busy,)).start()
+            threading.Thread(target=report_when_logged, args=(busy,)).start()
         multihost.barrier("after the evaluation")
     if ME == 1:
         assert not [line for line in LOG if "no step" in line], LOG
@@ -304,12 +304,12 @@ def _check_pauses(folder: Path) -> None:
         assert "waits at barrier 'after the evaluation'" in report or "wait in" in report, report
 
 
-def report_when_said(words: str) -> None:
+def report_when_logged(words: str) -> None:
     until(lambda: words in "\n".join(LOG))
     store.write(f"reported/busy/{ME}", b"")
 
 
-def _tell_pid() -> bool:
+def _publish_pid() -> bool:
     store.write(f"pid/{ME}", str(os.getpid()).encode())
     return False
 

@@ -1,4 +1,4 @@
-"""All specs of a mesh, and what host-local arrays mean, one element at a time."""
+"""All specs of a mesh, and a slow definition of host-local arrays, element by element."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from xlashard import P
 
 
 def all_specs(axes: Sequence[str], ndim: int) -> Iterator[P]:
-    """Every spec of arrays of a rank: any axes, in any order, dealt to the dimensions anyhow."""
+    """Yield every spec of arrays of a rank: any axes, in any order, over any dimensions."""
     for count in range(len(axes) + 1):
         for chosen in itertools.permutations(axes, count):
             for dims in itertools.combinations_with_replacement(range(ndim), count):
@@ -22,7 +22,7 @@ def all_specs(axes: Sequence[str], ndim: int) -> Iterator[P]:
 
 
 def axes_of(spec: P, ndim: int) -> Iterator[tuple[str, ...]]:
-    """The axes that cut each dimension."""
+    """Yield the axes of each dimension."""
     for entry in (*spec, *(None,) * (ndim - len(spec))):
         yield entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
@@ -30,7 +30,7 @@ def axes_of(spec: P, ndim: int) -> Iterator[tuple[str, ...]]:
 def blocks(
     spec: P, shape: Sequence[int], sizes: dict[str, int], at: dict[str, int]
 ) -> tuple[slice, ...]:
-    """What the device at some coordinates of a mesh holds, counted in tiles one after the other."""
+    """Return the tiles of the device at some coordinates of a mesh, numbered in order."""
     out = []
     for length, axes in zip(shape, axes_of(spec, len(shape)), strict=True):
         tile, tiles = 0, 1
@@ -42,7 +42,7 @@ def blocks(
 
 
 def local_sizes(mesh: Any, process: int) -> tuple[dict[str, int], dict[str, int]]:
-    """By axis how many coordinates the devices of a process have, and the first of them."""
+    """Return by axis the number of a process's device coordinates, and the first of them."""
     coordinates = [
         at for at, device in np.ndenumerate(mesh.devices) if device.process_index == process
     ]
@@ -51,7 +51,7 @@ def local_sizes(mesh: Any, process: int) -> tuple[dict[str, int], dict[str, int]
 
 
 def host_local_part(whole: np.ndarray, mesh: Any, spec: P, process: int) -> np.ndarray:
-    """What a process has of an array: its devices' pieces, in the order of its part of the mesh."""
+    """Return the host-local part of an array: the shards of a process, in mesh order."""
     sizes, first = local_sizes(mesh, process)
     shape = []
     for length, axes in zip(whole.shape, axes_of(spec, whole.ndim), strict=True):

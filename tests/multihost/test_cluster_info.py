@@ -1,4 +1,4 @@
-"""Which process this is, in the environments of all launchers, and in none."""
+"""Process index and count, in the environments of all launchers, and without one."""
 
 import sys
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "0",
 }
 GKE = {"TPU_WORKER_HOSTNAMES": "127.0.0.2,127.0.0.3,127.0.0.4", "TPU_WORKER_ID": "2"}
-# What else JAX asks for.
+# Other attributes that JAX reads.
 OTHERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "TPU_SKIP_MDS_QUERY")
 METADATA = {
     "agent-worker-number": "1",
@@ -39,7 +39,7 @@ METADATA = {
 
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets variables, after those of all launchers are gone, and a TPU VM's metadata."""
+    """Set variables, with those of all launchers removed, and a TPU VM's metadata."""
 
     def make(variables: Mapping[str, str], tpu_vm: bool = False) -> None:
         for name in (*SLURM, *OPEN_MPI, *GKE, *OTHERS):
@@ -48,7 +48,7 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", tpu_vm)
         monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", tpu_vm)
-        # In GKE, machines know nothing of the slice that their containers form.
+        # In GKE, machines do not know the slice that their containers form.
         known = {} if "TPU_WORKER_HOSTNAMES" in variables else METADATA
         monkeypatch.setattr(
             cloud_tpu_cluster,
@@ -182,7 +182,7 @@ def test_unresolvable_coordinator_name(setting: Any) -> None:
     setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cloud_tpu_cluster.time, "sleep", lambda seconds: None)
-        # A name server that cannot be reached takes seconds to answer the same.
+        # An unreachable name server takes seconds for the same result.
         patch.setattr(cloud_tpu_cluster.socket, "gethostbyname", _unknown_host)
         with pytest.raises(ProcessesError, match="no-such-host.invalid") as caught:
             find_cluster(asked(timeout=1))

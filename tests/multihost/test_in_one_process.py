@@ -1,4 +1,4 @@
-"""Host-local arrays, and what processes do together, where there is only one process."""
+"""Host-local arrays and host collectives in a single process."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_matching_sharding_keeps_the_buffers(mesh: Mesh) -> None:
     for use in (host_local_array_to_global_array, global_array_to_host_local_array):
         same = use(x, mesh, P(("x", "y"), None))
         assert pointers(same) == pointers(x)
-        assert use(x, mesh, P("z")).sharding.spec == P("z"), "any other is dealt out anew"
+        assert use(x, mesh, P("z")).sharding.spec == P("z"), "any other is resharded"
 
 
 def pointers(x: Array) -> list[int]:
@@ -131,7 +131,7 @@ def test_invalid_values(mesh: Mesh) -> None:
 
 
 def test_single_process_matches_several(mesh: Mesh) -> None:
-    """Shapes and dtypes are those that two processes would see, with one in the place of two."""
+    """Shapes and dtypes equal those in two processes, with one in place of two."""
     x = device_put(V, NamedSharding(mesh, P("x")))
     tree = {"x": x, "n": np.int64(2**40), "none": None, "key": jax.random.key(3)}
     stacked, tiled = process_allgather(tree), process_allgather(tree, tiled=True)
@@ -143,7 +143,7 @@ def test_single_process_matches_several(mesh: Mesh) -> None:
     assert (jax.random.key_data(received["key"]) == jax.random.key_data(tree["key"])).all()
     host = np.ones(3)
     process_allgather(host, tiled=True)[0] = broadcast_one_to_all(host)[0] = 5
-    assert host.tolist() == [1, 1, 1], "what comes back is nobody else's memory"
+    assert host.tolist() == [1, 1, 1], "results own their memory"
     assert_equal(tree)
 
 

@@ -1,4 +1,4 @@
-"""What a person reads who started a program in too few places, or twice."""
+"""Errors of a program that was started in too few places, or twice."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def come(process: int, port: int, *, timeout: float, environment: LaunchEnvironment = SLURM) -> str:
-    """The error of a process, of three."""
+    """Return the error of one of three processes."""
     place = ClusterInfo(environment, 3, process, f"{LOOPBACK}:{port}", None)
     request = InitializeRequest(None, None, None, timeout, 100, None, None)
     with pytest.raises(ProcessesError) as caught:

@@ -1,4 +1,4 @@
-"""Pods of real processes that wait for each other, watch each other and end together."""
+"""Pods of real processes that wait for each other, monitor each other and end together."""
 
 import os
 import re
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def ran(script: str, processes: int, *args: str, **variables: str) -> PodRun:
-    """What became of a script in a pod of one device in each process."""
+    """Run a script in a pod of one device per process."""
     rules = EndingRules(timeout=200, grace=15)
     return run_pod([str(HERE / script), *args], PodSize(processes, 1), rules, **variables)
 
@@ -68,7 +68,7 @@ def test_a_killed_process_ends_its_peers(victim: int) -> None:
     done = ran("pod_ending.py", 3, "killed", str(victim))
     codes = list(done.verdict.codes)
     assert codes.pop(victim) == -9, done.report()
-    # By themselves: within the 15 s in which the launcher lets them, and JAX's 20 s of heartbeats.
+    # By themselves: within the launcher's grace of 15 s, and JAX's heartbeat timeout of 20 s.
     assert codes == [75, 75] and not done.verdict.ended, done.report()
     facts = [f"process {victim} of 3", "gone", "connection closed"] + ["coordinator"] * (not victim)
     for process, output in enumerate(done.outputs):
@@ -94,7 +94,7 @@ def test_collective_with_a_failed_process_exits(victim: int) -> None:
     other = 1 - victim
     codes = (done.verdict.codes[victim], done.verdict.codes[other])
     assert codes == (1, 75) and not done.verdict.ended, done.report()
-    # Gloo may have noticed that the connection closed, or not.
+    # Gloo may or may not have noticed the closed connection.
     facts = (f"xlashard: process {victim} of 2", "(KeyError: 'missing')", f"Process {other} ends")
     places = [("pod_ending.py:", "in <module>: float(step(x))"), ("was in a collective",)]
     assert any(reports(done.outputs[other], *facts, *place) for place in places), done.report()

@@ -1,4 +1,4 @@
-"""The watchdog of one process, and what is made of the stacks of several."""
+"""The watchdog of one process, and reports from the stacks of several."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ from xlashard.processes.stack_dump import (
 
 
 class _LogLines(logging.Handler):
-    """Notes what the watchdog says, and wakes who waits for it."""
+    """Handler that records the watchdog's messages, and sets an event for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_watchdog_writes_the_stacks_of_all_threads(log: _LogLines, tmp_path: Pat
         watchdog.step(41)
         assert log.written.wait(20)
         log.written.clear()
-        # It goes on, and says that too.
+        # The next step is reported, too.
         watchdog.step()
         assert log.written.wait(20)
     held.set()
@@ -128,7 +128,7 @@ def test_culprits(answers: dict[int, ProcessDump], culprits: tuple[int, ...], wo
     assert report.culprits == culprits
     assert words in str(report)
     assert ("(barrier 'epoch' (train.py:7))" in str(report)) == (0 not in culprits)
-    # Stacks stand there once, those of the culprits first.
+    # Each stack occurs once, those of the culprits first.
     stacks = str(report).partition("\n\n")[2]
     shown = [process for process in culprits if process in answers]
     assert all(stacks.startswith(f"process {process}, thread") for process in shown)

@@ -1,4 +1,4 @@
-"""Several real processes that work on one program."""
+"""Several real processes that run one program."""
 
 import contextlib
 import os
@@ -23,19 +23,19 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_many(
     script: Path, processes: int, devices: int, *args: str, timeout: float = 240
 ) -> list[str]:
-    """Runs a script in the processes of an emulated pod.
+    """Run a script in the processes of an emulated pod.
 
-    In it, `join_the_others` makes JAX one of them.
+    In it, `join_the_others` initialises `jax.distributed`.
 
     Args:
-        script: It is given the arguments; where it is, its environment says.
-        processes: How many.
-        devices: How many each has.
+        script: It gets the arguments; its environment has its place in the pod.
+        processes: Number of processes.
+        devices: Number of devices of each.
         args: The arguments.
-        timeout: Seconds after which all processes show their stacks and are ended.
+        timeout: Seconds after which all processes dump their stacks and are ended.
 
     Returns:
-        What each printed, if all ended well.
+        The output of each, if all succeeded.
     """
     done = run_pod([str(script), *args], PodSize(processes, devices), EndingRules(timeout))
     assert done.verdict.well, done.report()
@@ -43,15 +43,15 @@ def run_many(
 
 
 def run_in_one_pod(scripts: Sequence[Path], processes: int, devices: int) -> list[dict[str, str]]:
-    """Runs scripts in the processes of one emulated pod, one script after the other.
+    """Run scripts in the processes of one emulated pod, one script after the other.
 
     Args:
-        scripts: Each joins the others first.
-        processes: How many.
-        devices: How many each has.
+        scripts: Each joins the pod first.
+        processes: Number of processes.
+        devices: Number of devices of each.
 
     Returns:
-        What each process printed, by the script's name, if all ended well.
+        The output of each process, by the script's name, if all succeeded.
     """
     runner = Path(__file__).with_name("one_after_the_other.py")
     records = []
@@ -62,13 +62,13 @@ def run_in_one_pod(scripts: Sequence[Path], processes: int, devices: int) -> lis
 
 
 def run_pod(words: Sequence[str], size: PodSize, rules: EndingRules, **variables: str) -> PodRun:
-    """What became of a script in the processes of an emulated pod, however they ended.
+    """Run a script in the processes of an emulated pod, and return their ends of any kind.
 
     Args:
         words: The script, and its arguments.
-        size: Of the pod.
-        rules: When its processes are ended.
-        variables: For their environment.
+        size: Size of the pod.
+        rules: Rules for ending its processes.
+        variables: Variables of their environment.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     command = [*pod_python(size, environment), *words]
@@ -80,8 +80,8 @@ def pod_python(size: PodSize, environment: Mapping[str, str]) -> list[str]:
     """Return the start of a command line that runs Python in each process of a pod.
 
     Args:
-        size: Of the pod.
-        environment: To which the launcher adds the variables of the pod.
+        size: Size of the pod.
+        environment: Environment, to which the launcher adds the variables of the pod.
     """
     place = PodPlace("", size.processes, 0, size.devices)
     return python_command(pod_environment(environment, place))
@@ -101,13 +101,13 @@ def free_port() -> int:
 
 
 def join_the_others() -> None:
-    """Makes JAX of a script that `run_many` runs one of the pod, before it is asked for devices."""
+    """Join the pod that `run_many` started; called before JAX initialises its backend."""
     if not jax.distributed.is_initialized():
         jax.distributed.initialize()
 
 
 def expect[E: Exception](kind: type[E], text: str, use: Callable[[], Any]) -> E:
-    """The error that a call must raise, with a text in it; `pytest.raises` for scripts."""
+    """Return the error that a call must raise, with a text in it; `pytest.raises` for scripts."""
     try:
         use()
     except kind as error:

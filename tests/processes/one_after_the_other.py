@@ -1,6 +1,6 @@
-"""Runs several scripts in the same processes of a pod: `python one_after_the_other.py SCRIPT ...`.
+"""Run several scripts in the same processes of a pod: `python one_after_the_other.py SCRIPT ...`.
 
-A process of JAX takes seconds to start, and most scripts take less than that themselves.
+A JAX process takes seconds to start, and most scripts take less than that themselves.
 """
 
 import runpy

@@ -24,7 +24,7 @@ from xlashard.processes.dump_folder import remove_abandoned_folders, temporary_d
 from xlashard.processes.job_pool import WorkerLimits
 from xlashard.tpu import topology
 
-# The module stands on Python alone, so that the process needs no JAX.
+# The module needs only the standard library, so the process needs no JAX.
 _HOLD = """
 import runpy, sys
 with runpy.run_path(sys.argv[1])["temporary_dump_folder"]() as folder:
@@ -44,7 +44,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Return a process that works in a folder, and the folder."""
+    """Yield a process that works in a folder, and the folder."""
     words = [sys.executable, "-c", _HOLD, str(dump_folder.__file__)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Digests, and where values differ: in threads that stand for processes."""
+"""Digests, and differences of values, in threads that stand for processes."""
 
 import threading
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SHAPES = [(), (1,), (7,), (3, 5), (40, 50), (3, 1, 33)]
 
 
 class Room:
-    """Meetings of threads, each of which is a process."""
+    """Barriers between threads, each of which stands for a process."""
 
     def __init__(self, count: int) -> None:
         self.held = 0
@@ -46,7 +46,7 @@ class Room:
 
 
 def compared(values: Sequence[Sequence[NamedValue]]) -> tuple[tuple[ValueDifference, ...], int]:
-    """What each process is told, which must be the same, and after how many meetings."""
+    """Return the differences, which every process must report alike, and the number of barriers."""
     room = Room(len(values))
 
     def run(process: int) -> tuple[ValueDifference, ...]:

@@ -1,4 +1,4 @@
-"""The processes of a sweep: each costs its own job only, and none is left behind."""
+"""The processes of a sweep: each loses its own job only, and none is left behind."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def test_processes_are_kept_between_series_of_jobs():
         assert len(answered) == 6
         ((_, again),) = pool.run([WorkerJob("a", f"{RUNNERS}:square", {"number": 1})])
         assert again["pid"] in answered
-        # A series that is given up leaves no answer for the next one.
+        # An aborted series leaves no answer for the next one.
         unfinished = pool.run(behaving("well", "wait"))
         next(unfinished)
         unfinished.close()

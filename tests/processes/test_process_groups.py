@@ -1,4 +1,4 @@
-"""How processes are named in messages."""
+"""Names of processes in messages."""
 
 from xlashard.processes import format_by_process, format_processes
 

@@ -1,4 +1,4 @@
-"""Whether a thread is in a call that has no frame of Python and waits for devices."""
+"""Detection of a thread in a call without a Python frame that waits for devices."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SEEN: list[bool] = []
 
 
 class Spy:
-    """Looks at the frame of its caller, from below a call, as another thread would."""
+    """Probe that inspects the frame of its caller, from below a call, as another thread would."""
 
     __module__ = "elsewhere"
 
@@ -30,7 +30,7 @@ spy = Spy()
 
 
 def inside(run: Callable[[], Any]) -> bool:
-    """What is found while `run` runs."""
+    """Return the probe's finding while `run` runs."""
     SEEN.clear()
     run()
     return SEEN[-1]

@@ -1,4 +1,4 @@
-"""Who comes, who doesn't and what doesn't fit, with threads as processes: it is all sockets."""
+"""Arriving, missing and conflicting processes, with threads in their place: it is all sockets."""
 
 import re
 import socket
@@ -33,7 +33,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def calls(count: int, **changes: Any) -> list[StartupBarrier]:
-    """The calls of all processes."""
+    """Return the calls of all processes."""
     address = LOOPBACK, free_port()
     return [
         StartupBarrier(
@@ -49,7 +49,7 @@ def calls(count: int, **changes: Any) -> list[StartupBarrier]:
 
 
 def outcomes(calls: list[StartupBarrier]) -> list[Any]:
-    """What came of each: its connections, or the error."""
+    """Return the result of each call: its connections, or the error."""
     with ThreadPoolExecutor(len(calls)) as pool:
         done = [pool.submit(wait_for_all, call) for call in calls]
         results = [one.exception() or one.result() for one in done]
@@ -68,7 +68,7 @@ def opened() -> Iterator[list[Connection]]:
 @pytest.mark.slow
 def test_address_is_released_after_the_barrier(opened: list[Connection]) -> None:
     all_calls = calls(4)
-    # A service takes the address over, which those who come wait for.
+    # A service takes over the address, which the arriving processes wait for.
     with ThreadPoolExecutor(3) as pool:
         guests = [pool.submit(wait_for_all, call) for call in all_calls[1:]]
         host = wait_for_all(all_calls[0])
@@ -164,7 +164,7 @@ def test_foreign_and_closed_connections_are_ignored(opened: list[Connection]) ->
             stranger.close()
         early = Connection(_connected(host))
         early.send(process=1, count=3, host="host1", pid=1)
-        assert early.receive(), "it is told who is missing"
+        assert early.receive(), "it receives the missing processes"
         early.close()
         guesting = [pool.submit(wait_for_all, guest) for guest in guests]
         opened += hosting.result().values()
@@ -224,7 +224,7 @@ def test_host_names_are_printable() -> None:
 def test_duplicate_of_a_silent_program_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the process whose place it is, as soon as it comes; or soon without it."""
+    """Reported by the process with the same index, once it arrives; or soon without it."""
     hello = asdict(ProcessIdentity(1, 2, "elsewhere", 7))
     host, guest = calls(2)
     with ThreadPoolExecutor(2) as pool:
@@ -304,7 +304,7 @@ def test_address_reserved_by_a_launcher_is_usable() -> None:
 
 
 class _Three:
-    """Three processes with their lines; nobody watches those of a process 0 that is to die."""
+    """Three processes with their monitors; a process 0 that is to be killed has none."""
 
     def __init__(self, process_0_watches: bool = True) -> None:
         self.gone: dict[int, tuple[int, ...]] = {}
@@ -341,7 +341,7 @@ class _Three:
         self.heard[process].set()
 
     def kill(self, process: int) -> None:
-        """Closes what the kernel closes with a process."""
+        """Close the connections of a process, as the kernel does when it dies."""
         for other in (1, 2):
             if process in (0, other):
                 self.connections[other][process != 0].socket.shutdown(socket.SHUT_RDWR)
