@@ -1,6 +1,6 @@
 """Programs that differ between processes, one after the other; run in each process of a pod.
 
-What came of each is printed as a line of JSON. After each, all processes run a program together.
+The outcome of each is printed as a line of JSON. After each, all processes run a program together.
 """
 
 import gc
@@ -38,12 +38,12 @@ from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan  # noqa: E
 
 
 class Pod:
-    """Where this process is, and arrays over all."""
+    """Process index, and arrays over all processes."""
 
     def __init__(self) -> None:
         self.me = jax.process_index()
         self.odd = jax.process_count() - 1
-        # When the last one came to a case that takes time before.
+        # Time when the last process arrived at a slow case.
         self.came = 0.0
         self.devices = np.array(jax.devices())
         self.rows = NamedSharding(Mesh(self.devices, ("data",)), P("data"))
@@ -58,7 +58,7 @@ class Pod:
 
 
 def both_are_here(what: str) -> None:
-    """Comes back when all processes have come, by nothing that a program of theirs needs."""
+    """Wait until all processes have arrived, without any means that their programs use."""
     store.write(f"tests/{what}/{pod.me}", b"")
     for process in range(jax.process_count()):
         assert store.read(f"tests/{what}/{process}", 60) is not None
@@ -186,7 +186,7 @@ def donations():
 
 
 class Model:
-    """Holds what a function closes over."""
+    """Holder of a closed-over value."""
 
     def __init__(self) -> None:
         seed = 7 if pod.is_odd() else 0
@@ -353,7 +353,7 @@ def jit_same():
 
 @case
 def threads():
-    """Two threads come with two programs, in another order in each process."""
+    """Two threads run two programs, in another order in each process."""
     programs = [pjit(lambda x: x + 11), pjit(lambda x: x + 12)]
     x, results = pod.ones(8), {}
     began = threading.Event()
@@ -375,7 +375,7 @@ def threads():
 
 @case
 def forgotten():
-    """A process that has forgotten a program runs it again, and the others have no reason to."""
+    """A process that has dropped a program runs it again, and the others need not."""
     x = pod.ones(8)
 
     def make():
@@ -391,7 +391,7 @@ def forgotten():
 
 @case
 def analysed():
-    """A program that one process only looks at."""
+    """A program that one process only analyses."""
     if not pod.is_odd():
         program = pjit(lambda x: x + 31).lower(pod.ones(8)).compile()
         assert program.cost_analysis()
@@ -419,7 +419,7 @@ def all_unchecked():
 
 @case
 def unchecked():
-    """One process does not compare, and says so when it runs a program of several."""
+    """One process does not compare, and reports it when it runs a program of several processes."""
     with multihost.checked_programs(not pod.is_odd()):
         try:
             result = pjit(lambda x: x + 51)(pod.ones(8))
@@ -429,20 +429,20 @@ def unchecked():
 
 
 def outcome(use: Callable[[], Any]) -> dict[str, Any]:
-    """What came of a case."""
+    """Return the outcome of a case."""
     began = time.monotonic()
-    said: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     try:
         result = use()
-        said["result"] = None if isinstance(result, xlashard.Array) else result
+        record["result"] = None if isinstance(result, xlashard.Array) else result
     except Exception as error:
-        said |= {
+        record |= {
             "error": type(error).__name__,
             "text": str(error),
             "difference": getattr(error, "difference", None),
             "processes": list(getattr(error, "processes", ())),
         }
-    return said | {"seconds": time.monotonic() - max(began, pod.came)}
+    return record | {"seconds": time.monotonic() - max(began, pod.came)}
 
 
 def partitioner() -> Partitioner:
@@ -450,7 +450,7 @@ def partitioner() -> Partitioner:
 
 
 def together(number: int) -> float:
-    """A program that all run after each case."""
+    """Run a program in all processes after each case."""
     total = pjit(lambda x: (x * number).sum())(pod.ones(8))
     return float(total)
 
@@ -459,8 +459,8 @@ if __name__ == "__main__":
     pod = Pod()
     wanted = sys.argv[1:] or list(CASES)
     for number, name in enumerate(wanted):
-        said = outcome(CASES[name])
-        if name != "unchecked":  # whose processes are not in step any more
-            said["after"] = together(number)
-        print("CASE", json.dumps({"case": name, **said}), flush=True)
+        record = outcome(CASES[name])
+        if name != "unchecked":  # its processes are out of step afterwards
+            record["after"] = together(number)
+        print("CASE", json.dumps({"case": name, **record}), flush=True)
     assert CONSISTENCY.policy.enabled

@@ -1,6 +1,6 @@
-"""A branch on the process id, whose other side never comes to the program.
+"""Branch on the process id, in which one process never reaches the program.
 
-It is run in each of two processes, and stops with an error where something is not as it should be.
+It is run in each of two processes, and stops with an error where a result is wrong.
 """
 
 import time

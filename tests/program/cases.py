@@ -1,4 +1,4 @@
-"""Modules and plans whose annotated text, or error, the golden files hold."""
+"""Modules and plans with golden files of their annotated text, or of their error."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ T88 = "tensor<8x8xf32>"
 
 @dataclass(frozen=True)
 class Case:
-    """One golden text.
+    """Golden text.
 
     Attributes:
-        name: Of the file.
-        says: What it shows.
+        name: Name of the file.
+        summary: What it shows.
         source: The module before it is annotated.
         plan: Makes the plan for a partitioner.
         tokens: Ordering tokens in front of arguments and results.
     """
 
     name: str
-    says: str
+    summary: str
     source: str
     plan: Callable[[Partitioner], ProgramPlan]
     tokens: int = 0
@@ -58,8 +58,8 @@ VALID = [
         ),
     ),
     Case(
-        "unsaid",
-        "nobody said anything: the partitioner chooses",
+        "unspecified",
+        "without shardings: the partitioner chooses",
         identity(T88),
         lambda p: plan([value((8, 8))], [value((8, 8))], p),
     ),
@@ -281,7 +281,7 @@ VALID = [
     ),
     Case(
         "other_entry",
-        "the only public function becomes @main; what it says already stays",
+        "the only public function becomes @main; its own attributes are kept",
         """module @other {
           func.func private @inner(%a: tensor<8xf32>) -> tensor<8xf32> {
             return %a : tensor<8xf32>

@@ -1,4 +1,4 @@
-"""Runs tests under each partitioner."""
+"""Run tests under each partitioner."""
 
 import jax
 import pytest
@@ -8,13 +8,13 @@ from xlashard.program.plan import Partitioner
 
 @pytest.fixture(params=list(Partitioner), ids=lambda p: p.value)
 def partitioner(request):
-    """Each partitioner; a program's plan names it, whatever JAX is set to."""
+    """Each partitioner; a program's plan names it, independent of JAX's setting."""
     return request.param
 
 
 @pytest.fixture
 def jax_partitioner(partitioner):
-    """Each partitioner, and JAX's own rules write for it as well."""
+    """Each partitioner, which JAX's own rules use as well."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", partitioner is Partitioner.SHARDY)
     yield partitioner

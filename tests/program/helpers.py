@@ -15,7 +15,7 @@ from xlashard.program.plan import ProgramPlan, ValuePlan
 
 U = P.UNCONSTRAINED
 
-# Written by the pass that gives meshes their symbols; says once more what the mesh says.
+# Written by the pass that outlines meshes as symbols; repeats the mesh.
 _MESH_COPY = re.compile(r" \{stablehlo\.mesh = .*\}$", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def plan(args, results, partitioner, *, donated=None, count=8, name="f", on=None
 
 
 def identity(*types):
-    """A module that gives back its arguments."""
+    """Return a module that returns its arguments."""
     args = ", ".join(f"%arg{i}: {t}" for i, t in enumerate(types))
     names = ", ".join(f"%arg{i}" for i in range(len(types)))
     results = ", ".join(types)
@@ -66,7 +66,7 @@ def identity(*types):
 
 
 def lower(source, wanted, tokens=0):
-    """The annotated program of a module's text."""
+    """Return the annotated program of a module's text."""
     body = stablehlo_parse.body_of_module(stablehlo_parse.read_module(source))
     if tokens:
         body = type(body)(**{**vars(body), "ordered_effects": (None,) * tokens})
@@ -74,12 +74,12 @@ def lower(source, wanted, tokens=0):
 
 
 def text_of(lowered):
-    """The module's text as golden files hold it."""
+    """Return the module's text as in golden files."""
     return _MESH_COPY.sub("", lowered.as_text())
 
 
 def compiled(source, wanted, **rest):
-    """The compiled program of a module's text."""
+    """Return the compiled program of a module's text."""
     avals = [
         [abstractify(jax.ShapeDtypeStruct(v.shape, v.dtype)) for v in values]
         for values in (wanted.args, wanted.results)
@@ -88,7 +88,7 @@ def compiled(source, wanted, **rest):
 
 
 def traced(fun, *args, count=8):
-    """The body of a function of JAX for some arguments, and its abstract values."""
+    """Return the body of a JAX function for some arguments, and its abstract values."""
     jaxpr = jax.make_jaxpr(fun)(*args)
     device = jax.devices()[0]
     target = LoweringTarget(platform_of(device), client_of(device), devices(count))
@@ -97,7 +97,7 @@ def traced(fun, *args, count=8):
 
 
 def chosen(program):
-    """Tiles per dimension of each argument and of each result."""
+    """Return the tiles per dimension of each argument and of each result."""
     parts = program.parts
     return tuple(
         tuple(s.rank_tiling(len(v.shape)).counts for s, v in zip(shardings, values, strict=True))

@@ -1,4 +1,4 @@
-"""Modules and plans that don't fit each other, whose errors a golden file holds."""
+"""Modules and plans that don't fit each other, with a golden file of their errors."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A script of plain JAX for several processes, of which one runs other programs."""
+"""Script of plain JAX for several processes, of which one runs other programs."""
 
 import jax
 import jax.numpy as jnp

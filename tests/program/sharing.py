@@ -1,6 +1,6 @@
 """One process compiles and the others load; run in each process of a pod.
 
-It stops with an error where something is not as it should be.
+It stops with an error where a result is wrong.
 """
 
 import warnings
@@ -71,9 +71,9 @@ def warned(count: int, text: str) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    said = [str(w.message) for w in caught if w.category is SharedBinaryWarning]
-    assert len(said) == count, said
-    assert all(text in message for message in said), said
+    messages = [str(w.message) for w in caught if w.category is SharedBinaryWarning]
+    assert len(messages) == count, messages
+    assert all(text in message for message in messages), messages
 
 
 # The first process compiles, the other doesn't, and the results have the same bits.
@@ -85,7 +85,7 @@ assert explain_recompile(step).explanations[0].executable == expected
 assert same_bits(shared, step(X))
 assert same_bits(shared, pjit(mixed)(X))
 
-# The same by `compile`, where the program can be saved, too.
+# Likewise by `compile`, whose program can be saved, too.
 lowered = pjit(lambda x: (x @ x) + 1).lower(X)
 with compilations(1 if ME == 0 else 0):
     program = lowered.compile(share_binary=True)
@@ -93,7 +93,7 @@ assert same_bits({"x": program(X)}, {"x": lowered.compile(share_binary=False)(X)
 again = Compiled.deserialize(program.serialize())
 assert same_bits({"x": program(X)}, {"x": again(X)})
 
-# Programs from files are compared by the modules that they were compiled of.
+# Programs from files are compared by the modules that they were compiled from.
 files = [pjit(lambda x, n=n: x * n).lower(X).compile().serialize() for n in (2.0, 3.0)]
 saved = Compiled.deserialize(files[0])
 assert same_bits({"x": saved(X)}, {"x": Compiled.deserialize(saved.serialize())(X)})
@@ -101,7 +101,7 @@ files = [pjit(lambda x, n=n: x + n).lower(X).compile().serialize() for n in (2.0
 error = expect(ProgramsDifferError, "of other modules", lambda: Compiled.deserialize(files[ME])(X))
 assert error.difference == "module" and "the same file" in str(error), error
 
-# A process that forgets its program compiles it by itself: the others don't come again.
+# A process that drops its program compiles it alone: the others don't run it again.
 if ME == 1:
     jax.clear_caches()
     with compilations(1):
@@ -109,7 +109,7 @@ if ME == 1:
 else:
     assert same_bits(shared, step(X))
 
-# Programs that differ are found before anybody compiles.
+# Programs that differ are detected before any process compiles.
 with compilations(0):
     error = expect(
         ProgramsDifferError,
@@ -118,7 +118,7 @@ with compilations(0):
     )
 assert error.difference == "operation"
 
-# What the compiler refuses is refused everywhere, in the same words.
+# Compile errors are raised in all processes, with the same text.
 wrong = {"xla_cpu_enable_fast_math": "neither"}
 expect(
     CompileError,
@@ -132,7 +132,7 @@ def called(x):
     return jax.pure_callback(np.negative, kind, x)
 
 
-# What can't be shared is compiled by each, and one of them says why.
+# A program that can't be shared is compiled by each, and one process reports why.
 with warned(1 if ME == 0 else 0, "it calls Python functions"), compilations(1):
     pjit(called, in_shardings=ROWS, share_binary=True).lower(X).compile()
 

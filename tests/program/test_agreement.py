@@ -15,7 +15,7 @@ ODD = 1
 
 
 def run_cases(processes: int, devices: int, *names: str) -> dict[str, list[dict[str, Any]]]:
-    """What came of each case, in every process."""
+    """Return the outcome of each case, in every process."""
     outputs = run_many(SCRIPT, processes, devices, *names)
     found: dict[str, list[dict[str, Any]]] = {}
     for output in outputs:

@@ -1,4 +1,4 @@
-"""What processes compare of a program, and what is said of two that differ."""
+"""Fingerprints of programs in several processes, and reports of two that differ."""
 
 import dataclasses
 import json
@@ -125,8 +125,8 @@ def test_the_first_operation_that_differs_has_its_line():
 
 
 def test_a_story_of_equal_programs_names_what_else_is_to_be_looked_at():
-    told = story(add_one, jnp.ones(4))
-    assert find_difference(told, told).kind == "module"
+    details = story(add_one, jnp.ones(4))
+    assert find_difference(details, details).kind == "module"
 
 
 def test_versions_and_flags():

@@ -17,7 +17,7 @@ SETTINGS = {
 
 @pytest.fixture
 def hits(tmp_path):
-    """The hits of a fresh cache in a folder of its own, as they happen."""
+    """Return the hits of a new cache in a folder of its own."""
     found = []
 
     def listen(event, **_):

@@ -1,4 +1,4 @@
-"""Programs of one function whose modules say the same run on one executable."""
+"""Programs of one function with equal modules share one executable."""
 
 import dataclasses
 import gc

@@ -1,4 +1,4 @@
-"""What is written on `@main`, word by word, for each partitioner; and what is refused, and how."""
+"""Annotations of `@main` by each partitioner, as text; and errors."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ FUNCTION = "a_function.mlir"
 @pytest.mark.parametrize("case", VALID, ids=lambda c: c.name)
 def test_module(case, partitioner, update_goldens):
     lowered = lower(case.source, case.plan(partitioner), case.tokens)
-    text = f"// {case.says}\n{text_of(lowered)}"
+    text = f"// {case.summary}\n{text_of(lowered)}"
     if lowered.donation.unusable:
         with pytest.raises(DonationError) as caught:
             lowered.report_donation("strict", "f")

@@ -1,4 +1,4 @@
-"""Modules that no function of JAX made: how they are read, and what of theirs stays."""
+"""Modules from sources other than JAX: how they are read, and which parts are kept."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +103,7 @@ REFUSED = {
 
 
 def planned(parsed, overrides=()):
-    """The plan of a module on eight devices, with shardings for some arguments."""
+    """Return the plan of a module on eight devices, with shardings for some arguments."""
     args = [value.plan for value in parsed.args]
     for i, sharding in dict(overrides).items():
         args[i] = replace(args[i], sharding=sharding, annotated=False)

@@ -1,4 +1,4 @@
-"""Compiled programs: what they give, how their values are dealt out, and what they say."""
+"""Compiled programs: their results, shardings and properties."""
 
 import re
 
@@ -183,7 +183,7 @@ KEY_SHARDINGS = {
     "named": lambda: named("x"),
     "open": lambda: named(U),
     "tiles": lambda: tiles("{devices=[8]<=[8]}"),
-    "unsaid": lambda: None,
+    "unspecified": lambda: None,
 }
 
 
@@ -253,7 +253,7 @@ def test_donated_buffers_are_taken_over(partitioner):
         donated=(True, False),
     )
     program = compiled(ADD, wanted)
-    # Memory of the host may stand in for a buffer that was only placed; these are computed.
+    # Memory of the host may be aliased by a buffer that was only put; these are computed.
     first, second = (h + 1 for h in program.place([f32(8, 8), f32(8, 8)]))
     where = [s.data.unsafe_buffer_pointer() for s in first.addressable_shards]
     out = []
@@ -313,8 +313,8 @@ def test_an_unusable_donation_is_reported_once(partitioner):
 def test_a_layout_may_keep_a_donation_from_use(partitioner):
     columns = value((8, 4), named("x"), name="x", layout="{0,1}")
     wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
-    said = refusal(wanted, 0, {}).reason
-    assert re.search(naming("result ", "{0,1}", "Format"), said)
+    reason = refusal(wanted, 0, {}).reason
+    assert re.search(naming("result ", "{0,1}", "Format"), reason)
 
 
 def test_an_unusable_donation_may_be_forbidden(partitioner):

@@ -1,4 +1,4 @@
-"""Prints the digests of programs as one process has them, whatever it has traced before.
+"""Print the digests of one process's programs, independent of what it has traced before.
 
 With `after` it first traces and transforms all of them, in the other order and for other arguments.
 """
@@ -113,7 +113,7 @@ def total(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def trace_much() -> None:
-    """Fills the caches of tracing in another order, under transformations and for other shapes."""
+    """Fill the caches of tracing in another order, under transformations and for other shapes."""
     for function in reversed(PROGRAMS):
         for shape in (SHAPE, (4, 4)):
             with suppress(Exception):  # not every function has each of them
@@ -127,7 +127,7 @@ def trace_much() -> None:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """Of its program on all devices."""
+    """Return the digest of a function's program on all devices."""
     lowered = pjit(function, in_shardings=P("data")).lower(np.ones(SHAPE, np.float32))._program
     return ProgramFingerprint(
         lowered.plan, lowered.body.module, callbacks=lowered.body.callbacks

@@ -1,4 +1,4 @@
-"""A pytest plugin: the workers of pods are forks of a process that has imported JAX."""
+"""Pytest plugin: the workers of pods are forks of a process that has imported JAX."""
 
 from tests.processes import pod_python
 from xlashard.testing import worker_pool

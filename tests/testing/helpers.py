@@ -1,4 +1,4 @@
-"""Processes of a pod that need no JAX, and whether they are gone."""
+"""Processes of a pod that need no JAX, and checks that they have ended."""
 
 import os
 import select
@@ -15,27 +15,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """That of this process, in which xlashard is found."""
+    """Return the environment of this process, in which xlashard is found."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
 def python(source: str) -> list[str]:
-    """A command that runs a few lines."""
+    """Return a command that runs a few lines."""
     return [sys.executable, "-c", source]
 
 
 def plan(command: Sequence[str], processes: int = 2, **more: object) -> LaunchPlan:
-    """A plan for processes with one device."""
+    """Return a plan for processes with one device."""
     return LaunchPlan(command, PodSize(processes, 1), **more)  # pyright: ignore[reportArgumentType]
 
 
 def ran(command: Sequence[str], processes: int = 2, **rules: float) -> PodRun:
-    """What became of a command in all processes."""
+    """Run a command in all processes, and return its end."""
     return run_to_end(Launch(plan(command, processes, one_stream=True)), EndingRules(**rules))
 
 
-# Prints the numbers of three processes: itself, one of its group, and one that has left it, as
+# Prints the ids of three processes: itself, one of its group, and one that has left it, as
 # daemons do, and that no process waits for.
 FAMILY = """
 import os, signal, subprocess, sys
@@ -56,12 +56,12 @@ child.wait()
 
 
 def family(*ignored: int) -> list[str]:
-    """A command whose processes leave others behind, and that some signals don't end."""
+    """Return a command whose processes leave others behind, and that some signals don't end."""
     return python(FAMILY.format(ignored=[int(number) for number in ignored]))
 
 
 def families(lines: Iterable[str], processes: int) -> list[int]:
-    """The numbers of all processes that they print."""
+    """Return the ids of all processes that they print."""
     members: list[int] = []
     for line in lines:
         _, separator, numbers = line.partition("family ")
@@ -72,7 +72,7 @@ def families(lines: Iterable[str], processes: int) -> list[int]:
 
 
 def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:
-    """Whether processes end within some seconds; each is waited for."""
+    """Return whether all processes end within some seconds."""
     return all(_gone(pid, seconds) for pid in pids)
 
 
@@ -88,10 +88,10 @@ def _gone(pid: int, seconds: float) -> bool:
 
 
 def start(command: Sequence[str], **more: str) -> subprocess.Popen[str]:
-    """Starts a command whose output can be read line by line, and that Ctrl-C ends.
+    """Start a command whose output can be read line by line, and that Ctrl-C ends.
 
-    A shell starts what it runs in the background with SIGINT ignored, and so would start all below
-    it: the tests would not pass there.
+    A shell starts background processes with SIGINT ignored, as their children do: the tests would
+    not pass there.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""Tests on pods with every outcome there is; `test_plugin.py` runs them, and sees what is told."""
+"""Tests on pods with every possible outcome; `test_plugin.py` runs them, and checks the reports."""
 
 import logging
 import os
@@ -95,7 +95,7 @@ def test_state_is_not_seen():
 
 @ON_TWO
 def test_fails_everywhere(doubled):
-    print("said by", jax.process_index())
+    print("printed by", jax.process_index())
     logging.getLogger("some").warning("logged by %d", jax.process_index())
     os.write(2, b"written to the descriptor\n")
     result = {"shape": (2, doubled)}

@@ -1,4 +1,4 @@
-"""What `test_pods.py` runs in the processes of pods."""
+"""Functions that `test_pods.py` runs in the processes of pods."""
 
 import os
 import signal
@@ -15,24 +15,24 @@ _LISTENING = "0A"
 
 
 def place() -> tuple[int, int, int]:
-    """Which process this is, and how many devices it has and all have."""
+    """Return the process index, and the numbers of local and of all devices."""
     return jax.process_index(), jax.local_device_count(), jax.device_count()
 
 
 def gathered(number: int, *, times: int = 1) -> int:
-    """A sum over all processes."""
+    """Return a sum over all processes."""
     return int(process_allgather(np.array(times * number)).sum())
 
 
 def keep(value: object) -> object:
-    """What was kept by the call before."""
+    """Keep a value, and return the one that the call before kept."""
     before = getattr(sys, "kept", None)
     sys.kept = value  # pyright: ignore[reportAttributeAccessIssue]
     return before
 
 
 def fail_in(process: int) -> None:
-    """Raises in one process, while the others wait for it."""
+    """Raise in one process, while the others wait for it."""
     print("working", flush=True)
     if jax.process_index() == process:
         raise KeyError("a key")
@@ -40,31 +40,31 @@ def fail_in(process: int) -> None:
 
 
 class Unreadable(Exception):
-    """Can be pickled, and then not be read."""
+    """Error that can be pickled, but not unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
 
 
 def fail_unreadably() -> None:
-    """Raises what no other process can have."""
+    """Raise an error that no other process can unpickle."""
     raise Unreadable(1, 2)
 
 
 def die() -> None:
-    """Is killed in one process."""
+    """Kill one process."""
     if jax.process_index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     gathered(1)
 
 
 def leave() -> None:
-    """Ends its process as a program does."""
+    """End the process as a program does."""
     sys.exit(3)
 
 
 def stop() -> None:
-    """Stops one process, for which the others wait, with a word now and then."""
+    """Stop one process, for which the others wait, with periodic output."""
     if jax.process_index() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     threading.Thread(target=_talk, daemon=True).start()
@@ -78,12 +78,12 @@ def _talk() -> None:
 
 
 def give_a_function() -> object:
-    """Returns what can't be sent."""
+    """Return an unpicklable value."""
     return lambda: 3
 
 
 def give_a_global_array() -> object:
-    """Returns an array of which this process has a part."""
+    """Return an array of which this process has a part."""
     from xlashard import Mesh, NamedSharding, P, make_array_from_callback
 
     mesh = Mesh(np.array(jax.devices()), ("all",))
@@ -91,14 +91,14 @@ def give_a_global_array() -> object:
 
 
 def listening() -> list[str]:
-    """The addresses, as hexadecimal numbers, where this process listens."""
+    """Return the addresses, as hexadecimal numbers, where this process listens."""
     gathered(1)
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             own.add(os.readlink(descriptor))
         except OSError:
-            continue  # The one that listed the others.
+            continue  # The process that listed the others.
     addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""A script that knows nothing of xlashard: `python pod_script.py [fail]`."""
+"""Script without xlashard: `python pod_script.py [fail]`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`xlashard pod`: what a person sees of several processes."""
+"""`xlashard pod`: the output of several processes."""
 
 import io
 import sys
@@ -15,7 +15,7 @@ WHO = "import os; me = os.environ['XLASHARD_POD_PROCESS_ID']; "
 
 
 def pod(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int | str | None, str, str]:
-    """Exit code, standard output and standard error of a command line."""
+    """Return exit code, standard output and standard error of a command line."""
     try:
         code: int | str | None = main(["pod", *words])
     except SystemExit as end:
@@ -119,7 +119,7 @@ def test_closed_stdout_ends_the_pod() -> None:
 
 
 def shown(*pieces: tuple[int, bytes], processes: int = 2, **streams: io.StringIO) -> str:
-    """What a printer makes of pieces of output."""
+    """Return the output of a printer for some pieces."""
     stream = streams.get("stream", io.StringIO())
     printer = PrefixPrinter(stream, stream, processes)
     for process, text in pieces:

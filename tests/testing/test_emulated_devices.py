@@ -20,7 +20,7 @@ FLAG = "--xla_force_host_platform_device_count"
 
 
 def printed(source: str, *, fresh: bool = False, **more: str) -> str:
-    """What lines print in a process of their own, without what tests say of devices."""
+    """Return the output of lines in a process of their own, without the tests' device settings."""
     clean = environment(JAX_PLATFORMS="", XLA_FLAGS="", **more)
     python = [sys.executable] if fresh else python_command(clean)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Assertions about programs: what they count, and what they say when they fail."""
+"""Assertions about programs: their counts, and their errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -116,7 +116,7 @@ def test_invalid_arguments(x: Array, call: Callable[[Array], None], text_of_prob
 def test_matching_arguments_are_not_resharded(mesh: Mesh, x: Array) -> None:
     assert_no_resharding(total, (x,))
     rows = NamedSharding(mesh, P("data"))
-    # What comes from the host has to come to the devices.
+    # Arguments from the host have to be transferred to the devices.
     assert_no_resharding(pjit(lambda x: x * 2, in_shardings=rows), (np.ones((8, 8)),))
 
 

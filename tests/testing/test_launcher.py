@@ -1,4 +1,4 @@
-"""Starting processes, hearing what they write and say, and how their end is told."""
+"""Starting processes, reading their output and messages, and reporting their end."""
 
 import errno
 import json
@@ -89,7 +89,7 @@ def test_pod_environment_variables() -> None:
     assert "JAX_NUM_CPU_DEVICES" not in result
     assert flagged_devices(result["XLA_FLAGS"]) == 4
     assert "--xla_dump_to=there" in result["XLA_FLAGS"].split()
-    # The service must not listen where others come.
+    # The service must not listen where others connect.
     assert result["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1234"
     assert read_flags(result).pod == PLACE
     assert "no_grpc_proxy" not in result
@@ -300,7 +300,7 @@ def test_processes_that_end_during_the_launch() -> None:
 
 
 class HeardLate(Launch):
-    """Hears of its processes when they and their guard are over."""
+    """Launch that is notified of its processes after they and their guard have ended."""
 
     def _await_start(self, plan: LaunchPlan) -> None:
         self._guard.wait()
@@ -318,7 +318,7 @@ def test_order_of_exits_on_a_busy_machine(tmp_path: Path) -> None:
     for name in description:
         os.mkfifo(name)
     with Launch(plan([*python(source), *description], 3)) as launch:
-        # As if others had the processor while they end, the last one first.
+        # As if other processes had the CPU while they end, the last one first.
         os.kill(launch._guard.pid, signal.SIGSTOP)
         for number in (2, 1, 0):
             Path(description[number]).write_text("end")

@@ -1,4 +1,4 @@
-"""Whatever ends a launcher, nothing that it started lives on."""
+"""Whatever ends a launcher, nothing that it started survives."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def test_detached_processes_end_with_the_last_process() -> None:
 
 
 def lines_of(launch: Launch):
-    """The lines that processes write, as they come."""
+    """Yield the lines that processes write, as they arrive."""
     unread = {number: b"" for number in range(2)}
     while launch.running:
         for event in launch.events(30):
@@ -81,8 +81,8 @@ import pytest
 @pytest.mark.pod(processes=2)
 def test_hangs():
     left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    with open(os.environ["TOLD"], "w") as told:
-        print("family", os.getpid(), os.getppid(), left.pid, file=told)
+    with open(os.environ["REPORT"], "w") as report:
+        print("family", os.getpid(), os.getppid(), left.pid, file=report)
     signal.pause()
 """
 
@@ -97,9 +97,9 @@ def test_processes_end_with_pytest(tmp_path: Path, options: tuple[str, ...], num
     pipe = tmp_path / "reported"
     os.mkfifo(pipe)
     words = ["-p", "xlashard_pytest", f"--rootdir={tmp_path}", "-p", "no:cacheprovider", *options]
-    # It is open for writing too, so that it has no end.
+    # It is open for writing too, so it never reaches its end.
     with os.fdopen(os.open(pipe, os.O_RDWR), buffering=1) as lines:
-        outside = start([sys.executable, "-m", "pytest", *words, str(tmp_path)], TOLD=str(pipe))
+        outside = start([sys.executable, "-m", "pytest", *words, str(tmp_path)], REPORT=str(pipe))
         pids = families(lines, 2)
     outside.send_signal(number)
     outside.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The pytest plugin, as people meet it: pytest in a process of its own, on tests of all kinds."""
+"""The pytest plugin, as users run it: pytest in a process of its own, on tests of all kinds."""
 
 import re
 import shutil
@@ -33,8 +33,8 @@ def test_{name}(seven):
 """
 
 
-class Told:
-    """What pytest printed.
+class PytestRun:
+    """Output of pytest.
 
     Attributes:
         text: All of it.
@@ -65,27 +65,27 @@ class Told:
         self.code = done.returncode
 
     def outcome(self, name: str) -> str:
-        """`PASSED`, `FAILED`, ..."""
+        """Return `PASSED`, `FAILED`, ..."""
         match = re.search(
             rf"^([A-Z]+) (?:\[1\] )?test_it.py::{re.escape(name)}(?: - |$)", self.text, re.M
         )
         return match[1] if match else ""
 
     def summary(self, name: str) -> str:
-        """What stands behind it in the short summary."""
+        """Return the text after the test's name in the short summary."""
         match = re.search(rf"^FAILED test_it.py::{re.escape(name)} - (.*)$", self.text, re.M)
         return match[1] if match else ""
 
     def section(self, name: str) -> str:
-        """What is report of a test that did not pass."""
+        """Return the report of a test that did not pass."""
         _, _, rest = self.text.partition(f"_ {name} _")
         return re.split(r"^_{3,} |^=====", rest.partition("\n")[2], maxsplit=1, flags=re.M)[0]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """All sample tests, run once."""
-    return Told(tmp_path_factory.mktemp("project"))
+def report(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
+    """Run all sample tests once."""
+    return PytestRun(tmp_path_factory.mktemp("project"))
 
 
 pytestmark = pytest.mark.slow
@@ -106,16 +106,16 @@ pytestmark = pytest.mark.slow
         "test_after_it_they_are_others",
     ],
 )
-def test_passing_tests(report: Told, name: str) -> None:
+def test_passing_tests(report: PytestRun, name: str) -> None:
     assert report.outcome(name) == "PASSED", report.section(name) or report.text
 
 
-def test_files_of_a_folder_share_its_fixtures(report: Told) -> None:
+def test_files_of_a_folder_share_its_fixtures(report: PytestRun) -> None:
     for name in ("first", "second"):
         assert f"PASSED below/test_{name}.py::test_{name}" in report.text
 
 
-def test_equal_failures_are_reported_once(report: Told) -> None:
+def test_equal_failures_are_reported_once(report: PytestRun) -> None:
     section = report.section("test_fails_everywhere")
     assert "----- processes 0, 1 of 2 -----" in section
     assert (
@@ -124,21 +124,21 @@ def test_equal_failures_are_reported_once(report: Told) -> None:
     assert report.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
 
 
-def test_output_and_logs_by_process(report: Told) -> None:
+def test_output_and_logs_by_process(report: PytestRun) -> None:
     section = report.section("test_fails_everywhere")
     for number in (0, 1):
         _, _, own = section.partition(f"Captured stdout and stderr of process {number}")
         lines = own.splitlines()[1:5]
         assert lines == [
             f"set up in {number}",
-            f"said by {number}",
+            f"printed by {number}",
             "written to the descriptor",
             f"torn down in {number}",
         ]
         assert f"logged by {number}" in own.partition(f"log call of process {number}")[2]
 
 
-def test_failure_in_one_process_shows_the_other_stacks(report: Told) -> None:
+def test_failure_in_one_process_shows_the_other_stacks(report: PytestRun) -> None:
     section = report.section("test_fails_in_one")
     assert "----- process 1 of 2 -----" in section
     assert "AssertionError: only the first is right" in section
@@ -148,37 +148,37 @@ def test_failure_in_one_process_shows_the_other_stacks(report: Told) -> None:
     assert "_pytest/" not in section
 
 
-def test_killed_process_shows_signal_and_output(report: Told) -> None:
+def test_killed_process_shows_signal_and_output(report: PytestRun) -> None:
     section = report.section("test_dies")
     assert re.search(r"- process 1 of 2 -+\n.*before the others.*SIGKILL", section)
     assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
 
 
-def test_timeout_of_a_test_shows_all_stacks(report: Told) -> None:
+def test_timeout_of_a_test_shows_all_stacks(report: PytestRun) -> None:
     section = report.section("test_takes_too_long")
     assert re.search(r"- processes 0, 1 of 2 -+\n.* 3 s", section)
     assert section.count("in waits_for_ever") == 2
 
 
-def test_broken_fixture_shows_its_phase(report: Told) -> None:
+def test_broken_fixture_shows_its_phase(report: PytestRun) -> None:
     section = report.section("test_is_broken_in_setup")
     assert "processes 0, 1 of 2, in setup" in section
     assert "LookupError: no such thing" in section
 
 
-def test_skips_and_expected_failures(report: Told) -> None:
+def test_skips_and_expected_failures(report: PytestRun) -> None:
     assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not on a pod", report.text)
     assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not at all", report.text)
     assert report.outcome("test_fails_as_expected") == "XFAIL"
     assert "[XPASS(strict)] fixed" in report.section("test_passes_unexpectedly")
 
 
-def test_skip_in_one_process_fails(report: Told) -> None:
+def test_skip_in_one_process_fails(report: PytestRun) -> None:
     assert report.outcome("test_skips_in_one") == "FAILED"
     assert re.search(naming("process 1", "(not here)"), report.section("test_skips_in_one"))
 
 
-def test_debugger_is_rejected(report: Told) -> None:
+def test_debugger_is_rejected(report: PytestRun) -> None:
     section = report.section("test_asks_for_a_debugger")
     assert ">       breakpoint()" in section
     assert re.search(naming("PodError", "print()", "xlashard pod -n 2 -d 2"), section)
@@ -196,29 +196,29 @@ def test_debugger_is_rejected(report: Told) -> None:
         ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
     ],
 )
-def test_invalid_markers_are_reported_early(report: Told, name: str, text: str) -> None:
+def test_invalid_markers_are_reported_early(report: PytestRun, name: str, text: str) -> None:
     assert report.outcome(name) == "ERROR"
     section = report.section(f"ERROR at setup of {name.replace('::', '.')}")
     assert text in section
     assert "Traceback" not in section and "During handling" not in section
 
 
-def test_outcome_counts(report: Told) -> None:
+def test_outcome_counts(report: PytestRun) -> None:
     assert "8 failed, 13 passed, 2 skipped, 1 xfailed, 4 errors" in report.text
     assert report.code == 1
     assert "never reached" not in report.text.replace('AssertionError("never reached")', "")
 
 
 def test_live_output_is_prefixed(tmp_path: Path) -> None:
-    report = Told(tmp_path, "-s", "-x", "-k", "fails_everywhere or fails_in_one")
-    assert "[0] said by 0\n" in report.text and "[1] said by 1\n" in report.text
+    report = PytestRun(tmp_path, "-s", "-x", "-k", "fails_everywhere or fails_in_one")
+    assert "[0] printed by 0\n" in report.text and "[1] printed by 1\n" in report.text
     assert report.outcome("test_fails_everywhere") == "FAILED"
     assert not report.outcome("test_fails_in_one")
     assert "Captured stdout" not in report.text
 
 
 def test_xdist_reports_are_equal(tmp_path: Path) -> None:
-    report = Told(tmp_path, "-n", "1", "-k", "passes[1] or everywhere or skips_itself")
+    report = PytestRun(tmp_path, "-n", "1", "-k", "passes[1] or everywhere or skips_itself")
     assert report.outcome("test_passes[1]") == "PASSED"
     assert "----- processes 0, 1 of 2 -----" in report.section("test_fails_everywhere")
     assert report.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
@@ -227,10 +227,10 @@ def test_xdist_reports_are_equal(tmp_path: Path) -> None:
 
 
 def test_debugging_options_are_rejected_early(tmp_path: Path) -> None:
-    report = Told(tmp_path, "--pdb")
+    report = PytestRun(tmp_path, "--pdb")
     assert report.code == pytest.ExitCode.USAGE_ERROR
     assert re.search(naming("--pdb", '-m "not pod"'), report.text)
-    assert Told(tmp_path, "--pdb", "-m", "not pod").code == pytest.ExitCode.OK
+    assert PytestRun(tmp_path, "--pdb", "-m", "not pod").code == pytest.ExitCode.OK
 
 
 def test_pytest_starts_without_jax() -> None:
@@ -242,7 +242,7 @@ def test_pytest_starts_without_jax() -> None:
 
 
 def result(**facts: object) -> PoolResult:
-    """What came of a request to two processes."""
+    """Return the outcome of a request to two processes."""
     return PoolResult(PodSize(2, 1), EndingRules(9, 4), **facts)  # pyright: ignore[reportArgumentType]
 
 

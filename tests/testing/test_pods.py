@@ -1,4 +1,4 @@
-"""`pod`: functions and scripts in real processes, and how their failures are told."""
+"""`pod`: functions and scripts in real processes, and the reports of their failures."""
 
 import functools
 import re
@@ -61,7 +61,7 @@ def test_failure_shows_every_process(pair: Pod) -> None:
     assert "worker.py" not in text
     assert list(error.tracebacks) == [1]
     assert isinstance(error.__cause__, KeyError) and error.errors == {1: error.__cause__}
-    # Nobody knows in what they were, so the next call has others.
+    # The state of the processes is unknown, so the next call starts new ones.
     assert pair.run(functions.keep, None) == [None, None]
 
 
@@ -105,7 +105,7 @@ def test_killed_and_suspended_processes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class ClockOfStopped:
-    """A clock on which a timeout is over once a process of a pod is stopped and the other waits."""
+    """Clock on which a timeout elapses once one process of a pod is stopped and the other waits."""
 
     def __init__(self, pair: Pod) -> None:
         self._pair, self._ahead = pair, 0.0
@@ -142,10 +142,10 @@ def test_exception_exits_while_peers_wait() -> None:
     done = two.run_script(script, check=False)
     verdict = done.verdict
     assert (verdict.timed_out, verdict.codes[1]) == ((), 1)
-    # The other one, which notices that its peer is gone, may be faster in ending.
+    # The other one, which notices that its peer is gone, may end faster.
     assert 1 in [end.process for end in verdict.failed]
     assert "ValueError: no more" in done.outputs[1]
-    # What the program does at its end is done, and JAX's client doesn't cry.
+    # The program's exit handlers have run, and JAX's client logs no error.
     assert done.outputs[1].rstrip().endswith("at the end")
     assert "fatal" not in done.outputs[1].lower()
 
@@ -200,7 +200,7 @@ def test_pod_started_at_import_time(tmp_path: Path) -> None:
 
 
 def a_function() -> None:
-    """At the top of a module that pytest imports by its path."""
+    """Defined at the top of a module that pytest imports by its path."""
 
 
 def test_functions_without_a_module_name() -> None:

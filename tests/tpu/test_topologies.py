@@ -122,9 +122,9 @@ def test_a_program_for_the_largest_pod_compiles() -> None:
 def test_the_compiler_makes_use_of_rings() -> None:
     found = topology("v5p:4x4x4")
     default = {tuple(device.coords): device for device in found.devices}
-    untold = {tuple(d.coords): d for d in topologies.compile_only_devices("v5p:4x4x4", {})}
+    unspecified = {tuple(d.coords): d for d in topologies.compile_only_devices("v5p:4x4x4", {})}
     texts = []
-    for devices in (default, untold):
+    for devices in (default, unspecified):
         order = [devices[place] for place in sorted(devices)]
         mesh = Mesh(np.array(order), ("all",))
         rows = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, P("all")))

@@ -1,4 +1,4 @@
-"""Tests of training share the programs that they compile."""
+"""Share compiled programs between tests of training."""
 
 import pytest
 

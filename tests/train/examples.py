@@ -37,17 +37,17 @@ WHOLE = dict.fromkeys(("batch", "vocab", "embed", "heads", "kv_heads", "mlp", "l
 
 
 def settings(*words: str, **tables: Any) -> Settings:
-    """The mixed run with other tables and single settings."""
+    """Return the mixed run with other tables and single settings."""
     return read(Settings, MIXED | tables, words)
 
 
 def shallow(*words: str) -> Settings:
-    """The mixed run with a single layer, for what does not depend on the model."""
+    """Return the mixed run with a single layer, for tests independent of the model."""
     return settings("model.layers=1", *words)
 
 
 def over(mesh: dict[str, int], **rules: Sequence[str] | str) -> dict[str, Any]:
-    """Tables for another mesh, on which only the given rules spread anything."""
+    """Return tables for another mesh, on which only the given rules shard anything."""
     count = int(np.prod(list(mesh.values())))
     return {"devices": {"emulate": count}, "mesh": mesh, "sharding": {"rules": WHOLE | rules}}
 
@@ -62,17 +62,17 @@ MESHES = {
 
 
 def choose_layout(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Let automatic layouts be the one of a name that the search considers."""
+    """Make automatic layouts choose the layout of a name."""
     monkeypatch.setattr(planner, "plan_program", functools.partial(named_layout, name=name))
 
 
 def named_layout(program: Any, name: str) -> Any:
-    """The layout of a name that a search considers, without its proof."""
+    """Return the layout of a name that a search considers, without its proof."""
     problem = program.problem()
     layouts = {layout.name: layout for layout in find_layouts(problem)}
     if any(problem.donated):
         return layouts[name]
-    # The arguments of an evaluation are given, so its search has other names.
+    # The arguments of an evaluation are fixed, so its search has other names.
     return layouts.get(name) or next(iter(layouts.values()))
 
 

@@ -158,7 +158,7 @@ def test_a_batch_arrives_whole(name: str, parts: int) -> None:
 
 
 class Counted(Text):
-    """A text that remembers which windows were taken."""
+    """Text that records the windows that were read."""
 
     def windows(self, starts: np.ndarray, size: int) -> np.ndarray:
         TAKEN.extend(starts.tolist())

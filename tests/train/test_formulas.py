@@ -1,4 +1,4 @@
-"""The closed formulas against what the model declares, and against the compiled programs."""
+"""The closed formulas against the model's declared shapes, and against the compiled programs."""
 
 import math
 

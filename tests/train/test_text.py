@@ -29,7 +29,7 @@ def test_windows_are_those_of_the_joined_bytes(pieces: list[bytes], data: st.Dat
 
 
 def test_files_are_mapped_and_not_read(tmp_path: Path) -> None:
-    # A file with a hole of 1 TiB: whoever reads it whole does not come back.
+    # A file with a hole of 1 TiB: reading it whole would never return.
     path = tmp_path / "long.txt"
     with path.open("wb") as file:
         file.write(b"a" * (1 << 16))

@@ -1,8 +1,8 @@
 """Saves in processes that are killed: `python killed.py FOLDER SEED [random KILLS | each]`.
 
 Everything is imported once; each process that saves is forked from here before JAX starts. It
-restores first, checks every number, and then saves step after step until it is killed. What it has
-seen committed it says, and the next one must find it.
+restores first, checks every number, and then saves step after step until it is killed. It prints
+each committed step, which the next process must find.
 """
 
 import os
@@ -32,7 +32,7 @@ def values(step: int) -> dict[str, np.ndarray]:
 
 
 class Saver:
-    """What a forked process does."""
+    """Work of a forked process."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -41,7 +41,7 @@ class Saver:
         self._whole = NamedSharding(mesh, P())
 
     def check(self, checkpoints: Checkpoints) -> int:
-        """The last committed step, if all that is there is right."""
+        """Return the last committed step, after a check of all steps."""
         for step in checkpoints.steps():
             like = {
                 "w": jax.ShapeDtypeStruct((64, 8), np.float32, sharding=self._place),
@@ -68,7 +68,7 @@ class Saver:
 
 @contextmanager
 def forked(work: Callable[[Saver], None]) -> Iterator["Child"]:
-    """A process that does something with a saver; killed at the end."""
+    """Fork a process that works with a saver; kill it at the end."""
     reader, writer = os.pipe()
     process = os.fork()
     if not process:
@@ -89,7 +89,7 @@ def forked(work: Callable[[Saver], None]) -> Iterator["Child"]:
 
 
 class Child:
-    """A forked process, and what it says."""
+    """Forked process, with its output."""
 
     def __init__(self, process: int, reader: int) -> None:
         self._process: int | None = process
@@ -98,7 +98,7 @@ class Child:
         self.status: int | None = None
 
     def listen(self, until: str, seconds: float = 60) -> None:
-        """Waits for a word, for the end, or for some time."""
+        """Wait for a word, for the end, or for some time."""
         end = time.monotonic() + seconds
         while until not in self._text.decode() and (left := end - time.monotonic()) > 0:
             ready, _, _ = select.select([self._reader], [], [], left)
@@ -115,7 +115,7 @@ class Child:
             self.listen("no such word")
 
     def values(self, word: str) -> list[int]:
-        """The numbers that followed a word."""
+        """Return the numbers that followed a word."""
         lines = self._text.decode().splitlines()
         assert not [line for line in lines if line.startswith("failed")], lines
         return [int(line.split()[1]) for line in lines if line.startswith(word)]
@@ -130,7 +130,7 @@ def save_for_ever(saver: Saver) -> None:
 
 
 def save_until_event(number: int) -> Callable[[Saver], None]:
-    """Saves once, and is killed just before it changes anything in the folder for so many times."""
+    """Save once, and be killed just before a given change of the folder."""
 
     def work(saver: Saver) -> None:
         left = [number]
@@ -154,7 +154,7 @@ def save_until_event(number: int) -> Callable[[Saver], None]:
 
 
 class Ledger:
-    """What is known to be committed, against what is found."""
+    """Record of committed steps, compared with the restored ones."""
 
     def __init__(self) -> None:
         self.committed = 0

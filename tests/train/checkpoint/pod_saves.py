@@ -28,7 +28,7 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
         assert restored.metadata == metadata(3) and restored.metadata.processes == 2
     print("saved and restored")
 
-    # One process has no more room; the other hears of it at once.
+    # One process has no more room; the other raises at once, too.
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if ME == 1:

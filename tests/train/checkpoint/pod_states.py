@@ -12,7 +12,7 @@ from xlashard.train.checkpoint import RunMetadata
 
 @functools.cache
 def mesh() -> Mesh:
-    """All devices, once JAX has started."""
+    """Return all devices, once JAX has started."""
     return Mesh(np.array(jax.devices()).reshape(2, -1), ("process", "device"))
 
 

@@ -1,4 +1,4 @@
-"""Small states over eight devices, whose every number tells the step that it is of."""
+"""Small states over eight devices, whose every number identifies its step."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def metadata(step: int, **others: Any) -> RunMetadata:
 
 
 def values(step: int, width: int = 16) -> dict[str, Any]:
-    """NumPy values of a state with named tuples, several dtypes, and a leaf without elements."""
+    """Return NumPy values of a state with named tuples, several dtypes, and an empty leaf."""
     rng = np.random.default_rng(step)
     parameters = {
         "layers": {"up": rng.standard_normal((width, 8), np.float32)},
@@ -41,7 +41,7 @@ def values(step: int, width: int = 16) -> dict[str, Any]:
 
 
 def placed(x: Any, mesh: Mesh) -> NamedSharding:
-    """The first dimension over `x` where it is cut at all."""
+    """Return a sharding of the first dimension over `x` if there is one."""
     return NamedSharding(mesh, P("x") if x.ndim and x.shape[0] else P())
 
 
@@ -50,7 +50,7 @@ def state(step: int, mesh: Mesh = MESH, width: int = 16) -> Any:
 
 
 def state_types(mesh: Mesh = MESH, width: int = 16) -> Any:
-    """What is asked for in restoring: shapes, dtypes, shardings."""
+    """Return the target of a restore: shapes, dtypes, shardings."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed(x, mesh)),
         values(0, width),

@@ -1,4 +1,4 @@
-"""One process: what is saved is restored bit by bit, anywhere; what is wrong is told."""
+"""One process: saves are restored bitwise under any sharding; damage is reported."""
 
 import asyncio
 import dataclasses
@@ -193,7 +193,7 @@ def test_another_structure_names_what_is_where(saved: Path) -> None:
 
 
 def test_a_checkpoint_of_an_earlier_release() -> None:
-    """Of format 1, by orbax 0.11.33."""
+    """A checkpoint of format 1, written by orbax 0.11.33."""
     restored = restore(GOLDENS)
     check_same(restored.state, 7)
     assert restored.metadata.data == {"seed": 7, "next": 7}
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_an_earlier_release() -> None:
 
 
 def test_errors_of_orbax_name_the_versions(own: Path) -> None:
-    """Files that are as they were written, by something else."""
+    """Files that are intact, but written by other software."""
     folder = own / "00000020"
     manifest = read_manifest(folder)
     assert isinstance(manifest, Manifest)
@@ -239,12 +239,12 @@ def test_what_is_no_array_or_has_no_place(saved: Path, tmp_path: Path) -> None:
         checkpoints.save({"data": {"next": 3}}, metadata(1))
 
 
-# What the disk does.
+# Failures of the disk.
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """No file can grow past a size, as if the disk were full."""
+    """Limit the size of all files, as if the disk were full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -1,4 +1,4 @@
-"""A checkpoint with a file that is not as it was written is refused with the file's name."""
+"""A checkpoint with a damaged file is refused with the file's name."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from xlashard.train.errors import CheckpointError
 
 
 def a_file(folder: Path) -> Path:
-    """The biggest file of the arrays."""
+    """Return the biggest file of the arrays."""
     return max((p for p in (folder / "arrays").rglob("*") if p.is_file()), key=_size)
 
 
@@ -100,7 +100,7 @@ def pipe_for_manifest(folder: Path) -> Path:
 
 
 def sign_manifest(change: Callable[[dict], Any]) -> Callable[[Path], Path]:
-    """Changes a manifest and gives it the digest that fits."""
+    """Change a manifest and update its digest."""
 
     def damage(folder: Path) -> Path:
         file = folder / "checkpoint.json"
@@ -184,14 +184,14 @@ def test_a_damaged_file_is_refused_by_its_name(own: Path, damage: str) -> None:
     assert (error.value.step, error.value.file) == (20, file)
     advice = f"step 10 .*\n  mv {own}/00000020 {own.parent}/damaged-00000020"
     assert re.search(advice, str(error.value))
-    # Doing as the error says.
+    # Run the command of the error.
     os.system(str(error.value).splitlines()[-1])
     check_same(restore(own).state, 10)
 
 
 @pytest.mark.slow
 def test_every_byte_counts(own: Path) -> None:
-    """One bit of each file in turn."""
+    """Flip one bit of each file in turn."""
     for file in [p for p in (own / "00000020").rglob("*") if p.is_file()]:
         data = file.read_bytes()
         for place in {0, len(data) // 2, len(data) - 1}:

@@ -1,4 +1,4 @@
-"""Processes that are killed while they save: what is committed stays, what is half is not seen."""
+"""Processes that are killed while they save: committed steps stay, partial ones are not listed."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def test_twenty_random_moments(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_before_each_change_of_the_folder(tmp_path: Path) -> None:
-    """Every file that Python opens to write, every folder made, each rename and each deletion."""
+    """Every file opened for writing, every new folder, each rename and each deletion."""
     output = run_script(tmp_path, "0", "each")
     (changes,) = re.findall(r"killed before each of (\d+) changes", output)
     assert int(changes) >= 10

@@ -1,4 +1,4 @@
-"""Two real processes save and restore together, and one process what they saved."""
+"""Two real processes save and restore together, and one process restores their checkpoint."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How words of several processes become one; the processes themselves are in test_pod.py."""
+"""Reduction of results of several processes; real processes are in test_pod.py."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Writes the checkpoint that later releases must read: `python -m` with the name of this module.
+"""Write the checkpoint that later releases must read: `python -m` with the name of this module.
 
-It is written again only for a new format, in an environment of the oldest versions.
+Run it only for a new format, in an environment of the oldest versions.
 """
 
 import shutil

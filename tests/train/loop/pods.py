@@ -14,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[3]
 _PATIENCE = 240.0
 
 type Watcher = Callable[[Launch, str], bool]
-"""Given the pod and all that its first process has printed; returns whether it has acted."""
+"""Callback with the pod and the first process's output so far; returns whether it has acted."""
 
 
 class Pod:
-    """What came of a pod.
+    """Outcome of a pod.
 
     Attributes:
         codes: The exit code of each process.
-        texts: What each printed.
+        texts: The output of each.
         ended: When each ended, in seconds of one clock.
     """
 
@@ -46,7 +46,7 @@ sys.exit(main([word.replace("{process}", number) for word in sys.argv[1:]]))
 
 @dataclass(frozen=True)
 class OwnSignal:
-    """A signal that a process of a pod sends to itself, so that no machine is too slow for it.
+    """Signal that a process of a pod sends to itself, so that no machine is too slow for it.
 
     Attributes:
         number: The signal.
@@ -106,13 +106,13 @@ def train(
     apart: bool = False,
     layout: str = "",
 ) -> Pod:
-    """Runs ``xlashard train`` in the processes of a pod, to their end.
+    """Run ``xlashard train`` in the processes of a pod, to their end.
 
     Args:
-        folder: In which they run.
-        size: Of the pod.
-        words: Of the command line.
-        watch: Is called after everything that happens, until it has acted.
+        folder: Their working folder.
+        size: Size of the pod.
+        words: Words of the command line.
+        watch: Called after every event, until it has acted.
         own: A signal that a process sends to itself.
         apart: Each process runs in a folder of its own below, named by its number, which also
             stands for ``{process}`` in the words.
@@ -151,7 +151,7 @@ def train(
 
 
 def signalled(text: str, number: signal.Signals, process: int) -> Watcher:
-    """Sends a signal to one process when the first one has printed a text."""
+    """Return a watcher that signals one process when the first one has printed a text."""
 
     def watch(launch: Launch, printed: str) -> bool:
         if text not in printed:

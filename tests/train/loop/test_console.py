@@ -8,7 +8,7 @@ from xlashard.train.loop.console import LiveScreen, Pace, PlainScreen, make_scre
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0

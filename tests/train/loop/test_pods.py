@@ -1,4 +1,4 @@
-"""The main job on several processes: the losses of one, one checkpoint at a stop, and going on."""
+"""The main job on several processes: losses as on one, one checkpoint per stop, and resuming."""
 
 import json
 import random
@@ -40,7 +40,7 @@ NANO = {
 }
 
 
-# As `make train-pod` has it: 4 processes with 2 devices each.
+# The pod of `make train-pod`: 4 processes with 2 devices each.
 WIDE = PodSize(4, 2)
 MIXED = {
     "devices": {"emulate": 8},
@@ -60,20 +60,20 @@ def nano(*words: str, **tables: Any) -> Settings:
 
 
 def written(folder: Path, settings: Settings) -> Path:
-    """The settings as a file."""
+    """Write the settings to a file."""
     path = folder / "nano.toml"
     path.write_text(to_toml(settings))
     return path
 
 
 def alone(settings: Settings, runs: Path, resumed: Any = None) -> Outcome:
-    """A run of this process by itself."""
+    """Run in this process alone."""
     count = settings.devices.emulate
     return run_job(settings, devices(count), Recorder(), runs, resumed)
 
 
 def losses(folder: Path) -> dict[tuple[str, int], float]:
-    """All losses that a run has measured; each once."""
+    """Return all losses that a run has measured; each once."""
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     measured = [x for x in lines if x["kind"] in ("train", "eval")]
     by_step = {(x["kind"], x["step"]): x["loss"] for x in measured}
@@ -86,7 +86,7 @@ def steps_saved(folder: Path) -> list[int]:
 
 
 def saved(folder: Path, settings: Settings, step: int) -> list[np.ndarray]:
-    """The arrays of a checkpoint."""
+    """Return the arrays of a checkpoint."""
     mesh = build_mesh(settings.mesh, devices(settings.devices.emulate))
     recipe, layout = make_recipe(settings), Layout(mesh, settings.sharding.rules)
     like = jax.tree.map(
@@ -104,7 +104,7 @@ def assert_same_bits(one: list[np.ndarray], other: list[np.ndarray]) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process, from beginning to end."""
+    """Run one process from beginning to end."""
     return alone(nano(**MIXED), tmp_path_factory.mktemp("undisturbed")).folder
 
 

@@ -23,7 +23,7 @@ from xlashard.train.loop.run_folder import (
 
 
 def opened(runs: Path, run: Settings | None = None) -> RunFolder:
-    """The open folder of a new run."""
+    """Return the open folder of a new run."""
     run = run or settings()
     return RunFolder(new_folder(runs, run.run.name), run)
 
@@ -39,7 +39,7 @@ def test_a_folder_holds_settings_measurements_and_a_curve(tmp_path: Path) -> Non
         for step in range(1, 4):
             folder.record("train", step=step, loss=5.0 - step)
         folder.record("eval", step=3, loss=2.5)
-        # A run that is killed leaves what it has measured.
+        # A killed run keeps its measurements.
         assert lines(folder)[-1] == {"kind": "eval", "step": 3, "loss": 2.5}
     assert folder.path == tmp_path / "runs" / "small"
     assert [x["kind"] for x in lines(folder)] == ["train"] * 3 + ["eval"]
@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_has_one_line_of_measurements(tmp_path: Path) -> None
                 folder.record("eval", step=step, loss=9.0)
         folder.record("text", text="gone")
     metrics = folder.path / "metrics.jsonl"
-    # What a process that is killed leaves: half a line.
+    # A killed process may leave half a line.
     metrics.write_text(metrics.read_text() + '{"kind": "train", "st')
     kept = measured_until(folder.path, 4, evaluated_again=True)
     with RunFolder(folder.path, settings("training.steps=9"), kept) as again:

@@ -67,7 +67,7 @@ def ask(name):
 
 with stop.on_signal(ask):
     killer.start()
-    # The main thread stays in C, as in a collective that nobody joins: no handler of Python runs.
+    # The main thread stays in C, as in a collective with a missing peer: no Python handler runs.
     signal.pthread_sigmask(signal.SIG_BLOCK, background.SIGNALS)
     threading.Event().wait()
 """

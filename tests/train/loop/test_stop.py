@@ -11,7 +11,7 @@ from xlashard.train.loop.stop import Stop, first_line
 
 
 class Watched:
-    """A stop of one process, and what it has shown."""
+    """Stop of one process, with its output."""
 
     def __init__(self) -> None:
         self.calls = OwnCalls()
@@ -31,7 +31,7 @@ def test_a_run_passes_places_until_it_is_asked_to_stop() -> None:
         assert [watched.stop.reached() for _ in range(3)] == [False] * 3
         os.kill(os.getpid(), signal.SIGTERM)
         assert watched.agreed.wait(10)
-        # It stops at the next place, and goes by all that come on the way out.
+        # It stops at the next checkpoint, and passes all later ones on the way out.
         assert [watched.stop.reached() for _ in range(3)] == [True] * 3
     assert watched.reason == ["SIGTERM: stopping ..."]
     assert watched.stop.call == StopMessage("stop", 0, "SIGTERM")
@@ -73,7 +73,7 @@ def test_a_stop_at_the_end_changes_nothing() -> None:
     with watched.stop.listening():
         assert not watched.stop.reached()
         watched.stop.request("SIGTERM")
-    # The end is heard after it, and nobody is left who waits.
+    # The signal arrives after the end, and no thread is left waiting.
     assert watched.stop.call is not None
     assert not [x for x in threading.enumerate() if x.name.endswith(("calls", "signals"))]
 

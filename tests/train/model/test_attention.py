@@ -24,7 +24,7 @@ KERNELS = {
 
 
 def whole(q: jax.Array, k: jax.Array, v: jax.Array, window: int = 0) -> jax.Array:
-    """Causal attention with all scores at once."""
+    """Return causal attention with all scores at once."""
     group = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
     scores = jnp.einsum("blhd,bmhd->bhlm", q, k) * q.shape[-1] ** -0.5
@@ -52,7 +52,7 @@ gradients = jax.jit(jax.grad(weighed, (1, 2, 3), has_aux=True), static_argnums=0
 
 @functools.cache
 def reference(heads: int, kv_heads: int) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Gradients and values of attention with all scores at once."""
+    """Return gradients and values of attention with all scores at once."""
     return gradients(whole, *drawn(heads, kv_heads))
 
 
@@ -76,7 +76,7 @@ def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int)
 
 @pytest.mark.slow
 def test_scores_may_be_stored_in_bfloat16() -> None:
-    """The rounded shares are off by 2^-9 at most, and the memory holds no float32 of every pair."""
+    """The rounded weights are off by 2^-9 at most, and no float32 of every pair is in memory."""
     seen = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
 
     def stored(*inputs: jax.Array) -> jax.Array:
@@ -113,7 +113,7 @@ def test_no_value_of_every_pair_of_positions_is_made() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "window"), [(name, 100 * ("pass" in name)) for name in KERNELS])
 def test_kernels_give_what_all_scores_give(name: str, window: int) -> None:
-    """Two devices, in the interpreter of Pallas for TPU."""
+    """On two devices, in the interpreter of Pallas for TPU."""
     rules = Rules(batch=("data",), heads=("tensor",))
     layout = Layout(Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor")), rules)
 

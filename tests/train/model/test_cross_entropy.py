@@ -34,7 +34,7 @@ def whole(x: jax.Array, head: jax.Array) -> jax.Array:
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Value and gradients with all scores at once."""
+    """Return value and gradients with all scores at once."""
     return jax.jit(jax.value_and_grad(whole, (0, 1)))(*inputs()[:2])
 
 

@@ -49,7 +49,7 @@ def tokens(shape: ModelSettings) -> jax.Array:
 
 
 def densely(x: jax.Array, arrays: dict[str, jax.Array], active: int) -> jax.Array:
-    """Every expert sees every token; what was not chosen counts nothing."""
+    """Run every expert on every token; unselected experts have weight 0."""
     chances = jax.nn.softmax(x @ arrays["router"])
     least = jnp.sort(chances, axis=-1)[..., -active][..., None]
     chosen = jnp.where(chances >= least, chances, 0.0)
@@ -86,7 +86,7 @@ def test_with_room_for_all_it_is_the_mixture_of_all_experts(active: int) -> None
 def test_a_full_expert_lets_tokens_pass() -> None:
     shape = model("model.active_experts=1", "model.capacity=0.5")
     arrays = weights(shape)
-    # All tokens want expert 0, which has room for the first two of each sequence.
+    # All tokens select expert 0, which has room for the first two of each sequence.
     arrays["router"] = jnp.zeros_like(arrays["router"]).at[0, 0].set(50.0)
     x = tokens(shape).at[..., 0].set(1.0)
     mixed, measured = mix(x, arrays, shape, unplaced)

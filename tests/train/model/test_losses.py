@@ -1,4 +1,4 @@
-"""The same run gives the same losses, however it is spread."""
+"""The same run has the same losses on every mesh."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ RUN = f"training.steps={STEPS}"
 def losses(
     run: Settings, state: Any, step: Callable[..., Any], place: Callable[[Text, np.ndarray], Any]
 ) -> np.ndarray:
-    """The loss of every step."""
+    """Return the loss of every step."""
     corpus = read_corpus(run.data, run.model.length)
     curve = []
     for number in range(run.training.steps):
@@ -49,7 +49,7 @@ def first_state(*words: str) -> Any:
 
 @pytest.fixture(scope="module")
 def plain() -> np.ndarray:
-    """Losses of the step under `jax.jit`, on one device."""
+    """Return the losses of the step under `jax.jit`, on one device."""
     run = settings(RUN, **MESHES["one device"])
     recipe = make_recipe(run)
     state = jax.tree.map(jnp.asarray, first_state())
@@ -67,7 +67,7 @@ def spread_losses(run: Settings, *words: str) -> np.ndarray:
 
 
 def planned(run: Settings, programs: Programs) -> Callable[[Text, np.ndarray], Any]:
-    """How the job puts a batch."""
+    """Return the job's function that puts a batch."""
     training, length = run.training, run.model.length
     return plan_batch(programs.batch, training.batch, training.accumulate, length).put
 
@@ -77,7 +77,7 @@ def planned(run: Settings, programs: Programs) -> Callable[[Text, np.ndarray], A
 def test_losses_do_not_depend_on_the_mesh(name: str, plain: np.ndarray) -> None:
     spread = spread_losses(settings(RUN, **MESHES[name]))
     np.testing.assert_allclose(spread, plain, rtol=CLOSE)
-    # Equal losses prove little where nothing is learned.
+    # Equal losses prove little if nothing is learned.
     assert plain[-1] < plain[0] - 1
 
 

@@ -40,7 +40,7 @@ def drawn(model: ModelSettings) -> dict:
 
 
 def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) -> np.ndarray:
-    """The transformer once more, in loops over layers, heads and positions."""
+    """Return the logits of the transformer, in loops over layers, heads and positions."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), parameters)
     size, group = model.head_size, model.heads // model.kv_heads
 
@@ -240,7 +240,7 @@ def test_a_new_array_leaves_the_others_as_they_are() -> None:
 
 def greedy(parameters: dict, prompt: bytes, count: int) -> bytes:
     """Generate without a cache: read the whole text again for every byte."""
-    # What stands behind a position has no influence on it, so one size serves all.
+    # Later positions have no influence on earlier ones, so one size serves all.
     text = np.zeros(len(prompt) + count, np.uint8)
     text[: len(prompt)] = list(prompt)
     for place in range(len(prompt), len(text)):

@@ -1,4 +1,4 @@
-// the only public function becomes @main; what it says already stays
+// the only public function becomes @main; its own attributes are kept
 module @f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["x"=2, "y"=4]>
   func.func private @inner(%arg0: tensor<8xf32>) -> tensor<8xf32> {
