@@ -1,4 +1,4 @@
-# `make train` and `make test` set up all they need by themselves; the second time that is instant.
+# `make train` and `make test` set up their environment; later calls start at once.
 #
 #   make train CONFIG=configs/tiny_dp.toml ARGS="--set model.layers=4"
 #   make train-pod RESUME=runs/tiny
@@ -17,7 +17,7 @@ EXTRAS := train
 # gpu_target is the extra gpu-target: names of stamps have hyphens for commas.
 TEST_EXTRAS := train,legacy,dev,tpu,gpu_target
 CONFIG := configs/tiny.toml
-# A run that goes on, in place of a new one with the settings of CONFIG.
+# A run to resume, in place of a new one with the settings of CONFIG.
 RESUME :=
 PROCESSES := 4
 DEVICES := 2
@@ -28,20 +28,20 @@ comma := ,
 python := $(VENV)/bin/python
 # Each of some hundred processes would compile every module again (empty means: write bytecode).
 export PYTHONDONTWRITEBYTECODE :=
-# One stamp for each set of extras: what `make train` needs is a quarter of what the tests need.
+# One stamp for each set of extras: `make train` needs a quarter of the packages of the tests.
 installed := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 documenting := $(VENV)/.installed-docs-$(subst $(comma),-,$(TEST_EXTRAS))
 developing := $(VENV)/.installed-$(subst $(comma),-,$(TEST_EXTRAS))
 install = $(python) -m pip install --quiet --disable-pip-version-check \
 	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
 train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $(CONFIG)) $(ARGS)
-# The banner about another generator is not about this site.
+# The banner about another site generator does not concern this site.
 mkdocs := NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 $(python) -m mkdocs
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
 oldest := VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' CONSTRAINTS=.ci/oldest.txt
 
 .PHONY: help
-help: ## Say what there is
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' \
 		| column -t -s '|'
 
@@ -53,18 +53,14 @@ train: $(installed) ## Run the main job (CONFIG=configs/tiny.toml, ARGS="--set K
 train-pod: $(installed) ## The same on a pod of PROCESSES=4 with DEVICES=2 each (RESUME=runs/tiny)
 	$(python) -m xlashard pod -n $(PROCESSES) -d $(DEVICES) -- $(train)
 
-# The tests of HTML pages drive a real one; where it is there already this is instant.
+# The tests of HTML pages drive a real browser; this is instant if one is installed.
 .PHONY: browser
 browser:
 	@.ci/get-browser
 
 .PHONY: test
-test: $(developing) browser ## Run the tests of every room, or those of ARGS (JOBS=2 processes)
-	$(pytest) $(or $(ARGS),-m 'not integration')
-
-.PHONY: test-integration
-test-integration: $(developing) browser ## Run whole programs and pods: training, documents, examples, programs of the era
-	$(pytest) -m integration $(ARGS)
+test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=arguments of pytest)
+	$(pytest) $(ARGS)
 
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD
@@ -117,7 +113,7 @@ lint: $(developing) ## Run ruff and pyright
 	$(VENV)/bin/pyright --pythonpath $(python)
 
 .PHONY: format
-format: $(developing) ## Let ruff put the code into its form
+format: $(developing) ## Format the code with ruff
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
