@@ -1,4 +1,4 @@
-"""Sources, documents and names of tests use the vocabulary of the field."""
+"""Sources, tests and documents use the vocabulary of the field."""
 
 import ast
 import io
@@ -10,8 +10,18 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-CHECKED = ("xlashard", "xlashard_pytest", "tests", "docs")
-"""Folders whose sources, documents and names of tests are checked, beside documents at the root."""
+CHECKED = (
+    "xlashard",
+    "xlashard_pytest",
+    "tests",
+    "benchmarks",
+    "examples",
+    "tpu_scripts",
+    "configs",
+    ".ci",
+    "docs",
+)
+"""Folders whose sources and texts are checked, beside documents and the Makefile at the root."""
 
 _BANNED = re.compile(
     r"\b(said|says|told|tells?|telling|nobody|somebody|someone|whoever|whomever|a person"
@@ -52,16 +62,25 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def source_findings(path: str, source: str) -> Iterator[Finding]:
-    """Yield banned words of docstrings, comments and string literals, and docstring openings."""
+    """Yield banned words of docstrings, comments, string literals and names of tests.
+
+    Docstrings that begin with a clause are findings, too.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _words(path, node.lineno, node.value)
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Expr) and _is_docstring(child):
-                text = ast.literal_eval(child.value).lstrip()
-                if _OPENINGS.match(text):
-                    opening = " ".join(text.split()[:4])
-                    yield Finding(path, child.lineno, f"docstring begins with {opening!r}")
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield from _words(path, node.lineno, node.name.replace("_", " "))
+        elif isinstance(node, ast.Expr) and _is_docstring(node):
+            text = ast.literal_eval(node.value).lstrip()
+            if _OPENINGS.match(text):
+                opening = " ".join(text.split()[:4])
+                yield Finding(path, node.lineno, f"docstring begins with {opening!r}")
+    if any("#" in line and _BANNED.search(line) for line in source.splitlines()):
+        yield from _comment_findings(path, source)
+
+
+def _comment_findings(path: str, source: str) -> Iterator[Finding]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield from _words(path, token.start[0], token.string)
@@ -73,28 +92,24 @@ def document_findings(path: str, text: str) -> Iterator[Finding]:
     yield from _words(path, 1, blank)
 
 
-def test_name_findings(path: str, source: str) -> Iterator[Finding]:
-    """Yield banned words in the names of tests."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            yield from _words(path, node.lineno, node.name.replace("_", " "))
-
-
-test_name_findings.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
-
-
 def findings(file: Path) -> Iterator[Finding]:
-    """Yield the findings of a source, of the names of tests in a test file, or of a document."""
+    """Yield the findings of a source, of a document, or of any other text."""
     name = str(file.relative_to(ROOT))
     text = file.read_text(encoding="utf-8")
-    if file.suffix == ".md":
-        return document_findings(name, text)
-    return (test_name_findings if name.startswith("tests/") else source_findings)(name, text)
+    match file.suffix:
+        case ".py":
+            return source_findings(name, text)
+        case ".md":
+            return document_findings(name, text)
+        case _:
+            return _words(name, 1, text)
 
 
 def _files() -> list[Path]:
     below = (file for folder in CHECKED for file in (ROOT / folder).rglob("*"))
-    return [f for f in sorted([*below, *ROOT.glob("*.md")]) if f.suffix in (".py", ".md")]
+    files = [file for file in below if file.suffix in (".py", ".md", ".toml", ".ipynb")]
+    scripts = [file for file in (ROOT / ".ci").iterdir() if not file.suffix]
+    return sorted([*files, *scripts, *ROOT.glob("*.md"), ROOT / "Makefile"])
 
 
 def test_files_use_the_vocabulary() -> None:
@@ -131,4 +146,4 @@ def test_findings_in_a_document() -> None:
 
 def test_findings_in_names_of_tests() -> None:
     source = "def test_a_timeout_is_told(): ...\ndef told(): ...\n"
-    assert [finding.line for finding in test_name_findings("a.py", source)] == [1]
+    assert [finding.line for finding in source_findings("a.py", source)] == [1]

@@ -120,7 +120,7 @@ def check_values(mesh: Mesh, spec: Any) -> None:
 
 
 def check_pjit(mesh: Mesh) -> None:
-    """Call pjit with specs or the arrays' own shardings, beside NumPy values; donated, in a loop."""
+    """Call pjit with specs or their own shardings, beside NumPy values; donated, in a loop."""
 
     def make(spec: Any) -> GlobalDeviceArray:
         return GlobalDeviceArray.from_callback(WHOLE.shape, mesh, spec, lambda i: WHOLE[i])
