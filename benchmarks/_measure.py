@@ -150,7 +150,7 @@ def interleave(
         inner: Calls per sample; by default as many as make a sample last two milliseconds,
             counted for each candidate by itself.
         warmup: Calls of each candidate before anything is timed.
-        clock: Gives the time in seconds.
+        clock: Returns the time in seconds.
 
     Returns:
         One measurement for each candidate, in the order given.

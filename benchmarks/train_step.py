@@ -2,7 +2,7 @@
 
 Both sides get the very same function, shapes and shardings, those of `configs/tiny.toml`. The
 first-step table builds every function anew in each round and keeps JAX's persistent cache off, so
-that nothing is remembered from the round before.
+that nothing is cached from the round before.
 """
 
 import functools
@@ -141,8 +141,8 @@ def importing(module: str) -> Callable[[], None]:
     The sample excludes Python's teardown of all modules, which takes 250 ms for JAX alone.
     """
     words = [sys.executable, "-c", f"import os, {module}; os._exit(0)"]
-    # JAX comes with its bytecode from pip; ours must be written down as well, by the warm-up calls,
-    # or each import would time Python's compiler.
+    # JAX's wheel contains bytecode; ours must be written as well, by the warm-up calls, or each
+    # import would time Python's compiler.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
     def run() -> None:

@@ -153,7 +153,7 @@ def ranking_text(found: Sequence[Comparison]) -> str:
 
 
 def table(found: Sequence[Comparison]) -> str:
-    """Return the runs as a Markdown table, with what their settings lack."""
+    """Return the runs as a Markdown table, with the settings that they lack."""
     lines = ["| run | measured | predicted | error | not expressed |", "|---|---|---|---|---|"]
     for one in sorted(found, key=lambda c: c.run.name):
         run, lacks = one.run, "; ".join(one.run.lacks)

@@ -67,7 +67,7 @@ def train_step(state, points, arm):
     return (eqx.apply_updates(params, updates), optimizer_state), loss
 
 
-# The new state lies where the old one did, and takes over its memory.
+# The new state has the sharding of the old one, and reuses its buffers.
 step = xs.pjit(
     train_step,
     in_shardings=(layout, rows, rows),

@@ -1,4 +1,4 @@
-"""Train a flax nnx MLP over eight devices, in plain JAX: this program knows nothing of xlashard.
+"""Train a flax nnx MLP over eight devices, in plain JAX, without importing xlashard.
 
     python examples/nnx.py
     xlashard explain -- python examples/nnx.py

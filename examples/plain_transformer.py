@@ -79,7 +79,7 @@ def train_step(params, optimizer_state, text):
 
 
 def spec_of(path, _):
-    """Return the spec of a parameter, and of what the optimizer keeps for it, by its name."""
+    """Return the spec of a parameter, and of its optimizer state, by its name."""
     return SPECS.get(getattr(path[-1], "key", None), P())
 
 

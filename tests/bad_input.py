@@ -143,7 +143,7 @@ class Good:
     Attributes:
         function: The function.
         args: Its arguments; a function without parameters makes each anew.
-        keywords: Its keyword arguments, likewise.
+        keywords: Its keyword arguments, in the same form.
     """
 
     function: Callable[..., Any]

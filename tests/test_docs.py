@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
 # Text that differs from run to run.
 DURATION = re.compile(r"\b[0-9.]+ m?s\b")
-# The program arrives on stdin, so that the document itself stands in the traceback.
+# The program arrives on stdin, so that the document itself is in the traceback.
 RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
 
 

@@ -222,7 +222,7 @@ class _Case:
 
 
 def check_layout(problem: AutoProblem, layout: ProgramLayout) -> None:
-    """Check that a layout keeps what is fixed and tied, and that its specs divide.
+    """Check that a layout keeps fixed and tied specs, and that its specs divide.
 
     Raises:
         Wrong: If not.

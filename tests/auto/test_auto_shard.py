@@ -1,4 +1,4 @@
-"""Plans of automatic layouts: what they report, and the functions that they compile."""
+"""Plans of automatic layouts: their reports, and the functions that they compile."""
 
 import functools
 import re
@@ -62,7 +62,7 @@ def test_layouts_are_ranked_at_measured_rates():
     usual = small_plan()
     assert plan.chosen.name == usual.chosen.name
     assert plan.chosen.predicted_seconds == pytest.approx(2 * usual.chosen.predicted_seconds)
-    # Beside the launch of the compiled program, which takes what it took.
+    # Without the launch of the compiled program, whose time is unchanged.
     work = [each.chosen.seconds - 1.3e-6 for each in (plan, usual)]
     assert work[0] == pytest.approx(2 * work[1])
     with pytest.raises(ArgumentError, match="is of v6e, but the topology has v5e"):

@@ -56,7 +56,7 @@ def proven(name, seconds, *unforeseen, waits=1.0, layout=LAYOUT, network="ici"):
 
 
 class Compiler:
-    """Stands in for the compiler, and lists the layouts that it gets."""
+    """Replacement of the compiler that lists the layouts that it gets."""
 
     memory_bytes = 1000.0
 
@@ -87,7 +87,7 @@ def test_constraints_go_on_the_lines_of_unforeseen_collectives():
 
 
 class Nearby:
-    """Stands in for the search, and records the arguments of its calls by layout."""
+    """Replacement of the search that records the arguments of its calls by layout."""
 
     def __init__(self):
         self.problem = SimpleNamespace(jaxpr=JAXPR)
@@ -124,7 +124,7 @@ def test_layouts_that_may_become_the_fastest_are_corrected():
     assert corrected_names(replace(proven("large", 1.5, moved(0.7)), fits=False)) == set()
     several = [proven(name, 1.0, moved(cost)) for name, cost in [("a", 0.1), ("b", 0.3)]]
     assert corrected_names(*several) == {"a", "b"}
-    # Nor are those that a layout of another search will remain faster than.
+    # Layouts that would stay slower than one of another search are not corrected.
     assert corrected_names(*several, seconds=0.8) == {"b"}
 
 

@@ -1,4 +1,4 @@
-"""Sharding constraints inserted into jaxprs: where they stand, and what they leave alone."""
+"""Sharding constraints inserted into jaxprs: their positions, and the unchanged equations."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""The planner of `AUTO`: what it plans once, and for whom."""
+"""The planner of `AUTO`: its plans, and its cache."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def mesh():
 
 
 def make_step():
-    """A function of its own: JAX keeps traces by function."""
+    """Return a new function: JAX caches traces by function."""
 
     def step(state, batch):
         return jnp.tanh(batch @ state), batch.sum()
@@ -37,7 +37,7 @@ STATE, BATCH = f32(8, 8), f32(8, 8)
 
 @pytest.fixture
 def solved(monkeypatch):
-    """Stands in for the search and the compilations, and lists the programs that they get."""
+    """Replacement of the search and the compilations that lists the programs that they get."""
     programs = []
 
     def solve(program, problem, **_):

@@ -1,6 +1,6 @@
-"""Programs give the same values under every layout; and what compares them finds mistakes.
+"""Programs have equal results under every layout, and the comparison detects faults.
 
-`python -m tests.pjit.random_programs --layouts --count 1000` runs many, and shrinks what fails.
+`python -m tests.pjit.random_programs --layouts --count 1000` runs many, and shrinks failures.
 """
 
 from dataclasses import replace

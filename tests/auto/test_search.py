@@ -180,7 +180,7 @@ def test_a_sum_of_partial_results_is_reduced_once():
 
 
 def of_sequences(last):
-    """Return a function that takes `last` of what each step of a loop adds to its carry."""
+    """Return a function whose loop adds `last` of each product to its carry."""
 
     def run(w, xs, ys):
         def body(total, pair):

@@ -92,7 +92,7 @@ def test_an_invalid_request_is_not_repeated(cloud: Cloud) -> None:
 
 @pytest.mark.slow
 def test_a_lost_worker_of_a_ready_tpu_restarts_the_job(cloud: Cloud) -> None:
-    """Its processes are killed, as when its memory is full or the VM restarts."""
+    """As when its memory is full or the VM restarts: its processes are killed."""
 
     def kill() -> None:
         ready = cloud.home(1) / "job" / "ready"

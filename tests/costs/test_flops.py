@@ -224,7 +224,7 @@ def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(me
 
 
 def test_a_product_reads_both_operands_and_writes_its_result(mesh):
-    # The compiler hands operands through fusions that do nothing to them.
+    # The compiler passes operands through fusions that leave them unchanged.
     work = work_of(mesh, jnp.matmul, (4096, 4096), (4096, 4096))
     assert work.hbm_bytes == pytest.approx(3 * 4096 * 4096 * 2, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""Costs of kernels that the caller gives, to a preflight and on the command line."""
+"""Costs of kernels from the caller, for a preflight and on the command line."""
 
 import jax
 import jax.numpy as jnp

@@ -348,7 +348,7 @@ def test_a_ragged_product_of_xla_counts_by_its_shapes():
     for work, estimate in products:
         assert sum(work.matmul_flops.values()) == 2 * m * k * n == estimate["flops"]
         assert not work.upper_bound
-        # A block of rows that lies in several groups is multiplied by each.
+        # A block of rows that spans several groups is multiplied by each.
         executed = sum(2 * a * b * c * runs for (_, a, b, c), runs in work.products.items())
         assert 2 * m * k * n < executed < 2 * (2 * m * k * n)
     # XLA's own kernels run at the rates of its operations, their steps on both cores of a v5p.
@@ -367,7 +367,7 @@ def test_a_ragged_product_of_xla_counts_by_its_shapes():
             )
             assert time.matrix == pytest.approx(executed + steps)
             assert time.hbm == pytest.approx(work.hbm_bytes / rates.hbm_bytes)
-    # What finds the groups multiplies nothing.
+    # Calls without an estimate find the groups, and have no vector operations.
     assert all(w.vector_ops == 0 for w, estimate in works.values() if not estimate)
 
 
@@ -389,7 +389,7 @@ def test_kernels_of_products_overlap_with_their_copies_and_others_wait_for_them(
     steps = work.steps * rates.kernel_step_seconds
     whole = padding(*shape[1:], rates.matrix_size, turned=False)
     executed = rates.product_seconds(2 * np.prod(shape[1:]) * runs * whole, "bfloat16")
-    # Copies go on between the steps of the grid.
+    # Copies continue between the steps of the grid.
     assert products.matrix == pytest.approx(executed / rates.product_kernel_matrix_share + steps)
     assert products.seconds == pytest.approx(
         (products.matrix**2.5 + products.hbm**2.5) ** 0.4 + products.launch

@@ -78,7 +78,7 @@ def test_an_all_to_all_takes_its_bisection(name, directions):
     mesh = pod.mesh({"rest": pod.num_devices // size, "across": size})
     link = pod.generation.ici_bandwidth
     took = seconds(pod, mesh, "all-to-all", ["across"])
-    # Half of the devices of a line send half of what they hold over its middle.
+    # Half of the devices of a line send half of their data over its middle.
     assert took == pytest.approx(size / 2 * (8 * MB / 2) / (directions * link))
 
 
@@ -136,7 +136,7 @@ def test_a_permutation_takes_its_busiest_link():
     assert (
         NetworkModel(pod, mesh).of(collective("collective-permute", step, MB)).seconds == MB / link
     )
-    # Round a line, the last goes all the way back, and nothing else goes that way.
+    # Around a line, the last transfer goes all the way back, and no other goes that way.
     round_ = SourceTargetPairs(
         tuple((4 * x + y, 4 * x + (y + 1) % 4) for x in range(4) for y in range(4))
     )

@@ -289,7 +289,7 @@ def test_the_bar_widens_with_what_is_less_certain() -> None:
     assert above == pytest.approx(0.2 + (ratio - 1) / 2)
     below, above = error_bar({"matrix": 6.0, "dcn": 2.0}, dcn=4.0, chip=BY_NAME["h100"])
     assert (below, above) == pytest.approx((-0.2 - (1 - 1 / 1.6) / 4, 0.3 + (1.6 - 1) / 2))
-    # On GPUs, what is kept in HBM may be fused.
+    # On GPUs, values in HBM may be fused.
     bar = error_bar({"matrix": 6.0, "hbm": 2.0}, chip=BY_NAME["h100"])
     assert bar == pytest.approx((-0.2 - 0.15 / 4, 0.3))
     lower_bound = error_bar({"matrix": 8.0}, kernels=KernelSpread(unknown=True))

@@ -12,7 +12,7 @@ from xlashard.preflights.attribution.attribution import describe_traffic
 from xlashard.tpu import topology
 
 PLACE = topology("v5e:2x4")
-# Over more devices the compiler cuts products into steps, and sends what they need beside them.
+# Over more devices the compiler splits products into steps, and sends operands in parallel.
 MESHES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (1, 4, 2), (2, 4, 1), (2, 2, 2)]
 SHAPES = [(1024, 2048, 4096), (1024, 2048, 2048), (1024, 1024, 2048), (2048, 1024, 4096)]
 

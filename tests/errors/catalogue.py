@@ -11,11 +11,11 @@ wrong = '''...'''                # the mistake; runs after `SETUP`
 right = '''...'''                # the correction
 path = "state['w']"              # the place that the message must name, where there is one
 facts = ["'x'=4", "8 tiles"]     # numbers and names that must stand in it
-fix = "PartitionSpec(None, 'y')" # what it must show to write instead
+fix = "PartitionSpec(None, 'y')" # the replacement that it must show
 
 jax = '''...'''                  # the same mistake with JAX alone; left out if the text is the
                                  # same, which then runs after `JAX_SETUP`
-no_jax = "why"                   # JAX has nothing of the kind
+no_jax = "why"                   # JAX has no counterpart, and why
 jax_path = "argument w of f"     # how JAX writes the same place, if it names it
 jax_facts = ["(4,)"]             # how JAX writes the same facts, one for each of ours
 jax_fix = "jax.set_mesh"         # what JAX shows to write instead, if anything

@@ -30,7 +30,7 @@ class Outcome:
         bases: The names of all its classes.
         text: Its text, with its notes.
         sites: File (relative to the package) and line of every place in the package where it, or
-            one that it took the place of, was raised.
+            one that it replaced, was raised.
     """
 
     kind: str = ""

@@ -1,7 +1,7 @@
 """Request a Python process from a server, and behave as it does: `client.py ADDRESS WORDS ...`.
 
 Runs under `python -I -S`, so it starts in milliseconds. Its open descriptors, environment and
-working directory become those of the forked process; signals are passed on; it ends as that ended.
+working directory become those of the forked process; signals are forwarded; it has its exit status.
 """
 
 import array

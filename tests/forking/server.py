@@ -22,14 +22,14 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-# What xlashard imports of others. Not xlashard itself, which reads its environment at import.
+# Third-party imports of xlashard. Not xlashard itself, which reads its environment at import.
 PRELOADED = (
     "jax",
     "jax.experimental.layout",
     "jax.experimental.multihost_utils",
     "rich.console",
 )
-# Variables that a forked process reads as Python and JAX do when they start; a server has none.
+# Variables that Python and JAX read when they start, and that a forked process reads again.
 OPTIONS_OF_PYTHON = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
 OPTIONS_OF_JAX = {
     "JAX_COMPILATION_CACHE_DIR": str,
@@ -41,7 +41,7 @@ _MOST_DESCRIPTORS = 64
 
 
 class Server:
-    """Forks a process for each client, and reports its end.
+    """Server that forks a process for each client, and reports its end.
 
     Args:
         address: The path of the socket to listen on.
@@ -141,7 +141,7 @@ def _receive(client: socket.socket) -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any]) -> NoReturn:
-    """Make this process what the client requests, and run its program."""
+    """Take over the client's request, and run its program."""
     os.setsid()
     _take_descriptors(request["received"], request["descriptors"])
     for number in request["ignored"]:
@@ -216,7 +216,7 @@ def _open_streams() -> None:
 
 
 def _read_options() -> None:
-    """Set what Python and JAX would have read from the environment at the start."""
+    """Apply the environment variables that Python and JAX read at the start."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [os.path.abspath(folder) for folder in folders if folder]
     if os.environ.get("PYTHONFAULTHANDLER"):
@@ -227,7 +227,7 @@ def _read_options() -> None:
 
 def _run(option: str, *rest: str) -> None:
     sys.orig_argv[:] = [sys.executable, option, *rest]
-    # It stays the main module to the end, for threads and for what runs at exit.
+    # It stays the main module to the end, for threads and exit handlers.
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     if option == "-m":

@@ -1,4 +1,4 @@
-"""Both readers give the same module: the proto and the text of ten programs on CPU, two on TPU."""
+"""Both readers return the same module: proto and text of ten programs on CPU, two on TPU."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Optimised HLO of other platforms and in other syntaxes, from files reduced to what is read."""
+"""Optimised HLO of other platforms and in other syntaxes, from shortened files."""
 
 from pathlib import Path
 

@@ -330,7 +330,7 @@ def check_meshes_of_some_processes() -> None:
 
 
 def check_migration_guide() -> None:
-    """The guide's own example: a mesh of 2x2x2 and a host-local input cut by all three axes."""
+    """The guide's own example: a mesh of 2x2x2 and a host-local input sharded over all its axes."""
     n = 8 // PROCESSES
     mesh, spec = Mesh(GRID, AXES), P(AXES)
     local = np.arange(n, dtype=np.float32) + n * ME

@@ -116,7 +116,7 @@ def write_all(folder: Path, step: int) -> None:
         with under(header.partitioner):
             ours = xlashard_sharded(mesh, header.manner == "named")
             out[f"random {number}"] = pieces(run(text, ours, mesh)), True
-    if step == 1:  # Longer to compile than all that stands for the rest.
+    if step == 1:  # Longer to compile than all the others together.
         trained = optax_programs.schedule_and_multi_steps(ALL_OF_XLASHARD, MESH)
         out["optax"] = pieces(trained.state), True
         out["auto"] = pieces(planned()), True

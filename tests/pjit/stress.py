@@ -2,7 +2,7 @@
 
     python -m tests.pjit.stress [--refused 3000] [--lost 1500] [--interrupts 1500] [--seed 0]
 
-Refused are calls that give a donated buffer twice, and calls with an array that lost a shard.
+Refused are calls that pass a donated buffer twice, and calls with an array that lost a shard.
 After each refused call every array must hold its value, and programs over all devices must still
 finish. After each interrupt the state of a bound step must be that of before or after the step
 which was interrupted. `tests/pjit/test_step.py` runs a few of both.
@@ -34,7 +34,7 @@ IN_FLIGHT = 16
 
 
 class Refusals:
-    """Ways to give a donated buffer twice, drawn at random.
+    """Ways to pass a donated buffer twice, drawn at random.
 
     Args:
         dice: Draws them.
@@ -115,11 +115,11 @@ def refused(count: int, dice: random.Random) -> Counter[str]:
     """Make calls that must be refused, and check after each that its arrays are whole.
 
     Args:
-        count: How many.
+        count: Number of calls.
         dice: Draws them.
 
     Returns:
-        How many of each kind.
+        Number of calls of each kind.
 
     Raises:
         AssertionError: With the kind of a call that was not refused, or took a buffer.
@@ -190,11 +190,11 @@ def lost(count: int, dice: random.Random) -> Counter[str]:
     """Make calls with arrays that lost a shard, and check after each that programs still finish.
 
     Args:
-        count: How many.
+        count: Number of calls.
         dice: Draws them.
 
     Returns:
-        How many of each kind.
+        Number of calls of each kind.
 
     Raises:
         AssertionError: With the kind of a call that was not refused.
@@ -229,12 +229,12 @@ def interrupted(count: int, dice: random.Random, *, keys: bool = False) -> Count
     """Interrupt the loop of a bound step that donates, and check its state after each interrupt.
 
     Args:
-        count: How many interrupts.
-        dice: Draws when they come.
+        count: Number of interrupts.
+        dice: Draws their times.
         keys: Whether a key array is a part of the state.
 
     Returns:
-        How many interrupts left the old state, and how many the new one.
+        Numbers of interrupts that left the old state, and that left the new one.
 
     Raises:
         AssertionError: If the state is neither.

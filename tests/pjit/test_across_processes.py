@@ -12,7 +12,7 @@ from tests.processes import run_many
 SCRIPT = Path(__file__).with_name("across_processes_programs.py")
 
 STEPS = {1: 1, 2: 1, 8: 6}
-"""Stride of the programs that so many processes run, each of which compiles all its programs.
+"""Stride of the programs by number of processes, each of which compiles all that it runs.
 
 With `--full-size` eight processes run every program too.
 """

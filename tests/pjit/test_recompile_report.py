@@ -208,7 +208,7 @@ def test_no_value_of_a_call_is_kept(mesh):
     before = len(jax.live_arrays())
     x, w = device_put(f32(8), on(mesh, "x")), np.ones(8, np.float32)
     results = f(x, w, Static()), f.lower(x, w, Static()).compile()(x, w)
-    # The devices read the host's memory asynchronously, and release it in a thread of theirs.
+    # The devices read the host's memory asynchronously, and release it in their own thread.
     jax.block_until_ready(results)
     alive = weakref.ref(w)
     del x, w, results

@@ -136,7 +136,7 @@ MEMORY = MemoryBreakdown(
 
 
 def collective(kind: Any, along: str, times: int, sent: int, **fields: Any) -> CollectiveReport:
-    """Return a collective; what it puts in and gets out follows from what it sends."""
+    """Return a collective, whose operand and result bytes follow from its sent bytes."""
     source = fields.pop("source", line(131, "mlp"))
     axes = tuple(along.split(", "))
     made: dict[str, Any] = {

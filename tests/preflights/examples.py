@@ -1,4 +1,4 @@
-"""Preflight reports made by hand, with every field filled in: for tests of what shows them.
+"""Preflight reports made by hand, with every field filled in, for tests of renderers.
 
 They are the shapes that reports come in: a step of training that fits (`FITTING`), the same too
 large for its chips (`OUT_OF_MEMORY`), two slices (`TWO_SLICES`), 6,144 chips (`HUGE`), and a small
@@ -394,7 +394,7 @@ SMALL = PreflightReport(
     compile_seconds=0.6,
     versions=replace(FITTING.versions, flags=()),
 )
-"""A matrix product on 16 chips that sends nothing."""
+"""A matrix product on 16 chips without collectives."""
 
 ALL = {
     "fitting": FITTING,

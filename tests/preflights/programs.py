@@ -1,6 +1,6 @@
 """Small programs on topologies, for preflight tests.
 
-Those that are too large for the chips cost least: the compiler gives up before it makes code.
+Programs that are too large for the chips cost least: the compiler gives up before it makes code.
 """
 
 from functools import cache

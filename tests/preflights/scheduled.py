@@ -1,4 +1,4 @@
-"""Programs compiled as far as their schedule, for tests of what only reads that."""
+"""Programs compiled as far as their schedule, for tests that need no code."""
 
 from collections.abc import Callable
 from typing import Any

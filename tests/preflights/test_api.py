@@ -137,7 +137,7 @@ def test_arrays_of_this_machine_lie_on_the_topology_along_axes_of_the_same_names
     assert [t.collective.sent_bytes for t in same.traffic] == [
         t.collective.sent_bytes for t in report.traffic
     ]
-    # Their own mesh fits another topology, and is the one that is meant where none is given.
+    # Their own mesh fits another topology, and is the default.
     fewer = preflight(by_follow, x, {"w": w}, topology="v5e-8")
     assert [(axis.name, axis.size) for axis in fewer.mesh] == [("data", 4), ("model", 2)]
 
@@ -164,7 +164,7 @@ def test_stages_and_static_arguments() -> None:
 
 
 def without_code(report: PreflightReport) -> PreflightReport:
-    """Return what an estimate has of a whole preflight."""
+    """Return the parts of a whole preflight that an estimate has."""
     memory, timeline = report.memory, report.time.timeline
     code = memory.code_bytes if report.fits else 0
     assert timeline is not None
@@ -311,7 +311,7 @@ def gather_rows_of_local_mesh(x: Any, w: Any) -> Any:
 
 
 def figures(report: PreflightReport) -> dict[str, Any]:
-    """Return what two preflights of one program have in common."""
+    """Return the figures that two preflights of one program share."""
     return {
         "mesh": [(axis.name, axis.size) for axis in report.mesh],
         "inputs": [(v.path, v.type, v.spec, v.device_bytes) for v in report.inputs],
@@ -335,7 +335,7 @@ def test_a_jitted_function_maps_to_the_topology(topology: str) -> None:
         topology=topology,
         mesh=sizes,
     )
-    # Its own shardings and constraints stand on a mesh of local devices.
+    # Its own shardings and constraints are on a mesh of local devices.
     placed = (local("data"), local())
     for f in (gather_rows, gather_rows_of_local_mesh):
         jitted = jax.jit(f, in_shardings=placed, donate_argnums=0)
@@ -531,7 +531,7 @@ def test_lowered_stages_of_jax_map_to_the_topology_with_what_they_keep() -> None
         assert {v.decided_by for v in stage.inputs} == {"unknown"}
         same, other = figures(whole), figures(stage)
         for name in ("sent", "requested"):
-            # Which constraint asked for a collective is what it has forgotten.
+            # A stage lacks the constraint that causes a collective.
             same[name] = [entry[:2] if name == "sent" else None for entry in same[name]]
             other[name] = [entry[:2] if name == "sent" else None for entry in other[name]]
         assert other == same

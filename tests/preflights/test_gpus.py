@@ -1,4 +1,4 @@
-"""Reports of GPUs: their words, their drawing, and the memory that the runtime leaves."""
+"""Reports of GPUs: their terms, their drawing, and the memory that the runtime leaves."""
 
 import html
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The guide about preflight shows what its program prints."""
+"""The guide about preflight shows the output of its program."""
 
 from pathlib import Path
 

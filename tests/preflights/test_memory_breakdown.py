@@ -107,7 +107,7 @@ def test_temporaries_account_for_the_heap(large: MemoryBreakdown) -> None:
 def test_temporaries_are_what_the_user_wrote(large: MemoryBreakdown) -> None:
     width, depth, rows = LARGE
     stacked = [t for t in large.temporaries if t.type == f"bf16[{depth},{rows // 2},{width}]"]
-    # The input of each layer is kept for the backward pass, and nothing else of the forward pass.
+    # The input of each layer is kept for the backward pass, and no other value of the forward pass.
     assert [t.device_bytes for t in stacked] == [depth * rows // 2 * width * 2]
     assert stacked[0].op_name.startswith("step/jvp()/while/body")
     assert stacked[0].source is not None

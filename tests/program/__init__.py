@@ -1,1 +1,1 @@
-"""Tests of programs: annotated modules, compiled, that take and give buffer handles."""
+"""Tests of programs: annotated modules, compiled, that take and return buffer handles."""

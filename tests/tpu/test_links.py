@@ -48,7 +48,7 @@ def test_slices() -> None:
     links = axis_links(found, mesh, ["replica"])
     assert (links.network, links.links) == ("dcn", 0)
     assert links.bytes_per_second == found.generation.device_dcn_bandwidth == 12.5e9 / 4
-    # The four devices of each slice bring in what the other slice has.
+    # The four devices of each slice receive the data of the other slice.
     both = axis_links(found, mesh, ["replica", "model"])
     assert both.network == "dcn"
     assert both.bytes_per_second == pytest.approx(4 * 12.5e9 / 4)

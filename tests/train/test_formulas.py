@@ -127,7 +127,7 @@ def test_programs_hold_the_state_of_the_formulas(name: str) -> None:
     assert FACTS[name].state_bytes == pytest.approx(expected, rel=1e-2)
 
 
-# On v5e and v5p, whose compilers scatter each sum of gradients in steps beside its product.
+# On v5e and v5p, whose compilers scatter each sum of gradients in steps during its product.
 @pytest.mark.parametrize("name", ["1b_v5e_16", "8b_v5p_64"])
 def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
     run = REAL[name]

@@ -56,7 +56,7 @@ CASES = [(shape, mesh) for shape in SHAPES for mesh in MESHES]
 """A compilation takes a second or two."""
 GSPMD_SENDS_MORE = {("experts", name) for name, (axes, _) in MESHES.items() if "tensor" in axes}
 """Pairs that GSPMD partitions otherwise than Shardy, along `tensor` alone: it keeps the tokens of
-experts cut over `tensor`, and gathers them in the backward pass, for 5 % to 6 % more."""
+experts sharded over `tensor`, and gathers them in the backward pass, for 5 % to 6 % more."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         model=model,
         sharding=ShardingSettings(rules=rules),
         # With twice as many tokens on a device, the compiler scatters some gradients in steps
-        # beside the product that makes them (see `test_formulas`), and not the others.
+        # during the product that makes them (see `test_formulas`), and not the others.
         training=TrainingSettings(batch=4096 // model.length),
         generation=GenerationSettings(bytes=0),
     )

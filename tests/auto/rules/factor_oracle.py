@@ -51,7 +51,7 @@ def _visited(jaxpr: Any, consts: Any, args: Any, results: list[Any]) -> Iterator
 
 
 def pieces(factor: Factor) -> int:
-    """Return the smallest number of parts into which a factor can be cut."""
+    """Return the smallest number of parts into which a factor can be split."""
     return next(n for n in range(2, factor.size + 1) if factor.size % n == 0)
 
 

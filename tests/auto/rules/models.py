@@ -1,4 +1,4 @@
-"""Steps of small models, as jaxprs: what primitives real programs hold."""
+"""Steps of small models, as jaxprs with the primitives of real programs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sharding rules: what equations give in parts, and which collectives the partitioner needs."""
+"""Sharding rules: results of equations in parts, and the collectives of the partitioner."""
 
 import math
 import re
@@ -68,7 +68,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def of(function: Any, *args: Any) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Return the last equation of a function, and what its factors index."""
+    """Return the last equation of a function, and the dimensions that its factors index."""
     (*_, eqn) = jax.make_jaxpr(function)(*args).eqns
     rule = op_rule(eqn)
     return rule, [(f.size, f.operands, f.results, f.reduced) for f in rule.factors]

@@ -1,4 +1,4 @@
-"""Every pair of the guide runs both ways, and gives equal values, shardings and types."""
+"""Every pair of the guide runs both ways, with equal values, shardings and types."""
 
 import gc
 import os

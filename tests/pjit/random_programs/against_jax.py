@@ -1,4 +1,4 @@
-"""Compare what programs do under `xlashard.jit` and under `jax.jit`, on the same mesh."""
+"""Compare programs under `xlashard.jit` and under `jax.jit`, on the same mesh."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def find_difference(
 
     Refusals are compared, and trees, dtypes, weak types, values and types of results. Shardings
     are compared if the program is called without a transformation, within which JAX and xlashard
-    cut a program into different pieces, and closes over no placed array, which is a constant to
+    split a program into different parts, and closes over no sharded array, which is a constant to
     JAX and an argument here.
 
     Args:

@@ -11,7 +11,7 @@ import xlashard
 from tests.pjit.random_programs.environment import Library, jax_sharded, plain, xlashard_sharded
 from tests.pjit.random_programs.running import Module, make_mesh, read_header, run, under
 
-# What rounding may do in a handful of operations, relative to the largest element.
+# Bound of rounding errors in a handful of operations, relative to the largest element.
 TOLERANCE = {"float32": 2e-4, "complex64": 5e-4, "bfloat16": 0.08, "float16": 0.01}
 
 
@@ -88,7 +88,7 @@ def _is_excused(failure: Failure, header: Module) -> bool:
     """Return True if JAX refuses the program for a known reason, or places it alike."""
     theirs = failure.jax.split(":")[0]
     if failure.kind == "devices":
-        return theirs == SAME_DEVICES  # a placed argument that no result needs places nothing
+        return theirs == SAME_DEVICES  # an unused committed argument determines no devices
     if header.explicit and failure.kind.startswith("raises"):
         return theirs.startswith("raises")  # types on explicit axes refuse much
     return failure.kind == theirs == INDIVISIBLE
@@ -249,7 +249,7 @@ def _check_class(got: Any) -> None:
 def _check_shards(path: str, x: Any) -> None:
     """Check that shards have the shape of the sharding, and make up the value."""
     if _is_unreduced(x):
-        return  # they add up to it, which is what its value was compared by
+        return  # they add up to it, and the value was compared before
     indices = x.sharding.devices_indices_map(x.shape)
     if set(indices) != x.sharding.device_set or set(indices) != x.devices():
         raise Wrong("devices", f"{path}: {x.sharding} is not on {x.devices()}")

@@ -108,7 +108,7 @@ def softmax(pool: Pool) -> Drawn:
     x = pool.pick("f", least=1, full=True)
     how, axis = pool.dice.pick(["softmax", "log_softmax", "standardize"]), pool.axis(x)
     if how == "standardize":
-        # The small number that it adds to a variance is nothing to that of a constant row.
+        # The epsilon that it adds to a variance does not matter beside that of a constant row.
         text, limit = f"jax.nn.standardize({x.name}, axis={axis}, epsilon=0.1)", 10 * x.limit
     else:
         text, limit = f"jax.nn.{how}({x.name}, {axis})", 2 * x.limit + 5
@@ -139,7 +139,7 @@ def cumulative_product(pool: Pool) -> Drawn:
 
 def window(pool: Pool) -> Drawn:
     if pool.smooth:
-        # Both partitioners take wrong windows for the derivative (SelectAndScatter) of a cut
+        # Both partitioners take wrong windows for the derivative (SelectAndScatter) of a sharded
         # dimension, with jax.jit as well.
         raise NoFit
     x = pool.pick("f", least=1)
@@ -178,8 +178,8 @@ def convolution(pool: Pool) -> Drawn:
     spatial = x.ndim - 2
     y = pool.operand((*[window] * spatial, x.shape[-1], pool.dice.pick(pool.frame.sizes)), x.dtype)
     dims = {1: "('NWC', 'WIO', 'NWC')", 2: "('NHWC', 'HWIO', 'NHWC')"}[spatial]
-    # Both partitioners take the derivative of a convolution with steps, along a dimension that is
-    # cut, from the wrong neighbours; with jax.jit as well.
+    # Both partitioners take the derivative of a convolution with steps, along a sharded dimension,
+    # from the wrong neighbours; with jax.jit as well.
     steps = tuple(1 if pool.smooth else pool.dice.between(1, 2) for _ in range(spatial))
     padding = pool.dice.pick(["VALID", "SAME"])
     text = (

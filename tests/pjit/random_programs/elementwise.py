@@ -7,7 +7,7 @@ from tests.pjit.random_programs.pool import Drawn, NoFit, Pool
 
 type Operation = Callable[[Pool], Drawn]
 
-# Each with what its results do not exceed, given the same of its argument.
+# Each with a bound of its results, given the same bound of its argument.
 SMOOTH: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "sin": ("jnp.sin({})", lambda _: 1),
     "cos": ("jnp.cos({})", lambda _: 1),

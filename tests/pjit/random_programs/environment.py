@@ -86,7 +86,7 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True, *, as_pjit: bool = 
 
 
 def _with_none_as(none: Any, jit: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace None in shardings of what `jit` compiles."""
+    """Replace None in shardings of the functions that `jit` compiles."""
 
     def compiled(fun: Callable[..., Any], **options: Any) -> Any:
         for name in {"in_shardings", "out_shardings"} & options.keys():
@@ -117,7 +117,7 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = Fal
     def put(x: Any, spec: Any) -> Any:
         if spec is None:
             return x
-        if x.ndim % 2:  # an array of JAX's, as good as one of ours
+        if x.ndim % 2:  # a jax.Array, which is equivalent to one of ours
             return jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
         return xlashard.device_put(x, xlashard.NamedSharding(mesh, spec))
 

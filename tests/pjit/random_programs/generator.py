@@ -60,7 +60,7 @@ def grow(pool: Pool, count: int) -> Iterator[Step]:
         try:
             step = pool.add(name, operation(pool))
         except (NoFit, TypeError, ValueError, NotImplementedError, IndexError, ZeroDivisionError):
-            continue  # tracing refuses what shapes or dtypes do not allow
+            continue  # tracing refuses invalid shapes or dtypes
         made += 1
         yield step
 
@@ -96,7 +96,7 @@ def _with_partial_sums(program: Program) -> Program:
     step = Step("doubled", (value,), f"doubled({chosen.value.name}, {axis!r})")
     resource = f"place(P(unreduced={{{axis!r}}}))" if dice.chance(0.5) else chosen.resource
     results = tuple(Result(value, resource) if r is chosen else r for r in program.results)
-    # Where no mesh is in force, JAX wants one for what is not placed.
+    # Without a mesh in force, JAX requires one for uncommitted values.
     return replace(program, manner="set_mesh", steps=(*program.steps, step), results=results)
 
 
@@ -172,8 +172,8 @@ def _finished(
 def _result_resource(dice: Dice, value: Value, axes: tuple[tuple[str, int], ...]) -> str:
     if dice.chance(0.4):
         return dice.pick(["UNSPECIFIED", "UNSPECIFIED", "UNSPECIFIED", "None"])
-    # GSPMD replicates a result of which it would cut an open dimension unevenly, whatever its other
-    # dimensions are to be.
+    # GSPMD replicates a result of which it would shard an open dimension unevenly, whatever its
+    # other dimensions are to be.
     count = math.prod(size for _, size in axes)
     spec = draw_spec(dice, value.shape, axes, opening=0.1, opens=lambda n: n % count == 0)
     # An argument or result of `jax.jit` may not leave a dimension to the partitioner.

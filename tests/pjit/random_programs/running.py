@@ -110,7 +110,7 @@ def run(
     Args:
         text: The program.
         library: Source of its functions.
-        mesh: The mesh in force, in the program's manner; None for none.
+        mesh: The mesh in force, in the program's manner, or None.
         manner: How the mesh is specified, instead of the program's way.
     """
     module = Module.read(text, library)
@@ -118,7 +118,7 @@ def run(
         warnings.filterwarnings("ignore", message=".*donat", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*with mesh", category=DeprecationWarning)
         with _in_force(mesh, manner or module.manner):
-            # What fails while it runs should fail here.
+            # Asynchronous errors should be raised here.
             return jax.block_until_ready(CALLS_BY_NAME[module.call](module, library))
 
 
@@ -129,7 +129,7 @@ def _in_force(mesh: jax.sharding.Mesh | None, manner: str) -> Any:
 
 
 def _given(module: Module, library: Library) -> list[Any]:
-    """Return the arguments, sharded anew because some are donated."""
+    """Return the arguments, put again because some are donated."""
     return [
         jax.tree.map(lambda leaf, spec=spec: library.put(leaf, spec), x)
         for x, spec in zip(module.arguments, module.placed, strict=True)
@@ -147,7 +147,7 @@ def _call(module: Module, library: Library) -> list[Any]:
 
 
 def _give_twice(module: Module, library: Library) -> None:
-    """Give a donated argument a second time, as it is placed and as an uncommitted array.
+    """Pass a donated argument a second time, with its sharding and as an uncommitted array.
 
     A call that would take over its buffers is refused, and leaves it whole. JAX may hang.
     """
@@ -170,7 +170,7 @@ def _anew(module: Module, library: Library) -> list[Any]:
     """Call one function with arguments from the host, sharded ones, and on one device in turn."""
     f, given = _compiled(module, library), _given
     outs = [f(*module.arguments), f(*given(module, library))]
-    # Under jax.set_mesh, jnp.asarray gives arrays that are committed to the mesh.
+    # Under jax.set_mesh, jnp.asarray returns arrays that are committed to the mesh.
     if module.manner != "set_mesh":
         outs.append(
             f(*jax.tree.map(lambda x: jnp.asarray(x) if _is_host(x) else x, module.arguments))

@@ -59,7 +59,7 @@ def pad(pool: Pool) -> Drawn:
         widths = [(pool.dice.below(3), pool.dice.below(3)) for _ in x.shape]
         mode = pool.dice.pick(["constant", "edge", "wrap"])
         return pool.drawn(f"jnp.pad({x.name}, {widths}, mode='{mode}')", x)
-    # Interior widths over a cut dimension give programs that XLA's verifier refuses after
+    # Interior widths over a sharded dimension make programs that XLA's verifier refuses after
     # partitioning, with jax.jit as well, and together with widths below zero end the process.
     widths = [(pool.dice.between(-1, 2), pool.dice.below(2), 0) for _ in x.shape]
     return pool.drawn(f"lax.pad({x.name}, jnp.zeros((), '{x.dtype}'), {widths})", x)
@@ -170,7 +170,7 @@ def gather(pool: Pool) -> Drawn:
     indices = _indices(pool, x.shape[axis])
     mode = pool.dice.pick(["clip", "wrap", "fill"])
     if mode == "fill" and x.kind == "f":
-        # NaN, which is what fills by itself, would spread over all the rest.
+        # NaN, the default fill value, would spread over all the rest.
         return pool.drawn(
             f"jnp.take({x.name}, {indices.name}, {axis}, mode='fill', fill_value=0.5)", x
         )

@@ -80,7 +80,7 @@ def test_a_constraint_before_hides_what_was_before_it(mesh):
         return constrain(a * 2, mesh, "y")
 
     assert described(f, mesh, a=WHOLE) == [((1,), ["x"], [])]
-    # The first one moves the axes of the argument, and loses none of them.
+    # The first one moves the axes of the argument, and keeps all of them.
     assert [c.sharding.spec for c in closings(f, mesh, a=CUT)] == [P("y")]
 
 

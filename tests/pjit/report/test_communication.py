@@ -147,7 +147,7 @@ def test_groups_of_no_axes_are_written_out(mesh):
     assert (found.along, found.axes) == ("4 groups of 2 devices", None)
     # Positions in the mesh of 4 by 2.
     assert sorted(map(sorted, found.groups)) == [[0, 6], [1, 7], [2, 4], [3, 5]]
-    shown = str(report)  # in as many lines as the terminal's width asks for
+    shown = str(report)  # in as many lines as the terminal's width requires
     assert "4 groups of 2 devices:" in shown and "0,6 …" in shown
 
 

@@ -269,7 +269,7 @@ def test_the_estimate_sums_the_traffic():
         estimate.compute_seconds, estimate.hbm_seconds, estimate.ici_seconds, estimate.dcn_seconds
     )
     assert estimate.bound == "ici"
-    # No schedule is faster than what each of its parts takes at least.
+    # No schedule is faster than the lower bound of each of its parts.
     assert estimate.seconds > estimate.roofline_seconds
     assert estimate.below < 0 < estimate.above
     assert sum(seconds for _, seconds in estimate.shares) == pytest.approx(estimate.seconds)

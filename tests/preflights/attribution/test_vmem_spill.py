@@ -12,7 +12,7 @@ LAYOUT = "{2,1,0:T(8,128)}"
 
 
 def spills(rows: int, depth: int, between: str, space: str = "") -> tuple[SpillReport, ...]:
-    """Return what is found in a product of 16 heads, an operation on it, and another product.
+    """Return the spills of a product of 16 heads, an operation on it, and another product.
 
     Args:
         rows: Queries, and keys.

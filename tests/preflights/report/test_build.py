@@ -83,7 +83,7 @@ def test_unspecified_shardings_are_reported(both: Any) -> None:
     found = {v.path: v for v in (*values.inputs, *values.outputs)}
     assert found["state['w']"].spec == "P('a', 'b')"
     assert found["state['w']"].decided_by == "caller"
-    # The rows of w are cut by `a`, so the columns of x are as well.
+    # The rows of w are sharded over `a`, so the columns of x are as well.
     assert found["x"].spec == "P(None, 'a')"
     assert found["x"].device_bytes == (1024 * 128) ** 2 * 4 // 2
     assert found["result[2]"].spec == "P('a')"

@@ -1,4 +1,4 @@
-"""Files of measured rates: what they change in operations, collectives and searches."""
+"""Files of measured rates, and their effect on operations, collectives and searches."""
 
 import math
 from dataclasses import replace

@@ -89,7 +89,7 @@ def test_lines_of_a_profile_lie_beside_their_predictions(profile: Path) -> None:
     assert (step.profile.module, step.profile.executions) == ("jit_train_step", 2)
     assert step.profile.seconds == pytest.approx(LENGTH)
     measured = [each.seconds for each in step.lines]
-    # The loop's own event has nothing beside its operations; the last line's runs once.
+    # The loop's own event has no time besides its operations; the last line's runs once.
     assert measured == pytest.approx(
         [32 * 0.6 * LAYER * 1.2, 32 * 0.3 * LAYER * 1.2, 32 * 0.2 * LAYER, SECONDS * 0.05]
     )

@@ -7,7 +7,7 @@ from xlashard import NamedSharding, P, pjit
 
 
 def gram(mesh):
-    """Needs 4 rows and columns in each part: it can't be cut into 8."""
+    """Return a product with at least 4 rows and columns in each part: it can't be split into 8."""
     cut = NamedSharding(mesh, P("data", "model"))
     x = jax.ShapeDtypeStruct((2048, 1028), jnp.bfloat16, sharding=cut)
     return pjit(lambda x: x @ x.T, out_shardings=NamedSharding(mesh, P("data", "model"))), (x,)

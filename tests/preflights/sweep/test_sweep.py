@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def swept(folder):
-    """Three meshes of four chips, and one that can't be."""
+    """Three meshes of four chips, and an impossible one."""
     return preflight_sweep(
         programs.gram,
         topologies=["v5e-4", "v5litepod-4", topology("v5e-8")],

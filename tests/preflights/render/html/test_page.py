@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what it shows, what can be done with it, what it never does."""
+"""The page in a real Chromium: its contents, its controls, and its security."""
 
 import base64
 from dataclasses import replace

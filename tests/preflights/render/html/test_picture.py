@@ -1,4 +1,4 @@
-"""The picture of the page in the documents: `make goldens` takes it anew."""
+"""The picture of the page in the documents, which `make goldens` updates."""
 
 import struct
 from pathlib import Path

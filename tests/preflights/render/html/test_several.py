@@ -1,4 +1,4 @@
-"""The page of several reports in a real Chromium: side by side, and what changed."""
+"""The page of several reports in a real Chromium: side by side, with changes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Each chip is drawn with the place on the mesh that its device really has."""
+"""Each chip is drawn at the mesh position of its device."""
 
 from dataclasses import replace
 
