@@ -59,7 +59,7 @@ browser:
 	@.ci/get-browser
 
 .PHONY: test
-test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=arguments of pytest)
+test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)
 	$(pytest) $(ARGS)
 
 .PHONY: test-gspmd

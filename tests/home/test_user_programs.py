@@ -6,7 +6,7 @@ import xlashard
 from tests.home.programs import PROGRAMS, UserProgram, libraries, plain
 
 pytestmark = pytest.mark.slow
-# Importing them registers the programs.
+# Their import registers the programs.
 assert libraries and plain
 
 

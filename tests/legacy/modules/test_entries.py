@@ -106,7 +106,7 @@ def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> Non
     assert entry.name.rpartition(".")[2] in str(caught.value)
 
 
-# Modules for which `usage_lines.py` has a line for every name that is not refused.
+# Modules of which `usage_lines.py` has a line for every name that is not refused.
 WITH_LINES = ("core", "host_callback", "numpy", "random", "toplevel", "util")
 # Names of these modules with tests of their own.
 TESTED_ELSEWHERE = ("jax.pmap", "jax.spmd_mode", *(f"jax.config.{flag.name}" for flag in OWN))

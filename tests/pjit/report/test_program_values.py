@@ -1,4 +1,4 @@
-"""Arguments and results in a report: origin of shardings, transfers, and reused buffers."""
+"""Arguments and results in a report: who decided, what is moved, what is reused."""
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,7 @@ def test_an_argument_with_a_result_like_it_could_be_donated(mesh):
     ins = named(mesh, "x"), named(mesh, "y"), named(mesh)
     outs = named(mesh, "x"), named(mesh, "x")
     report = explain(pjit(f, in_shardings=ins, out_shardings=outs), f32(8), f32(8), f32(3))
-    # The result for the moments has another sharding.
+    # The moments' result lies otherwise.
     found = [(d.path, d.donated, d.result, d.is_reused) for d in report.donations]
     assert found == [("params", False, "result[0]", False)]
 

@@ -108,7 +108,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     screen = Recorder(at=2, action=interrupt)
     outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
     assert outcome.stopped == "SIGINT"
-    # The step under way is measured, too; another thread handles the signal meanwhile.
+    # The step that was under way is measured, too; another thread hears the signal meanwhile.
     steps = outcome.steps
     assert 3 <= steps < 50
     assert outcome.checkpoint == steps

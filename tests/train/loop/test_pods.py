@@ -67,7 +67,7 @@ def written(folder: Path, settings: Settings) -> Path:
 
 
 def alone(settings: Settings, runs: Path, resumed: Any = None) -> Outcome:
-    """Run in this process alone."""
+    """A run of this process by itself."""
     count = settings.devices.emulate
     return run_job(settings, devices(count), Recorder(), runs, resumed)
 
