@@ -109,7 +109,7 @@ def other_values() -> None:
             lambda checked=checked: device_put(tree, ROWS, check=checked),
         )
         assert error.processes == (1,) and error.paths == ("x['layers'][1]",)
-    for _ in range(2):  # a failed comparison leaves no state behind
+    for _ in range(2):  # a failed comparison is not cached
         expect(UnequalError, "differs", lambda: device_put(theirs, ROWS))
     device_put(tree, ROWS, check="never")
     expect(

@@ -31,7 +31,7 @@ def test_a_run_passes_places_until_it_is_asked_to_stop() -> None:
         assert [watched.stop.reached() for _ in range(3)] == [False] * 3
         os.kill(os.getpid(), signal.SIGTERM)
         assert watched.agreed.wait(10)
-        # It stops at the next checkpoint, and passes all later ones on the way out.
+        # It stops at the next call of `reached`, and at all later ones on the way out.
         assert [watched.stop.reached() for _ in range(3)] == [True] * 3
     assert watched.reason == ["SIGTERM: stopping ..."]
     assert watched.stop.call == StopMessage("stop", 0, "SIGTERM")
