@@ -59,8 +59,12 @@ browser:
 	@.ci/get-browser
 
 .PHONY: test
-test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)
-	$(pytest) $(ARGS)
+test: $(developing) browser ## Run the tests of every room, or those of ARGS (JOBS=2 processes)
+	$(pytest) $(or $(ARGS),-m 'not integration')
+
+.PHONY: test-integration
+test-integration: $(developing) browser ## Run whole programs and pods: training runs, documents, examples
+	$(pytest) -m integration $(ARGS)
 
 .PHONY: test-gspmd
 test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD

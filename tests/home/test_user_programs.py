@@ -5,7 +5,7 @@ import pytest
 import xlashard
 from tests.home.programs import PROGRAMS, UserProgram, libraries, plain
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 # Their import registers the programs.
 assert libraries and plain
 
