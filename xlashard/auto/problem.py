@@ -8,9 +8,8 @@ from typing import Any, Literal
 from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import network_for, rates_for
-from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.base_topology import BaseTopology, axis_links
 from xlashard.hardware.chip import Chip
-from xlashard.hardware.links import axis_links
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.preflights.runtime_memory import available_bytes
 from xlashard.sharding import Mesh, PartitionSpec

@@ -20,6 +20,7 @@ dimensions, and divided among groups or devices that share the links):
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ import numpy as np
 
 from xlashard.costs.rates import Rates, rates_of
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
+from xlashard.hardware.base_topology import BaseTopology, mesh_coordinates
 from xlashard.hardware.mesh_layout import AxisSegment, part
+from xlashard.hlo.collective_kinds import CollectiveTraits
 from xlashard.hlo.collectives import Collective
 from xlashard.sharding import Mesh
 from xlashard.tpu.topologies import Topology, ici_speed
@@ -83,10 +86,27 @@ class _GroupLinks:
     speed: float
 
 
-class NetworkModel:
-    """Network between the devices of a mesh."""
+@dataclass(frozen=True)
+class _LinkLoad:
+    """Load of a permutation on the links.
 
-    def __init__(self, topology: Topology, mesh: Mesh, rates: Rates | None = None) -> None:
+    Attributes:
+        busiest: Transfers over the busiest link of each dimension and direction.
+        within_slices: Transfers within slices, per participating device.
+        between_slices: Transfers between slices, per participating device.
+        hops: Links of the longest route.
+    """
+
+    busiest: tuple[tuple[str, int], ...]
+    within_slices: float
+    between_slices: float
+    hops: int
+
+
+class BaseNetworkModel[T: BaseTopology, G](ABC):
+    """Network between the devices of a mesh, of topology `T` with groups of extent `G`."""
+
+    def __init__(self, topology: T, mesh: Mesh, rates: Rates | None = None) -> None:
         """Model the network of a mesh.
 
         Args:
@@ -95,31 +115,63 @@ class NetworkModel:
             rates: Rates of a device; those of published measurements if None.
         """
         self._topology = topology
-        self._mesh = mesh
-        self._rates = rates or rates_of(topology.generation)
+        self._rates = rates or self._published_rates()
         apart = self._rates.reductions
-        self._reductions = None if apart is None else NetworkModel(topology, mesh, apart)
-        self._group_links: dict[ReplicaGroups, _GroupLinks] = {}
-        self._loads: dict[SourceTargetPairs, _LinkLoad] = {}
+        self._reductions = None if apart is None else type(self)(topology, mesh, apart)
+        self._coordinates = mesh_coordinates(topology, mesh).reshape(mesh.size, -1)
+        self._groups: dict[ReplicaGroups, G] = {}
 
     def of(self, collective: Collective) -> NetworkCost:
         """Return the network cost of one run of a collective."""
-        traits = collective.traits
-        if self._reductions is not None and traits.reduces:
+        if self._reductions is not None and collective.traits.reduces:
             return self._reductions.of(collective)
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, SourceTargetPairs):
             return self._permutation(groups, payload)
-        if groups not in self._group_links:
-            self._group_links[groups] = self._find_group_links(groups)
-        lines = self._group_links[groups]
-        slices, members = lines.slices, lines.members
+        if groups not in self._groups:
+            # The first group stands for all groups.
+            members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
+            inside = members[members < len(self._coordinates)]
+            self._groups[groups] = self._find_group(groups.size, self._coordinates[inside])
+        return self._in_group(self._groups[groups], payload, collective.traits)
+
+    @abstractmethod
+    def _published_rates(self) -> Rates:
+        """Return the rates of published measurements."""
+
+    @abstractmethod
+    def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
+        """Return the cost of a permutation."""
+
+    @abstractmethod
+    def _find_group(self, size: int, coordinates: np.ndarray) -> G:
+        """Return the extent of a group of devices."""
+
+    @abstractmethod
+    def _in_group(self, group: G, payload: float, traits: CollectiveTraits) -> NetworkCost:
+        """Return the cost of a collective whose groups have an extent."""
+
+
+class NetworkModel(BaseNetworkModel[Topology, _GroupLinks]):
+    """Links of a torus, and the network between slices."""
+
+    @cached_property
+    def _loads(self) -> dict[SourceTargetPairs, _LinkLoad]:
+        return {}
+
+    def _published_rates(self) -> Rates:
+        return rates_of(self._topology.generation)
+
+    def _in_group(
+        self, group: _GroupLinks, payload: float, traits: CollectiveTraits
+    ) -> NetworkCost:
+        slices, members = group.slices, group.members
         if traits.traffic == "exchange":
             within = payload / slices
             return self._wire(
                 within * (members - 1) / members,
-                max((p.size * within / 4 / self._speed((p,)) for p in lines.parts), default=0.0),
-                lines.parts,
+                max((p.size * within / 4 / self._speed((p,)) for p in group.parts), default=0.0),
+                group.parts,
                 payload * (slices - 1) / slices,
             )
         rounds = traits.rounds
@@ -129,9 +181,9 @@ class NetworkModel:
         else:
             sent = rounds * payload * (members - 1) / members
             between = rounds * payload * (slices - 1) / slices / members
-        sent = sent if lines.parts else 0.0
+        sent = sent if group.parts else 0.0
         return self._wire(
-            sent, sent / lines.speed, lines.parts, between, rounds, traits.reduced_share
+            sent, sent / group.speed, group.parts, between, rounds, traits.reduced_share
         )
 
     def _wire(
@@ -173,27 +225,17 @@ class NetworkModel:
         bandwidth = self._topology.generation.device_dcn_bandwidth
         return nbytes / bandwidth if nbytes and bandwidth else 0.0
 
-    @cached_property
-    def _places(self) -> np.ndarray:
-        """Coordinates of the devices, in mesh order."""
-        positions = self._topology.positions
-        found = [positions[device.id] for device in self._mesh.devices.flat]
-        return self._topology.coordinates[np.array(found)]
-
-    def _find_group_links(self, groups: ReplicaGroups) -> _GroupLinks:
-        """Return the links of the first group, which stands for all groups."""
-        members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
-        places = self._places[members[members < len(self._places)]]
+    def _find_group(self, size: int, coordinates: np.ndarray) -> _GroupLinks:
         parts, slices = [], 1
         for number, dimension in enumerate(self._topology.dimensions):
-            values = np.unique(places[:, number])
+            values = np.unique(coordinates[:, number])
             if len(values) < 2:
                 continue
             if dimension.name == "slice":
                 slices = len(values)
                 continue
             parts.append(part(dimension, len(values), int(np.diff(values).min())))
-        inside = max(groups.size // slices, 1)
+        inside = max(size // slices, 1)
         speed = self._speed(parts)
         if math.prod(p.size for p in parts) != inside:
             # The group is not a box: assume a share of one link per device.
@@ -208,7 +250,7 @@ class NetworkModel:
 
     def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
         if pairs not in self._loads:
-            self._loads[pairs] = _load(pairs, self._topology, self._places)
+            self._loads[pairs] = _load(pairs, self._topology, self._coordinates)
         load = self._loads[pairs]
         generation = self._topology.generation
         speeds = {"core": generation.core_bandwidth}
@@ -226,23 +268,6 @@ class NetworkModel:
             longest / self._rates.link_share,
             load.hops,
         )
-
-
-@dataclass(frozen=True)
-class _LinkLoad:
-    """Load of a permutation on the links.
-
-    Attributes:
-        busiest: Transfers over the busiest link of each dimension and direction.
-        within_slices: Transfers within slices, per participating device.
-        between_slices: Transfers between slices, per participating device.
-        hops: Links of the longest route.
-    """
-
-    busiest: tuple[tuple[str, int], ...]
-    within_slices: float
-    between_slices: float
-    hops: int
 
 
 def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _LinkLoad:

@@ -1,7 +1,7 @@
 """NVIDIA GPUs that programs are compiled for, on a machine without a GPU.
 
-`gpu_models` holds public figures of GPUs, `machine_types` the machines of clouds; `gpu_names`
-parses names, `topologies` makes devices.
+`gpu_models` holds public figures of GPUs, `gpu_names` the machines of clouds and the parser of
+names; `topologies` makes devices.
 """
 
 from typing import TYPE_CHECKING
@@ -10,20 +10,18 @@ from xlashard.lazily import on_demand
 
 if TYPE_CHECKING:
     from xlashard.gpu.gpu_models import GPU_MODELS, GpuModel
-    from xlashard.gpu.machine_types import MACHINE_TYPES, MachineType
+    from xlashard.gpu.gpu_names import MACHINE_TYPES, MachineType
     from xlashard.gpu.topologies import GpuTopology, topology
-    from xlashard.hardware.base_topology import AxisLinks
-    from xlashard.hardware.links import axis_links
+    from xlashard.hardware.base_topology import AxisLinks, axis_links
 else:
     __getattr__, __dir__ = on_demand(
         __name__,
         globals(),
         {
             "xlashard.gpu.gpu_models": ("GPU_MODELS", "GpuModel"),
-            "xlashard.gpu.machine_types": ("MACHINE_TYPES", "MachineType"),
+            "xlashard.gpu.gpu_names": ("MACHINE_TYPES", "MachineType"),
             "xlashard.gpu.topologies": ("GpuTopology", "topology"),
-            "xlashard.hardware.base_topology": ("AxisLinks",),
-            "xlashard.hardware.links": ("axis_links",),
+            "xlashard.hardware.base_topology": ("AxisLinks", "axis_links"),
         },
     )
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from xlashard.lazily import on_demand
 
 if TYPE_CHECKING:
-    from xlashard.hardware.base_topology import AxisLinks
-    from xlashard.hardware.links import axis_links
+    from xlashard.hardware.base_topology import AxisLinks, axis_links
     from xlashard.tpu.generations import GENERATIONS, Generation
     from xlashard.tpu.topologies import Topology, topology
 else:
@@ -18,8 +17,7 @@ else:
         __name__,
         globals(),
         {
-            "xlashard.hardware.base_topology": ("AxisLinks",),
-            "xlashard.hardware.links": ("axis_links",),
+            "xlashard.hardware.base_topology": ("AxisLinks", "axis_links"),
             "xlashard.tpu.generations": ("GENERATIONS", "Generation"),
             "xlashard.tpu.topologies": ("Topology", "topology"),
         },

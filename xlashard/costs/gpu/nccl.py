@@ -21,17 +21,15 @@ bandwidths those of nccl-tests (azure and others beside the constants).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from xlashard.costs.gpu.gpu_rates import gpu_rates
-from xlashard.costs.network_model import NetworkCost
+from xlashard.costs.network_model import BaseNetworkModel, NetworkCost
 from xlashard.costs.rates import Rates
-from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
+from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.gpu.topologies import GpuTopology
-from xlashard.hlo.collectives import Collective
-from xlashard.sharding import Mesh
+from xlashard.hlo.collective_kinds import CollectiveTraits
 
 
 @dataclass(frozen=True)
@@ -113,35 +111,18 @@ class _GroupShape:
         return max(self.size // self.nodes, 1)
 
 
-class NcclModel:
+class NcclModel(BaseNetworkModel[GpuTopology, _GroupShape]):
     """NVLink and network between the GPUs of a mesh."""
 
-    def __init__(self, topology: GpuTopology, mesh: Mesh, rates: Rates | None = None) -> None:
-        """Model the network of a mesh.
+    def _published_rates(self) -> Rates:
+        return gpu_rates(self._topology.chip)
 
-        Args:
-            topology: GpuTopology of the devices.
-            mesh: Mesh of the program.
-            rates: Rates of a device; those of published measurements if None.
-        """
-        self._topology = topology
-        self._mesh = mesh
-        self._rates = rates or gpu_rates(topology.chip)
-        apart = self._rates.reductions
-        self._reductions = None if apart is None else NcclModel(topology, mesh, apart)
-        self._shapes: dict[ReplicaGroups, _GroupShape] = {}
+    def _find_group(self, size: int, coordinates: np.ndarray) -> _GroupShape:
+        return _GroupShape(max(size, 1), max(len(np.unique(coordinates[:, 0])), 1))
 
-    def of(self, collective: Collective) -> NetworkCost:
-        """Return the network cost of one run of a collective."""
-        traits = collective.traits
-        if self._reductions is not None and traits.reduces:
-            return self._reductions.of(collective)
-        groups, payload = collective.groups, float(collective.payload_bytes)
-        if isinstance(groups, SourceTargetPairs):
-            return self._permutation(groups, payload)
-        if groups not in self._shapes:
-            self._shapes[groups] = self._shape(groups)
-        group = self._shapes[groups]
+    def _in_group(
+        self, group: _GroupShape, payload: float, traits: CollectiveTraits
+    ) -> NetworkCost:
         if group.size < 2:
             return NetworkCost()
         if traits.traffic == "exchange":
@@ -229,23 +210,11 @@ class NcclModel:
     def _family(self) -> str:
         return self._topology.chip.name.partition("-")[0]
 
-    @cached_property
-    def _nodes(self) -> np.ndarray:
-        """Node of each device, in mesh order."""
-        positions = self._topology.positions
-        found = [positions[device.id] for device in self._mesh.devices.flat]
-        return self._topology.coordinates[np.array(found), 0]
-
-    def _shape(self, groups: ReplicaGroups) -> _GroupShape:
-        """Return the extent of the first group, which stands for all groups."""
-        members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
-        nodes = self._nodes[members[members < len(self._nodes)]]
-        return _GroupShape(max(groups.size, 1), max(len(np.unique(nodes)), 1))
-
     def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
-        moved = [(a, b) for a, b in pairs.pairs if a != b and max(a, b) < len(self._nodes)]
+        nodes = self._coordinates[:, 0]
+        moved = [(a, b) for a, b in pairs.pairs if a != b and max(a, b) < len(nodes)]
         if not moved:
             return NetworkCost()
-        crossing = [self._nodes[a] != self._nodes[b] for a, b in moved]
+        crossing = [nodes[a] != nodes[b] for a, b in moved]
         within, between = payload * (not all(crossing)), payload * any(crossing)
         return self._cost(within, between, self._steps(any(crossing), 1))

@@ -11,9 +11,8 @@ from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._version import __version__
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.gpu.topologies import GpuTopology
-from xlashard.hardware.base_topology import BaseTopology
+from xlashard.hardware.base_topology import BaseTopology, axis_links
 from xlashard.hardware.chip import Chip
-from xlashard.hardware.links import axis_links
 from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
 from xlashard.pjit.report.program_values import (
     describe_donations,
