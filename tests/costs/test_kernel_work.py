@@ -17,9 +17,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 
 from tests.preflights.scheduled import scheduled
 from xlashard import NamedSharding, P
-from xlashard.costs.flops import kernel_estimate
 from xlashard.costs.kernel_costs import KernelCost
-from xlashard.costs.kernel_work import is_kernel, is_ragged, kernel_work
+from xlashard.costs.kernel_work import is_kernel, is_ragged, kernel_estimate, kernel_work
 from xlashard.costs.operation import OperationModel, padding
 from xlashard.costs.rates import borrowed_rates, rates_of
 from xlashard.costs.schedule import walk_schedule

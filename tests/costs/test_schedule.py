@@ -14,7 +14,7 @@ from xlashard.costs.rates import Rates, rates_of
 from xlashard.costs.schedule import StepSchedule, walk_schedule
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
-from xlashard.hlo.slices import multislice_collectives
+from xlashard.hlo.hlo_program import multislice_collectives
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.time_estimate import KernelSpread, error_bar, schedule_step
 from xlashard.tpu import topology

@@ -1,22 +1,229 @@
-"""Arithmetic and HBM traffic of one execution of a program on one device."""
+"""Arithmetic of HLO instructions, and arithmetic and HBM traffic of one execution of a program.
 
+Matrix products are separate from elementwise operations of the vector unit. A multiply-add counts
+as two operations.
+"""
+
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from xlashard.costs.flops import REDUCERS, instruction_flops
-from xlashard.costs.gpu.cuda_calls import is_library_product
+import numpy as np
+
+from xlashard.costs.gpu.cuda_calls import contracted_dims, convolved, is_library_product
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import is_kernel, kernel_name, kernel_work
 from xlashard.costs.memory_traffic import hbm_bytes
 from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
-from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.module import Computation, HloModule, Instruction, WindowDimension
+from xlashard.hlo.shapes import Shape, dtype_name
+
+_ELEMENTWISE_NAMES = """
+    abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
+    round-nearest-afz round-nearest-even select sign subtract
+"""
+_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
+_TRANSCENDENTAL_NAMES = """
+    acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-2
+    exponential-minus-one log log-2 log-plus-one logistic power rsqrt sine sinh sqrt tan tanh
+"""
+TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
+
+REDUCERS = frozenset(("reduce", "reduce-window", "scatter", "select-and-scatter", "map", "sort"))
+"""Operations with a called computation per element, which they are counted with."""
 
 
-def repeated_calls(instruction: Instruction) -> tuple[str, ...]:
-    """Return the computations that an instruction calls, without the condition of a loop."""
-    return instruction.calls[:1] if instruction.opcode == "while" else instruction.calls
+@dataclass(frozen=True, slots=True)
+class InstructionFlops:
+    """Arithmetic of an instruction.
+
+    Attributes:
+        matmul_flops: FLOP of a matrix product or convolution.
+        dtype: Operand dtype: `bfloat16`; `bfloat16 x6` for float32 operands multiplied in six
+            passes.
+        elementwise: Other floating-point operations, one per element.
+        transcendental: Elements of transcendental functions such as exp and tanh.
+    """
+
+    matmul_flops: float = 0.0
+    dtype: str = ""
+    elementwise: float = 0.0
+    transcendental: float = 0.0
+
+
+NOTHING = InstructionFlops()
+
+
+def instruction_flops(
+    module: HloModule, computation: Computation, instruction: Instruction
+) -> InstructionFlops:
+    """Return the arithmetic of one run of an instruction, without called computations.
+
+    Floating-point comparisons and selections count; integers, logic, conversions and copies don't.
+
+    Args:
+        module: The module.
+        computation: Computation of the instruction.
+        instruction: The instruction.
+    """
+    opcode = instruction.opcode
+    if opcode in ("convolution", "dot") or is_library_product(instruction):
+        return _product(computation, instruction)
+    if opcode in _ELEMENTWISE:
+        operands = computation.operand_arrays(instruction)
+        floating = bool(operands) and _is_floating(operands[-1].dtype)
+        return InstructionFlops(elementwise=float(_size(instruction)) if floating else 0.0)
+    if opcode in TRANSCENDENTAL:
+        return InstructionFlops(transcendental=float(_size(instruction)))
+    if opcode in REDUCERS:
+        return _reduction(module, computation, instruction)
+    if opcode == "fft":
+        length = instruction.attributes.fft_length
+        steps = math.log2(max(math.prod(length), 2))
+        return InstructionFlops(elementwise=5.0 * _size(instruction) * steps)
+    return NOTHING
+
+
+def _size(instruction: Instruction) -> int:
+    return sum(array.size for array in instruction.shape.arrays)
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype[0] in "fc" or dtype.startswith("bf")
+
+
+def _product(computation: Computation, instruction: Instruction) -> InstructionFlops:
+    operands = computation.operand_arrays(instruction)
+    result = instruction.shape.arrays[0]
+    if len(operands) < 2:
+        return NOTHING
+    left, right = operands[:2]
+    if arrays := convolved(instruction, left, right, result):
+        multiplications = _convolution(instruction, *arrays)
+    else:
+        contracted = contracted_dims(instruction)
+        multiplications = result.size * math.prod(left.dims[n] for n in contracted)
+    # A complex product takes four real ones.
+    parts = 4 if left.dtype[0] == "c" else 1
+    flops = 2.0 * parts * multiplications
+    return InstructionFlops(matmul_flops=flops, dtype=_multiplied_dtype(instruction, left, right))
+
+
+_PASSES = {"high": "bfloat16 x3", "highest": "bfloat16 x6"}
+
+
+def _multiplied_dtype(instruction: Instruction, left: Shape, right: Shape) -> str:
+    wider = max(left, right, key=lambda a: (_is_floating(a.dtype), _bits(a.dtype)))
+    if wider.dtype not in ("f32", "c64"):
+        return dtype_name(wider.dtype)
+    # The matrix unit multiplies bfloat16; float32 takes several passes.
+    requested = instruction.attributes.precision
+    return next((_PASSES[p] for p in ("highest", "high") if p in requested), "bfloat16")
+
+
+def _bits(dtype: str) -> int:
+    """Return the number of bits in the name of a dtype."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 1
+
+
+def _convolution(instruction: Instruction, left: Shape, right: Shape, result: Shape) -> int:
+    """Return the multiplications of a convolution, without padding and dilation holes.
+
+    On TPU, a batch dimension or a contraction over two dimensions of a matrix product becomes a
+    window dimension with mostly out-of-bounds positions.
+    """
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
+    if labels is None:
+        return 0
+    taken, kernel, given = labels.groups()
+    counted = result.dims[given.index("b")] * result.dims[given.index("f")]
+    # With feature or batch groups, operands and result hold the share of one group.
+    counted *= right.dims[kernel.index("i")]
+    windows = instruction.attributes.window
+    for digit in (label for label in given if label.isdigit()):
+        window = windows[int(digit)] if int(digit) < len(windows) else WindowDimension()
+        size = left.dims[taken.index(digit)]
+        counted *= _places(window, size, result.dims[given.index(digit)])
+    return counted
+
+
+@lru_cache(maxsize=4096)
+def _places(window: WindowDimension, size: int, result: int) -> int:
+    """Return the number of (window, result) position pairs that meet an operand element.
+
+    Window position `k` of result position `o` reads index `o * stride + k * dilation - before` of
+    the dilated operand, which holds an element if the base dilation divides it.
+    """
+    if not size or not result or not window.size:
+        return 0
+    stride, base = window.stride, window.base_dilation
+    offsets = np.arange(window.size, dtype=np.int64) * window.window_dilation - window.before
+    last = (size - 1) * base
+    low = np.maximum(-(offsets // stride), 0)
+    high = np.minimum((last - offsets) // stride, result - 1)
+    common = math.gcd(stride, base)
+    period = base // common
+    if period == 1:
+        counts = high - low + 1
+    else:
+        inverse = pow(stride // common, -1, period)
+        first = (-offsets // common * inverse) % period
+        start = low + (first - low) % period
+        counts = (high - start) // period + 1
+    counts = np.where((offsets % common == 0) & (counts > 0), counts, 0)
+    return int(counts.sum())
+
+
+def _reduction(
+    module: HloModule, computation: Computation, instruction: Instruction
+) -> InstructionFlops:
+    """Return the arithmetic of a computation that runs per element or pair of elements."""
+    if instruction.opcode == "sort":
+        return NOTHING
+    operands = computation.operand_arrays(instruction)
+    result = instruction.shape.arrays[0]
+    if not operands:
+        return NOTHING
+    match instruction.opcode:
+        case "reduce":
+            runs = operands[0].size - result.size
+        case "reduce-window":
+            runs = _window_runs(instruction, operands[0], result)
+        case "scatter" | "select-and-scatter":
+            runs = operands[-1].size
+        case _:
+            runs = result.size
+    # A select-and-scatter selects once per element of its operand.
+    inner = module.computations.get(instruction.calls[-1]) if instruction.calls else None
+    if inner is None or runs <= 0:
+        return NOTHING
+    elementwise = transcendental = 0.0
+    for each in inner.instructions.values():
+        counted = instruction_flops(module, inner, each)
+        elementwise += counted.elementwise
+        transcendental += counted.transcendental
+    return InstructionFlops(elementwise=runs * elementwise, transcendental=runs * transcendental)
+
+
+def _window_runs(instruction: Instruction, taken: Shape, result: Shape) -> int:
+    """Return the number of additions of a reduce-window.
+
+    TPU's compiler writes a reduction followed by a broadcast, as in softmax, as a window over the
+    whole dimension: a single reduction.
+    """
+    places = results = 1
+    windows = instruction.attributes.window
+    for window, size, count in zip(windows, taken.dims, result.dims, strict=False):
+        met = _places(window, size, count)
+        whole = met == size * count
+        places *= size if whole else met
+        results *= 1 if whole else count
+    return places - results
 
 
 _HARMLESS_NAMES = """
@@ -35,7 +242,7 @@ _UNCOUNTED = frozenset(_UNCOUNTED_NAMES.split())
 """Operations whose arithmetic is not known here; the compiler mostly replaces them by others."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CostAnalysis:
     """Arithmetic and memory traffic of one execution on one device.
 
@@ -49,23 +256,6 @@ class CostAnalysis:
         unknown_loops: Loops with an unknown trip count, counted as one iteration.
     """
 
-    matmul_flops: Mapping[str, float] = field(default_factory=dict)
-    elementwise: float = 0.0
-    transcendental: float = 0.0
-    hbm_bytes: float = 0.0
-    unknown_calls: Mapping[str, int] = field(default_factory=dict)
-    unknown_loops: int = 0
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of all kinds; a transcendental counts as one."""
-        return sum(self.matmul_flops.values()) + self.elementwise + self.transcendental
-
-
-@dataclass
-class _CostSum:
-    """Running sum of costs."""
-
     matmul_flops: dict[str, float] = field(default_factory=dict)
     elementwise: float = 0.0
     transcendental: float = 0.0
@@ -73,10 +263,17 @@ class _CostSum:
     unknown_calls: Counter[str] = field(default_factory=Counter)
     unknown_loops: int = 0
 
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all kinds; a transcendental counts as one."""
+        return sum(self.matmul_flops.values()) + self.elementwise + self.transcendental
+
     def multiply(self, dtype: str, flops: float) -> None:
+        """Add the FLOP of a matrix product."""
         self.matmul_flops[dtype] = self.matmul_flops.get(dtype, 0.0) + flops
 
-    def add(self, other: "_CostSum", times: int) -> None:
+    def add(self, other: "CostAnalysis", times: int) -> None:
+        """Add the cost of a computation that runs some times."""
         for dtype, flops in other.matmul_flops.items():
             self.multiply(dtype, flops * times)
         for name, count in other.unknown_calls.items():
@@ -100,15 +297,7 @@ def analyze_cost(
     """
     if module.entry not in module.computations:
         return CostAnalysis()
-    total = _CostCounter(module, kernel_costs or {}).of(module.entry, fused=False)
-    return CostAnalysis(
-        dict(total.matmul_flops),
-        total.elementwise,
-        total.transcendental,
-        total.hbm_bytes,
-        dict(total.unknown_calls),
-        total.unknown_loops,
-    )
+    return _CostCounter(module, kernel_costs or {}).of(module.entry, fused=False)
 
 
 class _CostCounter:
@@ -117,16 +306,16 @@ class _CostCounter:
     def __init__(self, module: HloModule, kernel_costs: Mapping[str, KernelCost]) -> None:
         self._module = module
         self._kernel_costs = kernel_costs
-        self._done: dict[tuple[str, bool], _CostSum] = {}
+        self._done: dict[tuple[str, bool], CostAnalysis] = {}
 
-    def of(self, name: str, *, fused: bool) -> _CostSum:
+    def of(self, name: str, *, fused: bool) -> CostAnalysis:
         """Return the cost of one run of a computation, without memory traffic inside a fusion."""
         if (name, fused) not in self._done:
             self._done[name, fused] = self._count(self._module.computations[name], fused)
         return self._done[name, fused]
 
-    def _count(self, computation: Computation, fused: bool) -> _CostSum:
-        total = _CostSum()
+    def _count(self, computation: Computation, fused: bool) -> CostAnalysis:
+        total = CostAnalysis()
         for instruction in computation.instructions.values():
             found = instruction_flops(self._module, computation, instruction)
             if found.matmul_flops:
@@ -143,7 +332,7 @@ class _CostCounter:
         return total
 
     def _add_called(
-        self, total: _CostSum, computation: Computation, instruction: Instruction, fused: bool
+        self, total: CostAnalysis, computation: Computation, instruction: Instruction, fused: bool
     ) -> None:
         opcode = instruction.opcode
         if opcode in REDUCERS or opcode.startswith(REDUCING_KINDS):
@@ -151,7 +340,7 @@ class _CostCounter:
         if opcode.endswith(("-update", "-done")):
             # The start of the asynchronous call counts the called computation.
             return
-        called = [n for n in repeated_calls(instruction) if n in self._module.computations]
+        called = [n for n in instruction.repeated_calls if n in self._module.computations]
         if opcode == "conditional":
             branches = [self.of(name, fused=fused) for name in called]
             if branches:
@@ -167,7 +356,7 @@ class _CostCounter:
             total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
 
     def _add_custom_call(
-        self, total: _CostSum, computation: Computation, call: Instruction
+        self, total: CostAnalysis, computation: Computation, call: Instruction
     ) -> None:
         target = call.attributes.call_target
         if not is_kernel(call):

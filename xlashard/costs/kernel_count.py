@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xlashard._jax.mosaic import KernelBlock, KernelModule, KernelOp, KernelType
-from xlashard.costs.flops import dtype_name
 from xlashard.costs.kernel_scalars import (
     LARGEST,
     LOOPS,
@@ -23,6 +22,7 @@ from xlashard.costs.kernel_scalars import (
     Unknown,
     axes_of,
 )
+from xlashard.hlo.shapes import dtype_name
 
 _TRANSCENDENTAL_NAMES = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf exp exp2 expm1 log log10 log1p log2

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from xlashard._jax.mosaic import KernelModule, read_kernel
-from xlashard.costs.flops import dtype_name, kernel_estimate, operand_arrays
 from xlashard.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_count import KernelCount, KernelOperand, count_kernel
 from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.hlo.shapes import HBM
+from xlashard.hlo.shapes import HBM, dtype_name
 
 _NUMPY = {"s8": "i1", "u8": "u1", "s16": "i2", "u16": "u2", "s32": "i4", "u32": "u4"}
 
@@ -138,6 +137,20 @@ def kernel_work(
     return _smaller(counted, estimate)
 
 
+_ESTIMATE = re.compile(r'"cost_estimate":\s*\{([^}]*)\}')
+_ESTIMATED = re.compile(r'"(flops|transcendentals|bytes_accessed)":\s*"?([\d.eE+]+)')
+
+
+def kernel_estimate(call: Instruction) -> dict[str, float]:
+    """Return the author's cost estimate of a kernel, or an empty dict.
+
+    Args:
+        call: Custom call of a Pallas kernel.
+    """
+    found = _ESTIMATE.search(call.attributes.backend_config)
+    return {name: float(n) for name, n in _ESTIMATED.findall(found[1])} if found else {}
+
+
 def cost_of(call: Instruction, given: Mapping[str, KernelCost]) -> KernelCost | None:
     """Return the caller's cost of a kernel.
 
@@ -178,7 +191,7 @@ def _counted(module: HloModule, computation: Computation, call: Instruction) -> 
     first = kernel.grid.count(None)
     scalars = call.operands[first:][: kernel.scalar_prefetch]
     prefetched = [_constant(module, computation, name) for name in scalars]
-    arrays = operand_arrays(computation, call)[first + kernel.scalar_prefetch :]
+    arrays = computation.operand_arrays(call)[first + kernel.scalar_prefetch :]
     arrays += call.shape.arrays
     return count_kernel(
         kernel,
@@ -256,7 +269,7 @@ def _ragged(computation: Computation, call: Instruction, count: KernelCount) -> 
     Rows `[m, k]` times groups `[g, k, n]`, or times `[m, n]` where the contraction is ragged. The
     kernel multiplies a block of rows once for each group in it: these are the products.
     """
-    rows = operand_arrays(computation, call)[-2]
+    rows = computation.operand_arrays(call)[-2]
     flops = 2.0 * rows.size * call.shape.arrays[0].dims[-1]
     return KernelWork(
         {dtype_name(rows.dtype): flops},

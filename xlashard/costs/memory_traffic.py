@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from xlashard.costs.flops import operand_arrays
 from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.kernel_work import is_kernel, kernel_work
 from xlashard.hlo.collective_kinds import KINDS
@@ -85,7 +84,7 @@ def _bytes_in(
         inner = _fused(module, instruction)
         return 0 if inner is None else _of_fusion(memory, module, instruction, inner)
     results = instruction.shape.arrays
-    operands = operand_arrays(computation, instruction)
+    operands = computation.operand_arrays(instruction)
     if opcode in ("send", "recv"):
         # The type holds the transferred value and a context.
         return _whole(memory, instruction.shape.parts[0].arrays)
@@ -111,7 +110,7 @@ def host_bytes(computation: Computation, instruction: Instruction) -> int:
         instruction: The instruction; of an asynchronous one, the start counts.
     """
     opcode = instruction.opcode.removesuffix("-start")
-    operands = operand_arrays(computation, instruction)
+    operands = computation.operand_arrays(instruction)
     results = instruction.shape.arrays
     if opcode == "custom-call" and instruction.attributes.call_target in _HOST_CALLS:
         return sum(array.padded_bytes for array in results)
@@ -182,7 +181,7 @@ def _of_custom_call(module: HloModule, computation: Computation, instruction: In
     if is_library_product(instruction):
         # The second result is the workspace of cuBLAS.
         results = results[:1]
-    arrays = (*operand_arrays(computation, instruction), *results)
+    arrays = (*computation.operand_arrays(instruction), *results)
     return _whole(HBM, arrays)
 
 

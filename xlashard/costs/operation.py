@@ -13,11 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from xlashard.costs.flops import (
-    TRANSCENDENTAL,
-    instruction_flops,
-    operand_arrays,
-)
+from xlashard.costs.cost_analysis import TRANSCENDENTAL, instruction_flops
 from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work
@@ -245,7 +241,7 @@ class OperationModel:
         if opcode in _ON_VECTORS:
             return Work(vector_ops=self._elements(instruction.shape.arrays[:1]))
         if opcode in ("reduce", "reduce-window"):
-            operands = operand_arrays(computation, instruction)
+            operands = computation.operand_arrays(instruction)
             return Work(vector_ops=self._elements(operands[: max(len(operands) // 2, 1)]))
         if opcode in _MOVES:
             return Work(changes_layout=_changes_layout(computation, instruction))
@@ -264,7 +260,7 @@ class OperationModel:
         found = instruction_flops(self._module, computation, instruction)
         if not found.matmul_flops:
             return Work()
-        operands = operand_arrays(computation, instruction)
+        operands = computation.operand_arrays(instruction)
         labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
         if len(operands) < 2 or labels is None or not instruction.shape.arrays:
             return Work({found.dtype: found.matmul_flops})
@@ -284,7 +280,7 @@ class OperationModel:
     ) -> Work:
         """Return the work of a product with operands that it reads again."""
         work, vmem = Work(), self._rates.scoped_vmem_bytes
-        operands = operand_arrays(computation, product)
+        operands = computation.operand_arrays(product)
         size = ProductSize.of(operands[1], product.shape.arrays[0], *labels)
         for name, array, reads in zip(product.operands, operands, size.reads(vmem), strict=False):
             if reads > 1 and not stays(array.nbytes, vmem):
@@ -302,7 +298,7 @@ class OperationModel:
 def _changes_layout(computation: Computation, instruction: Instruction) -> bool:
     if instruction.opcode == "transpose":
         return True
-    operands = operand_arrays(computation, instruction)
+    operands = computation.operand_arrays(instruction)
     return bool(operands) and operands[0].minor_to_major != instruction.shape.minor_to_major
 
 

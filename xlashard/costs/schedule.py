@@ -11,7 +11,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xlashard.costs.cost_analysis import repeated_calls
 from xlashard.costs.memory_traffic import hbm_bytes, host_bytes
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationModel, OperationTime
@@ -20,7 +19,6 @@ from xlashard.hlo.call_graph import trip_count
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HOST
-from xlashard.hlo.slices import rendezvous_name
 
 _ENDS = "AsyncCollectiveDone"
 _COPIES = (
@@ -154,7 +152,7 @@ class _Walk:
 
     def call(self, computation: Computation, instruction: Instruction) -> float:
         """Return the time of the computations that an instruction runs."""
-        names = [n for n in repeated_calls(instruction) if n in self.module.computations]
+        names = [n for n in instruction.repeated_calls if n in self.module.computations]
         times = 1.0
         if instruction.opcode == "while":
             times = float(trip_count(self.module, computation, instruction) or 1)
@@ -205,11 +203,11 @@ class _Run:
         cost = self.walk.cost(self.computation, instruction)
         if cost is not None:
             apart = opcode.endswith("-start")
-            key = instruction.name if apart else rendezvous_name(instruction)
+            key = instruction.name if apart else instruction.rendezvous
             self._collective(instruction, cost, key)
         elif opcode == "recv":
             # The recv completes when the matching send has arrived.
-            self.received[instruction.name] = rendezvous_name(instruction)
+            self.received[instruction.name] = instruction.rendezvous
         elif opcode == "recv-done":
             self._wait(instruction, [self.received.get(name, "") for name in instruction.operands])
         elif opcode == "fusion-start" and self.walk.fused_costs(instruction)[1]:

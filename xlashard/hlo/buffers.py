@@ -5,13 +5,15 @@ one buffer under several names: in-place updates, and loop state with its initia
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from operator import attrgetter
 
 import numpy as np
 
-from xlashard.hlo.shapes import HBM, Shape
+from xlashard._jax.wire import Message
+from xlashard.hlo.shapes import HBM, Shape, shape_of
 from xlashard.lazily import dataclass
 
 type ShapeIndex = tuple[int, ...]
@@ -224,3 +226,73 @@ def _free(taken: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[
     if begin < end:
         pieces.append((begin, end))
     return pieces
+
+
+def read_allocations(
+    assignment: Message, instructions: Mapping[int, Message], unread: Counter[str]
+) -> tuple[Allocation, ...]:
+    """Return the allocations of a BufferAssignmentProto (xla/service/hlo.proto).
+
+    Args:
+        assignment: The message; empty for no allocations.
+        instructions: Instructions of the module by their ids.
+        unread: Counts what the reader did not understand.
+    """
+    # BufferAssignmentProto: logical_buffers = 1, buffer_allocations = 3,
+    # heap_simulator_traces = 4. LogicalBufferProto: id = 1, defined_at = 3 with
+    # shape_index = 3 and instruction_id = 4.
+    places = {}
+    for buffer in assignment.messages(1):
+        place = buffer.message(3)
+        instruction = instructions.get(place.number(4))
+        unread["buffer of an unknown instruction"] += instruction is None
+        places[buffer.number(1)] = instruction, place.numbers(3)
+    lives = _lives(assignment.messages(4))
+    return tuple(
+        # BufferAllocationProto: index = 1, size = 2, is_thread_local = 3,
+        # is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
+        # color = 8, assigned = 9, parameter_shape_index = 10, is_constant = 12.
+        Allocation(
+            number=found.number(1),
+            size=found.number(2),
+            memory=found.number(8),
+            parameter=found.number(6) if found.number(5) else None,
+            index=found.numbers(10),
+            holds_result=bool(found.number(7)),
+            constant=bool(found.number(12)),
+            thread_local=bool(found.number(3)),
+            values=tuple(
+                BufferValue(
+                    name=instruction.text(1),
+                    index=index,
+                    size=assigned.number(3),
+                    offset=assigned.number(2),
+                    shape=shape_of(instruction.data(3)).at(index),
+                    live=lives.get(assigned.number(1)),
+                )
+                # Assigned: logical_buffer_id = 1, offset = 2, size = 3.
+                for assigned in found.messages(9)
+                for instruction, index in [places[assigned.number(1)]]
+                if instruction is not None
+            ),
+        )
+        for found in assignment.messages(3)
+    )
+
+
+def _lives(traces: list[Message]) -> dict[int, tuple[int, int]]:
+    """Return the first and last step at which each buffer is live, by the steps of its heap."""
+    # HeapSimulatorTrace: events = 1, whole_module_simulation = 2. Event: kind = 1, buffer_id = 2;
+    # kinds are ALLOC = 0, FREE = 1, SHARE_WITH = 2. Buffers that are live at the end have no FREE.
+    lives: dict[int, tuple[int, int]] = {}
+    for trace in traces:
+        if not trace.number(2):
+            continue
+        events = trace.messages(1)
+        for step, event in enumerate(events):
+            buffer = event.number(2)
+            if event.number(1) == 1:
+                lives[buffer] = lives[buffer][0], step
+            else:
+                lives[buffer] = step, len(events)
+    return lives

@@ -258,7 +258,7 @@ def _collective(
     kind: CollectiveKind,
     run: CallSite,
 ) -> Collective:
-    operands = _operand_types(computation, instruction)
+    operands = computation.operand_arrays(instruction)
     if kind == "ragged-all-to-all":
         # The other operands are the result buffer, offsets and sizes.
         operands = operands[:1]
@@ -298,11 +298,6 @@ def _collective(
 
 def _is_scatter(fusion: Instruction) -> bool:
     return any(name.startswith("all-reduce-scatter") for name in fusion.calls)
-
-
-def _operand_types(computation: Computation, instruction: Instruction) -> tuple[Shape, ...]:
-    named = [computation.instructions.get(name) for name in instruction.operands]
-    return tuple(array for i in named if i is not None for array in i.shape.arrays)
 
 
 def _result_types(

@@ -1,18 +1,23 @@
-"""Analysis of compiled modules, read from whatever holds them."""
+"""Analysis of compiled modules, of one slice of TPUs or several, read from whatever holds them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, counted
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.hlo.buffers import PeakBuffer, buffers_at_peak
-from xlashard.hlo.call_graph import CallSite, find_call_sites, trip_count
+from xlashard.hlo.call_graph import CallSite, find_call_sites, nearest_user, trip_count
+from xlashard.hlo.collective_kinds import TRAITS, CollectiveKind
 from xlashard.hlo.collectives import Collective, find_collectives
-from xlashard.hlo.module import HloModule
+from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.proto_reader import read_proto
 from xlashard.hlo.shapes import HBM
 from xlashard.hlo.text_reader import read_text, split_modules
@@ -195,3 +200,106 @@ def _read(module: bytes | str, buffers: bytes = b"") -> HloProgram:
             "*.hlo.pb, as the option xla_dump_hlo_as_proto writes it, or of "
             "as_serialized_hlo_module_proto()"
         ) from None
+
+
+_KINDS: dict[str, CollectiveKind] = {
+    "ALL_GATHER": "all-gather",
+    "ALL_REDUCE": "all-reduce",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+    "REDUCE_SCATTER": "reduce-scatter",
+}
+_TRANSFER = "_xla_megascale_transfer_type"
+"""Frontend attribute of a send to another slice: the kind of the collective that it belongs to."""
+
+
+def multislice_collectives(module: HloProgram, mesh: jax.sharding.Mesh | None) -> list[Collective]:
+    """Return the collectives of a program, in all of its slices and between them.
+
+    For several slices of TPUs, the compiler emits the program of a single one: device numbers start
+    at 0, collectives stay inside the slice, and transfers to other slices are sends to and receives
+    from the host.
+
+    Args:
+        module: The compiled module.
+        mesh: Its mesh, whose order replica groups index; None if it has none.
+    """
+    found = list(module.collectives)
+    # GPUs, and slices that the program names itself, have numbers of all devices.
+    if mesh is None or module.num_partitions * module.num_replicas == mesh.size:
+        return found
+    slices = _slices(mesh)
+    spread = [replace(c, groups=_in_all(c.groups, slices)) for c in found]
+    return [*spread, *_transfers(module, slices)]
+
+
+def _slices(mesh: jax.sharding.Mesh) -> list[list[int]]:
+    """Return the mesh positions of the devices of each slice."""
+    slices: dict[int, list[int]] = {}
+    for position, device in enumerate(mesh.devices.flat):
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(position)
+    return [slices[number] for number in sorted(slices)]
+
+
+def _in_all(
+    groups: ReplicaGroups | SourceTargetPairs, slices: Sequence[list[int]]
+) -> ReplicaGroups | SourceTargetPairs:
+    """Return the groups of one slice, replicated for every slice."""
+    if isinstance(groups, SourceTargetPairs):
+        pairs = groups.pairs
+        return SourceTargetPairs(tuple((s[a], s[b]) for s in slices for a, b in pairs))
+    listed = groups.devices()
+    return ReplicaGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
+
+
+def _transfers(module: HloProgram, slices: Sequence[list[int]]) -> list[Collective]:
+    sites = module.call_sites
+    return [
+        replace(
+            _transfer(computation, instruction, slices),
+            times=sites[computation.name].times,
+            times_known=sites[computation.name].known,
+            conditional=sites[computation.name].conditional,
+        )
+        for computation in module.computations.values()
+        if computation.name in sites
+        for instruction in computation.instructions.values()
+        if instruction.opcode == "send" and _TRANSFER in instruction.attributes.frontend
+    ]
+
+
+def _transfer(
+    computation: Computation, send: Instruction, slices: Sequence[list[int]]
+) -> Collective:
+    kind = _KINDS.get(send.attributes.frontend[_TRANSFER], "collective-permute")
+    operands = send.shape.arrays[:1]
+    received = next(
+        (
+            i
+            for i in computation.instructions.values()
+            if i.opcode == "recv" and i.rendezvous == send.rendezvous
+        ),
+        None,
+    )
+    results = operands if received is None else received.shape.arrays[:1]
+    user = None if received is None else nearest_user(computation, received)
+    groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
+        [list(group) for group in zip(*slices, strict=True)]
+    )
+    if TRAITS[kind].traffic == "pairs":
+        turned = [*slices[1:], slices[0]]
+        pairs = zip(slices, turned, strict=True)
+        groups = SourceTargetPairs(tuple(p for a, b in pairs for p in zip(a, b, strict=True)))
+    return Collective(
+        kind=kind,
+        name=send.name,
+        computation=computation.name,
+        operands=operands,
+        results=results,
+        groups=groups,
+        asynchronous=True,
+        op_name=send.op_name,
+        frames=send.frames,
+        needed_by="" if user is None else user.op_name,
+        needed_by_frames=() if user is None else user.frames,
+    )

@@ -173,6 +173,21 @@ class Instruction:
         return self.attributes.frames
 
     @property
+    def repeated_calls(self) -> tuple[str, ...]:
+        """Return the computations that it calls, without the condition of a loop."""
+        return self.calls[:1] if self.opcode == "while" else self.calls
+
+    @property
+    def rendezvous(self) -> str:
+        """Return the rendezvous name shared by a send and its recv; empty for other instructions.
+
+        Transfers between slices of TPUs are sends to and receives from the host.
+        """
+        if self.opcode not in ("send", "recv"):
+            return ""
+        return self.attributes.frontend.get("_xla_host_transfer_rendezvous", "")
+
+    @property
     def base_opcode(self) -> str:
         """Return the opcode without `-start`, `-update` or `-done`."""
         for ending in ("-start", "-update", "-done"):
@@ -218,6 +233,11 @@ class Computation:
             for name in dict.fromkeys(instruction.operands):
                 users.setdefault(name, []).append(instruction)
         return users
+
+    def operand_arrays(self, instruction: Instruction) -> list[Shape]:
+        """Return the operand arrays of one of its instructions, in their layouts."""
+        named = (self.instructions.get(name) for name in instruction.operands)
+        return [array for i in named if i is not None for array in i.shape.arrays]
 
 
 @dataclass(frozen=True)

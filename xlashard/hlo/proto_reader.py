@@ -4,13 +4,17 @@ The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.pr
 https://github.com/openxla/xla. Attributes of instructions are decoded at their first use.
 """
 
+import math
 from collections import Counter
 from functools import cached_property, partial
 
+import numpy as np
+
 from xlashard._jax.runtime.shardings import op_sharding_text
 from xlashard._jax.wire import Message
-from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
-from xlashard.hlo.buffers import Allocation, BufferValue
+from xlashard.errors import GroupTextError
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, mesh_groups
+from xlashard.hlo.buffers import read_allocations
 from xlashard.hlo.collective_kinds import GROUPED_KINDS, PAIRED_KINDS
 from xlashard.hlo.module import (
     Attributes,
@@ -18,17 +22,11 @@ from xlashard.hlo.module import (
     Frame,
     HloModule,
     Instruction,
+    WindowDimension,
     callees_first,
     groups_or_strange,
 )
-from xlashard.hlo.proto_values import (
-    dim_labels_of,
-    integers_of,
-    mesh_groups_of,
-    precision_of,
-    shape_of,
-    window_dimension,
-)
+from xlashard.hlo.shapes import shape_of
 
 
 def read_proto(data: bytes, buffers: bytes = b"") -> HloModule:
@@ -95,7 +93,6 @@ class _ModuleReader:
         entry = self._computation_names.get(self._module.number(6), "")
         # ProgramShapeProto: result = 2.
         result = self._module.message(4).data(2)
-        allocations = self._allocations(Message(buffers))
         return HloModule(
             name=self._module.text(1),
             computations=callees_first(entry, computations),
@@ -105,7 +102,7 @@ class _ModuleReader:
             result=shape_of(result) if result else None,
             aliases=self._aliases(),
             shardings=self._shardings(),
-            allocations=allocations,
+            allocations=read_allocations(Message(buffers), self._by_id, self._unread),
             unread=dict(+self._unread),
         )
 
@@ -184,7 +181,7 @@ class _ModuleReader:
             frames=self._frames_of(metadata),
             parameter_number=message.number(9),
             tuple_index=message.number(13) if opcode == "get-tuple-element" else None,
-            integers=integers_of(message) if opcode == "constant" else (),
+            integers=_integers(message) if opcode == "constant" else (),
             direction=message.text(63),
             call_target=message.text(28),
             channel=None if ends else message.number(26) or None,
@@ -198,15 +195,15 @@ class _ModuleReader:
             global_ids=not ends and bool(message.number(71)),
             # DotDimensionNumbers: lhs_contracting_dimensions = 1.
             contracting_dims=message.message(30).numbers(1),
-            dim_labels="" if 16 not in message else dim_labels_of(message.message(16)),
+            dim_labels="" if 16 not in message else _dim_labels(message.message(16)),
             # Window: dimensions = 1.
-            window=tuple(map(window_dimension, message.message(15).messages(1))),
+            window=tuple(map(_window_dimension, message.message(15).messages(1))),
             fft_length=message.numbers(32),
             slice_sizes=message.numbers(34),
             # ScatterDimensionNumbers: update_window_dims = 1, inserted_window_dims = 2.
             window_dims=message.message(48).numbers(1),
             inserted_dims=message.message(48).numbers(2),
-            precision=precision_of(message.message(51)),
+            precision=_precision(message.message(51)),
             backend_config=own.text(43),
             # FrontendAttributes: a map = 1.
             frontend={e.text(1): e.text(2) for e in own.message(68).messages(1)},
@@ -219,7 +216,7 @@ class _ModuleReader:
         # replica_groups = 49 in older modules, collective_device_list = 87,
         # iota_collective_device_list = 92, mesh_axes_replica_group_list = 93.
         if 93 in message:
-            return mesh_groups_of(message.message(93))
+            return _mesh_groups(message.message(93))
         listed = message.message(87)
         iota = message.data(92) or listed.data(2)
         if iota:
@@ -278,66 +275,90 @@ class _ModuleReader:
         arguments = tuple(map(op_sharding_text, self._module.every(14)))
         return arguments, op_sharding_text(self._module.data(12))
 
-    def _allocations(self, assignment: Message) -> tuple[Allocation, ...]:
-        # BufferAssignmentProto: logical_buffers = 1, buffer_allocations = 3,
-        # heap_simulator_traces = 4. LogicalBufferProto: id = 1, defined_at = 3 with
-        # shape_index = 3 and instruction_id = 4.
-        places = {}
-        for buffer in assignment.messages(1):
-            place = buffer.message(3)
-            instruction = self._by_id.get(place.number(4))
-            self._unread["buffer of an unknown instruction"] += instruction is None
-            places[buffer.number(1)] = instruction, place.numbers(3)
-        lives = _lives(assignment.messages(4))
-        return tuple(
-            # BufferAllocationProto: index = 1, size = 2, is_thread_local = 3,
-            # is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
-            # color = 8, assigned = 9, parameter_shape_index = 10, is_constant = 12.
-            Allocation(
-                number=found.number(1),
-                size=found.number(2),
-                memory=found.number(8),
-                parameter=found.number(6) if found.number(5) else None,
-                index=found.numbers(10),
-                holds_result=bool(found.number(7)),
-                constant=bool(found.number(12)),
-                thread_local=bool(found.number(3)),
-                values=tuple(
-                    BufferValue(
-                        name=instruction.text(1),
-                        index=index,
-                        size=assigned.number(3),
-                        offset=assigned.number(2),
-                        shape=shape_of(instruction.data(3)).at(index),
-                        live=lives.get(assigned.number(1)),
-                    )
-                    # Assigned: logical_buffer_id = 1, offset = 2, size = 3.
-                    for assigned in found.messages(9)
-                    for instruction, index in [places[assigned.number(1)]]
-                    if instruction is not None
-                ),
-            )
-            for found in assignment.messages(3)
-        )
-
 
 def _item[T](table: list[T], number: int) -> T | None:
     return table[number - 1] if 0 < number <= len(table) else None
 
 
-def _lives(traces: list[Message]) -> dict[int, tuple[int, int]]:
-    """Return the first and last step at which each buffer is live, by the steps of its heap."""
-    # HeapSimulatorTrace: events = 1, whole_module_simulation = 2. Event: kind = 1, buffer_id = 2;
-    # kinds are ALLOC = 0, FREE = 1, SHARE_WITH = 2. Buffers that are live at the end have no FREE.
-    lives: dict[int, tuple[int, int]] = {}
-    for trace in traces:
-        if not trace.number(2):
-            continue
-        events = trace.messages(1)
-        for step, event in enumerate(events):
-            buffer = event.number(2)
-            if event.number(1) == 1:
-                lives[buffer] = lives[buffer][0], step
-            else:
-                lives[buffer] = step, len(events)
-    return lives
+_MOST_INTEGERS = 1 << 20
+"""Elements up to which the values of a constant are read."""
+
+
+def _integers(constant: Message) -> tuple[int, ...]:
+    """Return the values of a constant of integers, row by row; nothing for others."""
+    # LiteralProto: u8s = 3, s32s = 4, s64s = 5, u32s = 6, u64s = 7, s8s = 15, u16s = 16, s16s = 17;
+    # those of less than 32 bits are bytes.
+    shape, literal = shape_of(constant.data(3)), constant.message(8)
+    if shape.dtype[0] not in "su" or shape.size > _MOST_INTEGERS:
+        return ()
+    small = {"u8": 3, "s8": 15, "u16": 16, "s16": 17}.get(shape.dtype)
+    if small is not None:
+        width = {"u8": "u1", "s8": "i1", "u16": "<u2", "s16": "<i2"}[shape.dtype]
+        return tuple(np.frombuffer(literal.data(small), width).tolist())
+    return literal.numbers({"s32": 4, "s64": 5, "u32": 6, "u64": 7}.get(shape.dtype, 0))
+
+
+def _mesh_groups(groups: Message) -> ReplicaGroups:
+    """Return the replica groups along axes of a mesh.
+
+    Raises:
+        GroupTextError: The mesh lacks an axis or a part of one.
+    """
+    # MeshAxesReplicaGroupListProto: mesh = 1, axes = 2. MeshProto: axes = 1 with name = 1 and
+    # size = 2, device_ids = 2, iota_device_ids = 3 with reshape_dims = 1 and
+    # transpose_perm = 2. AxisRefProto: mesh_axis_index = 1, sub_axis_info = 2 with pre_size = 1 and
+    # size = 2.
+    mesh = groups.message(1)
+    sizes = {axis.text(1): axis.number(2) for axis in mesh.messages(1)}
+    names = list(sizes)
+    devices = mesh.numbers(2) or None
+    if 3 in mesh:
+        dims = mesh.message(3).numbers(1)
+        order = ReplicaGroups.iota(1, math.prod(dims), dims, mesh.message(3).numbers(2))
+        devices = order.devices()[0]
+    parts = []
+    for axis in groups.messages(2):
+        if axis.number(1) >= len(names):
+            # no-catalogue: no compiler writes it
+            raise GroupTextError(f"a mesh of {len(names)} axes has no axis {axis.number(1)}")
+        part = axis.message(2)
+        parts.append((names[axis.number(1)], part.number(1, 1), part.number(2)))
+    return mesh_groups(sizes, parts, devices)
+
+
+def _dim_labels(dims: Message) -> str:
+    """Return the dimensions of a convolution in the notation of HLO text."""
+
+    # ConvolutionDimensionNumbers: kernel_input_feature = 3, kernel_output_feature = 4,
+    # kernel_spatial = 6, input_batch = 7, input_feature = 8, output_batch = 9, output_feature = 10,
+    # input_spatial = 11, output_spatial = 12.
+    def labels(first: str, at: int, second: str, other: int, spatial: int) -> str:
+        places = {dims.number(at): first, dims.number(other): second}
+        places |= {place: str(i) for i, place in enumerate(dims.numbers(spatial))}
+        return "".join(places[i] for i in sorted(places))
+
+    operand, kernel = labels("b", 7, "f", 8, 11), labels("i", 3, "o", 4, 6)
+    return f"{operand}_{kernel}->{labels('b', 9, 'f', 10, 12)}"
+
+
+def _window_dimension(dimension: Message) -> WindowDimension:
+    """Return the window along one dimension."""
+    # WindowDimension: size = 1, stride = 2, padding_low = 3, window_dilation = 5,
+    # base_dilation = 6.
+    return WindowDimension(
+        size=dimension.number(1),
+        stride=dimension.number(2),
+        before=dimension.number(3),
+        base_dilation=dimension.number(6),
+        window_dilation=dimension.number(5),
+    )
+
+
+def _precision(config: Message) -> tuple[str, ...]:
+    """Return the precision of each operand; empty for the default."""
+    # PrecisionConfig: operand_precision = 1.
+    numbers = config.numbers(1)
+    if not any(numbers):
+        return ()
+    names = ("default", "high", "highest", "packed_nibble")
+    return tuple(names[n] if n < len(names) else str(n) for n in numbers)

@@ -2,8 +2,9 @@
 
 import math
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from xlashard._jax.wire import Message
 from xlashard.lazily import dataclass
 
 HBM, VMEM, HOST = 0, 1, 5
@@ -127,3 +128,41 @@ def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]
     return whole[:start] + tuple(
         -(-size // step) * step for size, step in zip(whole[start:], tile, strict=True)
     )
+
+
+@lru_cache(maxsize=4096)
+def shape_of(data: bytes) -> Shape:
+    """Return the type of a serialized ShapeProto (xla/xla_data.proto)."""
+    # ShapeProto: element_type = 2, dimensions = 3, tuple_shapes = 4, layout = 5. LayoutProto:
+    # minor_to_major = 1, tiles = 6 with dimensions = 1, element_size_in_bits = 7,
+    # memory_space = 8.
+    shape = Message(data)
+    layout = shape.message(5)
+    return Shape(
+        dtype=dtype_of_number(shape.number(2)),
+        dims=shape.numbers(3),
+        minor_to_major=layout.numbers(1),
+        # A dimension that is combined with the next one has the least number.
+        tiles=tuple(tuple(max(n, -1) for n in t.numbers(1)) for t in layout.messages(6)),
+        memory_space=layout.number(8),
+        element_bits=layout.number(7),
+        elements=tuple(map(shape_of, shape.every(4))),
+    )
+
+
+_NUMPY_NAMES = {"f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
+
+
+def dtype_name(dtype: str) -> str:
+    """Return the NumPy name of an HLO dtype.
+
+    Example:
+        >>> [dtype_name(dtype) for dtype in ("bf16", "s8", "f8e4m3fn", "pred")]
+        ['bfloat16', 'int8', 'float8_e4m3fn', 'bool']
+    """
+    if dtype == "pred":
+        return "bool"
+    found = re.fullmatch(r"([a-z]+)(\d+)(e\w+)?", dtype)
+    if found is None or found[1] not in _NUMPY_NAMES:
+        return dtype
+    return f"{_NUMPY_NAMES[found[1]]}{found[2]}" + (f"_{found[3]}" if found[3] else "")

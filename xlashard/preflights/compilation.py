@@ -18,9 +18,8 @@ from xlashard._jax.runtime.offline import BEGUN, CompileInput, RefusalError
 from xlashard._jax.runtime.phases import PhaseInput
 from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
 from xlashard.hlo.collectives import Collective
-from xlashard.hlo.hlo_program import HloProgram, read, read_executable
+from xlashard.hlo.hlo_program import HloProgram, multislice_collectives, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
-from xlashard.hlo.slices import multislice_collectives
 from xlashard.pjit.report.explain import explained_executable
 from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
 from xlashard.pjit.report.program_values import ExplainedProgram

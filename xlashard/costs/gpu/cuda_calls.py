@@ -118,8 +118,7 @@ def attention_call(computation: Computation, call: Instruction) -> AttentionCall
     """
     if call.opcode != "custom-call" or not call.attributes.call_target.startswith(_CUDNN):
         return None
-    named = (computation.instructions.get(name) for name in call.operands)
-    arrays = [array for i in named if i is not None for array in i.shape.arrays]
+    arrays = computation.operand_arrays(call)
     config = call.attributes.backend_config
     scores = [int(n) for n in re.findall(r"\d+", _found(_SCORES, config))]
     if len(arrays) < 3 or len(scores) != 4:

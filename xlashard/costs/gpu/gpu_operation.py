@@ -7,7 +7,7 @@ choose the faster of both.
 import math
 from collections.abc import Mapping
 
-from xlashard.costs.flops import dtype_name, instruction_flops, operand_arrays
+from xlashard.costs.cost_analysis import instruction_flops
 from xlashard.costs.gpu.cuda_calls import (
     AttentionCall,
     attention_call,
@@ -19,7 +19,7 @@ from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import cost_of
 from xlashard.costs.operation import OperationModel, OperationTime, Work
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.hlo.shapes import Shape
+from xlashard.hlo.shapes import Shape, dtype_name
 
 _PRECISIONS = {"high": "tensorfloat32 x3", "highest": "float32"}
 
@@ -72,7 +72,7 @@ class GpuOperationModel(OperationModel):
         if not found.matmul_flops:
             return Work()
         dtype, padding = found.dtype, 1.0
-        operands = operand_arrays(computation, instruction)
+        operands = computation.operand_arrays(instruction)
         if operands[0].dtype == operands[1].dtype == "f32":
             # The tensor cores of a GPU take float32 with fewer bits.
             requested = instruction.attributes.precision

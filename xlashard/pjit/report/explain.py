@@ -17,8 +17,7 @@ from xlashard._jax.trace.tracing import shaped
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
-from xlashard.hlo.hlo_program import read_modules
-from xlashard.hlo.slices import multislice_collectives
+from xlashard.hlo.hlo_program import multislice_collectives, read_modules
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.report.communication import describe_collectives

@@ -8,7 +8,6 @@ from functools import cached_property
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
-from xlashard.hlo.slices import rendezvous_name
 
 _MOVES = frozenset(
     (
@@ -157,9 +156,7 @@ class HloDataflow:
         if recv is None:
             return None
         for instruction in computation.instructions.values():
-            if instruction.opcode == "send" and rendezvous_name(instruction) == rendezvous_name(
-                recv
-            ):
+            if instruction.opcode == "send" and instruction.rendezvous == recv.rendezvous:
                 return computation, instruction.operands[0], ()
         return None
 

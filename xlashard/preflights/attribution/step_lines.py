@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from xlashard.costs.cost_analysis import repeated_calls
 from xlashard.costs.kernel_work import is_kernel
 from xlashard.costs.schedule import ScheduledOperation, StepSchedule
 from xlashard.geometry import MeshGrid
@@ -16,7 +15,6 @@ from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Frame, Instruction
 from xlashard.hlo.shapes import HBM
-from xlashard.hlo.slices import rendezvous_name
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import SourceLine
 from xlashard.pjit.report.tables import operation_text
@@ -190,7 +188,7 @@ class StepLines:
             return None
         instruction: Instruction | None = operation.instruction
         while instruction is not None:
-            name = rendezvous_name(instruction) or instruction.name
+            name = instruction.rendezvous or instruction.name
             if (found := self._by_name.get(name)) is not None:
                 return found
             if instruction.opcode == "fusion":
@@ -212,7 +210,7 @@ class StepLines:
         """Return the collectives by name, and by the rendezvous of a send and its recv."""
         named = {collective.name: collective for collective in self.collectives}
         sends = ((self._owners.instruction(name), c) for name, c in named.items())
-        return named | {rendezvous_name(s) or s.name: c for s, c in sends if s is not None}
+        return named | {s.rendezvous or s.name: c for s, c in sends if s is not None}
 
     @cached_property
     def _by_channel(self) -> dict[int, Collective]:
@@ -265,7 +263,7 @@ class StepLines:
         if operation.resource != "loop":
             return -1, 1
         lengths = self.schedule.lengths
-        names = [n for n in repeated_calls(operation.instruction) if n in numbers]
+        names = [n for n in operation.instruction.repeated_calls if n in numbers]
         if not names or not operation.seconds:
             return -1, 1
         name = max(names, key=lambda n: lengths[n])

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from xlashard.costs.flops import instruction_flops
+from xlashard.costs.cost_analysis import instruction_flops
 from xlashard.hardware.chip import MIB
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction

@@ -14,8 +14,7 @@ from jax.experimental import pallas
 from tests.costs.products import PRODUCTS
 from tests.preflights.scheduled import scheduled
 from xlashard import NamedSharding, P, pjit
-from xlashard.costs.cost_analysis import analyze_cost
-from xlashard.costs.flops import _places, instruction_flops
+from xlashard.costs.cost_analysis import _places, analyze_cost, instruction_flops
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.hlo import WindowDimension, read
 from xlashard.hlo.text_reader import read_shape
