@@ -10,8 +10,8 @@ from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_models import BY_NAME
 from xlashard.hlo import read
 from xlashard.preflights import PreflightReport, compare
+from xlashard.preflights.memory_breakdown import available_bytes, runtime_memory
 from xlashard.preflights.report.preflight_model import AxisReport
-from xlashard.preflights.runtime_memory import available_bytes, runtime_memory
 
 H100 = replace(
     FITTING.topology,

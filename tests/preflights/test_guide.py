@@ -6,7 +6,7 @@ import pytest
 
 from tests.documents import program, read_blocks
 from xlashard.preflights import PreflightReport
-from xlashard.preflights.report.budget import KEYS
+from xlashard.preflights.report.comparison import KEYS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "tpu" / "preflight.md"
 

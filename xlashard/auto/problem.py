@@ -11,7 +11,7 @@ from xlashard.costs.targets import network_for, rates_for
 from xlashard.hardware.base_topology import BaseTopology, axis_links
 from xlashard.hardware.chip import Chip
 from xlashard.hlo.collective_kinds import CollectiveKind
-from xlashard.preflights.runtime_memory import available_bytes
+from xlashard.preflights.memory_breakdown import available_bytes
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
 

@@ -30,7 +30,7 @@ from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.preflight_run import preflight
-from xlashard.preflights.report.budget import read_budget
+from xlashard.preflights.report.comparison import read_budget
 from xlashard.preflights.report.measured import Calibration
 from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.sweep.axis_ranges import factorisations, parse_axes, read_axes

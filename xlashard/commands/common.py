@@ -22,7 +22,7 @@ from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.preflights.mesh_mapping import find_topology
-from xlashard.preflights.report.budget import Limit, broken_limits
+from xlashard.preflights.report.comparison import Limit, broken_limits
 from xlashard.preflights.report.measured import Calibration, read_calibrations
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.preflights.target_loading import (

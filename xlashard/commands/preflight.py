@@ -53,8 +53,7 @@ from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.render.html import page
-from xlashard.preflights.report.budget import read_budget
-from xlashard.preflights.report.comparison import SummaryText, compare
+from xlashard.preflights.report.comparison import SummaryText, compare, read_budget
 from xlashard.preflights.report.measured import Calibration, calibration_text, compare_with_profile
 from xlashard.preflights.report.preflight_model import REPORT_FORMAT
 from xlashard.preflights.report.preflight_report import PreflightReport, make_schema

@@ -24,8 +24,7 @@ from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.pjit.report.comparison import Comparison
 from xlashard.preflights.render.html import page
-from xlashard.preflights.report.budget import read_budget
-from xlashard.preflights.report.comparison import compare
+from xlashard.preflights.report.comparison import compare, read_budget
 from xlashard.preflights.sweep.axis_ranges import AxisRange, parse_axes, read_axes
 from xlashard.preflights.sweep.evaluate import SweepRequest, evaluate_mesh, source_files
 from xlashard.preflights.sweep.sweep_report import SweepProgress, SweepReport

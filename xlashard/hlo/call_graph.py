@@ -279,21 +279,29 @@ def nearest_user(computation: Computation, instruction: Instruction) -> Instruct
     """Return the nearest instruction that uses a value, over others if need be, and that has lines.
 
     Args:
-        computation: Where the value is made.
-        instruction: What makes it.
+        computation: Computation of the value.
+        instruction: Instruction that makes it.
     """
     users = computation.users
     return _nearest(instruction, lambda i: users.get(i.name, ()), lambda i: bool(i.frames))
 
 
-def named_maker(computation: Computation, instruction: Instruction) -> Instruction | None:
-    """Return the nearest operand, direct or over other operands, that has a name of JAX."""
+def nearest_maker(
+    computation: Computation, instruction: Instruction, fits: Callable[[Instruction], bool]
+) -> Instruction | None:
+    """Return the nearest operand, direct or over other operands, that fits.
+
+    Args:
+        computation: Computation of the instruction.
+        instruction: The instruction.
+        fits: Returns True for the operand to find.
+    """
     named = computation.instructions
 
     def operands(user: Instruction) -> Iterator[Instruction]:
         return (named[name] for name in user.operands if name in named)
 
-    return _nearest(instruction, operands, lambda i: bool(i.op_name))
+    return _nearest(instruction, operands, fits)
 
 
 def _nearest(

@@ -2,7 +2,7 @@
 
 | folder or module | contents |
 |---|---|
-| `preflight_run`, `compilation`, `dump_folder` | `preflight()`: shard arguments, compile, report |
+| `preflight_run`, `compilation` | `preflight()`: shard arguments, compile, report |
 | `memory_breakdown`, `time_estimate` | memory by argument, result and temporary; step time |
 | `attribution/` | causes of collectives, time by source line, scores that leave VMEM |
 | `report/` | the report: data model, JSON schema, comparison, budget, prices, profiles beside it |
@@ -17,8 +17,14 @@ from xlashard.lazily import on_demand as _on_demand
 if _typing.TYPE_CHECKING:
     from xlashard.costs.kernel_costs import KernelCost
     from xlashard.preflights.preflight_run import preflight
-    from xlashard.preflights.report.budget import Breach, Limit, broken_limits, read_budget
-    from xlashard.preflights.report.comparison import Comparison, compare
+    from xlashard.preflights.report.comparison import (
+        Breach,
+        Comparison,
+        Limit,
+        broken_limits,
+        compare,
+        read_budget,
+    )
     from xlashard.preflights.report.measured import MeasuredStep, compare_with_profile
     from xlashard.preflights.report.preflight_report import PreflightReport, make_schema
     from xlashard.preflights.report.pricing import Workload
@@ -30,8 +36,9 @@ else:
         {
             "xlashard.costs.kernel_costs": ("KernelCost",),
             "xlashard.preflights.preflight_run": ("preflight",),
-            f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
-            f"{_report}.comparison": ("Comparison", "compare"),
+            f"{_report}.comparison": (
+                *("Breach", "Comparison", "Limit", "broken_limits", "compare", "read_budget"),
+            ),
             f"{_report}.measured": ("MeasuredStep", "compare_with_profile"),
             f"{_report}.preflight_report": ("PreflightReport", "make_schema"),
             f"{_report}.pricing": ("Workload",),

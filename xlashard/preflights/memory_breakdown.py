@@ -4,154 +4,50 @@ The compiler rejects a program at two points: after buffer assignment, when no c
 after code generation, if the code exceeds the remaining memory. The total includes both. A program
 rejected for its code counts the least code size that exceeds the remaining memory.
 
-XLA adds values without an operation in the user's program, such as loop state and copies. They are
-attributed to the nearest operation with an op name.
+Programs may use what the compiler of a TPU makes available, or what JAX's allocator takes of a GPU;
+the runtime of GPUs keeps memory beside it.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
+from xlashard.errors import ArgumentError
+from xlashard.gpu.gpu_models import ALLOCATOR_FRACTION, GpuModel
 from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology
-from xlashard.hlo.buffers import (
-    Allocation,
-    BufferValue,
-    PeakBuffer,
-    ShapeIndex,
-)
+from xlashard.hardware.chip import Chip
+from xlashard.hlo.buffers import Allocation, BufferValue, PeakBuffer, ShapeIndex
 from xlashard.hlo.hlo_program import HloProgram
-from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.module import Computation, HloModule
 from xlashard.hlo.shapes import HBM, HOST
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
+from xlashard.preflights.attribution.hlo_dataflow import ValueOwners
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.report.preflight_model import (
     BufferReport,
     MemoryBreakdown,
+    RuntimeMemory,
     TemporaryReport,
 )
-from xlashard.preflights.runtime_memory import available_bytes, runtime_memory
 
-_FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
-"""Operations without a value of their own; their op names carry little information."""
+_CONTEXT_BYTES = 1343 * 2**20
+_CONTEXT_SOURCE = (
+    "https://huggingface.co/docs/transformers/model_memory_anatomy: 1343 MB after the first array"
+)
 
+_CONNECTION_BYTES = 2**22 + 2**19 + 8 * 8 * 120 * 640
+_CHANNELS = 24
+_NCCL_SOURCE = (
+    "https://github.com/NVIDIA/nccl/blob/v2.21.5-1/src/include/device.h: a buffer per protocol "
+    "(Simple 4 MiB, LL 0.5 MiB, LL128 4.7 MiB), channel and communicator; 24 channels, as NCCL "
+    "reports on 8 GPUs joined by NVLink"
+)
 
-_MAKES_ROOM = "AllocateBuffer"
-
-
-type _Position = tuple[str, ShapeIndex]
-
-
-@dataclass(frozen=True, eq=False)
-class ValueOwners:
-    """Maps HLO values to operations of the user's program.
-
-    Attributes:
-        module: The compiled module.
-    """
-
-    module: HloProgram
-
-    def instruction(self, name: str) -> Instruction | None:
-        """Return an instruction by its unique name."""
-        home = self._homes.get(name)
-        return None if home is None else home.instructions[name]
-
-    def is_phi(self, value: BufferValue) -> bool:
-        """Return whether a value is a phi: the state of a loop, or the result of branches."""
-        home = self._homes.get(value.name)
-        made = None if home is None else home.instructions[value.name]
-        if home is None or made is None or made.opcode in ("while", "conditional"):
-            return made is not None
-        return made.opcode == "parameter" and home.name != self.module.entry
-
-    def owner(self, name: str, index: ShapeIndex = ()) -> Instruction | None:
-        """Return the nearest instruction with an op name: itself, a producer, or a consumer.
-
-        Args:
-            name: Instruction that produces the value.
-            index: Shape index of the value.
-        """
-        waiting: deque[_Position] = deque([(name, index)])
-        seen: set[_Position] = set()
-        room: Instruction | None = None
-        while waiting:
-            position = waiting.popleft()
-            found = self.instruction(position[0])
-            if position in seen or found is None:
-                continue
-            seen.add(position)
-            if self._has_op_name(found):
-                if found.attributes.call_target != _MAKES_ROOM:
-                    return found
-                # Values written to the buffer identify the operation better.
-                room = room or found
-                continue
-            waiting.extend(self._before(found, position[1]))
-        return room or self._user(name)
-
-    def _has_op_name(self, instruction: Instruction) -> bool:
-        return instruction.opcode not in _FLOW and bool(instruction.op_name)
-
-    def _user(self, name: str) -> Instruction | None:
-        home = self._homes.get(name)
-        users = [] if home is None else home.users.get(name, [])
-        return next((user for user in users if self._has_op_name(user)), None)
-
-    @cached_property
-    def _homes(self) -> dict[str, Computation]:
-        computations = self.module.computations.values()
-        return {name: home for home in computations for name in home.instructions}
-
-    def _before(self, found: Instruction, index: ShapeIndex) -> Iterator[_Position]:
-        """Yield the values that a value comes from, most likely first."""
-        operands = found.operands
-        match found.opcode:
-            case "tuple" if index and index[0] < len(operands):
-                yield operands[index[0]], index[1:]
-            case "get-tuple-element" if operands:
-                yield operands[0], (found.attributes.tuple_index or 0, *index)
-            case "while":
-                yield from self._roots(found.calls[:1], index)
-                yield from ((name, index) for name in operands[:1])
-            case "parameter":
-                yield from self._passed(found, index)
-            case _:
-                yield from self._roots(found.calls, index)
-                yield from self._inside(found)
-                # Other elements, such as the second element of a start, are the source.
-                yield from ((name, ()) for name in operands[:1])
-
-    def _roots(self, callees: Sequence[str], index: ShapeIndex) -> Iterator[_Position]:
-        for callee in callees:
-            home = self.module.computations.get(callee)
-            if home is not None and home.root is not None:
-                yield home.root.name, index
-
-    def _inside(self, caller: Instruction) -> Iterator[_Position]:
-        """Yield the instructions of a fusion or of an asynchronous computation, last first."""
-        if caller.opcode not in ("fusion", "async-start"):
-            return
-        for callee in caller.calls:
-            home = self.module.computations.get(callee)
-            if home is not None:
-                found = reversed(home.instructions.values())
-                yield from ((i.name, ()) for i in found if i.opcode != "parameter")
-
-    def _passed(self, parameter: Instruction, index: ShapeIndex) -> Iterator[_Position]:
-        """Yield the values passed for a parameter: loop body results first, then initial values."""
-        home = self._homes[parameter.name]
-        run = self.module.call_sites.get(home.name)
-        if run is None or run.caller is None:
-            return
-        if run.caller.opcode == "while":
-            yield from self._roots(run.caller.calls[:1], index)
-        if operand := run.operand_for(home, parameter):
-            yield operand, index
+_FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
 
 
 def describe_temporaries(module: HloProgram, sources: SourceLocator) -> tuple[TemporaryReport, ...]:
@@ -386,3 +282,46 @@ def _code_bytes(compilation: Compilation, left: int) -> int:
     if compilation.compiled is not None:
         return compilation.compiled.memory_analysis().generated_code_size_in_bytes
     return left + 1 if compilation.too_large and left >= 0 else 0
+
+
+def runtime_memory(module: HloProgram) -> tuple[RuntimeMemory, ...]:
+    """Return the memory of a device that the runtime keeps beside the allocator.
+
+    NCCL has a communicator for each group of devices that communicate.
+
+    Args:
+        module: The compiled module.
+    """
+    found = [RuntimeMemory("CUDA context", _CONTEXT_BYTES, _CONTEXT_SOURCE)]
+    groups = {collective.groups for collective in module.collectives}
+    if groups:
+        nbytes = len(groups) * _CHANNELS * _CONNECTION_BYTES
+        found.append(RuntimeMemory("NCCL buffers", nbytes, _NCCL_SOURCE))
+    return tuple(found)
+
+
+def available_bytes(chip: Chip) -> int:
+    """Return the bytes of a device that a program may use.
+
+    Those of a TPU are what its compiler makes available; those of a GPU what JAX's allocator takes:
+    the share of the environment variable `XLA_PYTHON_CLIENT_MEM_FRACTION` or
+    `XLA_CLIENT_MEM_FRACTION`, by default 75 %, with or without preallocation.
+
+    Args:
+        chip: Figures of the chip.
+
+    Raises:
+        ArgumentError: If the variable is no number from 0 to 1.
+    """
+    if not isinstance(chip, GpuModel):
+        return chip.available_bytes
+    text = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), "")
+    try:
+        fraction = float(text or ALLOCATOR_FRACTION)
+    except ValueError:
+        fraction = -1.0
+    if not 0 < fraction <= 1:
+        raise ArgumentError(  # no-catalogue: needs an environment variable
+            f"{_FRACTIONS[0]}={text!r} is invalid: expected a share of the memory, such as 0.9"
+        )
+    return int(fraction * chip.hbm_bytes)

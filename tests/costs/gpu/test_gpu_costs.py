@@ -10,6 +10,7 @@ from xlashard.costs.gpu.gpu_rates import gpu_rates
 from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationTime
+from xlashard.costs.rates import Rates
 from xlashard.costs.schedule import walk_schedule
 from xlashard.costs.targets import network_for, operations_for, rates_for
 from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
@@ -25,14 +26,14 @@ MIB, GIB = 2**20, 2**30
 H100 = BY_NAME["h100"]
 
 
-def cluster(name: str, nodes: int, gpus: int) -> NcclModel:
+def cluster(name: str, nodes: int, gpus: int, rates: Rates | None = None) -> NcclModel:
     """Return the network of GPUs, with CPU devices for them, along one mesh axis."""
     devices = tuple(jax.devices()[: nodes * gpus])
     model = BY_NAME[name]
     bandwidth = model.network_bandwidth
     topology = GpuTopology(f"{name}:{nodes}x{gpus}", 1, model, devices, nodes, gpus, bandwidth)
     mesh = Mesh(np.array(devices), ("all",))
-    found = network_for(topology, mesh)
+    found = network_for(topology, mesh, rates)
     assert isinstance(found, NcclModel)
     return found
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.preflights.examples import FITTING, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from xlashard.errors import ArgumentError
-from xlashard.preflights.report.budget import KEYS, broken_limits, read_budget
+from xlashard.preflights.report.comparison import KEYS, broken_limits, read_budget
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_gpus_take_them_too():
         (8, 1, "all-gather", 3.0),
     ):
         network = cluster("h100", nodes, gpus)
-        measured = type(network)(network._topology, network._mesh, slow)
+        measured = cluster("h100", nodes, gpus, slow)
         group, large = list(range(8)), 4096 * MIB
         ratios = [
             cost(measured, kind, n, group).expected_seconds

@@ -10,6 +10,7 @@ from typing import Any
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs
+from xlashard.hlo.call_graph import nearest_maker
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.communication import SourceLocator
@@ -79,7 +80,7 @@ class CollectiveContext:
     @cached_property
     def producer(self) -> Instruction | None:
         """Nearest producer of its operand that has source lines."""
-        return self.dataflow.nearest_named_producer(self.home, self.instruction)
+        return nearest_maker(self.home, self.instruction, lambda i: bool(i.frames))
 
     @cached_property
     def producer_frames(self) -> tuple[Frame, ...]:

@@ -1,10 +1,12 @@
 """Dataflow of an HLO module: trace a value to its producer, past data movement."""
 
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from xlashard.hlo.buffers import BufferValue, ShapeIndex
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
@@ -79,22 +81,6 @@ class HloDataflow:
                 found.add(self.argument(computation, name))
             waiting += made.operands
         return frozenset(found)
-
-    def nearest_named_producer(
-        self, computation: Computation, instruction: Instruction
-    ) -> Instruction | None:
-        """Return the nearest producer of a value that has source lines."""
-        waiting, seen = [instruction.name], set[str]()
-        while waiting:
-            name = waiting.pop(0)
-            found = computation.instructions.get(name)
-            if found is None or name in seen:
-                continue
-            seen.add(name)
-            if found is not instruction and found.frames:
-                return found
-            waiting += found.operands
-        return None
 
     def _origin_before_permutes(
         self, computation: Computation, name: str
@@ -242,3 +228,124 @@ class HloDataflow:
             run = self.module.call_sites.get(current.name)
             outside = None if run is None or run.caller is None else run.site
             current = None if outside is None else self.module.computations.get(outside)
+
+
+_FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
+"""Operations without a value of their own; their op names carry little information."""
+
+
+_MAKES_ROOM = "AllocateBuffer"
+
+
+type _Position = tuple[str, ShapeIndex]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueOwners:
+    """Maps HLO values to operations of the user's program.
+
+    XLA adds values without an operation in the user's program, such as loop state and copies. They
+    are attributed to the nearest operation with an op name.
+
+    Attributes:
+        module: The compiled module.
+    """
+
+    module: HloProgram
+
+    def instruction(self, name: str) -> Instruction | None:
+        """Return an instruction by its unique name."""
+        home = self._homes.get(name)
+        return None if home is None else home.instructions[name]
+
+    def is_phi(self, value: BufferValue) -> bool:
+        """Return whether a value is a phi: the state of a loop, or the result of branches."""
+        home = self._homes.get(value.name)
+        made = None if home is None else home.instructions[value.name]
+        if home is None or made is None or made.opcode in ("while", "conditional"):
+            return made is not None
+        return made.opcode == "parameter" and home.name != self.module.entry
+
+    def owner(self, name: str, index: ShapeIndex = ()) -> Instruction | None:
+        """Return the nearest instruction with an op name: itself, a producer, or a consumer.
+
+        Args:
+            name: Instruction that produces the value.
+            index: Shape index of the value.
+        """
+        waiting: deque[_Position] = deque([(name, index)])
+        seen: set[_Position] = set()
+        room: Instruction | None = None
+        while waiting:
+            position = waiting.popleft()
+            found = self.instruction(position[0])
+            if position in seen or found is None:
+                continue
+            seen.add(position)
+            if self._has_op_name(found):
+                if found.attributes.call_target != _MAKES_ROOM:
+                    return found
+                # Values written to the buffer identify the operation better.
+                room = room or found
+                continue
+            waiting.extend(self._before(found, position[1]))
+        return room or self._user(name)
+
+    def _has_op_name(self, instruction: Instruction) -> bool:
+        return instruction.opcode not in _FLOW and bool(instruction.op_name)
+
+    def _user(self, name: str) -> Instruction | None:
+        home = self._homes.get(name)
+        users = [] if home is None else home.users.get(name, [])
+        return next((user for user in users if self._has_op_name(user)), None)
+
+    @cached_property
+    def _homes(self) -> dict[str, Computation]:
+        computations = self.module.computations.values()
+        return {name: home for home in computations for name in home.instructions}
+
+    def _before(self, found: Instruction, index: ShapeIndex) -> Iterator[_Position]:
+        """Yield the values that a value comes from, most likely first."""
+        operands = found.operands
+        match found.opcode:
+            case "tuple" if index and index[0] < len(operands):
+                yield operands[index[0]], index[1:]
+            case "get-tuple-element" if operands:
+                yield operands[0], (found.attributes.tuple_index or 0, *index)
+            case "while":
+                yield from self._roots(found.calls[:1], index)
+                yield from ((name, index) for name in operands[:1])
+            case "parameter":
+                yield from self._passed(found, index)
+            case _:
+                yield from self._roots(found.calls, index)
+                yield from self._inside(found)
+                # Other elements, such as the second element of a start, are the source.
+                yield from ((name, ()) for name in operands[:1])
+
+    def _roots(self, callees: Sequence[str], index: ShapeIndex) -> Iterator[_Position]:
+        for callee in callees:
+            home = self.module.computations.get(callee)
+            if home is not None and home.root is not None:
+                yield home.root.name, index
+
+    def _inside(self, caller: Instruction) -> Iterator[_Position]:
+        """Yield the instructions of a fusion or of an asynchronous computation, last first."""
+        if caller.opcode not in ("fusion", "async-start"):
+            return
+        for callee in caller.calls:
+            home = self.module.computations.get(callee)
+            if home is not None:
+                found = reversed(home.instructions.values())
+                yield from ((i.name, ()) for i in found if i.opcode != "parameter")
+
+    def _passed(self, parameter: Instruction, index: ShapeIndex) -> Iterator[_Position]:
+        """Yield the values passed for a parameter: loop body results first, then initial values."""
+        home = self._homes[parameter.name]
+        run = self.module.call_sites.get(home.name)
+        if run is None or run.caller is None:
+            return
+        if run.caller.opcode == "while":
+            yield from self._roots(run.caller.calls[:1], index)
+        if operand := run.operand_for(home, parameter):
+            yield operand, index

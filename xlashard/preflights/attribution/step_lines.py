@@ -18,8 +18,8 @@ from xlashard.hlo.shapes import HBM
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.model import SourceLine
 from xlashard.pjit.report.tables import operation_text
+from xlashard.preflights.attribution.hlo_dataflow import ValueOwners
 from xlashard.preflights.compilation import Compilation
-from xlashard.preflights.memory_breakdown import ValueOwners
 from xlashard.preflights.report.preflight_model import TimeEstimate
 from xlashard.preflights.report.step_model import (
     CORES,

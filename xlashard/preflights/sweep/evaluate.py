@@ -22,10 +22,10 @@ from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
+from xlashard.preflights.memory_breakdown import available_bytes
 from xlashard.preflights.mesh_mapping import argument_placer, find_topology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.pricing import Workload
-from xlashard.preflights.runtime_memory import available_bytes
 from xlashard.preflights.sweep.sweep_results import ResultStore, SweepFacts
 from xlashard.preflights.target_loading import TargetProgram, load_program, user_code_errors
 from xlashard.program.environment import flags_here
