@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from xlashard.costs.cost_analysis import TRANSCENDENTAL, instruction_flops
 from xlashard.costs.gpu.cuda_calls import is_library_product
@@ -111,15 +111,7 @@ class OperationTime:
     @property
     def bound(self) -> Unit:
         """Unit that determines the time."""
-        units: dict[Unit, float] = {
-            "matrix": self.matrix,
-            "vector": self.vector,
-            "hbm": self.hbm,
-            "vmem": self.vmem,
-            "kernel": self.kernel,
-            "launch": self.launch,
-        }
-        return max(units, key=lambda unit: units[unit])
+        return max(get_args(Unit), key=lambda unit: getattr(self, unit))
 
 
 NO_TIME = OperationTime()

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from xlashard.costs.gpu.gpu_operation import GpuOperationModel
-from xlashard.costs.gpu.gpu_rates import GpuRates, gpu_rates
+from xlashard.costs.gpu.gpu_operation import GpuOperationModel, GpuRates, gpu_rates
 from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.network_model import NetworkModel

@@ -16,15 +16,12 @@ import numpy as np
 
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.trace.jitted import inner_stage
+from xlashard._jax.trace.origins import is_users_file
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hardware.mesh_layout import resolve_axis_sizes
 from xlashard.preflights.report.pricing import Workload
 from xlashard.sharding import Mesh
-
-_NOT_THE_USERS = tuple(
-    str(Path(module.__file__ or "").parent) for module in (jax, sys.modules["xlashard"], inspect)
-)
 
 
 @dataclass(frozen=True)
@@ -232,11 +229,7 @@ def user_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if Path(f.filename).is_file() and not _is_foreign(f.filename)]
+    own = [f for f in frames if Path(f.filename).is_file() and is_users_file(f.filename)]
     if not own:
         return ""
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
-
-
-def _is_foreign(file: str) -> bool:
-    return file.startswith(_NOT_THE_USERS) or "site-packages" in Path(file).parts

@@ -238,19 +238,15 @@ def kernel_spread(
     return KernelSpread(faster, slower, ragged, unknown)
 
 
-_BOUNDS: dict[str, Bound] = {
-    "matrix": "compute",
-    "vector": "compute",
-    "kernel": "compute",
-    "launch": "compute",
-}
+_ARITHMETIC = ("matrix", "vector", "kernel", "launch")
+"""Units whose time is bound by `compute`."""
 
 
 def _bound(shares: Mapping[str, float], resources: Mapping[Bound, float]) -> Bound:
     """Return the resource that the cores work with or wait for most of the time."""
     sums: dict[Bound, float] = defaultdict(float)
     for resource, seconds in shares.items():
-        sums[_BOUNDS.get(resource, cast(Bound, resource))] += seconds
+        sums["compute" if resource in _ARITHMETIC else cast(Bound, resource)] += seconds
     return max(sums or resources, key=lambda name: (sums or resources)[name])
 
 

@@ -5,8 +5,7 @@ import pytest
 from tests.costs.test_schedule import RATES
 from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.costs.gpu.cuda_calls import attention_call
-from xlashard.costs.gpu.gpu_operation import GpuOperationModel
-from xlashard.costs.gpu.gpu_rates import gpu_rates
+from xlashard.costs.gpu.gpu_operation import GpuOperationModel, gpu_rates
 from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import kernel_name
 from xlashard.costs.memory_traffic import hbm_bytes

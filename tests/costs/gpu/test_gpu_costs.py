@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from tests.costs.gpu.test_cuda_calls import ATTENTION, PRODUCT
-from xlashard.costs.gpu.gpu_operation import GpuOperationModel
-from xlashard.costs.gpu.gpu_rates import gpu_rates
+from xlashard.costs.gpu.gpu_operation import GpuOperationModel, gpu_rates
 from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.operation import OperationTime

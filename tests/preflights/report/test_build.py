@@ -10,7 +10,9 @@ from tests.preflights.programs import on, training_step
 from xlashard import UNSPECIFIED, NamedSharding, P, explain, pjit
 from xlashard.errors import ProgramTooLargeError
 from xlashard.preflights.compilation import Compilation, compile_for_report
-from xlashard.preflights.report.build import ValueReports, describe_values
+from xlashard.preflights.report.build import build_report
+from xlashard.preflights.report.preflight_report import PreflightReport
+from xlashard.tpu import topology
 
 pytestmark = pytest.mark.partitioner
 
@@ -52,7 +54,14 @@ def both() -> tuple[Compilation, Compilation]:
     return fits, too_large
 
 
-def facts(values: ValueReports) -> list[Any]:
+def report_of(compilation: Compilation, **options: Any) -> PreflightReport:
+    """Return the report of a program on the topology of these tests."""
+    mesh = compilation.program.mesh
+    assert mesh is not None
+    return build_report(compilation, topology("v5e:2x2"), mesh, **options)
+
+
+def facts(values: PreflightReport) -> list[Any]:
     """Return the facts that don't depend on sizes."""
     described = [
         (v.path, v.dtype, v.spec, v.decided_by, v.copies, v.memory_kind, v.used)
@@ -63,7 +72,7 @@ def facts(values: ValueReports) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
-    fits, too_large = map(describe_values, both)
+    fits, too_large = map(report_of, both)
     assert facts(fits) == facts(too_large)
     assert [r.path for r in fits.replications] == [r.path for r in too_large.replications]
 
@@ -71,7 +80,7 @@ def test_a_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
 @pytest.mark.slow
 def test_it_agrees_with_explain(both: Any) -> None:
     fits = both[0]
-    values, report = describe_values(fits), explain(product(1024))
+    values, report = report_of(fits), explain(product(1024))
     assert values.inputs == report.inputs
     assert values.outputs == report.outputs
     assert values.donations == report.donations
@@ -79,7 +88,7 @@ def test_it_agrees_with_explain(both: Any) -> None:
 
 
 def test_unspecified_shardings_are_reported(both: Any) -> None:
-    values = describe_values(both[1])
+    values = report_of(both[1])
     found = {v.path: v for v in (*values.inputs, *values.outputs)}
     assert found["state['w']"].spec == "P('a', 'b')"
     assert found["state['w']"].decided_by == "caller"
@@ -96,7 +105,7 @@ def test_unspecified_shardings_are_reported(both: Any) -> None:
 @pytest.mark.slow
 def test_a_training_step_that_is_too_large() -> None:
     compilation, _ = training_step(32768, 12, 65536)
-    values = describe_values(compilation)
+    values = report_of(compilation)
     assert [(v.path, v.spec) for v in values.inputs] == [
         ("params['down']", "P(None, 'model', 'data')"),
         ("params['up']", "P(None, 'data', 'model')"),
@@ -121,9 +130,9 @@ def test_fully_replicated_values_are_listed() -> None:
         jax.ShapeDtypeStruct((64, 1024), jnp.float32, sharding=rows),
     )
     compilation = compile_for_report(lowered)
-    named = describe_values(compilation, replicated_above=1024).replicated
+    named = report_of(compilation, replicated_above=1024).replicated
     assert [(v.path, v.device_bytes) for v in named] == [("table", 1024 * 512 * 4), ("scale", 2048)]
-    assert describe_values(compilation, replicated_above=2**20).replicated == named[:1]
+    assert report_of(compilation, replicated_above=2**20).replicated == named[:1]
 
 
 def test_explain_of_a_program_that_is_too_large() -> None:

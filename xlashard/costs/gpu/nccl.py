@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from xlashard.costs.gpu.gpu_rates import gpu_rates
+from xlashard.costs.gpu.gpu_operation import gpu_rates
 from xlashard.costs.network_model import BaseNetworkModel, NetworkCost
 from xlashard.costs.rates import Rates
 from xlashard.geometry.groups import SourceTargetPairs

@@ -1,8 +1,7 @@
 """Build the report of a compiled or rejected program: devices, mesh, values, throughput, cost."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -13,8 +12,9 @@ from xlashard.costs.kernel_costs import KernelCost
 from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology, axis_links
 from xlashard.hardware.chip import Chip
-from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
+from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.program_values import (
+    ExplainedProgram,
     describe_donations,
     describe_inputs,
     describe_outputs,
@@ -106,57 +106,23 @@ REPLICATED_ABOVE = 2**20
 """Default minimum bytes of the fully replicated values that a report lists."""
 
 
-@dataclass(frozen=True)
-class ValueReports:
-    """Inputs and outputs of a program.
-
-    Attributes:
-        inputs: Arguments and closed-over arrays.
-        outputs: Results.
-        donations: Donated arguments, and arguments that could be donated.
-        replications: Values with more copies than specified.
-        replicated: Fully replicated arguments and results that mesh axes could shard, largest
-            first.
-    """
-
-    inputs: tuple[ValueReport, ...]
-    outputs: tuple[ValueReport, ...]
-    donations: tuple[DonationReport, ...]
-    replications: tuple[ReplicationReport, ...]
-    replicated: tuple[ValueReport, ...]
-
-
-def describe_values(
-    compilation: Compilation, replicated_above: int = REPLICATED_ABOVE
-) -> ValueReports:
-    """Return the shardings and donations of a program's inputs and outputs.
+def _fully_replicated(
+    program: ExplainedProgram, reports: Sequence[ValueReport], least: int
+) -> tuple[ValueReport, ...]:
+    """Return the fully replicated inputs and outputs that mesh axes could shard, largest first.
 
     Args:
-        compilation: The program, compiled or rejected for its memory.
-        replicated_above: Minimum bytes of the fully replicated values to list.
-
-    Raises:
-        CompileError: If the compiler reports no shardings.
+        program: The program.
+        reports: Reports of its inputs and outputs.
+        least: Minimum bytes of a value to list.
     """
-    program = compilation.program
-    inputs, outputs = describe_inputs(program), describe_outputs(program)
     values = (*program.arguments, *program.closed_over, *program.results)
     whole = [
         report
-        for value, report in zip(values, (*inputs, *outputs), strict=True)
-        if report.used
-        and report.device_bytes >= replicated_above
-        and is_needlessly_replicated(program, value)
+        for value, report in zip(values, reports, strict=True)
+        if report.used and report.device_bytes >= least and is_needlessly_replicated(program, value)
     ]
-    mesh = program.mesh
-    collectives = () if mesh is None else compilation.collectives(mesh)
-    return ValueReports(
-        inputs=inputs,
-        outputs=outputs,
-        donations=describe_donations(program),
-        replications=describe_replications(program, collectives, program.sources),
-        replicated=tuple(sorted(whole, key=lambda r: -r.device_bytes)),
-    )
+    return tuple(sorted(whole, key=lambda r: -r.device_bytes))
 
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -195,7 +161,8 @@ def build_report(
     time = estimate_time(compilation, topology, mesh, kernel_costs, schedule, rates)
     other_bytes = memory.argument_bytes + memory.result_bytes + memory.constant_bytes
     time = add_lines(time, compilation, schedule, mesh, other_bytes + memory.code_bytes)
-    values = describe_values(compilation, replicated_above)
+    inputs, outputs = describe_inputs(program), describe_outputs(program)
+    collectives = () if program.mesh is None else compilation.collectives(program.mesh)
     tokens = None if workload is None else workload.tokens
     return PreflightReport(
         name=program.info.name,
@@ -207,11 +174,11 @@ def build_report(
         memory=memory,
         time=time,
         traffic=describe_traffic(compilation, topology, mesh),
-        inputs=values.inputs,
-        outputs=values.outputs,
-        donations=values.donations,
-        replications=values.replications,
-        replicated=values.replicated,
+        inputs=inputs,
+        outputs=outputs,
+        donations=describe_donations(program),
+        replications=describe_replications(program, collectives, program.sources),
+        replicated=_fully_replicated(program, (*inputs, *outputs), replicated_above),
         replicated_above=replicated_above,
         throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, tokens),

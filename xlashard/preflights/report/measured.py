@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.costs.gpu.gpu_rates import GpuRates
+from xlashard.costs.gpu.gpu_operation import GpuRates
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import rates_for
 from xlashard.documents import read_toml
