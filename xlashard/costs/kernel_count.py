@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -38,35 +39,37 @@ _COPIES = ("tpu.enqueue_dma", "tpu.enqueue_indirect_dma")
 
 
 @dataclass
-class KernelCount:
-    """Work of one run of a kernel.
+class KernelWork:
+    """Work of one run of a kernel on one device.
 
     Attributes:
-        products: Number of matrix products by operand dtype, rows, depth and columns.
+        matmul_flops: FLOP of matrix products, by operand dtype.
         transcendentals: Elements of functions such as exp, in whole vector registers.
         vector_ops: Elements of other arithmetic, in whole vector registers.
-        hbm_bytes: Bytes that the kernel copies from and to HBM.
-        steps: Steps of the grid.
+        hbm_bytes: Bytes that the kernel reads and writes in HBM.
+        steps: Steps of the grid; 1 if it is unknown.
+        origin: `given` by the caller, `estimate` of the kernel's author, or `module`: counted in
+            the Mosaic module.
+        seconds: Time that the caller gave.
+        products: Number of matrix products by operand dtype, rows, depth and columns; empty if
+            they are unknown.
         upper_bound: Whether a condition, an index or the size of the grid depends on data: a block
             under such a condition counts as if it always ran.
         unknown_loops: Loops of unknown trip count, counted as one iteration.
+        by_xla: Whether the kernel is XLA's own.
     """
 
-    products: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    matmul_flops: dict[str, float] = field(default_factory=dict)
     transcendentals: float = 0.0
     vector_ops: float = 0.0
     hbm_bytes: float = 0.0
     steps: int = 1
+    origin: Literal["given", "estimate", "module"] = "module"
+    seconds: float | None = None
+    products: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     upper_bound: bool = False
     unknown_loops: int = 0
-
-    @property
-    def matmul_flops(self) -> dict[str, float]:
-        """FLOP of matrix products, by operand dtype."""
-        flops: dict[str, float] = {}
-        for (dtype, m, k, n), runs in self.products.items():
-            flops[dtype] = flops.get(dtype, 0.0) + 2.0 * m * k * n * runs
-        return flops
+    by_xla: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def count_kernel(
     operands: Sequence[KernelOperand] = (),
     *,
     sorted_blocks: bool = False,
-) -> KernelCount:
+) -> KernelWork:
     """Return the work of one run of a kernel.
 
     Args:
@@ -106,6 +109,9 @@ def count_kernel(
         operand = operands[place] if place < len(operands) else None
         if window is not None and (operand is None or operand.in_hbm):
             counter.add_window(place, window, operand)
+    for (dtype, m, k, n), runs in counter.count.products.items():
+        flops = counter.count.matmul_flops
+        flops[dtype] = flops.get(dtype, 0.0) + 2.0 * m * k * n * runs
     return counter.count
 
 
@@ -119,7 +125,7 @@ class _Counter:
         self._scalars = scalars = KernelScalars(kernel, prefetched)
         self._depth = 0
         self.everywhere = scalars.constant(True)
-        self.count = KernelCount(
+        self.count = KernelWork(
             steps=math.prod(scalars.sizes),
             upper_bound=scalars.dynamic > 0,
             unknown_loops=scalars.unbounded,

@@ -8,54 +8,21 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from xlashard._jax.mosaic import KernelModule, read_kernel
 from xlashard.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.costs.kernel_costs import KernelCost
-from xlashard.costs.kernel_count import KernelCount, KernelOperand, count_kernel
+from xlashard.costs.kernel_count import KernelOperand, KernelWork, count_kernel
 from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
 from xlashard.hlo.shapes import HBM, dtype_name
 
 _NUMPY = {"s8": "i1", "u8": "u1", "s16": "i2", "u16": "u2", "s32": "i4", "u32": "u4"}
-
-
-@dataclass(frozen=True)
-class KernelWork:
-    """Work of one run of a kernel on one device.
-
-    Attributes:
-        matmul_flops: FLOP of matrix products, by operand dtype.
-        transcendentals: Elements of functions such as exp, in whole vector registers.
-        vector_ops: Elements of other arithmetic, in whole vector registers.
-        hbm_bytes: Bytes that the kernel reads and writes in HBM.
-        steps: Steps of the grid; 1 if it is unknown.
-        origin: `given` by the caller, `estimate` of the kernel's author, or `module`: counted in
-            the Mosaic module.
-        seconds: Time that the caller gave.
-        products: Number of matrix products by operand dtype, rows, depth and columns; empty if
-            they are unknown.
-        upper_bound: Whether blocks count that data may skip.
-        unknown_loops: Loops of unknown trip count, counted as one iteration.
-        by_xla: Whether the kernel is XLA's own.
-    """
-
-    matmul_flops: Mapping[str, float] = field(default_factory=dict)
-    transcendentals: float = 0.0
-    vector_ops: float = 0.0
-    hbm_bytes: float = 0.0
-    steps: int = 1
-    origin: Literal["given", "estimate", "module"] = "module"
-    seconds: float | None = None
-    products: Mapping[tuple[str, int, int, int], float] = field(default_factory=dict)
-    upper_bound: bool = False
-    unknown_loops: int = 0
-    by_xla: bool = False
 
 
 def is_kernel(call: Instruction) -> bool:
@@ -182,7 +149,7 @@ def unmatched_costs(module: HloModule, given: Mapping[str, KernelCost]) -> tuple
     return tuple(sorted(set(given) - names))
 
 
-def _counted(module: HloModule, computation: Computation, call: Instruction) -> KernelCount | None:
+def _counted(module: HloModule, computation: Computation, call: Instruction) -> KernelWork | None:
     found = _BODY.search(call.attributes.backend_config)
     kernel = _read(found[1]) if found else None
     if kernel is None:
@@ -239,7 +206,7 @@ def _estimated(estimate: Mapping[str, float]) -> KernelWork:
     )
 
 
-def _smaller(count: KernelCount, estimate: Mapping[str, float]) -> KernelWork:
+def _smaller(count: KernelWork, estimate: Mapping[str, float]) -> KernelWork:
     """Return a count, scaled to an author's estimate if that is below an upper bound."""
     flops = count.matmul_flops
     total, estimated = sum(flops.values()), estimate.get("flops", 0.0)
@@ -250,20 +217,19 @@ def _smaller(count: KernelCount, estimate: Mapping[str, float]) -> KernelWork:
     if below and not total:
         flops = {"bfloat16": estimated}
     fewer = bool(bounded and nbytes and (nbytes < count.hbm_bytes or count.unknown_loops))
-    return KernelWork(
-        {dtype: n * part for dtype, n in flops.items()},
-        count.transcendentals * part,
-        count.vector_ops * part,
-        nbytes if fewer else count.hbm_bytes,
-        count.steps,
-        "estimate" if below or fewer else "module",
+    return replace(
+        count,
+        matmul_flops={dtype: n * part for dtype, n in flops.items()},
+        transcendentals=count.transcendentals * part,
+        vector_ops=count.vector_ops * part,
+        hbm_bytes=nbytes if fewer else count.hbm_bytes,
+        origin="estimate" if below or fewer else "module",
         products={product: runs * part for product, runs in count.products.items()},
         upper_bound=count.upper_bound and not below,
-        unknown_loops=count.unknown_loops,
     )
 
 
-def _ragged(computation: Computation, call: Instruction, count: KernelCount) -> KernelWork:
+def _ragged(computation: Computation, call: Instruction, count: KernelWork) -> KernelWork:
     """Return the work of XLA's ragged product, whose FLOP follow from the shapes.
 
     Rows `[m, k]` times groups `[g, k, n]`, or times `[m, n]` where the contraction is ragged. The
@@ -271,12 +237,10 @@ def _ragged(computation: Computation, call: Instruction, count: KernelCount) -> 
     """
     rows = computation.operand_arrays(call)[-2]
     flops = 2.0 * rows.size * call.shape.arrays[0].dims[-1]
-    return KernelWork(
-        {dtype_name(rows.dtype): flops},
-        count.transcendentals,
-        count.vector_ops,
-        count.hbm_bytes,
-        count.steps,
-        products=count.products,
+    return replace(
+        count,
+        matmul_flops={dtype_name(rows.dtype): flops},
+        upper_bound=False,
+        unknown_loops=0,
         by_xla=True,
     )

@@ -207,7 +207,7 @@ def _scattered(scatter: Instruction, table: Shape, updates: Shape) -> int:
     return updates.size // math.prod(window) * slice_bytes(table, sizes)
 
 
-def slice_bytes(array: Shape, sizes: Sequence[int], granule: int = GRANULE) -> int:
+def slice_bytes(array: Shape, sizes: Sequence[int]) -> int:
     """Return the bytes in HBM that an access to a slice of an array touches.
 
     In a tiled layout, a row of 128 elements is contiguous; two rows of bfloat16 are interleaved,
@@ -216,7 +216,6 @@ def slice_bytes(array: Shape, sizes: Sequence[int], granule: int = GRANULE) -> i
     Args:
         array: Type of the array, with its layout.
         sizes: Sizes of the slice, by dimension.
-        granule: Bytes of the smallest access.
 
     Example:
         >>> from xlashard.hlo.text_reader import read_shape
@@ -243,7 +242,7 @@ def slice_bytes(array: Shape, sizes: Sequence[int], granule: int = GRANULE) -> i
                 runs *= sizes[n]
             joined &= sizes[n] == array.dims[n]
     nbytes = -(-length * array.bits // 8)
-    return runs * -(-nbytes // granule) * granule
+    return runs * -(-nbytes // GRANULE) * GRANULE
 
 
 def _fused(module: HloModule, fusion: Instruction) -> Computation | None:

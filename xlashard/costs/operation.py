@@ -16,7 +16,8 @@ from typing import Literal, get_args
 from xlashard.costs.cost_analysis import TRANSCENDENTAL, instruction_flops
 from xlashard.costs.gpu.cuda_calls import is_library_product
 from xlashard.costs.kernel_costs import KernelCost
-from xlashard.costs.kernel_work import KernelWork, is_kernel, kernel_work
+from xlashard.costs.kernel_count import KernelWork
+from xlashard.costs.kernel_work import is_kernel, kernel_work
 from xlashard.costs.memory_traffic import hbm_bytes, vmem_bytes
 from xlashard.costs.product_tiles import ProductSize, source_of, stays
 from xlashard.costs.rates import Rates

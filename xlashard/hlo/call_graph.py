@@ -283,41 +283,34 @@ def nearest_user(computation: Computation, instruction: Instruction) -> Instruct
         instruction: Instruction that makes it.
     """
     users = computation.users
-    return _nearest(instruction, lambda i: users.get(i.name, ()), lambda i: bool(i.frames))
+    others = _breadth_first(instruction, lambda i: users.get(i.name, ()))
+    return next((user for user in others if user.frames), None)
 
 
-def nearest_maker(
-    computation: Computation, instruction: Instruction, fits: Callable[[Instruction], bool]
-) -> Instruction | None:
-    """Return the nearest operand, direct or over other operands, that fits.
+def makers(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+    """Yield the operands of an instruction, and those of its operands, nearest first.
 
     Args:
         computation: Computation of the instruction.
         instruction: The instruction.
-        fits: Returns True for the operand to find.
     """
     named = computation.instructions
 
     def operands(user: Instruction) -> Iterator[Instruction]:
         return (named[name] for name in user.operands if name in named)
 
-    return _nearest(instruction, operands, fits)
+    return _breadth_first(instruction, operands)
 
 
-def _nearest(
-    start: Instruction,
-    neighbours: Callable[[Instruction], Iterable[Instruction]],
-    fits: Callable[[Instruction], bool],
-) -> Instruction | None:
-    """Return the first instruction that fits in a breadth-first search."""
+def _breadth_first(
+    start: Instruction, neighbours: Callable[[Instruction], Iterable[Instruction]]
+) -> Iterator[Instruction]:
+    """Yield the instructions that are reached from another one, nearest first."""
     reached = {start.name}
     waiting = deque([start])
     while waiting:
         for instruction in neighbours(waiting.popleft()):
-            if instruction.name in reached:
-                continue
-            if fits(instruction):
-                return instruction
-            reached.add(instruction.name)
-            waiting.append(instruction)
-    return None
+            if instruction.name not in reached:
+                reached.add(instruction.name)
+                waiting.append(instruction)
+                yield instruction

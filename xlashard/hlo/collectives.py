@@ -7,7 +7,7 @@ import jax
 
 from xlashard.geometry.groups import AxisParts, ReplicaGroups, SourceTargetPairs
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.hlo.call_graph import CallSite, nearest_maker, nearest_user
+from xlashard.hlo.call_graph import CallSite, makers, nearest_user
 from xlashard.hlo.collective_kinds import KINDS, TRAITS, CollectiveKind, CollectiveTraits
 from xlashard.hlo.module import Computation, Frame, HloModule, Instruction
 from xlashard.hlo.shapes import Shape
@@ -273,7 +273,7 @@ def _collective(
     user = nearest_user(site, caller or instruction)
     if not (frames or op_name or user):
         # XLA omits source lines where it reshards a value for the program's results.
-        maker = nearest_maker(site, caller or instruction, lambda i: bool(i.op_name))
+        maker = next((i for i in makers(site, caller or instruction) if i.op_name), None)
         if maker is not None:
             op_name, frames = maker.op_name, maker.frames
     return Collective(

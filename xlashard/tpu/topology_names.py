@@ -161,10 +161,7 @@ def _check_flat(slice_name: SliceName) -> None:
     # A slice within a single host may have any shape that fits the host.
     host = generation.host_bounds
     if (x > host[0] or y > host[1]) and (x % 2 or y % 2):
-        raise TopologyError(
-            f"{slice_name.text} is not made of whole hosts, of {shape_name(host[:2])} chips each: "
-            f"{_nearest_text(generation, math.prod(shape))}"
-        )
+        raise _not_whole_hosts(slice_name)
 
 
 def _check_cubes(slice_name: SliceName) -> None:
@@ -180,10 +177,7 @@ def _check_cubes(slice_name: SliceName) -> None:
             f"multiple of 4; {_nearest_text(generation, math.prod(shape))}"
         )
     if not single and (shape[0] % host[0] or shape[1] % host[1]):
-        raise TopologyError(
-            f"{slice_name.text} is not made of whole hosts, of {shape_name(host)} chips each: "
-            f"{_nearest_text(generation, math.prod(shape))}"
-        )
+        raise _not_whole_hosts(slice_name)
 
 
 def _check_twist(slice_name: SliceName) -> None:
@@ -266,6 +260,15 @@ def _nearest_text(generation: Generation, chips: float) -> str:
             known = SliceName(generation, shape)
             names.append(f"'{accelerator_type(known)}' ({known.text})")
     return f"the nearest are {' and '.join(names)}" if len(names) > 1 else f"take {names[0]}"
+
+
+def _not_whole_hosts(slice_name: SliceName) -> TopologyError:
+    generation = slice_name.generation
+    host = shape_name(generation.host_bounds[: generation.dimensions])
+    return TopologyError(
+        f"{slice_name.text} is not made of whole hosts, of {host} chips each: "
+        f"{_nearest_text(generation, math.prod(slice_name.shape))}"
+    )
 
 
 def _too_large(slice_name: SliceName) -> TopologyError:

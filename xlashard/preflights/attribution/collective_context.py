@@ -10,7 +10,7 @@ from typing import Any
 from xlashard._jax.trace.origins import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import SourceTargetPairs
-from xlashard.hlo.call_graph import nearest_maker
+from xlashard.hlo.call_graph import makers
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.communication import SourceLocator
@@ -80,7 +80,7 @@ class CollectiveContext:
     @cached_property
     def producer(self) -> Instruction | None:
         """Nearest producer of its operand that has source lines."""
-        return nearest_maker(self.home, self.instruction, lambda i: bool(i.frames))
+        return next((i for i in makers(self.home, self.instruction) if i.frames), None)
 
     @cached_property
     def producer_frames(self) -> tuple[Frame, ...]:

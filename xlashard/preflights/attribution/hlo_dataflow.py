@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xlashard.hlo.buffers import BufferValue, ShapeIndex
+from xlashard.hlo.call_graph import makers
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
@@ -70,17 +71,9 @@ class HloDataflow:
 
     def arguments(self, computation: Computation, instruction: Instruction) -> frozenset[str]:
         """Return the paths of all arguments that a value of the entry depends on."""
-        waiting, seen, found = [instruction.name], set[str](), set[str]()
-        while waiting:
-            name = waiting.pop()
-            made = computation.instructions.get(name)
-            if made is None or name in seen:
-                continue
-            seen.add(name)
-            if made.opcode == "parameter":
-                found.add(self.argument(computation, name))
-            waiting += made.operands
-        return frozenset(found)
+        values = (instruction, *makers(computation, instruction))
+        parameters = (value.name for value in values if value.opcode == "parameter")
+        return frozenset(self.argument(computation, name) for name in parameters)
 
     def _origin_before_permutes(
         self, computation: Computation, name: str

@@ -188,13 +188,9 @@ def time_summary(report: PreflightFields) -> str:
         text = f"at least {in_seconds(time.seconds)} without the kernels of unknown cost: {names}"
         return f"{text}; give it: kernel_costs={{{first!r}: seconds}}, or --kernel-cost NAME=TIME"
     return (
-        f"{time_with_error(time)}, bound by {words_of(report.topology).bounds[time.bound]}; {least}"
+        f"{in_seconds(time.seconds)} ({error_text(time)}), bound by "
+        f"{words_of(report.topology).bounds[time.bound]}; {least}"
     )
-
-
-def time_with_error(time: TimeEstimate) -> str:
-    """Return the time with its error: `7.4 s (-8 % to +10 %)`."""
-    return f"{in_seconds(time.seconds)} ({error_text(time)})"
 
 
 def error_text(time: TimeEstimate) -> str:

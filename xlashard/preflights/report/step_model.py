@@ -168,13 +168,9 @@ class FoldedTimeline:
         """Folded seconds of the step."""
         return self.lengths[0] if self.lengths else 0.0
 
-    def spans(self, number: int = 0) -> Iterator[FoldedSpan]:
-        """Yield the operations of a block and of the blocks that it runs.
-
-        Args:
-            number: Position of the block.
-        """
-        yield from self._spans(number, 0.0, 0, 1)
+    def spans(self) -> Iterator[FoldedSpan]:
+        """Yield the operations of the entry and of the blocks that it runs."""
+        return self._spans(0, 0.0, 0, 1)
 
     def _spans(self, number: int, begin: float, depth: int, runs: int) -> Iterator[FoldedSpan]:
         place = self._folding(number)
