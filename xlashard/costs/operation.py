@@ -118,13 +118,13 @@ class OperationTime:
 NO_TIME = OperationTime()
 
 
-class OperationModel:
+class OperationModel[R: Rates]:
     """Times of the operations of a module."""
 
     def __init__(
         self,
         module: HloModule,
-        rates: Rates,
+        rates: R,
         kernel_costs: Mapping[str, KernelCost] | None = None,
     ) -> None:
         """Model the operations of a module.

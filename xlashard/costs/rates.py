@@ -12,6 +12,7 @@ training run. The sources, by their short names:
 - book: How to Scale Your Model, https://jax-ml.github.io/scaling-book.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -81,9 +82,11 @@ VECTOR_LANES = 8 * 128
 """Elements of a vector register, which an operation of the vector unit takes at once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rates:
     """Rates of one device.
+
+    By default nothing is lost: shares are 1, latencies 0, memory on the chip is not modelled.
 
     Attributes:
         cores: TensorCores that a program of the device runs on.
@@ -115,30 +118,30 @@ class Rates:
         reductions: Rates of all-reduces and reduce-scatters that were; None for these.
     """
 
-    cores: int
-    scoped_vmem_bytes: float
-    matrix_size: int
+    cores: int = 1
+    scoped_vmem_bytes: float = math.inf
+    matrix_size: int = 1
     matrix_flops: tuple[tuple[str, float], ...]
     hbm_bytes: float
-    vmem_bytes: float
-    relayout: float
+    vmem_bytes: float = math.inf
+    relayout: float = 1.0
     vector_ops: float
     transcendentals: float
     operation_seconds: float
     hbm_seconds: float
-    link_share: float
-    torus_reduction_share: float
-    hop_seconds: float
-    collective_seconds: float
-    dcn_share: float
+    link_share: float = 1.0
+    torus_reduction_share: float = 1.0
+    hop_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    dcn_share: float = 1.0
     host_bytes: float
-    kernel_matrix_share: float
-    kernel_hbm_share: float
-    product_kernel_matrix_share: float
-    product_kernel_hbm_share: float
+    kernel_matrix_share: float = 1.0
+    kernel_hbm_share: float = 1.0
+    product_kernel_matrix_share: float = 1.0
+    product_kernel_hbm_share: float = 1.0
     kernel_vector_ops: float
     kernel_transcendentals: float
-    kernel_step_seconds: float
+    kernel_step_seconds: float = 0.0
     collective_cores: float = 0.0
     kernels: "Rates | None" = None
     reductions: "Rates | None" = None

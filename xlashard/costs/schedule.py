@@ -98,7 +98,7 @@ class StepSchedule:
 def walk_schedule(
     module: HloModule,
     collectives: Sequence[tuple[Collective, NetworkCost]],
-    model: OperationModel,
+    model: OperationModel[Rates],
     rates: Rates,
 ) -> StepSchedule:
     """Return the times of the operations of a module.
@@ -120,7 +120,7 @@ class _Walk:
         self,
         module: HloModule,
         collectives: Sequence[tuple[Collective, NetworkCost]],
-        model: OperationModel,
+        model: OperationModel[Rates],
         rates: Rates,
     ) -> None:
         self.module = module

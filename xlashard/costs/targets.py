@@ -42,7 +42,7 @@ def uncertain_rates(chip: Chip, rates: Rates | None = None) -> list[Rates]:
 
 def operations_for(
     module: HloModule, rates: Rates, kernel_costs: Mapping[str, KernelCost] | None = None
-) -> OperationModel:
+) -> OperationModel[Rates]:
     """Return the times of the operations of a module.
 
     Args:

@@ -1,6 +1,6 @@
 """Modules of HLO: computations, instructions and their attributes, as both readers return them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
 
@@ -287,6 +287,23 @@ class HloModule:
                 for what in self._strange(instruction):
                     found[what] = found.get(what, 0) + 1
         return found
+
+    def inside(
+        self, computation: Computation, instruction: Instruction
+    ) -> Iterator[tuple[Computation, Instruction]]:
+        """Yield the instructions that a fusion fuses, with their computations; others themselves.
+
+        Args:
+            computation: Computation of the instruction.
+            instruction: The instruction.
+        """
+        if instruction.opcode != "fusion":
+            yield computation, instruction
+            return
+        for name in instruction.calls:
+            if (home := self.computations.get(name)) is not None:
+                for inner in home.instructions.values():
+                    yield from self.inside(home, inner)
 
     def _strange(self, instruction: Instruction) -> list[str]:
         strange = [

@@ -15,7 +15,6 @@ micro-benchmark, none from a training run. The sources, by their short names:
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xlashard.costs.cost_analysis import instruction_flops
@@ -25,12 +24,11 @@ from xlashard.costs.gpu.cuda_calls import (
     contracted_dims,
     convolved,
 )
-from xlashard.costs.kernel_costs import KernelCost
 from xlashard.costs.kernel_work import cost_of
 from xlashard.costs.operation import OperationModel, OperationTime, Work
 from xlashard.costs.rates import Rates
 from xlashard.gpu.gpu_models import GpuModel
-from xlashard.hlo.module import Computation, HloModule, Instruction
+from xlashard.hlo.module import Computation, Instruction
 from xlashard.hlo.shapes import Shape, dtype_name
 
 _BEST_PRODUCTS = {
@@ -126,6 +124,10 @@ class GpuRates(Rates):
 def gpu_rates(chip: GpuModel) -> GpuRates:
     """Return the rates that a GPU reaches.
 
+    Tiles of GPUs read their operands again from the L2 cache, and XLA keeps no values on the chip
+    between kernels. No figure is published for transposes alone; `NcclModel` has the shares and
+    latencies of collectives.
+
     Args:
         chip: Model of the GPU.
     """
@@ -134,18 +136,10 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
     cycles = chip.sms * chip.clock_hz
     h100 = 132 * 1.98e9
     return GpuRates(
-        cores=1,
-        # Tiles of GPUs read their operands again from the L2 cache.
-        scoped_vmem_bytes=math.inf,
-        matrix_size=1,
         matrix_flops=tuple(
             (name, best * _LARGE_PRODUCTS * f) for name, f in chip.device_peak_flops
         ),
         hbm_bytes=_HBM_SHARES.get(family, _OTHER_HBM_SHARE) * chip.device_hbm_bandwidth,
-        # XLA keeps no values on the chip between kernels.
-        vmem_bytes=math.inf,
-        # No figure is published for transposes alone.
-        relayout=1.0,
         # CUDA: 128 operations in float32 and 16 functions such as exp per multiprocessor and cycle
         # (64 in float32 on A100).
         vector_ops=chip.fp32_lanes * cycles,
@@ -154,19 +148,9 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
         # kernels, of which 2 are products and bytes.
         operation_seconds=0.7e-6,
         hbm_seconds=0.8e-6,
-        link_share=1.0,
-        torus_reduction_share=1.0,
-        hop_seconds=0.0,
-        collective_seconds=0.0,
-        dcn_share=1.0,
         host_bytes=_HOST_SHARE * chip.host_bandwidth,
-        kernel_matrix_share=1.0,
-        kernel_hbm_share=1.0,
-        product_kernel_matrix_share=1.0,
-        product_kernel_hbm_share=1.0,
         kernel_vector_ops=chip.fp32_lanes * cycles,
         kernel_transcendentals=16 * cycles,
-        kernel_step_seconds=0.0,
         processors=chip.sms,
         # tokamax, H100: cuDNN's attention of 512 to 16,384 tokens and heads of 64 to 256, forward,
         # and for its gradient that of Mosaic, which is 4 % slower forward.
@@ -183,24 +167,8 @@ def gpu_rates(chip: GpuModel) -> GpuRates:
 _PRECISIONS = {"high": "tensorfloat32 x3", "highest": "float32"}
 
 
-class GpuOperationModel(OperationModel):
+class GpuOperationModel(OperationModel[GpuRates]):
     """Times of the operations of a module on a GPU."""
-
-    def __init__(
-        self,
-        module: HloModule,
-        rates: GpuRates,
-        kernel_costs: Mapping[str, KernelCost] | None = None,
-    ) -> None:
-        """Model the operations of a module.
-
-        Args:
-            module: Compiled module.
-            rates: Rates of the device.
-            kernel_costs: Costs of kernels that the caller gives, by name.
-        """
-        super().__init__(module, rates, kernel_costs)
-        self._gpu = rates
 
     def _custom_call(
         self, computation: Computation, call: Instruction, nbytes: float
@@ -212,7 +180,7 @@ class GpuOperationModel(OperationModel):
 
     def _attention(self, call: AttentionCall) -> OperationTime:
         """Return the time of cuDNN's attention: its products, and what shows of its softmax."""
-        rates = self._gpu.kernels or self._gpu
+        rates = self._rates.kernels or self._rates
         assert isinstance(rates, GpuRates)
         share = rates.attention_gradient_share if call.backward else rates.attention_share
         softmax = rates.score_gradients if call.backward else rates.scores
@@ -251,7 +219,7 @@ class GpuOperationModel(OperationModel):
         # b m n.
         batch = max(round(left * right / (depth * depth * result)), 1)
         rows, columns = left // (batch * depth), right // (batch * depth)
-        return self._gpu.padding(batch, rows, depth, columns)
+        return self._rates.padding(batch, rows, depth, columns)
 
     def _elements(self, arrays: tuple[Shape, ...] | list[Shape]) -> float:
         """Return the elements of arrays; threads need no whole registers."""

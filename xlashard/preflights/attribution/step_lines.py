@@ -154,7 +154,7 @@ class StepLines:
             if c.needed_by and (c.kind == "all-gather" or not c.frames):
                 return c.needed_by, c.needed_by_frames, c.kind
             return c.op_name, c.frames, c.kind
-        product = self._product(instruction)
+        product = self._product(operation)
         # A fusion takes the time of its product, whatever it is named after.
         named = product if product is not None and product.op_name else None
         owner = named or self._owners.owner(instruction.name)
@@ -168,19 +168,11 @@ class StepLines:
         opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
         return opcode if opcode in (instruction.opcode, "async", "call") else "copy"
 
-    def _product(self, instruction: Instruction) -> Instruction | None:
-        """Return the matrix product that an instruction is or fuses."""
-        if instruction.opcode in _PRODUCTS:
-            return instruction
-        if instruction.opcode != "fusion":
-            return None
-        inner = (
-            self._product(each)
-            for name in instruction.calls
-            if name in self.module.computations
-            for each in self.module.computations[name].instructions.values()
-        )
-        return next((found for found in inner if found is not None), None)
+    def _product(self, operation: ScheduledOperation) -> Instruction | None:
+        """Return the matrix product that an operation is or fuses."""
+        computation = self.module.computations[operation.computation]
+        inner = self.module.inside(computation, operation.instruction)
+        return next((each for _, each in inner if each.opcode in _PRODUCTS), None)
 
     def _collective(self, operation: ScheduledOperation) -> Collective | None:
         """Return the collective that an operation is, or that it waits for."""

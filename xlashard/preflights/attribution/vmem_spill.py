@@ -86,24 +86,13 @@ class SpillFinder:
 
     def _product(self, computation: Computation, instruction: Instruction) -> Instruction | None:
         """Return the product of scores that an instruction is or fuses."""
-        for home, inner in self._inside(computation, instruction):
+        for home, inner in self.module.inside(computation, instruction):
             if inner.opcode in _PRODUCTS:
                 flops = instruction_flops(self.module, home, inner).matmul_flops
                 size = math.prod(inner.shape.arrays[0].dims) if inner.shape.arrays else 0
                 if 0 < flops <= 2 * _DEEPEST * size:
                     return inner
         return None
-
-    def _inside(
-        self, computation: Computation, instruction: Instruction
-    ) -> Iterator[tuple[Computation, Instruction]]:
-        if instruction.opcode != "fusion":
-            yield computation, instruction
-            return
-        for name in instruction.calls:
-            if (home := self.module.computations.get(name)) is not None:
-                for inner in home.instructions.values():
-                    yield from self._inside(home, inner)
 
     def _reaches_product(self, computation: Computation, start: Instruction) -> bool:
         """Return whether scores pass an exponential on their way to another product."""
@@ -123,7 +112,7 @@ class SpillFinder:
     def _has(
         self, computation: Computation, instruction: Instruction, opcodes: Sequence[str]
     ) -> bool:
-        return any(i.opcode in opcodes for _, i in self._inside(computation, instruction))
+        return any(i.opcode in opcodes for _, i in self.module.inside(computation, instruction))
 
 
 def _block(array: Shape, nbytes: int, vmem: int) -> int:
