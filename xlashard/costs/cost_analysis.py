@@ -301,7 +301,7 @@ def analyze_cost(
 
 
 class _CostCounter:
-    """Analyses each computation once, independent of its number of calls."""
+    """Cost of each computation, analysed once, independent of its number of calls."""
 
     def __init__(self, module: HloModule, kernel_costs: Mapping[str, KernelCost]) -> None:
         self._module = module

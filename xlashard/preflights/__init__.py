@@ -1,4 +1,4 @@
-"""Preflight: compile a program for a TPU topology, without a TPU, and report memory, time and cost.
+"""Preflight: compile a program for TPUs or GPUs elsewhere, and report memory, time and cost.
 
 | folder or module | contents |
 |---|---|

@@ -9,9 +9,7 @@ from typing import Any
 
 from xlashard._jax.trace.jaxprs import without_equations
 from xlashard._jax.trace.origins import is_variable, source_line
-from xlashard.costs.network_model import (
-    NetworkCost,
-)
+from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.targets import network_for
 from xlashard.geometry import MeshGrid
 from xlashard.hardware.base_topology import BaseTopology
@@ -98,7 +96,7 @@ class Attribution:
 
 @dataclass(frozen=True, eq=False)
 class Attributor:
-    """Attributes the collectives of a program to their causes.
+    """Causes of the collectives of a program.
 
     Attributes:
         dataflow: Dataflow of the compiled module.

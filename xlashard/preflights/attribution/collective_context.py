@@ -155,7 +155,7 @@ def lines_of(frames: Sequence[Frame]) -> list[Line]:
 
 @dataclass(frozen=True, eq=False)
 class SuggestionFinder:
-    """Finds a code change that removes a collective.
+    """Search for a code change that removes a collective.
 
     Attributes:
         context: The collective in its context.

@@ -1,4 +1,4 @@
-"""Dataflow of an HLO module: trace a value to its producer, past data movement."""
+"""Dataflow of an HLO module: producers of values, and the user's operations that own them."""
 
 import re
 from collections import deque
@@ -235,7 +235,7 @@ type _Position = tuple[str, ShapeIndex]
 
 @dataclass(frozen=True, eq=False)
 class ValueOwners:
-    """Maps HLO values to operations of the user's program.
+    """Operations of the user's program that HLO values belong to.
 
     XLA adds values without an operation in the user's program, such as loop state and copies. They
     are attributed to the nearest operation with an op name.

@@ -36,7 +36,7 @@ _LONGEST_WAY = 24
 
 @dataclass(frozen=True, eq=False)
 class SpillFinder:
-    """Finds scores that leave VMEM.
+    """Search for attention scores that leave VMEM.
 
     Attributes:
         module: The compiled module.

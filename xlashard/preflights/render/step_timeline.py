@@ -228,15 +228,12 @@ def trace_of(report: PreflightFields) -> dict[str, Any]:
         )
     writer = _Writer(report, timeline, repeats=_count(timeline) <= MOST_EVENTS)
     writer.block(0, 0.0, timeline.blocks[0].seconds)
+    title = f"{report.heading}, predicted: a device of {topology_text(report.topology)}"
     events = [
-        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": _title(report)}},
+        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": title}},
         *writer.events(),
     ]
     return {"traceEvents": events, "displayTimeUnit": "ns"}
-
-
-def _title(report: PreflightFields) -> str:
-    return f"{report.title or report.name}, predicted: a device of {topology_text(report.topology)}"
 
 
 def _count(timeline: Timeline) -> int:
@@ -255,7 +252,7 @@ def _count(timeline: Timeline) -> int:
 
 @dataclass
 class _Writer:
-    """Collects the operations of each track."""
+    """Operations of a trace, by track."""
 
     report: PreflightFields
     timeline: Timeline

@@ -252,17 +252,15 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
     if not found:
         return None
     narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
+    shown = [(t, t.collective) for t in page.rows(found)]
     columns = {
-        ">takes": [in_seconds(t.seconds) for t in page.rows(found)],
-        ">sends": [in_bytes(t.collective.sent_bytes) for t in page.rows(found)],
-        "what": [
-            Text.assemble((t.collective.kind, "cyan"), runs_text(t.collective))
-            for t in page.rows(found)
-        ],
-        "along": [_along(t, networks) for t in page.rows(found)],
-        "of": [types_text(t.collective) for t in page.rows(found)],
-        "for": [cause_text(t.collective, narrow) for t in page.rows(found)],
-        "cause": [_origin(t, page) for t in page.rows(found)],
+        ">takes": [in_seconds(t.seconds) for t, _ in shown],
+        ">sends": [in_bytes(c.sent_bytes) for _, c in shown],
+        "what": [Text.assemble((c.kind, "cyan"), runs_text(c)) for _, c in shown],
+        "along": [_along(t, networks) for t, _ in shown],
+        "of": [types_text(c) for _, c in shown],
+        "for": [cause_text(c, narrow) for _, c in shown],
+        "cause": [_origin(t, page) for t, _ in shown],
     }
     if page.width < _VERY_WIDE and not page.is_full:
         del columns["of"]

@@ -70,8 +70,11 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
 
 
 def _title(report: PreflightReport) -> str:
-    kind = " (estimate)" if report.is_estimate else ""
-    return f"{report.title or report.name} on {topology_text(report.topology)}{kind}"
+    return f"{report.heading} on {topology_text(report.topology)}{_kind_text(report)}"
+
+
+def _kind_text(report: PreflightFields) -> str:
+    return " (estimate)" if report.is_estimate else ""
 
 
 def _names(name: Callable[[Words], str], *reports: PreflightReport) -> str:
@@ -162,7 +165,7 @@ class SummaryText:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         reports = self._reports
         columns = {
-            "program": [_program(r) for r in reports],
+            "program": [f"{r.heading}{_kind_text(r)}" for r in reports],
             "topology": [topology_text(r.topology) for r in reports],
             "mesh": [axes_text(r.mesh).replace(" ", "") for r in reports],
             "fits": [_fits(r) for r in reports],
@@ -178,10 +181,6 @@ class SummaryText:
         shown = {name: column for name, column in columns.items() if any(map(str, column))}
         rows = list(zip(*shown.values(), strict=True))
         yield section(f"{len(reports)} reports", "", table(list(shown), rows))
-
-
-def _program(report: PreflightFields) -> str:
-    return f"{report.title or report.name}{' (estimate)' if report.is_estimate else ''}"
 
 
 def _fits(report: PreflightFields) -> Text:

@@ -376,3 +376,8 @@ class PreflightFields:
     is_estimate: bool = False
     spills: tuple[SpillReport, ...] = ()
     forgotten: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Source of the program, or else the name of the function."""
+        return self.title or self.name

@@ -218,15 +218,11 @@ def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
         "libtpu": libtpu_version(),
         "cuda_plugin": cuda_plugin_version(),
         "flags": flags_here(),
-        "config": _config(),
+        # Worker processes inherit the environment variables of JAX.
+        "config": sorted((k, v) for k, v in os.environ.items() if k.startswith("JAX_")),
     }
     text = json.dumps(inputs, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
-
-
-def _config() -> list[tuple[str, str]]:
-    """Return JAX's environment variables, which worker processes inherit."""
-    return sorted((k, v) for k, v in os.environ.items() if k.startswith("JAX_"))
 
 
 @lru_cache(maxsize=16)

@@ -106,19 +106,14 @@ def fragment(report: PreflightFields) -> str:
 
 def _names(reports: Sequence[PreflightFields]) -> list[str]:
     """Return a distinct name for each report."""
-    for name in (_title, _full_title):
-        names = [name(report) for report in reports]
+    for names in ([r.heading for r in reports], [_full_title(r) for r in reports]):
         if len(set(names)) == len(names):
             return names
     return [f"{n}. {_full_title(report)}" for n, report in enumerate(reports, 1)]
 
 
-def _title(report: PreflightFields) -> str:
-    return report.title or report.name
-
-
 def _full_title(report: PreflightFields) -> str:
-    return f"{_title(report)} on {topology_name(report.topology)}"
+    return f"{report.heading} on {topology_name(report.topology)}"
 
 
 @lru_cache

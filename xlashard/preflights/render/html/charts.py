@@ -1,9 +1,9 @@
-"""The roofline plot.
+"""Charts of a report: the bars of memory and of times, and the roofline plot.
 
-HBM and each network have a line of their own, whose slope is the bandwidth. The program has one
-point per line, at its FLOP per byte of that resource and at the estimated FLOP/s. The point that
-touches its line shows the bound. FLOP are those of matrix products, as the roof is that of the
-matrix units.
+In the plot, HBM and each network have a line of their own, whose slope is the bandwidth. The
+program has one point per line, at its FLOP per byte of that resource and at the estimated FLOP/s.
+The point that touches its line shows the bound. FLOP are those of matrix products, as the roof is
+that of the matrix units.
 """
 
 import math
