@@ -5,9 +5,7 @@ import hashlib
 import json
 import math
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -19,6 +17,7 @@ import jax
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import cuda_plugin_version, libtpu_version
+from xlashard._jax.trace.origins import is_users_file
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
@@ -236,7 +235,6 @@ def source_files(module: str) -> list[Path]:
     Args:
         module: Name of an imported module.
     """
-    brought = [Path(p).resolve() for p in _installed()]
     found: dict[str, Path | None] = {}
     waiting = [module]
     while waiting:
@@ -244,10 +242,9 @@ def source_files(module: str) -> list[Path]:
         file = getattr(sys.modules.get(name), "__file__", None)
         if name in found or not file or not file.endswith(".py"):
             continue
-        path = Path(file).resolve()
         found[name] = None
-        if not any(path.is_relative_to(folder) for folder in brought):
-            found[name] = path
+        if is_users_file(file):
+            found[name] = path = Path(file).resolve()
             waiting += _imports(path, name)
     return sorted(path for path in found.values() if path is not None)
 
@@ -263,15 +260,6 @@ def _imports(file: Path, module: str) -> Iterator[str]:
             base = resolve_name(name, package) if node.level else name
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _installed() -> Iterator[str]:
-    paths = sysconfig.get_paths()
-    yield from (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    yield from site.getsitepackages()
-    yield str(_PACKAGE)
-    yield sys.prefix
-    yield sys.base_prefix
 
 
 def _digest_of_files(files: Sequence[Path]) -> str:
