@@ -23,7 +23,7 @@ from xlashard.costs.kernel_scalars import (
     Unknown,
     axes_of,
 )
-from xlashard.hlo.shapes import dtype_name
+from xlashard.hlo.shapes import HBM, Shape, dtype_name
 
 _TRANSCENDENTAL_NAMES = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf exp exp2 expm1 log log10 log1p log2
@@ -72,23 +72,10 @@ class KernelWork:
     by_xla: bool = False
 
 
-@dataclass(frozen=True)
-class KernelOperand:
-    """Array that a kernel reads or writes.
-
-    Attributes:
-        dims: Its dimensions.
-        in_hbm: Whether it is in HBM.
-    """
-
-    dims: tuple[int, ...]
-    in_hbm: bool = True
-
-
 def count_kernel(
     kernel: KernelModule,
     prefetched: Sequence[Array | None] = (),
-    operands: Sequence[KernelOperand] = (),
+    operands: Sequence[Shape] = (),
     *,
     sorted_blocks: bool = False,
 ) -> KernelWork:
@@ -107,7 +94,7 @@ def count_kernel(
         counter.add_whole(operands)
     for place, window in enumerate(kernel.windows):
         operand = operands[place] if place < len(operands) else None
-        if window is not None and (operand is None or operand.in_hbm):
+        if window is not None and (operand is None or operand.memory_space == HBM):
             counter.add_window(place, window, operand)
     for (dtype, m, k, n), runs in counter.count.products.items():
         flops = counter.count.matmul_flops
@@ -264,7 +251,7 @@ class _Counter:
         return sum(_nbytes(t) for t in references[:2] if t.memory in ("hbm", "any"))
 
     def add_window(
-        self, place: int, window: tuple[tuple[int, ...], str], operand: KernelOperand | None
+        self, place: int, window: tuple[tuple[int, ...], str], operand: Shape | None
     ) -> None:
         """Add the copies of an array's blocks: one whenever the number of the block changes.
 
@@ -303,7 +290,7 @@ class _Counter:
                     elements *= np.clip(size - n * bound, 0, bound) / bound
         self.count.hbm_bytes += float(elements[copied].sum()) * bits / 8
 
-    def add_whole(self, operands: Sequence[KernelOperand]) -> None:
+    def add_whole(self, operands: Sequence[Shape]) -> None:
         """Add the copies of the arrays of a kernel without a grid to on-chip memory.
 
         Args:
@@ -312,7 +299,7 @@ class _Counter:
         arguments = self._kernel.body.arguments[self._kernel.scalar_prefetch :]
         for argument, operand in zip(arguments, operands, strict=False):
             array = self._types[argument]
-            if operand.in_hbm and array.memory in ("vmem", "smem"):
+            if operand.memory_space == HBM and array.memory in ("vmem", "smem"):
                 self.count.hbm_bytes += _nbytes(array)
 
     def _by_step(self, index: Scalar, steps: Sequence[int]) -> Array:

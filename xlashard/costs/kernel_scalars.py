@@ -162,8 +162,7 @@ class KernelScalars:
         if op.name == "arith.cmpi":
             function = _COMPARISONS[op.attributes["predicate"] % len(_COMPARISONS)]
         if function is None or len(values) < len(op.operands):
-            on_data = function is None or len(values) < len(op.operands)
-            return Unknown(self.everything if on_data else axes_of(values))
+            return Unknown(self.everything)
         return self.computed(function, *values)
 
     def _load(self, op: KernelOp, indices: Sequence[Scalar]) -> Scalar:

@@ -17,10 +17,10 @@ import numpy as np
 from xlashard._jax.mosaic import KernelModule, read_kernel
 from xlashard.costs.gpu.cuda_calls import attention_call, is_gpu_kernel
 from xlashard.costs.kernel_costs import KernelCost
-from xlashard.costs.kernel_count import KernelOperand, KernelWork, count_kernel
+from xlashard.costs.kernel_count import KernelWork, count_kernel
 from xlashard.hlo.call_graph import constant_of
 from xlashard.hlo.module import Computation, HloModule, Instruction
-from xlashard.hlo.shapes import HBM, dtype_name
+from xlashard.hlo.shapes import dtype_name
 
 _NUMPY = {"s8": "i1", "u8": "u1", "s16": "i2", "u16": "u2", "s32": "i4", "u32": "u4"}
 
@@ -163,7 +163,7 @@ def _counted(module: HloModule, computation: Computation, call: Instruction) -> 
     return count_kernel(
         kernel,
         prefetched,
-        [KernelOperand(array.dims, array.memory_space == HBM) for array in arrays],
+        arrays,
         sorted_blocks="ragged_dot_tiling" in call.attributes.frontend
         or kernel_name(call) in _RAGGED_KERNELS,
     )

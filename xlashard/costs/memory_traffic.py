@@ -112,9 +112,8 @@ def host_bytes(computation: Computation, instruction: Instruction) -> int:
     opcode = instruction.opcode.removesuffix("-start")
     operands = computation.operand_arrays(instruction)
     results = instruction.shape.arrays
-    if opcode == "custom-call" and instruction.attributes.call_target in _HOST_CALLS:
-        return sum(array.padded_bytes for array in results)
-    if opcode == "infeed":
+    moves = opcode == "custom-call" and instruction.attributes.call_target in _HOST_CALLS
+    if moves or opcode == "infeed":
         return sum(array.padded_bytes for array in results)
     if opcode == "outfeed":
         return sum(array.padded_bytes for array in operands)
