@@ -22,7 +22,6 @@ class Generation(Chip):
         vmem_bandwidth: Bytes per second per chip between VMEM and the units of its TensorCores.
         host_bounds: Chips per host of a large slice, along x, y and z.
         single_host_shapes: Larger slices that still lie on a single host.
-        counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
         pod_shape: Shape of the largest slice, in chips.
         ring_size: Dimension size at which links wrap around: in two dimensions exactly this size,
             in three dimensions every slice made of whole cubes of this size.
@@ -38,7 +37,6 @@ class Generation(Chip):
     vmem_bandwidth: float
     host_bounds: tuple[int, int, int] = (2, 2, 1)
     single_host_shapes: tuple[tuple[int, ...], ...] = ()
-    counts_cores: bool
     pod_shape: tuple[int, ...]
     ring_size: int
     ici_links: int
@@ -66,6 +64,11 @@ class Generation(Chip):
     def devices_per_host(self) -> int:
         """Devices per host of a large slice."""
         return self.chips_per_host * self.devices_per_chip
+
+    @property
+    def counts_cores(self) -> bool:
+        """True if the number in `v5p-128` counts TensorCores, of which a chip has several."""
+        return self.cores_per_chip > 1
 
     @property
     def is_megacore(self) -> bool:
@@ -98,7 +101,7 @@ _SEVENTH = f"{_DOCS}/tpu7x"
 def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
     """Return `page` as the source of every figure except `others`."""
     figures = {
-        **dict.fromkeys(("cores_per_chip", "pod_shape", "counts_cores"), page),
+        **dict.fromkeys(("cores_per_chip", "pod_shape"), page),
         **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
         "host_bandwidth": f"{_BOOK}: PCIe of a chip",
         "vmem_bandwidth": _NO_VMEM,
@@ -132,7 +135,6 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v2",
         cores_per_chip=2,
         devices_per_chip=2,
-        counts_cores=True,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=16 * GIB,
@@ -161,7 +163,6 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v3",
         cores_per_chip=2,
         devices_per_chip=2,
-        counts_cores=True,
         pod_shape=(32, 32),
         ring_size=32,
         hbm_bytes=32 * GIB,
@@ -189,7 +190,6 @@ GENERATIONS: tuple[Generation, ...] = (
         title="TPU v4",
         device_kind="TPU v4",
         cores_per_chip=2,
-        counts_cores=True,
         pod_shape=(16, 16, 16),
         ring_size=4,
         hbm_bytes=32 * GIB,
@@ -215,7 +215,6 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v5 lite",
         cores_per_chip=1,
         single_host_shapes=((2, 4),),
-        counts_cores=False,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=16 * GIB,
@@ -240,7 +239,6 @@ GENERATIONS: tuple[Generation, ...] = (
         title="TPU v5p",
         device_kind="TPU v5",
         cores_per_chip=2,
-        counts_cores=True,
         pod_shape=(16, 16, 24),
         ring_size=4,
         hbm_bytes=96 * GIB,
@@ -268,7 +266,6 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v6 lite",
         cores_per_chip=1,
         single_host_shapes=((2, 4),),
-        counts_cores=False,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=32 * GIB,
@@ -293,7 +290,6 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU7x",
         cores_per_chip=2,
         devices_per_chip=2,
-        counts_cores=True,
         pod_shape=(16, 24, 24),
         ring_size=4,
         hbm_bytes=192 * GIB,
