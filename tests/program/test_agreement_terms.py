@@ -15,9 +15,18 @@ import pytest
 from tests.program import traced_before
 from xlashard import Mesh, NamedSharding, P, pjit
 from xlashard.pjit.lower import ClosedValues
-from xlashard.program.consistency.difference import environment_difference, find_difference
-from xlashard.program.consistency.fingerprint import ProgramDescription, ProgramFingerprint
-from xlashard.program.consistency.listing import Listing, first_difference, small_diff, source_lines
+from xlashard.program.consistency.difference import (
+    Listing,
+    environment_difference,
+    find_difference,
+    first_difference,
+    small_diff,
+)
+from xlashard.program.consistency.fingerprint import (
+    ProgramDescription,
+    ProgramFingerprint,
+    source_lines,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

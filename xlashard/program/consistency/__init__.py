@@ -4,7 +4,7 @@
 |---|---|
 | `fingerprint` | digest and description of a program, and the proposals of a process |
 | `exchange` | exchange of proposals between the processes of a program |
-| `difference`, `listing` | differences of two programs, down to the line of Python |
+| `difference` | differences of two programs, down to the line of Python |
 
 This module has the groups of this process, and the policy of comparison.
 """

@@ -7,7 +7,7 @@ from dataclasses import field
 
 from xlashard._jax.runtime import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
-from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError
+from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError, counted
 from xlashard.lazily import dataclass
 from xlashard.processes import (
     RENDEZVOUS,
@@ -20,7 +20,6 @@ from xlashard.processes import (
 from xlashard.program.consistency.difference import (
     Difference,
     environment_difference,
-    error_text,
     find_difference,
 )
 from xlashard.program.consistency.fingerprint import (
@@ -240,7 +239,7 @@ class ConsistencyGroup:
         before: tuple[str, ...] = (),
     ) -> None:
         """Set the error of all waiting threads."""
-        text = error_text(came, pair, difference, before)
+        text = _error_text(came, pair, difference, before)
         programs = {process: proposal.first[1] for process, proposal in came.items()}
 
         def failure() -> XlashardError:
@@ -252,6 +251,44 @@ class ConsistencyGroup:
             for waiting in self._waiting.values():
                 waiting.failure = failure
             self._waiting = {}
+
+
+def _error_text(
+    proposals: Mapping[int, Proposal],
+    pair: tuple[int, int],
+    difference: Difference,
+    before: tuple[str, ...],
+) -> str:
+    """Return the text of a `ProgramsDifferError`.
+
+    Args:
+        proposals: Proposal of each process.
+        pair: The two processes that are compared.
+        difference: The difference.
+        before: Programs that all processes ran before.
+    """
+    names = dict.fromkeys(proposals[p].first[1].partition("(")[0] for p in pair)
+    alike = difference.kind in ("version", "flags")
+    what = "are not set up alike" if alike else "are not about to run the same program"
+    lines = [f"{' and '.join(names)}: the processes {what}, so none of them runs it"]
+    sides: dict[tuple[str, str], list[int]] = {}
+    for process, proposal in proposals.items():
+        sides.setdefault(proposal.first, []).append(process)
+    for (_, brief), processes in sides.items():
+        lines.append(f"  {format_processes(processes)}: {brief}")
+    lines.append(difference.title)
+    lines += [
+        f"  process {process}: {text}"
+        for process, text in zip(pair, (difference.one, difference.other), strict=True)
+    ]
+    if difference.lines:
+        lines.append(f"  (- is of process {pair[0]}, + of process {pair[1]})")
+        lines += [f"    {line}" for line in difference.lines]
+    if before:
+        count = counted(proposals[pair[0]].number - 1, "program")
+        lines.append(f"They agreed on {count} before, the last one last: {', '.join(before)}")
+    lines.append(f"To fix this, {difference.fix}. ({CHECK_PROGRAMS}=0 turns the comparison off.)")
+    return "\n".join(lines)
 
 
 def _check_compared(name: str, missing: tuple[int, ...]) -> None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import linecache
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,7 +14,6 @@ from xlashard._version import __version__
 from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
-from xlashard.program.consistency.listing import source_lines
 from xlashard.program.environment import NOT_COMPILED_IN, Environment
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import NamedSharding, XLACompatibleSharding
@@ -21,6 +22,8 @@ from xlashard.wording import typed
 # Number of arguments in a short description.
 _TYPES_SHOWN = 4
 _DEVICES_SHOWN = 8
+# A named location of a module that is a line of Python.
+_NAMED_IN_FILE = re.compile(r'^#loc\d* = loc\("((?:[^"\\]|\\.)*)":(\d+):\d+', re.MULTILINE)
 
 type ValueNamer = Callable[[Any], str]
 """Returns the name of a closed-over value."""
@@ -170,6 +173,19 @@ class ProgramFingerprint:
         if self.request is None:
             return settings | {name: repr(value) for name, value in self.plan.options}
         return settings | compiler.settings(self.request)
+
+
+def source_lines(text: str) -> dict[str, str]:
+    """Return the lines of Python that a module names, by file and line number."""
+    lines = {}
+    files: dict[str, list[str]] = {}
+    for match in _NAMED_IN_FILE.finditer(text):
+        file, number = match[1], int(match[2])
+        if file not in files:
+            files[file] = linecache.getlines(file)
+        if 0 < number <= len(files[file]):
+            lines[f"{file}:{number}"] = files[file][number - 1].strip()
+    return lines
 
 
 def _describe_value(value: ValuePlan, donated: bool) -> ValueDescription:
