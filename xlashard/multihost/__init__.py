@@ -6,16 +6,19 @@
 | `shutdown` | exit of this process, and of peers that failed |
 | `watchdog` | detection of a stalled program, and a report of the stuck processes |
 | `collective_call` | leaves that processes exchange, and agreement on calls; `barrier` |
-| `host_collectives`, `assert_equal` | values of pytrees exchanged or compared between processes |
+| `host_collectives` | values of pytrees exchanged or compared between processes |
 | `host_local_arrays`, `host_mesh` | conversion between host-local and global arrays |
 | `consistency` | comparison of replicated inputs, and of programs before their first run |
 """
 
-from xlashard.multihost.assert_equal import assert_equal
 from xlashard.multihost.cluster_info import MutualTLS
 from xlashard.multihost.collective_call import barrier, sync_global_devices
 from xlashard.multihost.consistency import check_programs, checked_programs
-from xlashard.multihost.host_collectives import broadcast_one_to_all, process_allgather
+from xlashard.multihost.host_collectives import (
+    assert_equal,
+    broadcast_one_to_all,
+    process_allgather,
+)
 from xlashard.multihost.host_local_arrays import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,

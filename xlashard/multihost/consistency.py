@@ -13,8 +13,11 @@ from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.compiler import CompileRequest
 from xlashard._jax.runtime.jit_calls import JitProgram, watch_first_runs
 from xlashard._jax.runtime.tracebacks import calling_line, short_tracebacks
-from xlashard._jax.runtime.transfer import Tracer
+from xlashard._jax.runtime.transfer import Tracer, host_view, split
+from xlashard.array import Array
+from xlashard.array.core.shard import index_text
 from xlashard.array.cross_process_check import ComparedCalls
+from xlashard.array.placement.read import distinct_here, reading_allowed
 from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,
@@ -24,7 +27,6 @@ from xlashard.errors import (
     ShardingError,
     UnequalError,
 )
-from xlashard.lazily import dataclass
 from xlashard.multihost.collective_call import (
     CollectiveCall,
     HostLeaf,
@@ -33,7 +35,13 @@ from xlashard.multihost.collective_call import (
 )
 from xlashard.multihost.host_mesh import HostMesh
 from xlashard.pjit.lower import ClosedValues
-from xlashard.processes import NamedValue, digest, format_processes, minority
+from xlashard.processes import (
+    NamedValue,
+    ValueDifference,
+    digest,
+    format_processes,
+    minority,
+)
 from xlashard.program.consistency import CONSISTENCY, Policy
 from xlashard.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
@@ -44,37 +52,68 @@ type PieceDigests = dict[str, dict[str, str]]
 """Digests of the pieces that a process holds, by path of the value and name of the piece."""
 
 
-@dataclass(frozen=True)
-class MismatchedPiece:
-    """A piece that differs between the processes that hold it.
-
-    Attributes:
-        name: Name of the piece.
-        odd: Processes that differ from the majority.
-        text: Description of the mismatch.
-    """
-
-    name: str
-    odd: tuple[int, ...]
-    text: str
-
-
-def mismatched_pieces(by_process: Mapping[int, PieceDigests], path: str) -> list[MismatchedPiece]:
-    """Return the pieces of one value that differ between processes.
+def _unequal_pieces(by_process: Mapping[int, PieceDigests], path: str) -> list[ValueDifference]:
+    """Return the pieces of one value that differ between the processes that hold them.
 
     Args:
         by_process: Pieces of each process.
         path: Path of the value.
+
+    Returns:
+        The differences, each with the name of a piece as its path.
     """
     holders: dict[str, dict[int, str]] = {}
     for process, held in by_process.items():
         for name, piece in held.get(path, {}).items():
             holders.setdefault(name, {})[process] = piece
     return [
-        MismatchedPiece(name, minority(held), f"differs between {format_processes(tuple(held))}")
+        ValueDifference(name, minority(held), f"differs between {format_processes(tuple(held))}")
         for name, held in holders.items()
         if len(set(held.values())) > 1
     ]
+
+
+def tile_digests(leaves: Sequence[HostLeaf]) -> PieceDigests:
+    """Return digests of the tiles of arrays that were not read and may be replicated elsewhere."""
+    return {
+        leaf.path: _digests_of(leaf.array)
+        for leaf in leaves
+        if leaf.value is None and leaf.array is not None and leaf.array.shape
+    }
+
+
+def _digests_of(array: Array) -> dict[str, str]:
+    handle = array._handle
+    tiling, distinct = distinct_here(handle)
+    if tiling.num_replicas == 1:
+        return {}
+    tiles = tiling.tile_ids(distinct.positions).tolist()
+    with reading_allowed(handle, explicit=True):
+        buffers = split(handle)
+        return {
+            str(tile): digest(host_view(buffers[number])[0]).hex()[:32]
+            for tile, number in zip(tiles, distinct.buffers, strict=True)
+        }
+
+
+def unequal_tiles(
+    by_process: Mapping[int, PieceDigests], leaves: Sequence[HostLeaf]
+) -> list[ValueDifference]:
+    """Return the first differing tile of each array whose copies differ between processes."""
+    unequal = []
+    for leaf in leaves:
+        unlike = _unequal_pieces(by_process, leaf.path)
+        if unlike and leaf.array is not None:
+            first = min(unlike, key=lambda piece: int(piece.path))
+            text = f"its piece {_index_of(leaf.array, int(first.path))} {first.text}"
+            unequal.append(ValueDifference(leaf.path, first.processes, text))
+    return unequal
+
+
+def _index_of(array: Array, tile: int) -> str:
+    tiling, _ = distinct_here(array._handle)
+    position = tiling.tile_ids().tolist().index(tile)
+    return index_text(tiling.indices(array.shape, [position])[0])
 
 
 _compared = ComparedCalls()
@@ -169,7 +208,7 @@ def _check_values(
 ) -> None:
     """Raise an error for the first leaf whose replicated values differ between processes."""
     for leaf, pspec in pairs:
-        unlike, spec = mismatched_pieces(held, leaf.path), spec_of(pspec)
+        unlike, spec = _unequal_pieces(held, leaf.path), spec_of(pspec)
         if not unlike:
             continue
         where = unlike[0].text
@@ -180,7 +219,7 @@ def _check_values(
             f"{leaf.path} under {spec.describe()}, by which several processes provide the same "
             f"part of the array: {where}; pass equal values, such as broadcast_one_to_all(x), or "
             "name an axis that shards it",
-            processes=unlike[0].odd,
+            processes=unlike[0].processes,
             paths=(leaf.path,),
         )
 

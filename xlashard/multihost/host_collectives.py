@@ -1,9 +1,11 @@
-"""`process_allgather` and `broadcast_one_to_all`: values of pytrees between processes.
+"""Values of pytrees, gathered from, broadcast to and compared between processes.
 
-Values are packed into one block of bytes, so that one collective moves a whole pytree, and every
-dtype arrives unchanged, including 64-bit numbers that devices would round.
+Values that move are packed into one block of bytes, so that one collective moves a whole pytree,
+and every dtype arrives unchanged, including 64-bit numbers that devices would round.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,17 +21,26 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array import Array
 from xlashard.array.device_put import device_put
 from xlashard.array.placement.read import read_value
-from xlashard.errors import PlacementError, ProcessesError
+from xlashard.errors import PlacementError, ProcessesError, UnequalError
 from xlashard.multihost.collective_call import (
     CollectiveCall,
+    Contribution,
     HostLeaf,
     can_meet,
     leaf_types,
     read_leaves,
 )
+from xlashard.multihost.consistency import PieceDigests, tile_digests, unequal_tiles
 from xlashard.multihost.host_local_arrays import host_local_array_to_global_array
 from xlashard.pjit.api import pjit
-from xlashard.processes import format_processes
+from xlashard.processes import (
+    NamedValue,
+    ValueDifference,
+    digest,
+    format_differences,
+    format_processes,
+    minority,
+)
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 
 # Up to this total size the values are exchanged with the barrier itself, which takes one round trip
@@ -109,14 +120,13 @@ def _gathered(
     if count == 1:
         return [np.array(value)[None] for value in own]
     block = packed(own)
-    if not can_meet():
-        return unpacked(gathered_by_devices(block), own)
-    is_small = block.nbytes * count <= STORED_BYTES
-    came = call.exchange_typed(leaf_types(leaves), data=block.tobytes() if is_small else b"")
-    if not is_small:
-        return unpacked(gathered_by_devices(block), own)
-    rows = [np.frombuffer(came[process].data, np.uint8) for process in range(count)]
-    return unpacked(np.stack(rows), own)
+    if can_meet():
+        is_small = block.nbytes * count <= STORED_BYTES
+        came = call.exchange_typed(leaf_types(leaves), data=block.tobytes() if is_small else b"")
+        if is_small:
+            rows = [np.frombuffer(came[process].data, np.uint8) for process in range(count)]
+            return unpacked(np.stack(rows), own)
+    return unpacked(gathered_by_devices(block), own)
 
 
 _SOURCE = "source"
@@ -180,14 +190,13 @@ def _broadcast(
         _check_one_source([0] if gives else [])
         return [np.array(value) for value in own]
     block = packed(own)
-    if not can_meet():
-        return unpacked(broadcast_by_devices(block, is_source=gives), own)
-    is_small = block.nbytes <= STORED_BYTES
-    data = block.tobytes() if is_small and gives else b""
-    came = call.exchange_typed(leaf_types(leaves), _SOURCE if gives else "", data)
-    source = _check_one_source([p for p, they in came.items() if they.note == _SOURCE])
-    if is_small:
-        return unpacked(np.frombuffer(came[source].data, np.uint8), own)
+    if can_meet():
+        is_small = block.nbytes <= STORED_BYTES
+        data = block.tobytes() if is_small and gives else b""
+        came = call.exchange_typed(leaf_types(leaves), _SOURCE if gives else "", data)
+        source = _check_one_source([p for p, they in came.items() if they.note == _SOURCE])
+        if is_small:
+            return unpacked(np.frombuffer(came[source].data, np.uint8), own)
     return unpacked(broadcast_by_devices(block, is_source=gives), own)
 
 
@@ -200,6 +209,88 @@ def _check_one_source(sources: Sequence[int]) -> int:
         "broadcast_one_to_all(x, is_source=jax.process_index() == 0)",
         processes=sources,
     )
+
+
+def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0) -> None:
+    """Check that all processes have equal values: dtypes, shapes and bits.
+
+    All processes must call it. If the values are equal, a few bytes per process are exchanged and
+    no program runs. NaN equals NaN of the same bits; 0.0 and -0.0 differ.
+
+    Args:
+        in_tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys, or a pytree of them. For
+            an array that spans processes the sharding must be equal, and each shard that several
+            processes hold.
+        fail_message: Prefix of the error message.
+        timeout: How long to wait for the other processes, in seconds.
+
+    Raises:
+        UnequalError: An `AssertionError` with the path of each differing leaf, the processes, and
+            the first differing element.
+        ProcessesError: Some processes did not arrive, or made another call.
+        ArgumentError: A value that no device can hold, with its path.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard.multihost import assert_equal
+        >>> assert_equal({"steps": 1000, "seed": np.uint32(17)}, "the settings")
+    """
+    with short_tracebacks:
+        call = CollectiveCall("assert_equal", timeout)
+        with call.abort_together():
+            leaves = read_leaves(in_tree, "in_tree", "assert_equal", whole=True)
+            mine = [_named(leaf) for leaf in leaves]
+            copies = tile_digests(leaves)
+        if jax.process_count() == 1:
+            return
+        unequal = _differences(call, mine, copies, leaves) if can_meet() else _by_devices(mine)
+        if unequal:
+            text = format_differences(unequal)
+            raise UnequalError(  # no-catalogue: needs several processes
+                f"{fail_message}: {text}" if fail_message else text,
+                processes=tuple(sorted({p for d in unequal for p in d.processes})),
+                paths=tuple(d.path for d in unequal),
+            )
+
+
+def _differences(
+    call: CollectiveCall,
+    mine: Sequence[NamedValue],
+    copies: PieceDigests,
+    leaves: Sequence[HostLeaf],
+) -> Sequence[ValueDifference]:
+    entries = json.dumps([named.entry() for named in mine])
+    came = call.exchange(
+        Contribution(hashlib.sha256(entries.encode()).hexdigest(), json.dumps(copies))
+    )
+    if len({they.digest for they in came.values()}) > 1:
+        return call.differences(mine)
+    if any(they.note != "{}" for they in came.values()):
+        return unequal_tiles({p: json.loads(c.note) for p, c in came.items()}, leaves)
+    return ()
+
+
+def _by_devices(mine: Sequence[NamedValue]) -> Sequence[ValueDifference]:
+    """Compare digests by a device collective, without a store: types first, then values."""
+    types = json.dumps([named.entry()[:3] for named in mine])
+    rows = gathered_by_devices(np.frombuffer(hashlib.sha256(types.encode()).digest(), np.uint8))
+    odd = minority({process: bytes(row) for process, row in enumerate(rows)})
+    if odd:
+        return (ValueDifference("in_tree", odd, "its leaves or their dtypes and shapes"),)
+    sums = b"".join(digest(named.value) for named in mine)
+    table = gathered_by_devices(np.frombuffer(sums, np.uint8))
+    columns = np.split(table, len(mine), axis=1) if mine else []
+    odds = [minority({p: bytes(sum_) for p, sum_ in enumerate(column)}) for column in columns]
+    return [
+        ValueDifference(named.path, odd, "") for named, odd in zip(mine, odds, strict=True) if odd
+    ]
+
+
+def _named(leaf: HostLeaf) -> NamedValue:
+    if leaf.value is not None:
+        return NamedValue(leaf.path, leaf.value, "" if leaf.keys is None else "of keys")
+    assert leaf.array is not None
+    return NamedValue(leaf.path, np.empty(0, bool), f"{leaf.type} under {leaf.array.sharding}")
 
 
 def packed(values: Sequence[np.ndarray]) -> np.ndarray:
