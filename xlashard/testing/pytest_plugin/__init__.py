@@ -2,7 +2,6 @@
 
 | modules | contents |
 |---|---|
-| `controller` | the side of the pytest process that the user started |
+| `controller` | the side of the pytest process that the user started, which merges the reports |
 | `in_worker` | the side of the pytest session inside each worker |
-| `merge_reports` | one test report from the reports of all processes |
 """

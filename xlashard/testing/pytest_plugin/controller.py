@@ -1,26 +1,45 @@
-"""Control of tests on pods from the pytest process that the user started."""
+"""Tests on pods in the pytest process that the user started: pools of workers, merged reports."""
 
 import dataclasses
-import os
+import re
 import sys
 import unittest
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import pytest
+from _pytest._code.code import (
+    ExceptionChainRepr,
+    ReprEntryNative,
+    ReprExceptionInfo,
+    ReprFileLocation,
+    ReprTraceback,
+)
 
 from xlashard.errors import LaunchError, PodError
+from xlashard.processes import format_processes
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.pod_command import PrefixPrinter
-from xlashard.testing.pod_worker import ChannelHandover, FunctionName, travels
-from xlashard.testing.pytest_plugin.in_worker import TestRequest, WorkerPytestSetup
-from xlashard.testing.pytest_plugin.merge_reports import MergedReport, merge, update_report
-from xlashard.testing.supervision import EndingRules
-from xlashard.testing.worker_pool import WorkerPool, pod_error
+from xlashard.testing.pod_worker import ChannelHandover, FunctionName, RemoteException
+from xlashard.testing.pytest_plugin.in_worker import (
+    TestRequest,
+    TestResult,
+    WorkerPytestSetup,
+    is_strict_pass,
+    worker_options,
+)
+from xlashard.testing.supervision import EndingRules, last_lines
+from xlashard.testing.worker_pool import PoolResult, WorkerPool, pod_error
 
 _TIMEOUT = 180.0
 # Idle processes occupy some hundred MB each.
 _MOST_IDLE = 4
-_MERGED = pytest.StashKey[MergedReport]()
+# Output lines of each process in a report.
+_LINES = 200
+# Object addresses differ between processes.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+type Outcome = Literal["passed", "skipped", "xfailed", "failed", "lost"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,29 +60,10 @@ class PodMarker:
 
     @classmethod
     def of_test(cls, item: pytest.Item) -> "PodMarker":
-        """Return the arguments of the closest marker of a test.
-
-        Raises:
-            ValueError: The arguments are invalid.
-        """
+        """Return the arguments of the closest marker of a test, which `check` has validated."""
         marker = item.get_closest_marker("pod")
         assert marker is not None
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = [name for name in marker.kwargs if name not in known]
-        if marker.args or unknown:
-            what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
-            # no-catalogue: raised inside pytest
-            raise ValueError(f"it {what}; valid arguments are {', '.join(known)}")
-        asked = cls(**marker.kwargs)
-        for name in ("processes", "devices"):
-            value = getattr(asked, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                # no-catalogue: raised inside pytest
-                raise ValueError(f"{name} is {value!r}, not a whole number of 1 or more")
-        if not isinstance(asked.timeout, int | float) or asked.timeout <= 0:
-            # no-catalogue: raised inside pytest
-            raise ValueError(f"timeout is {asked.timeout!r}, not a number of seconds above 0")
-        return asked
+        return cls(**marker.kwargs)
 
     @property
     def size(self) -> PodSize:
@@ -92,24 +92,80 @@ def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def check(item: pytest.Item) -> None:
     """Fail a test with an invalid marker."""
-    is_function = isinstance(item, pytest.Function)
-    if not is_function or (item.cls and issubclass(item.cls, unittest.TestCase)):
+    if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
         pytest.fail(
             f"{item.nodeid}: only functions, and methods of classes that don't derive from "
             "unittest.TestCase, run on pods; write def test_it(): with @pytest.mark.pod",
             pytrace=False,
         )
-    problem = ""
-    try:
-        PodMarker.of_test(item)
-    except ValueError as error:
-        problem = str(error)
+    marker = item.get_closest_marker("pod")
+    problem = "" if marker is None else _marker_problem(marker)
     if problem:
         pytest.fail(
             f"{item.nodeid}: invalid marker pod: {problem}. Write for example:\n"
             "  @pytest.mark.pod(processes=2, devices=4)",
             pytrace=False,
         )
+
+
+def _marker_problem(marker: pytest.Mark) -> str:
+    """Describe why the arguments of a marker are invalid; "" if they are valid."""
+    known = [field.name for field in dataclasses.fields(PodMarker)]
+    unknown = [name for name in marker.kwargs if name not in known]
+    if marker.args or unknown:
+        what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
+        return f"it {what}; valid arguments are {', '.join(known)}"
+    asked = PodMarker(**marker.kwargs)
+    for name in ("processes", "devices"):
+        value = getattr(asked, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            return f"{name} is {value!r}, not a whole number of 1 or more"
+    if not isinstance(asked.timeout, int | float) or asked.timeout <= 0:
+        return f"timeout is {asked.timeout!r}, not a number of seconds above 0"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessOutcome:
+    """Outcome of the test in one process.
+
+    Attributes:
+        process: Index of the process.
+        outcome: Outcome in this process; "lost" if the process did not report one.
+        detail: pytest's representation of the failure, or a text.
+        phase: Phase of the outcome: "setup", "call" or "teardown".
+        reason: Why the test was skipped, or failed as expected.
+    """
+
+    process: int
+    outcome: Outcome
+    detail: Any = None
+    phase: str = "call"
+    reason: str = ""
+
+
+@dataclasses.dataclass
+class MergedReport:
+    """Outcome of the test in all processes.
+
+    Attributes:
+        outcome: Overall outcome; a lost process fails the test.
+        reason: One-line reason, if the test did not pass.
+        size: Number of processes.
+        parts: Outcome of each process, earliest failure first.
+        sections: Captured output, with titles.
+        properties: Properties that the test recorded in the first process.
+    """
+
+    outcome: Outcome
+    reason: str
+    size: int
+    parts: list[ProcessOutcome]
+    sections: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    properties: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+
+
+_MERGED = pytest.StashKey[MergedReport]()
 
 
 class PodTestFailed(Exception):
@@ -136,7 +192,7 @@ class PoolCache:
         result = pool.request(request, EndingRules(asked.timeout))
         if asked.fresh:
             self._end(asked.size)
-        merged = merge(self._config, result)
+        merged = _merge(self._config, result)
         if self._live:
             merged.sections.clear()
         item.stash[_MERGED] = merged
@@ -154,7 +210,7 @@ class PoolCache:
         """Insert the merged outcome into the report of a test."""
         merged = item.stash.get(_MERGED, None)
         if merged is not None and call.when == "call":
-            update_report(report, merged)
+            _update_report(report, merged)
 
     def _pool(self, item: pytest.Function, asked: PodMarker) -> WorkerPool | str:
         """Return the workers for a test, or the reason why they could not start."""
@@ -190,7 +246,7 @@ class PoolCache:
         temporary: Any = item.funcargs["tmp_path_factory"]
         base = temporary.getbasetemp() / f"pod{self._started}"
         base.mkdir()
-        options = _options(self._config)
+        options = worker_options(self._config)
         name = FunctionName("xlashard.testing.pytest_plugin.in_worker", "serve", None)
         setups = [
             ChannelHandover(
@@ -210,35 +266,135 @@ class PoolCache:
             self._end(size)
 
 
-# Options of the outer pytest that must not apply to workers: distribution, selection and reporting.
-_OUTSIDE = {
-    "capture": "no",
-    "collectonly": False,
-    "cov_source": [],
-    "dist": "no",
-    "failedfirst": False,
-    "last_failed_no_failures": "all",
-    "lf": False,
-    "log_file": os.devnull,
-    "looponfail": False,
-    "maxfail": 0,
-    "newfirst": False,
-    "numprocesses": None,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "timeout": 0,
-    "tx": [],
-    "xmlpath": None,
-}
+def _merge(config: pytest.Config, result: PoolResult) -> MergedReport:
+    """Merge the reports of all processes of a pod."""
+    sections, properties = [], []
+    reports = {process: _reports(config, reply.value) for process, reply in result.replies.items()}
+    parts = [_part(result, process, reports.get(process, [])) for process in result.order()]
+    for process in range(result.size.processes):
+        output = last_lines(result.output(process), _LINES)
+        if output.strip():
+            sections.append((f"Captured stdout and stderr of process {process}", output))
+        # The report of the call repeats the sections of setup, and that of teardown both.
+        for report in (each for each in reports.get(process, []) if each.when == "teardown"):
+            sections += [(f"{title} of process {process}", text) for title, text in report.sections]
+            properties = properties if process else list(report.user_properties)
+    outcome, reason = _together(parts)
+    return MergedReport(outcome, reason, result.size.processes, parts, sections, properties)
 
 
-def _options(config: pytest.Config) -> dict[str, Any]:
-    """Return those options of the outer pytest that affect how a test runs."""
-    options = {name: value for name, value in vars(config.option).items() if travels(value)}
-    options.pop("file_or_dir", None)
-    options |= {name: value for name, value in _OUTSIDE.items() if name in options}
-    options["plugins"] = [*options.get("plugins", []), "no:terminal", "no:cacheprovider"]
-    options["rootdir"] = str(config.rootpath)
-    if config.inipath is not None:
-        options["inifilename"] = str(config.inipath)
-    return options
+def _reports(config: pytest.Config, answer: object) -> list[pytest.TestReport]:
+    read = config.hook.pytest_report_from_serializable
+    data_of_reports = answer.reports if isinstance(answer, TestResult) else []
+    return [read(config=config, data=data) for data in data_of_reports]
+
+
+def _part(result: PoolResult, process: int, reports: list[pytest.TestReport]) -> ProcessOutcome:
+    fate = result.fate(process)
+    if fate:
+        return ProcessOutcome(process, "lost", fate)
+    answer = result.replies[process].value
+    if isinstance(answer, RemoteException):
+        return ProcessOutcome(process, "failed", answer.traceback)
+    if not isinstance(answer, TestResult) or answer.problem:
+        return ProcessOutcome(process, "failed", getattr(answer, "problem", str(answer)))
+    for report in reports:
+        if report.failed and not is_strict_pass(report):
+            return ProcessOutcome(process, "failed", report.longrepr, report.when or "call")
+    for report in reports:
+        if report.skipped:
+            if hasattr(report, "wasxfail"):
+                return ProcessOutcome(process, "xfailed", reason=report.wasxfail)
+            place: Any = report.longrepr
+            return ProcessOutcome(
+                process, "skipped", place, reason=str(place[2]).removeprefix("Skipped: ")
+            )
+    return ProcessOutcome(process, "passed")
+
+
+def _together(parts: list[ProcessOutcome]) -> tuple[Outcome, str]:
+    """Return the overall outcome, and its reason unless the test passed."""
+    by_outcome = {part.outcome: part for part in reversed(parts)}
+    if "failed" in by_outcome:
+        return "failed", f"in process {by_outcome['failed'].process}"
+    if "xfailed" in by_outcome:
+        return "xfailed", by_outcome["xfailed"].reason
+    if "lost" in by_outcome:
+        part = by_outcome["lost"]
+        return "failed", f"process {part.process} {part.detail}"
+    if "skipped" not in by_outcome:
+        return "passed", ""
+    reason = by_outcome["skipped"].reason
+    if "passed" not in by_outcome:
+        return "skipped", reason
+    skipped = [part for part in parts if part.outcome == "skipped"]
+    return (
+        "failed",
+        f"{_who(skipped)} skipped the test ({reason}), but the other "
+        "processes did not; skip it in all processes",
+    )
+
+
+def _update_report(report: pytest.TestReport, merged: MergedReport) -> None:
+    """Replace the content of a local report by the merged one."""
+    report.sections += merged.sections
+    if merged.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        detail = next(part.detail for part in merged.parts if part.outcome == "skipped")
+        report.longrepr = (str(detail[0]), int(detail[1]), str(detail[2]))
+    if merged.outcome == "failed":
+        report.longrepr = _failure_repr(report, merged)
+
+
+def _failure_repr(report: pytest.TestReport, merged: MergedReport) -> ExceptionChainRepr:
+    groups: dict[str, list[ProcessOutcome]] = {}
+    for part in merged.parts:
+        if part.outcome in ("failed", "lost"):
+            groups.setdefault(_ADDRESS.sub("", f"{part.phase}\n{part.detail}"), []).append(part)
+    chain = [link for parts in groups.values() for link in _links(parts, merged.size)]
+    chain = chain or [_text_link(merged.reason)]
+    path, line, _ = report.location
+    crash = next((crash for _, crash, _ in chain if crash is not None), None)
+    place = (crash.path, crash.lineno) if crash else (path, (line or 0) + 1)
+    message = merged.reason
+    if groups:
+        parts = next(iter(groups.values()))
+        message = f"{_who(parts)}: {crash.message if crash else _gist(parts[0])}"
+    # pytest's summary uses the last link.
+    trace, _, description = chain[-1]
+    return ExceptionChainRepr(
+        [*chain[:-1], (trace, ReprFileLocation(*place, message), description)]
+    )
+
+
+def _who(parts: list[ProcessOutcome]) -> str:
+    return format_processes(sorted(part.process for part in parts))
+
+
+def _gist(part: ProcessOutcome) -> str:
+    """Return the summary line of a failure text."""
+    lines = str(part.detail).strip().splitlines()
+    marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
+    return marked[0] if marked else lines[-1]
+
+
+type _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
+
+
+def _links(parts: list[ProcessOutcome], size: int) -> Iterator[_Link]:
+    first = parts[0]
+    where = f", in {first.phase}" if first.phase != "call" else ""
+    head = ReprEntryNative([f"----- {_who(parts)} of {size}{where} -----\n"])
+    if isinstance(first.detail, ExceptionChainRepr):
+        links: list[_Link] = list(first.detail.chain)
+    elif isinstance(first.detail, ReprExceptionInfo):
+        links = [(first.detail.reprtraceback, first.detail.reprcrash, None)]
+    else:
+        links = [_text_link(str(first.detail))]
+    for number, (trace, crash, description) in enumerate(links):
+        entries = [head, *trace.reprentries] if not number else trace.reprentries
+        yield ReprTraceback(entries, trace.extraline, trace.style), crash, description
+
+
+def _text_link(text: str) -> _Link:
+    entry = ReprEntryNative([f"{text.rstrip()}\n"])
+    return ReprTraceback([entry], None, "native"), None, None

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from xlashard.errors import PodError
-from xlashard.testing.pod_worker import RemoteException, Reply, pack, receive
+from xlashard.testing.pod_worker import RemoteException, Reply, pack, receive, travels
 
 PLUGIN_NAME = "xlashard_pytest_inside"
 """Registered name of the plugin below, by which `xlashard_pytest` detects a worker."""
@@ -29,6 +29,40 @@ class WorkerPytestSetup:
 
     options: dict[str, Any]
     file: str
+
+
+# Options of the outer pytest that must not apply to workers: distribution, selection and reporting.
+_OUTSIDE = {
+    "capture": "no",
+    "collectonly": False,
+    "cov_source": [],
+    "dist": "no",
+    "failedfirst": False,
+    "last_failed_no_failures": "all",
+    "lf": False,
+    "log_file": os.devnull,
+    "looponfail": False,
+    "maxfail": 0,
+    "newfirst": False,
+    "numprocesses": None,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "timeout": 0,
+    "tx": [],
+    "xmlpath": None,
+}
+
+
+def worker_options(config: pytest.Config) -> dict[str, Any]:
+    """Return those options of the outer pytest that affect how a test runs."""
+    options = {name: value for name, value in vars(config.option).items() if travels(value)}
+    options.pop("file_or_dir", None)
+    options |= {name: value for name, value in _OUTSIDE.items() if name in options}
+    options["plugins"] = [*options.get("plugins", []), "no:terminal", "no:cacheprovider"]
+    options["rootdir"] = str(config.rootpath)
+    if config.inipath is not None:
+        options["inifilename"] = str(config.inipath)
+    return options
 
 
 @dataclass(frozen=True)
