@@ -20,13 +20,12 @@ from xlashard.testing.emulated_devices import (
     pod_environment,
 )
 from xlashard.testing.launcher import (
-    ChannelData,
+    CHANNEL,
     Launch,
     LaunchPlan,
     OutputChunk,
     ProcessExit,
 )
-from xlashard.testing.pipes import CHANNEL
 from xlashard.testing.supervision import EndingRules, Verdict, run_to_end
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -159,7 +158,7 @@ def test_channels_are_bidirectional() -> None:
             launch.send(number, word)
         while len(heard) < 2:
             for event in launch.events(30):
-                if isinstance(event, ChannelData):
+                if isinstance(event, OutputChunk) and event.stream == "channel":
                     heard[event.process] = event.text
     assert heard == {0: b"cba", 1: b"zyx"}
 

@@ -5,7 +5,7 @@
 | `emulated_devices` | emulated CPU devices, and the environment of a pod's processes |
 | `expectations` | assertions on the collectives and the memory of a program |
 | `pods` | functions and scripts run in every process of an emulated pod |
-| `launcher`, `guard`, `pipes` | start, events and termination of the processes of a pod |
+| `launcher`, `guard` | start, events and termination of the processes of a pod |
 | `supervision` | timeouts, grace periods, the final verdict, filtering of output |
 | `pod_command` | the command `xlashard pod` |
 | `worker_pool`, `pod_worker` | processes that stay alive and serve requests |

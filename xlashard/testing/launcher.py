@@ -6,22 +6,27 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from xlashard.config import POD_COORDINATOR, PodPlace
 from xlashard.errors import LaunchError
 from xlashard.testing.emulated_devices import LOOPBACK, pod_environment
-from xlashard.testing.pipes import Port, ProcessPipes, StreamName
 
 _GUARD = Path(__file__).with_name("guard.py")
 _CHUNK = 1 << 16
 # Longer than the guard needs to kill all processes.
 _GUARD_TIMEOUT = 15.0
+
+type StreamName = Literal["stdout", "stderr", "channel"]
+
+CHANNEL = "{channel}"
+"""Placeholder in a command that is replaced by the file descriptor of the channel."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +44,16 @@ class PodSize:
 
 @dataclass(frozen=True)
 class OutputChunk:
-    """Output of a process.
+    """Bytes that a process wrote.
 
     Attributes:
         process: Index of the process.
-        stream: The stream; "stdout" for both if they are merged.
+        stream: The stream: "stdout" for both if they are merged, "channel" for its socket.
         text: The bytes; empty at the end of the stream.
     """
 
     process: int
     stream: StreamName
-    text: bytes
-
-
-@dataclass(frozen=True)
-class ChannelData:
-    """Data that a process sent through its channel.
-
-    Attributes:
-        process: Index of the process.
-        text: The bytes received so far; empty at the end.
-    """
-
-    process: int
     text: bytes
 
 
@@ -78,7 +70,7 @@ class ProcessExit:
     code: int
 
 
-type Event = OutputChunk | ChannelData | ProcessExit
+type Event = OutputChunk | ProcessExit
 
 
 @dataclass(frozen=True)
@@ -91,8 +83,7 @@ class LaunchPlan:
         environment: Base environment, to which the variables of the pod are added.
         folder: Working directory; None means that of this process.
         one_stream: Whether standard output and standard error are merged in the order of writing.
-        channels: Whether each process gets a socket to the launcher. Its descriptor replaces the
-            word `CHANNEL` in the command.
+        channels: Whether each process gets a socket, whose descriptor replaces `CHANNEL`.
     """
 
     command: Sequence[str]
@@ -101,6 +92,52 @@ class LaunchPlan:
     folder: str | None = None
     one_stream: bool = False
     channels: bool = False
+
+
+@dataclass
+class ProcessPipes:
+    """Connections between the launcher and one process, as file descriptors by stream.
+
+    Attributes:
+        near: The launcher's ends.
+        far: The other ends, for the guard and the process.
+    """
+
+    near: dict[StreamName, int] = field(default_factory=dict)
+    far: dict[StreamName, int] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, one_stream: bool, channel: bool) -> Self:
+        """Create the pipes, and a socket pair if a channel is requested."""
+        made = cls()
+        try:
+            made.near["stdout"], made.far["stdout"] = os.pipe()
+            if not one_stream:
+                made.near["stderr"], made.far["stderr"] = os.pipe()
+            if channel:
+                near, far = socket.socketpair()
+                made.near["channel"], made.far["channel"] = near.detach(), far.detach()
+        except OSError:
+            _close(made.far)
+            _close(made.near)
+            raise
+        return made
+
+    def request(self, command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
+        """Return the launch request for the guard; `CHANNEL` becomes the channel's descriptor."""
+        keep = [self.far["channel"]] if "channel" in self.far else []
+        return {
+            "command": [str(keep[0]) if word == CHANNEL else word for word in command],
+            "environment": environment,
+            "stdout": self.far["stdout"],
+            "stderr": self.far.get("stderr", self.far["stdout"]),
+            "keep": keep,
+        }
+
+
+def _close(ends: dict[StreamName, int]) -> None:
+    for end in ends.values():
+        os.close(end)
 
 
 class Launch:
@@ -125,21 +162,20 @@ class Launch:
         self._closed = False
         # Reports of the guard that arrived before the first call of `events`.
         self._early: list[dict[str, Any]] = []
-        # Reserved for the lifetime of the pod, so that no other process takes the port.
-        self._port = Port()
-        self._coordinator = f"{LOOPBACK}:{self._port.number}"
+        self._port, number = _reserve_port()
+        self._coordinator = f"{LOOPBACK}:{number}"
         self._wires: list[ProcessPipes] = []
         try:
             self._guard = self._start_guard(plan)
         except OSError as error:
-            self._port.release()
+            self._port.close()
             for wires in self._wires:
-                wires.close_near_ends()
+                _close(wires.near)
             # no-catalogue: needs processes that fail
             raise LaunchError(_too_many_text(plan, error), errno=error.errno) from None
         finally:
             for wires in self._wires:
-                wires.close_far_ends()
+                _close(wires.far)
         self.running: set[int] = set(range(plan.size.processes))
         self._selector = selectors.DefaultSelector()
         self._listen()
@@ -157,7 +193,7 @@ class Launch:
             [sys.executable, "-I", "-S", str(_GUARD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=[end for wires in self._wires for end in wires.far_ends],
+            pass_fds=[end for wires in self._wires for end in wires.far.values()],
             start_new_session=True,
         )
         members = []
@@ -172,12 +208,9 @@ class Launch:
         assert self._guard.stdout is not None
         self._selector.register(self._guard.stdout, selectors.EVENT_READ, None)
         for number, wires in enumerate(self._wires):
-            for stream, end in wires.outputs.items():
+            for stream, end in wires.near.items():
                 os.set_blocking(end, False)
                 self._selector.register(end, selectors.EVENT_READ, (number, stream))
-            if wires.channel is not None:
-                wires.channel.setblocking(False)
-                self._selector.register(wires.channel, selectors.EVENT_READ, (number, "channel"))
 
     def _await_start(self, plan: LaunchPlan) -> None:
         while not self.pids:
@@ -201,7 +234,7 @@ class Launch:
             if key.data is None:
                 reports += self._read_guard()
             else:
-                received.append(self._read(key.fileobj, *key.data))
+                received.append(self._read(key.fd, *key.data))
         # Output of a process precedes its exit.
         ends = [ProcessExit(event["ended"], event["code"]) for event in reports]
         self.running -= {end.process for end in ends}
@@ -215,16 +248,14 @@ class Launch:
             received += more
         return received
 
-    def _read(self, source: Any, number: int, name: str) -> Event:
+    def _read(self, source: int, number: int, name: StreamName) -> OutputChunk:
         try:
-            text = source.recv(_CHUNK) if name == "channel" else os.read(source, _CHUNK)
+            text = os.read(source, _CHUNK)
         except (ConnectionResetError, BrokenPipeError):
             text = b""
         if not text:
             self._selector.unregister(source)
-        if name == "channel":
-            return ChannelData(number, text)
-        return OutputChunk(number, "stderr" if name == "stderr" else "stdout", text)
+        return OutputChunk(number, name, text)
 
     def _read_guard(self) -> list[dict[str, Any]]:
         assert self._guard.stdout is not None
@@ -251,13 +282,13 @@ class Launch:
         Raises:
             BrokenPipeError: The process has exited.
         """
-        channel = self._wires[process].channel
-        assert channel is not None
-        channel.setblocking(True)
+        channel, left = self._wires[process].near["channel"], memoryview(text)
+        os.set_blocking(channel, True)
         try:
-            channel.sendall(text)
+            while left:
+                left = left[os.write(channel, left) :]
         finally:
-            channel.setblocking(False)
+            os.set_blocking(channel, False)
 
     def signal(self, number: int, processes: Iterable[int] | None = None) -> None:
         """Send a signal to processes and to all children that they did not detach.
@@ -280,9 +311,9 @@ class Launch:
         assert self._guard.stdout is not None
         self._guard.stdout.close()
         self._selector.close()
-        self._port.release()
+        self._port.close()
         for wires in self._wires:
-            wires.close_near_ends()
+            _close(wires.near)
 
     def _end_guard(self) -> None:
         """Wait until the guard, and therefore every process, has ended."""
@@ -315,6 +346,23 @@ class Launch:
         self.close()
 
 
+def _reserve_port() -> tuple[socket.socket, int]:
+    """Return a free port on the loopback address for the coordinator, and the socket that holds it.
+
+    On Linux the port stays reserved until the socket is closed: the coordinator can listen on it
+    meanwhile, because both set SO_REUSEPORT, and the kernel assigns it to no other process. On
+    other systems it is released at once, and another process may take it first.
+    """
+    holder = socket.socket()
+    if sys.platform == "linux":
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((LOOPBACK, 0))
+    number = holder.getsockname()[1]
+    if sys.platform != "linux":
+        holder.close()
+    return holder, number
+
+
 def _processes_with(variable: str) -> list[int]:
     """Return the processes with a variable in their environment; empty on systems without /proc."""
     pids = []
@@ -343,12 +391,10 @@ def _why_not_started(plan: LaunchPlan, event: Mapping[str, Any]) -> str:
     program, reason = plan.command[0], os.strerror(event["errno"] or 0)
     if plan.folder is not None and not os.path.isdir(plan.folder):
         return f"the working directory {plan.folder!r} of {program!r} does not exist"
+    problem = f"{program!r} cannot be started: {reason}"
     if event["errno"] == errno.ENOENT:
-        return f"program {program!r} was not found on the PATH; {_advice(program)}"
-    return f"{program!r} cannot be started: {reason}; {_advice(program)}"
-
-
-def _advice(program: str) -> str:
+        problem = f"program {program!r} was not found on the PATH"
+    advice = "write the command as a shell would find it: python script.py, or python -m package"
     if program.endswith(".py"):
-        return f"a Python script is started by Python: python {program}"
-    return "write the command as a shell would find it: python script.py, or python -m package"
+        advice = f"a Python script is started by Python: python {program}"
+    return f"{problem}; {advice}"

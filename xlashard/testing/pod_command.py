@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xlashard.errors import LaunchError
-from xlashard.testing.launcher import Launch, LaunchPlan, OutputChunk, PodSize
-from xlashard.testing.pipes import StreamName
+from xlashard.testing.launcher import Launch, LaunchPlan, OutputChunk, PodSize, StreamName
 from xlashard.testing.supervision import (
     EndingRules,
     Supervisor,

@@ -11,7 +11,7 @@ from typing import Self
 from xlashard.errors import PodError
 from xlashard.processes import format_processes
 from xlashard.testing.launcher import (
-    ChannelData,
+    CHANNEL,
     Event,
     Launch,
     LaunchPlan,
@@ -19,7 +19,6 @@ from xlashard.testing.launcher import (
     PodSize,
     ProcessExit,
 )
-from xlashard.testing.pipes import CHANNEL
 from xlashard.testing.pod_worker import RemoteException, Reply, Unpacker, pack
 from xlashard.testing.supervision import (
     AFTER_ABORT,
@@ -243,16 +242,16 @@ class WorkerPool:
 
     def _note(self, events: list[Event], result: PoolResult) -> None:
         for event in events:
-            if isinstance(event, OutputChunk):
-                result.outputs.setdefault(event.process, bytearray()).extend(event.text)
-                self._on_output(event)
-            elif isinstance(event, ChannelData):
+            if isinstance(event, ProcessExit):
+                result.ended.append(event)
+                result.heard.append(event.process)
+            elif event.stream == "channel":
                 for reply in self._unpackers[event.process].feed(event.text):
                     result.replies[event.process] = reply
                     result.heard.append(event.process)
             else:
-                result.ended.append(event)
-                result.heard.append(event.process)
+                result.outputs.setdefault(event.process, bytearray()).extend(event.text)
+                self._on_output(event)
 
     def _end(self, result: PoolResult) -> None:
         """Terminate the workers; workers that did not reply print their stacks first."""
