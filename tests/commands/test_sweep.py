@@ -1,6 +1,7 @@
 """``xlashard preflight --mesh auto`` and ``xlashard compile``, by their words."""
 
 import json
+import pkgutil
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,6 @@ from xlashard.commands import preflight, sweep
 from xlashard.preflights.sweep import sweep_run
 from xlashard.preflights.sweep.sweep_report import SweepReport
 from xlashard.preflights.sweep.sweep_results import SweepResult
-from xlashard.processes.job_worker import named
 from xlashard.tpu import topology
 
 PRODUCT = "tests.commands.programs:product"
@@ -27,7 +27,7 @@ def run(capsys, monkeypatch, tmp_path):
 
     def here(jobs, _):
         for job in jobs:
-            yield job, named(job.runner)(json.loads(json.dumps(job.request)))
+            yield job, pkgutil.resolve_name(job.runner)(json.loads(json.dumps(job.request)))
 
     monkeypatch.setattr(sweep_run, "run_jobs", here)
 

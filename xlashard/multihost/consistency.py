@@ -4,6 +4,7 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, get_args
 
 import jax
@@ -35,13 +36,7 @@ from xlashard.multihost.collective_call import (
 )
 from xlashard.multihost.host_mesh import HostMesh
 from xlashard.pjit.lower import ClosedValues
-from xlashard.processes import (
-    NamedValue,
-    ValueDifference,
-    digest,
-    format_processes,
-    minority,
-)
+from xlashard.processes import NamedValue, ValueDifference, digest, format_processes, minority
 from xlashard.program.consistency import CONSISTENCY, Policy
 from xlashard.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
@@ -289,14 +284,10 @@ def _use(enabled: bool, timeout: float | None) -> Policy:
     return CONSISTENCY.use(policy)
 
 
-_watched: list[bool] = []
-
-
+@cache
 def watch_jit_programs() -> None:
     """Compare programs of `jax.jit` as long as the policy of this process includes them."""
-    if not _watched:
-        _watched.append(True)
-        watch_first_runs(_admit)
+    watch_first_runs(_admit)
 
 
 def _admit(program: JitProgram) -> None:

@@ -138,7 +138,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
         OSError: The address is in use, or does not belong to this machine.
     """
     try:
-        return _bound(address, socket.SO_REUSEADDR)
+        return _listener(address, reuse_port=False)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -146,23 +146,19 @@ def listen(address: tuple[str, int]) -> socket.socket:
             connect(address).close()
         except OSError:
             # A launcher that reserved the port holds it until a process listens there.
-            return _bound(address, socket.SO_REUSEPORT)
+            return _listener(address, reuse_port=True)
         raise
 
 
-def _bound(address: tuple[str, int], reuse: int) -> socket.socket:
+def _listener(address: tuple[str, int], *, reuse_port: bool) -> socket.socket:
     family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # An earlier run may leave the address in TIME_WAIT for minutes.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, reuse, 1)
-        listener.bind(place)
-        listener.listen(socket.SOMAXCONN)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server(
+        place,
+        family=family,
+        backlog=socket.SOMAXCONN,
+        reuse_port=reuse_port,
+        dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
+    )
 
 
 def connect(address: tuple[str, int]) -> socket.socket:

@@ -255,7 +255,7 @@ class _Worker:
             if not end:
                 return None
             self._unread = rest
-            return json.loads(line)["found"]
+            return json.loads(line)
         if part is None:
             return None
         code = self._process.wait()

@@ -7,13 +7,12 @@ imports what comes with Python alone: what a job needs is imported by the job.
 """
 
 import ctypes
-import importlib
 import json
 import os
+import pkgutil
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
@@ -28,9 +27,7 @@ def main(parent: int) -> None:
     _end_with(parent)
     jobs, answers = _own_streams()
     for line in jobs:
-        job = json.loads(line)
-        answer = {"key": job["key"], "found": _found(job)}
-        answers.write(f"{json.dumps(answer)}\n")
+        answers.write(f"{json.dumps(_answer(json.loads(line)))}\n")
         answers.flush()
         if "jax" in sys.modules:
             # Release compiled programs.
@@ -59,20 +56,11 @@ def _own_streams() -> tuple[IO[str], IO[str]]:
     return jobs, answers
 
 
-def _found(job: dict[str, Any]) -> dict[str, Any]:
+def _answer(job: dict[str, Any]) -> dict[str, Any]:
     try:
-        return named(job["runner"])(job["request"])
+        return pkgutil.resolve_name(job["runner"])(job["request"])
     except Exception as error:
         return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
-
-
-def named(name: str) -> Callable[..., Any]:
-    """Return the object that `module:function` names."""
-    module, _, member = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in member.split("."):
-        found = getattr(found, part)
-    return found
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import partial
 
 from xlashard._jax.runtime import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
@@ -162,11 +163,7 @@ class ConsistencyGroup:
 
     def _exchange(self, proposal: Proposal, first: _Waiting, timeout: float) -> dict[int, Proposal]:
         name = first.fingerprint.name
-
-        def waiting(missing: tuple[int, ...], seconds: float) -> None:
-            _check_compared(name, missing)
-
-        what = f"the first run of {name}"
+        waiting, what = partial(_check_compared, name), f"the first run of {name}"
         barrier = Barrier(self._processes, "programs", timeout, waiting, what)
         try:
             came = RENDEZVOUS.exchange(barrier, proposal.to_json())
@@ -291,7 +288,7 @@ def _error_text(
     return "\n".join(lines)
 
 
-def _check_compared(name: str, missing: tuple[int, ...]) -> None:
+def _check_compared(name: str, missing: tuple[int, ...], seconds: float) -> None:
     """Raise an error for missing processes that don't compare their programs.
 
     Raises:
