@@ -333,12 +333,6 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def address_text(address: tuple[str, int]) -> str:
-    """Format host and port as an address."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def bind_address(info: ClusterInfo, request: InitializeRequest) -> tuple[str, int]:
     """Return the address at which process 0 listens; by default only the coordinator's address."""
     host, port = split_address(info.coordinator)

@@ -76,12 +76,11 @@ class HostLeaf:
         return value if self.keys is None else keys_over(value, self.keys)
 
 
-def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[HostLeaf]:
+def read_leaves(in_tree: Any, use: str, *, whole: bool = False) -> list[HostLeaf]:
     """Read the leaves of a pytree; all transfers start before the first one is awaited.
 
     Args:
-        tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys.
-        name: Name of the argument, for error messages.
+        in_tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys.
         use: Name of the calling function.
         whole: Whether to read fully replicated arrays that span processes as well.
 
@@ -90,7 +89,7 @@ def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[
         DeletedError: A deleted array, with its path.
         TransferGuardError: JAX's transfer guards forbid the transfer.
     """
-    return read_named(named_leaves(tree, name), use, whole=whole)
+    return read_named(named_leaves(in_tree, "in_tree"), use, whole=whole)
 
 
 def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:

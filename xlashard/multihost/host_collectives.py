@@ -90,7 +90,7 @@ def process_allgather(in_tree: Any, tiled: bool = False, *, timeout: float = 600
     with short_tracebacks:
         call = CollectiveCall(f"process_allgather(..., tiled={bool(tiled)})", timeout)
         with call.abort_together():
-            leaves = read_leaves(in_tree, "in_tree", "process_allgather")
+            leaves = read_leaves(in_tree, "process_allgather")
             spanning = [leaf for leaf in leaves if leaf.value is None]
             if spanning and not tiled:
                 raise PlacementError(  # no-catalogue: needs several processes
@@ -166,7 +166,7 @@ def broadcast_one_to_all(
     with short_tracebacks:
         call = CollectiveCall("broadcast_one_to_all", timeout)
         with call.abort_together():
-            leaves = read_leaves(in_tree, "in_tree", "broadcast_one_to_all", whole=True)
+            leaves = read_leaves(in_tree, "broadcast_one_to_all", whole=True)
             own = [_own(leaf) for leaf in leaves]
         gives = jax.process_index() == 0 if is_source is None else bool(is_source)
         values = _broadcast(call, leaves, own, gives)
@@ -238,7 +238,7 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
     with short_tracebacks:
         call = CollectiveCall("assert_equal", timeout)
         with call.abort_together():
-            leaves = read_leaves(in_tree, "in_tree", "assert_equal", whole=True)
+            leaves = read_leaves(in_tree, "assert_equal", whole=True)
             mine = [_named(leaf) for leaf in leaves]
             copies = tile_digests(leaves)
         if jax.process_count() == 1:

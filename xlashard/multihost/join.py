@@ -15,7 +15,6 @@ from xlashard.multihost.cluster_info import (
     ClusterInfo,
     InitializeRequest,
     MutualTLS,
-    address_text,
     arguments_text,
     bind_address,
     check_types,
@@ -25,7 +24,7 @@ from xlashard.multihost.cluster_info import (
 )
 from xlashard.multihost.shutdown import ShutdownHandler
 from xlashard.processes import format_processes
-from xlashard.processes.connections import Connection, ProcessIdentity
+from xlashard.processes.connections import Connection, ProcessIdentity, address_text
 from xlashard.processes.stack_dump import stack_server
 from xlashard.processes.startup_barrier import (
     MissingProcessesError,

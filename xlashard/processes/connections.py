@@ -97,10 +97,9 @@ class Connection:
     def peer(self) -> str:
         """Address of the peer."""
         try:
-            host, port, *_ = self.socket.getpeername()
+            return address_text(self.socket.getpeername()[:2])
         except OSError:
             return "an unknown address"
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the objects received since the last call; None if the peer closed the connection.
@@ -129,6 +128,12 @@ class Connection:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+
+def address_text(address: tuple[str, int]) -> str:
+    """Format host and port as an address."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen(address: tuple[str, int]) -> socket.socket:

@@ -158,14 +158,9 @@ def _known_bytes(values: Sequence[ValuePlan]) -> int:
 def _settled_plan(program: Program) -> ProgramPlan:
     """Return the plan with the compiler's choices."""
     parts = program.parts
-    ins, outs = (
-        list(map(layout_text, layouts, [aval.dtype for aval in avals]))
-        for layouts, avals in (
-            (program.in_layouts, parts.in_avals),
-            (program.out_layouts, parts.out_avals),
-        )
-    )
-    return _settled(parts, (ins, outs))
+    ins = map(layout_text, program.in_layouts, [aval.dtype for aval in parts.in_avals])
+    outs = map(layout_text, program.out_layouts, [aval.dtype for aval in parts.out_avals])
+    return _settled(parts, (list(ins), list(outs)))
 
 
 def _settled(
@@ -318,9 +313,7 @@ def _loaded(
     loaded = LoadedExecutable()
     if shared is not None:
         compile_here = partial(loaded.compile, module, request)
-        return loaded, shared_binary.SHARED_BINARIES.load(
-            shared, lowered.body, loaded, compile_here
-        )
+        return loaded, shared_binary.compile_shared(shared, lowered.body, loaded, compile_here)
     # A module refers to Python objects by number only. Processes that compile one program together
     # must all compile it, even if one of them has the executable.
     is_defined_by_text = lowered.body.is_self_contained and lowered.plan.is_of_one_process

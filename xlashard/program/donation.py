@@ -181,7 +181,7 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
             if j in takers and has_room(result, value):
                 return UnusedDonation(value, _taken(plan, result, takers[j]))
         for j in candidates:
-            reason = _difference(plan, value, plan.results[j])
+            reason = _difference(value, plan.results[j])
             if reason is not None:
                 return UnusedDonation(value, reason)
     return UnusedDonation(value, _nothing_near(plan, value))
@@ -194,7 +194,7 @@ def _taken(plan: ProgramPlan, result: ValuePlan, taker: int | None) -> str:
     )
 
 
-def _difference(plan: ProgramPlan, value: ValuePlan, result: ValuePlan) -> str | None:
+def _difference(value: ValuePlan, result: ValuePlan) -> str | None:
     """Return the difference that keeps a result of the same shape from taking over the buffers."""
     if value.shape != result.shape:
         return None

@@ -47,17 +47,17 @@ class LoadedExecutable:
     """A loaded executable, kept alive by its programs.
 
     Args:
-        executable: The executable; None until `load` makes it.
         code: Its bytes, if it was not compiled by this process.
+
+    Attributes:
+        executable: The executable; None until `load` makes it.
+        module: The module that this process compiled; those of other programs differ in locations.
     """
 
     __slots__ = ("__weakref__", "_again", "_code", "_lock", "executable", "module")
 
-    def __init__(
-        self, executable: compiler.Executable | None = None, *, code: bytes | None = None
-    ) -> None:
-        self.executable: Any = executable
-        # The module that this process compiled; those of other programs differ in locations.
+    def __init__(self, code: bytes | None = None) -> None:
+        self.executable: Any = None
         self.module: Any = None
         self._code = code
         self._again: Callable[[], compiler.Executable] | None = None
@@ -173,7 +173,7 @@ def resolve_shardings(
     Raises:
         CompileError: The compiler reports no shardings, or one that no array can have.
     """
-    args, results = _known(plan, plan.args), _known(plan, plan.results)
+    args, results = _known(plan.args), _known(plan.results)
     if args is None:
         texts = _reported(chosen, "parameters", plan, tokens)
         args = _settled(plan, plan.args, texts, [v.memory_kind for v in plan.args])
@@ -184,7 +184,7 @@ def resolve_shardings(
     return args, results
 
 
-def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
+def _known(values: Sequence[ValuePlan]) -> Shardings | None:
     """Return the requested shardings, if the partitioner chose none of them."""
     known = [v.sharding for v in values if v.sharding is not None and not v.is_free]
     return tuple(known) if len(known) == len(values) else None

@@ -188,7 +188,7 @@ def load_program(
         )
         machine_code = bytes(contents.sections[_EXECUTABLE])
     _check_widths(parts)
-    loaded = LoadedExecutable(code=machine_code)
+    loaded = LoadedExecutable(machine_code)
     if is_compile_only(chosen[0]):
         loaded.load(partial(_describe, contents, plan))
     else:

@@ -8,6 +8,7 @@ import json
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,81 +39,72 @@ class _Status(NamedTuple):
     error: str = ""
 
 
-class SharedBinaries:
-    """Programs that this process has shared with its peers.
+_SHARED: set[str] = set()
+"""Digests of the programs that this process has shared with its peers.
 
-    Each is shared once: a process that compiles a program again does so alone, since its peers may
-    have no reason to.
+Each is shared once: a process that compiles a program again does so alone, since its peers may have
+no reason to.
+"""
+_LOCK = threading.Lock()
+
+
+def compile_shared(
+    fingerprint: ProgramFingerprint,
+    body: LoweredBody,
+    loaded: LoadedExecutable,
+    compile_here: Callable[[], Source],
+) -> Source:
+    """Compile in one process and load in the others; all of the program's must take part.
+
+    Args:
+        fingerprint: The program; its processes compare it first.
+        body: Its module, and objects that live as long as the program.
+        loaded: Receives the executable.
+        compile_here: Compiles in this process.
+
+    Returns:
+        Source of this process's executable.
+
+    Raises:
+        ProgramsDifferError: A process has another program.
+        ProcessesError: A process did not arrive.
+        RuntimeError: The compiler rejects it; raised in all processes.
     """
-
-    def __init__(self) -> None:
-        self._done: set[str] = set()
-        self._lock = threading.Lock()
-
-    def load(
-        self,
-        fingerprint: ProgramFingerprint,
-        body: LoweredBody,
-        loaded: LoadedExecutable,
-        compile_here: Callable[[], Source],
-    ) -> Source:
-        """Compile in one process and load in the others; all of the program's must take part.
-
-        Args:
-            fingerprint: The program; its processes compare it first.
-            body: Its module, and objects that live as long as the program.
-            loaded: Receives the executable.
-            compile_here: Compiles in this process.
-
-        Returns:
-            Source of this process's executable.
-
-        Raises:
-            ProgramsDifferError: A process has another program.
-            ProcessesError: A process did not arrive.
-            RuntimeError: The compiler rejects it; raised in all processes.
-        """
-        if not is_shared(fingerprint):
-            return compile_here()
-        CONSISTENCY.compare(fingerprint)
-        with self._lock:
-            first_time = fingerprint.digest not in self._done
-            self._done.add(fingerprint.digest)
-        if not first_time:
-            return compile_here()
-        if not body.is_self_contained:
-            _warn(
-                fingerprint,
-                "it calls Python functions, or has effects, which stay in their process",
-            )
-            return compile_here()
-        return _Sharing(fingerprint, loaded, compile_here).source()
+    if not is_shared(fingerprint):
+        return compile_here()
+    CONSISTENCY.compare(fingerprint)
+    with _LOCK:
+        is_first_time = fingerprint.digest not in _SHARED
+        _SHARED.add(fingerprint.digest)
+    if not is_first_time:
+        return compile_here()
+    if not body.is_self_contained:
+        _warn(fingerprint, "it calls Python functions, or has effects, which stay in their process")
+        return compile_here()
+    return _Sharing(fingerprint, loaded, compile_here).source()
 
 
+@dataclass(frozen=True)
 class _Sharing:
     """One program being shared."""
 
-    def __init__(
-        self,
-        fingerprint: ProgramFingerprint,
-        loaded: LoadedExecutable,
-        compile_here: Callable[[], Source],
-    ) -> None:
-        self._fingerprint = fingerprint
-        self._loaded = loaded
-        self._compile_here = compile_here
-        self._me = coordination.process_index()
-        self._key = f"binaries/{fingerprint.digest}"
+    fingerprint: ProgramFingerprint
+    loaded: LoadedExecutable
+    compile_here: Callable[[], Source]
+
+    @property
+    def _key(self) -> str:
+        return f"binaries/{self.fingerprint.digest}"
 
     def source(self) -> Source:
         """Return the source of the executable once it is loaded."""
         source: Source | None = None
-        if self._me == self._fingerprint.group[0]:
+        if coordination.process_index() == self.fingerprint.group[0]:
             status, source = self._made()
         else:
-            status = _Status(_machine(self._fingerprint))
+            status = _Status(_machine(self.fingerprint))
         statuses = self._meet("compiling", status)
-        made = statuses[self._fingerprint.group[0]]
+        made = statuses[self.fingerprint.group[0]]
         if made.error:
             raise RuntimeError(made.error)  # no-catalogue: needs several processes
         refusal = made.refusal
@@ -125,43 +117,43 @@ class _Sharing:
         if source is not None:
             store.drop(self._key)
             if refusal:
-                _warn(self._fingerprint, refusal)
+                _warn(self.fingerprint, refusal)
             return source
-        return self._compile_here() if refusal else "another process"
+        return self.compile_here() if refusal else "another process"
 
     def _made(self) -> tuple[_Status, Source | None]:
         """Compile, and write the bytes of the executable into the store."""
         try:
-            source = self._compile_here()
+            source = self.compile_here()
         except RuntimeError as error:
             return _Status(error=compiler.error_text(error)), None
         try:
-            store.write(self._key, self._loaded.to_bytes())
+            store.write(self._key, self.loaded.to_bytes())
         except RuntimeError as error:
             return _Status(refusal=f"its bytes are not available: {error}"), source
-        return _Status(_machine(self._fingerprint)), source
+        return _Status(_machine(self.fingerprint)), source
 
     def _taken(self, machine: str) -> str:
         """Load the executable of another process; return the reason if this fails."""
-        if machine != _machine(self._fingerprint):
+        if machine != _machine(self.fingerprint):
             return "another kind of machine"
         code = store.read(self._key)
         if code is None:
             return "its bytes are no longer in the store"
-        plan, request = self._fingerprint.plan, self._fingerprint.request
+        plan, request = self.fingerprint.plan, self.fingerprint.request
         arguments = len(plan.args if request is None else request.free_args)
         try:
             executable = executables.from_bytes(code, plan.devices, arguments)
         except RuntimeError as error:
             return f"its bytes can't be loaded: {compiler.error_text(error)}"
-        self._loaded.take(executable, code)
+        self.loaded.take(executable, code)
         return ""
 
     def _meet(self, what: str, status: _Status) -> dict[int, _Status]:
-        name, timeout = self._fingerprint.name, CONSISTENCY.policy.timeout
+        name, timeout = self.fingerprint.name, CONSISTENCY.policy.timeout
         barrier = Barrier(
-            self._fingerprint.group,
-            f"binaries/{what}/{self._fingerprint.digest}",
+            self.fingerprint.group,
+            f"binaries/{what}/{self.fingerprint.digest}",
             timeout,
             what=f"{what} {name}, which share_binary lets one process compile for all,",
         )
@@ -195,7 +187,3 @@ def _warn(fingerprint: ProgramFingerprint, why: str) -> None:
             SharedBinaryWarning,
             skip_file_prefixes=(_OWN_FILES,),
         )
-
-
-SHARED_BINARIES = SharedBinaries()
-"""Programs that this process has shared with its peers."""

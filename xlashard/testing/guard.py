@@ -36,15 +36,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT = 10.0
 
 
-def _load_prctl() -> Callable[..., int] | None:
-    return ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-
 class Guard:
     """The processes, from start to exit."""
 
     def __init__(self) -> None:
-        self._prctl = _load_prctl()
+        self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
         self._launcher = os.getppid()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: set[int] = set()
@@ -166,7 +162,8 @@ class Guard:
         while time.monotonic() < end:
             for pid in _children():
                 _signal_group(pid, signal.SIGKILL)
-                _signal(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -231,11 +228,6 @@ def _children() -> list[int]:
         if int(fields[1]) == me:
             pids.append(int(name))
     return pids
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _signal_group(leader: int, number: int) -> None:

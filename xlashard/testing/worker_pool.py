@@ -154,7 +154,6 @@ class WorkerPool:
     Args:
         size: Number of processes, and of devices per process.
         environment: Environment of the workers; None means that of this process.
-        folder: Working directory of the workers.
         on_output: Called with output as it arrives.
 
     Raises:
@@ -167,7 +166,6 @@ class WorkerPool:
         size: PodSize,
         *,
         environment: Mapping[str, str] | None = None,
-        folder: str | None = None,
         on_output: Callable[[OutputChunk], None] = lambda printed: None,
     ) -> None:
         environment = dict(os.environ) if environment is None else environment
@@ -180,7 +178,6 @@ class WorkerPool:
                 [*_python(size, environment), "-c", _START, CHANNEL, *sys.path],
                 size,
                 environment=environment,
-                folder=folder,
                 one_stream=True,
                 channels=True,
             )
