@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
@@ -249,7 +249,7 @@ def check_programs(enabled: bool = True, *, timeout: float | None = None) -> Non
 
 @contextmanager
 def checked_programs(enabled: bool, *, timeout: float | None = None) -> Iterator[None]:
-    """Context manager that applies `check_programs` within a block, for all threads.
+    """Apply `check_programs` within a block, for all threads.
 
     Args:
         enabled: Whether programs over several processes are compared before their first run.
@@ -340,10 +340,8 @@ def _known(sharding: Any, devices: tuple[Any, ...]) -> XLACompatibleSharding | N
     """Return a sharding over the devices of a program; None for one that the module alone has."""
     if sharding is None:
         return None
-    try:
+    with suppress(ShardingError):  # for instance on an abstract mesh
         known = from_jax(sharding)
         if isinstance(known, XLACompatibleSharding) and tuple(known.devices) == devices:
             return known
-    except ShardingError:  # for instance on an abstract mesh
-        pass
     return None

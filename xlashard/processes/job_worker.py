@@ -1,6 +1,6 @@
 """Worker process of a pool: reads jobs from standard input, one JSON line each, and answers.
 
-    python -P worker.py PARENT
+    python -P job_worker.py PARENT
 
 It ends when its input does, and the kernel ends it with its parent, whatever that was doing. It
 imports what comes with Python alone: what a job needs is imported by the job.

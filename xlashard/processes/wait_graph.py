@@ -133,8 +133,8 @@ class StatusPublisher:
 
     def _write(self) -> None:
         self._number += 1
-        note = ProcessStatus(self._number, tuple(self._waits.values()), self._ended)
-        store.write(_key(coordination.process_index()), note.to_json().encode(), overwrite=True)
+        status = ProcessStatus(self._number, tuple(self._waits.values()), self._ended)
+        store.write(_key(coordination.process_index()), status.to_json().encode(), overwrite=True)
 
 
 def how_ended(error: BaseException | None) -> str:
@@ -146,7 +146,7 @@ def how_ended(error: BaseException | None) -> str:
 
 
 own_status = StatusPublisher()
-"""The note of this process."""
+"""Publisher of the status of this process."""
 
 
 def read_status(process: int) -> ProcessStatus:

@@ -265,7 +265,7 @@ class Unpacker:
     """Reassembles values that arrive in pieces."""
 
     def __init__(self) -> None:
-        self._unread = b""
+        self._unread = bytearray()
 
     def feed(self, text: bytes) -> list[Any]:
         """Return the values completed by these bytes."""
@@ -276,7 +276,7 @@ class Unpacker:
             if len(self._unread) < end:
                 break
             values.append(pickle.loads(self._unread[_LENGTH.size : end]))
-            self._unread = self._unread[end:]
+            del self._unread[:end]
         return values
 
 

@@ -145,7 +145,7 @@ class _Inside:
 
     @pytest.fixture
     def tmp_path(self, request: pytest.FixtureRequest) -> Path:
-        """Folder for the test, shared by all processes of its pod."""
+        """Return the folder for the test, shared by all processes of its pod."""
         assert self._tmp_path is not None
         return Path(self._tmp_path)
 
@@ -201,7 +201,7 @@ class _Inside:
         )
 
     def _place(self) -> str:
-        """Location at which the test failed.
+        """Return the location at which the test failed; "" if it passed.
 
         Processes that failed at different locations are out of step.
         """
