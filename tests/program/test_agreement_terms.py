@@ -175,9 +175,9 @@ def test_lines_and_their_places():
     assert len(listing.lines) == 8
     sine, add = listing.place(3), listing.place(4)
     assert sine is not None
-    assert sine.key == "train.py:7"
+    assert (sine.file, sine.line) == ("train.py", 7)
     assert add is not None
-    assert (add.key, add.function) == ("train.py:8", "step")
+    assert (add.file, add.line, add.function) == ("train.py", 8, "step")
     assert listing.place(2) == add, "a constant is where it is used"
     assert listing.place(7) is None
 

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from operator import attrgetter
 
 from xlashard.errors import counted
+from xlashard.hlo.module import Frame
 from xlashard.lazily import dataclass
 from xlashard.program.consistency.fingerprint import ProgramDescription, ValueDescription
 
@@ -245,26 +246,6 @@ _LOOKS: Sequence[Look] = (
 )
 
 
-@dataclass(frozen=True)
-class SourcePlace:
-    """Source location of an operation.
-
-    Attributes:
-        file: The file.
-        line: The number of the line.
-        function: The function.
-    """
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def key(self) -> str:
-        """Return file and line: `train.py:12`."""
-        return f"{self.file}:{self.line}"
-
-
 class Listing:
     """A module as text.
 
@@ -285,7 +266,7 @@ class Listing:
             self.lines.append(_LOCATION.sub("", line) if locations else line)
             self._locations.append(locations[-1] if locations else "")
 
-    def place(self, number: int) -> SourcePlace | None:
+    def place(self, number: int) -> Frame | None:
         """Return the source location of a line, or of the next line with a location."""
         number = self._use_of_constant(number)
         for location in self._locations[number : number + _FROM]:
@@ -303,14 +284,14 @@ class Listing:
         following = range(number + 1, min(number + _SEARCHED, len(self.lines)))
         return next((n for n in following if use.search(self.lines[n])), number)
 
-    def _place(self, location: str, function: str) -> SourcePlace | None:
+    def _place(self, location: str, function: str) -> Frame | None:
         """Return the innermost place of a location, and the function that it is in."""
         for _ in range(len(self._named) + 1):
             text = self._named.get(location, location)
             in_file = _IN_FILE.match(text)
             if in_file is not None:
                 # The file name of a text without a file.
-                place = SourcePlace(in_file[1], int(in_file[2]), function)
+                place = Frame(in_file[1], int(in_file[2]), function)
                 return None if in_file[1] == "-" else place
             with_name = _WITH_NAME.fullmatch(text)
             if with_name is not None:
@@ -373,10 +354,11 @@ def _cut(line: str, column: int) -> str:
     return ("…" if first else "") + part + ("…" if first + _WIDTH < len(line) else "")
 
 
-def place_text(place: SourcePlace | None, code: Mapping[str, str]) -> str:
+def place_text(place: Frame | None, code: Mapping[str, str]) -> str:
     """Return the text of a source location: `train.py:12 in step: y = x * 2`."""
     if place is None:
         return "unknown source line"
+    at = f"{place.file}:{place.line}"
     function = f" in {place.function}" if place.function else ""
-    line = code.get(place.key, "")
-    return f"{place.key}{function}" + (f": {line}" if line else "")
+    line = code.get(at, "")
+    return f"{at}{function}" + (f": {line}" if line else "")
