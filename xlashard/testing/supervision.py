@@ -20,7 +20,9 @@ from xlashard.testing.launcher import Launch, OutputChunk, ProcessExit
 if sys.platform == "linux":
     import resource
 
-# Seconds to exit after SIGTERM, and to print the stacks after SIGABRT.
+# Seconds to exit after a stop signal of the launcher was passed on, to exit after SIGTERM, and to
+# print the stacks after SIGABRT.
+_AFTER_STOP = 30.0
 _AFTER_TERM = 3.0
 AFTER_ABORT = 5.0
 
@@ -45,12 +47,10 @@ class EndingRules:
     Attributes:
         timeout: Seconds after which all processes print their stacks and are terminated.
         grace: Seconds left for the other processes after the first failure.
-        stop_grace: Seconds left for all processes after this process received a stop signal.
     """
 
     timeout: float = math.inf
     grace: float = 5.0
-    stop_grace: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Supervisor:
             return
         again = self._verdict.stopped_by is not None
         self._find(stopped_by=number)
-        self._kill_at = now if again else now + self.rules.stop_grace
+        self._kill_at = now if again else now + _AFTER_STOP
         if not again:
             self.launch.signal(number)
 
