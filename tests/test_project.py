@@ -155,7 +155,7 @@ geometry.groups geometry.reshard legacy multihost numpy pictures pjit.recompile.
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
 program.consistency.exchange program.consistency.fingerprint program.environment
 hlo.collectives hlo.module program.parsed_module program.saved_program
-program.shared_binary tpu train
+program.remote_compile tpu train
 """
 
 

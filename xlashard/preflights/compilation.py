@@ -27,7 +27,7 @@ from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.traced import Lowered
 from xlashard.processes.dump_folder import temporary_dump_folder
 from xlashard.processes.job_pool import FAILED, TIMED_OUT, JobPool, WorkerJob
-from xlashard.program.worker_compile import crash_text, run_job
+from xlashard.program.remote_compile import crash_text, run_job
 from xlashard.sharding import Mesh
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xlashard._jax import modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
-from xlashard._jax.runtime.shardings import layout_text
+from xlashard._jax.runtime.shardings import is_compile_only, layout_text
 from xlashard.errors import (
     CompileError,
     DonationError,
@@ -42,14 +42,14 @@ from xlashard.wording import in_bytes
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime import offline, phases
-    from xlashard.program import shared_binary
+    from xlashard.program import remote_compile
     from xlashard.program.consistency import fingerprint as fingerprints
     from xlashard.program.consistency.fingerprint import ClosedOver, ProgramFingerprint
 else:
     offline = deferred("xlashard._jax.runtime.offline")
     phases = deferred("xlashard._jax.runtime.phases")
     fingerprints = deferred("xlashard.program.consistency.fingerprint")
-    shared_binary = deferred("xlashard.program.shared_binary")
+    remote_compile = deferred("xlashard.program.remote_compile")
 
 _NO_USE = "the function makes no use of it, so its buffers stay as they are"
 # A warning names the line of the caller of this package.
@@ -310,17 +310,18 @@ def _loaded(
     lowered: LoweredProgram, request: compiler.CompileRequest, shared: "ProgramFingerprint | None"
 ) -> tuple[LoadedExecutable, Source]:
     module = lowered.body.module
+    in_worker = remote_compile.compile_module if is_compile_only(request.devices[0]) else None
     loaded = LoadedExecutable()
     if shared is not None:
-        compile_here = partial(loaded.compile, module, request)
-        return loaded, shared_binary.compile_shared(shared, lowered.body, loaded, compile_here)
+        compile_here = partial(loaded.compile, module, request, in_worker)
+        return loaded, remote_compile.compile_shared(shared, lowered.body, loaded, compile_here)
     # A module refers to Python objects by number only. Processes that compile one program together
     # must all compile it, even if one of them has the executable.
     is_defined_by_text = lowered.body.is_self_contained and lowered.plan.is_of_one_process
     if lowered.source is not None and is_defined_by_text:
         key = (lowered.source, compiler.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)
-    return loaded, loaded.compile(module, request)
+    return loaded, loaded.compile(module, request, in_worker)
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlashard._jax.runtime import compiler, executables
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.shardings import is_compile_only, tile_texts
+from xlashard._jax.runtime.shardings import tile_texts
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.hlo.shapes import HOST
-from xlashard.lazily import dataclass, deferred
+from xlashard.lazily import dataclass
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import (
     Mesh,
@@ -29,9 +29,6 @@ from xlashard.sharding import (
 
 if TYPE_CHECKING:
     from xlashard.hlo import module as hlo
-    from xlashard.program import worker_compile
-else:
-    worker_compile = deferred("xlashard.program.worker_compile")
 
 type Source = Literal[
     "the compiler",
@@ -79,15 +76,26 @@ class LoadedExecutable:
         with self._lock:
             self.executable, self._code = executable, code
 
-    def compile(self, module: Any, request: compiler.CompileRequest) -> Source:
-        """Compile a module unless this is done, and return the source of the executable."""
+    def compile(
+        self,
+        module: Any,
+        request: compiler.CompileRequest,
+        in_worker: Callable[[Any, compiler.CompileRequest], tuple[Any, bytes | None]] | None = None,
+    ) -> Source:
+        """Compile a module unless this is done, and return the source of the executable.
+
+        Args:
+            module: The module.
+            request: Devices and options.
+            in_worker: Returns the executable of devices that are not here, and its bytes.
+        """
         source: Source = "an equal program"
 
         def make() -> compiler.Executable:
             nonlocal source
             with compiler.persistent_cache_hits() as hits:
-                if is_compile_only(request.devices[0]):
-                    executable, self._code = worker_compile.compile_module(module, request)
+                if in_worker is not None:
+                    executable, self._code = in_worker(module, request)
                 else:
                     executable = compiler.compile_module(module, request)
             self.module = module
