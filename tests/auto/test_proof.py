@@ -9,7 +9,7 @@ import pytest
 from tests.auto.examples import hand_layout, shapes, step
 from tests.facts import naming
 from xlashard import P, pjit, preflight
-from xlashard._jax.runtime.phases import PhaseInput
+from xlashard._jax.runtime.offline import PhaseInput
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto.auto_program import read_program
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, machine_of

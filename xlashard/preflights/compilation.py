@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from xlashard._jax.runtime import executables
-from xlashard._jax.runtime.offline import BEGUN, CompileInput, RefusalError
-from xlashard._jax.runtime.phases import PhaseInput
+from xlashard._jax.runtime.offline import BEGUN, CompileInput, PhaseInput, RefusalError
 from xlashard.errors import CompileError, ProgramTooLargeError, XlashardError
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, multislice_collectives, read, read_executable

@@ -41,13 +41,12 @@ from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.wording import in_bytes
 
 if TYPE_CHECKING:
-    from xlashard._jax.runtime import offline, phases
+    from xlashard._jax.runtime import offline
     from xlashard.program import remote_compile
     from xlashard.program.consistency import fingerprint as fingerprints
     from xlashard.program.consistency.fingerprint import ClosedOver, ProgramFingerprint
 else:
     offline = deferred("xlashard._jax.runtime.offline")
-    phases = deferred("xlashard._jax.runtime.phases")
     fingerprints = deferred("xlashard.program.consistency.fingerprint")
     remote_compile = deferred("xlashard.program.remote_compile")
 
@@ -271,7 +270,7 @@ def compile_program(
 @contextmanager
 def compiler_input(
     lowered: LoweredProgram, options: Sequence[tuple[str, Any]] = ()
-) -> "Iterator[phases.PhaseInput | offline.CompileInput]":
+) -> "Iterator[offline.PhaseInput | offline.CompileInput]":
     """Yield the input of a compilation that leaves dumps; raise its errors as this package's.
 
     For TPUs it is that of the first phase, which partitions and schedules the module and assigns
@@ -287,7 +286,7 @@ def compiler_input(
         TopologyError: The installed libtpu can't compile without generating code.
     """
     request = _request(lowered, options)
-    kind = offline.CompileInput if request.devices[0].platform == "gpu" else phases.PhaseInput
+    kind = offline.CompileInput if request.devices[0].platform == "gpu" else offline.PhaseInput
     with _compiler_errors(lowered.plan, request):
         yield kind.of(lowered.body.module, request)
 

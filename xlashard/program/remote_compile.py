@@ -91,7 +91,7 @@ def _is_final(answer: Mapping[str, Any], folder: Path) -> bool:
     return not re.search(_UNREGISTERED, answer["error"])
 
 
-def _result(answer: Mapping[str, Any], folder: Path) -> tuple[offline.OfflineExecutable, bytes]:
+def _result(answer: Mapping[str, Any], folder: Path) -> tuple[executables.OfflineExecutable, bytes]:
     """Return the executable that a worker process compiled, and its machine code.
 
     Raises:

@@ -10,8 +10,8 @@ import jax
 from xlashard._jax import modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import unsupported
-from xlashard._jax.runtime.offline import describe, described
 from xlashard._jax.runtime.shardings import Device, is_compile_only
 from xlashard.documents import decode
 from xlashard.errors import ArgumentError, SavedProgramError

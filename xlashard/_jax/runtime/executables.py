@@ -1,9 +1,12 @@
-"""Inspect, serialize and load compiled programs."""
+"""Inspect, serialize and load compiled programs, and describe those of other processes."""
 
+import json
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ import jaxlib
 import numpy as np
 from jax._src import core, dispatch, tree_util
 from jax._src.lax import linalg
-from jax._src.lib import hlo
+from jax._src.lib import _jax, hlo
 from jax._src.lib import xla_client as xc
 from jaxlib import gpu_solver
 
@@ -19,6 +22,7 @@ from xlashard._jax import modules
 from xlashard._jax.runtime.compiler import Executable, assigned, client_of
 from xlashard._jax.runtime.shardings import Device, device_list, if_reported
 from xlashard._jax.runtime.transfer import make_aval
+from xlashard.lazily import dataclass
 
 type TreeDef = Any
 
@@ -185,3 +189,150 @@ def hlo_computation(module: Any) -> Any:
 
 def _hlo(module: Any) -> Any:
     return hlo_computation(module).as_hlo_module()
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """HLO module that was compiled elsewhere.
+
+    Attributes:
+        text: Its text.
+        proto: Its HloModuleProto; empty if the text alone is stored.
+    """
+
+    text: str
+    proto: bytes = b""
+
+    def to_string(self) -> str:
+        return self.text
+
+    def as_serialized_hlo_module_proto(self) -> bytes:
+        return self.proto
+
+
+@dataclass(frozen=True, eq=False)
+class OfflineExecutable:
+    """Executable that another process compiled or saved; it answers PJRT's queries.
+
+    Attributes:
+        modules: The optimized HLO, module by module.
+        cost: XLA's cost estimates; None if the compiler reported none.
+        memory: Bytes per device, by PJRT's names; None if the compiler reported none.
+        layouts: The layouts of parameters and of results, as text.
+        memory_kinds: The memory kind of each result.
+        shardings: Serialized shardings of parameters and of results; empty if not stored.
+        buffers: The serialized BufferAssignmentProto; empty if unknown.
+    """
+
+    modules: tuple[StoredModule, ...]
+    cost: Mapping[str, float] | None
+    memory: Mapping[str, int] | None
+    layouts: tuple[tuple[str, ...], tuple[str, ...]]
+    memory_kinds: tuple[str, ...]
+    shardings: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
+    buffers: bytes = b""
+
+    @classmethod
+    def of(cls, executable: Executable) -> Self:
+        """Return the properties of an executable."""
+        stats = if_reported(executable.get_compiled_memory_stats)
+        sides = executable.get_parameter_shardings(), executable.get_output_shardings()
+        parameters, results = (
+            tuple(sharding.SerializeToString() for sharding in side or ()) for side in sides
+        )
+        return cls(
+            modules=tuple(
+                StoredModule(module.to_string(), module.as_serialized_hlo_module_proto())
+                for module in executable.hlo_modules()
+            ),
+            cost=if_reported(lambda: compiled_cost(executable)),
+            memory=None if stats is None else _numbers(stats),
+            buffers=buffer_assignment(executable),
+            layouts=(
+                tuple(map(str, executable.get_parameter_layouts())),
+                tuple(map(str, executable.get_output_layouts())),
+            ),
+            memory_kinds=tuple(executable.get_output_memory_kinds()[0]),
+            shardings=(parameters, results),
+        )
+
+    def hlo_modules(self) -> list[StoredModule]:
+        return list(self.modules)
+
+    def cost_analysis(self) -> dict[str, float]:
+        if self.cost is None:
+            # no-catalogue: Compiled.cost_analysis returns None in its place
+            raise jax.errors.JaxRuntimeError("the compiler reported no costs")
+        return dict(self.cost)
+
+    def get_compiled_memory_stats(self) -> SimpleNamespace | None:
+        if self.memory is None:
+            return None
+        buffers = {"serialized_buffer_assignment_proto": self.buffers} if self.buffers else {}
+        return SimpleNamespace(**self.memory, **buffers)
+
+    def get_parameter_layouts(self) -> list[Any]:
+        return [_layout(text) for text in self.layouts[0]]
+
+    def get_output_layouts(self) -> list[Any]:
+        return [_layout(text) for text in self.layouts[1]]
+
+    def get_output_memory_kinds(self) -> list[list[str]]:
+        return [list(self.memory_kinds)]
+
+    def get_parameter_shardings(self) -> list[Any]:
+        return [_sharding(data) for data in self.shardings[0]]
+
+    def get_output_shardings(self) -> list[Any]:
+        return [_sharding(data) for data in self.shardings[1]]
+
+
+def _sharding(data: bytes) -> Any:
+    sharding = xc.OpSharding()
+    sharding.ParseFromString(data)
+    return sharding
+
+
+def _layout(text: str) -> Any:
+    layout = _jax.PjRtLayout.__new__(_jax.PjRtLayout)
+    layout.__setstate__((text.encode(),))
+    return layout
+
+
+def describe(executable: Executable) -> bytes:
+    """Serialize the properties of a compiled program, for a file."""
+    found = OfflineExecutable.of(executable)
+    properties = {
+        "modules": [module.text for module in found.modules],
+        "cost": found.cost or {},
+        "memory": found.memory,
+        "layouts": found.layouts,
+        "memory_kinds": found.memory_kinds,
+    }
+    return zlib.compress(json.dumps(properties).encode())
+
+
+def _numbers(stats: Any) -> dict[str, int]:
+    values = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
+    return {name: value for name, value in values.items() if type(value) is int}
+
+
+def described(data: bytes | memoryview) -> OfflineExecutable:
+    """Return the offline executable of the bytes that `describe` returned.
+
+    Raises:
+        ValueError: For other bytes.
+    """
+    try:
+        properties = json.loads(zlib.decompress(data))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None  # no-catalogue: needs a damaged file
+    ins, outs = (tuple(map(str, side)) for side in properties["layouts"])
+    memory, cost = properties["memory"], properties["cost"]
+    return OfflineExecutable(
+        modules=tuple(StoredModule(str(text)) for text in properties["modules"]),
+        cost={str(name): float(value) for name, value in cost.items()} or None,
+        memory=None if memory is None else {str(n): int(value) for n, value in memory.items()},
+        layouts=(ins, outs),
+        memory_kinds=tuple(map(str, properties["memory_kinds"])),
+    )

@@ -1,30 +1,43 @@
-"""Compilation in another process: its input and its result as bytes.
+"""Compilation in another process, in whole or its first phase: its input and its result as bytes.
 
 The compilers for GPUs and TPUs abort their process on some programs. What a worker process compiles
 costs its own life only.
+
+The first phase of TPU's compiler goes from StableHLO to scheduled HLO with its buffers. Extensions
+of PJRT's C API run a compiler phase by phase, and describe several slices to it. jaxlib has no
+binding for them, so their functions are called here. Each takes one structure of numbers and
+pointers of eight bytes, which begins with its size; `pjrt_c_api.h` and
+`pjrt_c_api_{phase_compile,multi_slice}_extension.h` of XLA specify them. Within a major version of
+the API, fields and functions are only added, at the end.
 """
 
+import ctypes
 import json
 import pickle
 import time
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
-import jax
+from jax._src import cloud_tpu_init
 from jax._src import compiler as jax_compiler
-from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
-from xlashard._jax import modules
+from xlashard._jax import modules, wire
 from xlashard._jax.runtime.compiler import CompileRequest, Executable, compile_options
-from xlashard._jax.runtime.executables import buffer_assignment, compiled_cost
-from xlashard._jax.runtime.shardings import Device, device_list, if_reported, is_compile_only
-from xlashard._jax.runtime.topologies import devices_of, is_requested, request_of
+from xlashard._jax.runtime.executables import OfflineExecutable
+from xlashard._jax.runtime.shardings import Device, device_list, is_compile_only
+from xlashard._jax.runtime.topologies import (
+    devices_of,
+    is_requested,
+    load_libtpu,
+    request_of,
+    serialized_slice,
+)
+from xlashard.errors import TopologyError
 
 
 class RefusalError(RuntimeError):
@@ -164,153 +177,163 @@ def run_saved(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_result(folder: Path) -> "tuple[OfflineExecutable, bytes]":
+def read_result(folder: Path) -> tuple[OfflineExecutable, bytes]:
     """Return the executable that `run_saved` kept in a folder, and its machine code."""
     return pickle.loads((folder / _RESULT).read_bytes())
 
 
-@dataclass(frozen=True)
-class StoredModule:
-    """HLO module that was compiled elsewhere.
+_PHASE = b"phase1_hlo_opts"
+"""Partitioning, fusion, layouts, scheduling, rematerialization and buffer assignment."""
+_MAJOR_VERSION = 0
+_FUNCTIONS, _PHASE_COMPILE, _MEGASCALE, _MULTI_SLICE = -1, 9, 18, 22
+"""The API's own functions, and the numbers of extensions."""
+_OUT_OF_MEMORY = 8
+"""`PJRT_Error_Code_RESOURCE_EXHAUSTED`."""
+
+type _Address = int
+
+
+class PhaseInput(NamedTuple):
+    """Input of the phase, serialized: any process can run it.
 
     Attributes:
-        text: Its text.
-        proto: Its HloModuleProto; empty if the text alone is stored.
+        module: Bytecode of the module.
+        options: Options of the compiler, with the folder of its dumps.
+        topology: Description of one slice.
+        slices: Number of slices.
     """
 
-    text: str
-    proto: bytes = b""
+    module: bytes
+    options: bytes
+    topology: bytes
+    slices: int
 
-    def to_string(self) -> str:
-        return self.text
-
-    def as_serialized_hlo_module_proto(self) -> bytes:
-        return self.proto
-
-
-@dataclass(frozen=True, eq=False)
-class OfflineExecutable:
-    """Executable that another process compiled or saved; it answers PJRT's queries.
-
-    Attributes:
-        modules: The optimized HLO, module by module.
-        cost: XLA's cost estimates; None if the compiler reported none.
-        memory: Bytes per device, by PJRT's names; None if the compiler reported none.
-        layouts: The layouts of parameters and of results, as text.
-        memory_kinds: The memory kind of each result.
-        shardings: Serialized shardings of parameters and of results; empty if not stored.
-        buffers: The serialized BufferAssignmentProto; empty if unknown.
-    """
-
-    modules: tuple[StoredModule, ...]
-    cost: Mapping[str, float] | None
-    memory: Mapping[str, int] | None
-    layouts: tuple[tuple[str, ...], tuple[str, ...]]
-    memory_kinds: tuple[str, ...]
-    shardings: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
-    buffers: bytes = b""
+    runner = RUNNER
 
     @classmethod
-    def of(cls, executable: Executable) -> Self:
-        """Return the properties of an executable."""
-        stats = if_reported(executable.get_compiled_memory_stats)
-        sides = executable.get_parameter_shardings(), executable.get_output_shardings()
-        parameters, results = (
-            tuple(sharding.SerializeToString() for sharding in side or ()) for side in sides
-        )
-        return cls(
-            modules=tuple(
-                StoredModule(module.to_string(), module.as_serialized_hlo_module_proto())
-                for module in executable.hlo_modules()
-            ),
-            cost=if_reported(lambda: compiled_cost(executable)),
-            memory=None if stats is None else _numbers(stats),
-            buffers=buffer_assignment(executable),
-            layouts=(
-                tuple(map(str, executable.get_parameter_layouts())),
-                tuple(map(str, executable.get_output_layouts())),
-            ),
-            memory_kinds=tuple(executable.get_output_memory_kinds()[0]),
-            shardings=(parameters, results),
-        )
+    def of(cls, module: modules.Module, request: CompileRequest) -> Self:
+        """Return the input of a compilation.
 
-    def hlo_modules(self) -> list[StoredModule]:
-        return list(self.modules)
+        Args:
+            module: The module.
+            request: Devices of a TPU topology, and options.
 
-    def cost_analysis(self) -> dict[str, float]:
-        if self.cost is None:
-            # no-catalogue: Compiled.cost_analysis returns None in its place
-            raise jax.errors.JaxRuntimeError("the compiler reported no costs")
-        return dict(self.cost)
+        Raises:
+            RuntimeError: For an unknown option of the compiler.
+        """
+        topology, slices = serialized_slice(request.devices)
+        options = compile_options(module, request).SerializeAsString()
+        return cls(modules.to_bytecode(module), options, topology, slices)
 
-    def get_compiled_memory_stats(self) -> SimpleNamespace | None:
-        if self.memory is None:
-            return None
-        buffers = {"serialized_buffer_assignment_proto": self.buffers} if self.buffers else {}
-        return SimpleNamespace(**self.memory, **buffers)
+    save = save_input
 
-    def get_parameter_layouts(self) -> list[Any]:
-        return [_layout(text) for text in self.layouts[0]]
+    prepare = staticmethod(load_libtpu)
 
-    def get_output_layouts(self) -> list[Any]:
-        return [_layout(text) for text in self.layouts[1]]
+    def run(self) -> None:
+        """Partition, optimize and schedule the module for TPUs and assign its buffers.
 
-    def get_output_memory_kinds(self) -> list[list[str]]:
-        return [list(self.memory_kinds)]
+        The compiler's dumps are the result: those of a whole compilation up to
+        `after_optimizations`.
 
-    def get_parameter_shardings(self) -> list[Any]:
-        return [_sharding(data) for data in self.shardings[0]]
-
-    def get_output_shardings(self) -> list[Any]:
-        return [_sharding(data) for data in self.shardings[1]]
+        Raises:
+            RuntimeError: With the compiler's message, if it refuses the module or an option.
+            TopologyError: If the installed libtpu can't run this phase alone.
+        """
+        options = self.options
+        fields = ((1, self.module), (2, b"stablehlo_bytecode"), (4, _PHASE))
+        program = b"".join(wire.field(number, value) for number, value in fields)
+        with ExitStack() as stack:
+            topology = stack.enter_context(_topology(self.topology))
+            if self.slices > 1:
+                config = stack.enter_context(_multi_slice_config(topology, self.slices))
+                options += wire.field(6, config)
+            *_, compiler = _checked(_PHASE_COMPILE, 0, 0, 0)
+            stack.callback(_call, _PHASE_COMPILE, 1, 0, compiler)
+            texts = (c_char_p * 2)(program, _PHASE)
+            sizes = (c_size_t * 2)(len(program), len(_PHASE))
+            text, size = ctypes.addressof(texts), ctypes.addressof(sizes)
+            run = (compiler, text, size, 1, text + 8, size + 8, 1, _address(options), len(options))
+            results = _checked(_PHASE_COMPILE, 2, 0, *run, topology, 0, 0, 0)
+            _call(_PHASE_COMPILE, 4, 0, *results[-3:])
 
 
-def _sharding(data: bytes) -> Any:
-    sharding = xc.OpSharding()
-    sharding.ParseFromString(data)
-    return sharding
+@contextmanager
+def _topology(description: bytes) -> Iterator[_Address]:
+    """Yield the topology of its serialized description."""
+    *_, topology = _checked(_FUNCTIONS, 114, 0, _address(description), len(description), 0)
+    try:
+        yield topology
+    finally:
+        _call(_FUNCTIONS, 83, 0, topology)
 
 
-def _layout(text: str) -> Any:
-    layout = _jax.PjRtLayout.__new__(_jax.PjRtLayout)
-    layout.__setstate__((text.encode(),))
-    return layout
+@contextmanager
+def _multi_slice_config(topology: _Address, slices: int) -> Iterator[bytes]:
+    """Yield the serialized configuration of slices of a topology."""
+    *_, config = _checked(_MEGASCALE, 3, topology, slices, 0)
+    *_, data, size, serialized, release = _checked(_MULTI_SLICE, 4, config, 0, 0, 0, 0)
+    try:
+        yield ctypes.string_at(data, size)
+    finally:
+        _Function(release)(serialized)
+        _call(_MULTI_SLICE, 0, config)
 
 
-def describe(executable: Executable) -> bytes:
-    """Serialize the properties of a compiled program, for a file."""
-    found = OfflineExecutable.of(executable)
-    properties = {
-        "modules": [module.text for module in found.modules],
-        "cost": found.cost or {},
-        "memory": found.memory,
-        "layouts": found.layouts,
-        "memory_kinds": found.memory_kinds,
-    }
-    return zlib.compress(json.dumps(properties).encode())
+def _checked(extension: int, position: int, *fields: int) -> tuple[int, ...]:
+    """Call a function that returns an error or none; return its fields.
+
+    Args:
+        extension: Extension of the function.
+        position: Position of the function in the extension.
+        *fields: Fields of its structure after the size; 0 for results.
+    """
+    error, results = _call(extension, position, *fields)
+    if not error:
+        return results
+    *_, text, size = _call(_FUNCTIONS, 1, 0, error, 0, 0)[1]
+    *_, code = _call(_FUNCTIONS, 2, 0, error, 0)[1]
+    message = ctypes.string_at(text, size).decode(errors="replace")
+    _call(_FUNCTIONS, 0, 0, error)
+    out_of_memory = "RESOURCE_EXHAUSTED" if code == _OUT_OF_MEMORY else ""
+    raise RefusalError(message, out_of_memory)  # no-catalogue: an error of libtpu
 
 
-def _numbers(stats: Any) -> dict[str, int]:
-    values = {name: getattr(stats, name) for name in dir(stats) if not name.startswith("_")}
-    return {name: value for name, value in values.items() if type(value) is int}
+def _call(extension: int, position: int, *fields: int) -> tuple[int, tuple[int, ...]]:
+    """Call a function; return its result, which has a meaning only for some, and its fields."""
+    words = (c_size_t * (1 + len(fields)))(8 * (1 + len(fields)), *fields)
+    return _functions(extension)[position](words) or 0, tuple(words[1:])
 
 
-def described(data: bytes | memoryview) -> OfflineExecutable:
-    """Return the offline executable of the bytes that `describe` returned.
+_Function: Any = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+
+
+@lru_cache(maxsize=8)
+def _functions(extension: int) -> list[Callable[[Any], int | None]]:
+    """Return the functions of an extension of libtpu, or of its API.
 
     Raises:
-        ValueError: For other bytes.
+        TopologyError: If it has another version, or not the extension.
     """
-    try:
-        properties = json.loads(zlib.decompress(data))
-    except zlib.error as error:
-        raise ValueError(str(error)) from None  # no-catalogue: needs a damaged file
-    ins, outs = (tuple(map(str, side)) for side in properties["layouts"])
-    memory, cost = properties["memory"], properties["cost"]
-    return OfflineExecutable(
-        modules=tuple(StoredModule(str(text)) for text in properties["modules"]),
-        cost={str(name): float(value) for name, value in cost.items()} or None,
-        memory=None if memory is None else {str(n): int(value) for n, value in memory.items()},
-        layouts=(ins, outs),
-        memory_kinds=tuple(map(str, properties["memory_kinds"])),
-    )
+    library = ctypes.CDLL(cloud_tpu_init.get_tpu_library_path())
+    library.GetPjrtApi.restype = c_void_p
+    # PJRT_Api: size, first extension; size, extensions and numbers of its version; functions.
+    at, before = library.GetPjrtApi(), 40
+    major, minor = (c_int * 2).from_address(at + 32)
+    if extension != _FUNCTIONS:
+        # PJRT_Extension_Base: size, number, next extension; functions.
+        at, before = c_size_t.from_address(at + 8).value, 24
+        while at and c_int.from_address(at + 8).value != extension:
+            at = c_size_t.from_address(at + 16).value
+    if major != _MAJOR_VERSION or not at:
+        raise TopologyError(  # no-catalogue: needs another libtpu
+            f"an estimate requires a libtpu that compiles in phases, and this one, with PJRT's C "
+            f"API {major}.{minor}, does not: leave estimate=True out"
+        )
+    count = (c_size_t.from_address(at).value - before) // 8
+    addresses = (c_size_t * count).from_address(at + before)
+    return [_Function(address) for address in addresses]
+
+
+def _address(data: bytes) -> _Address:
+    """Return the address of bytes that the caller keeps alive."""
+    return ctypes.cast(c_char_p(data), c_void_p).value or 0

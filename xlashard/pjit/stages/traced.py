@@ -28,8 +28,7 @@ from xlashard.program.compile import LoweredProgram, compiler_input
 from xlashard.sharding import XLACompatibleSharding, to_jax
 
 if TYPE_CHECKING:
-    from xlashard._jax.runtime.offline import CompileInput
-    from xlashard._jax.runtime.phases import PhaseInput
+    from xlashard._jax.runtime.offline import CompileInput, PhaseInput
 
 
 class Traced(Stage, jax.stages.Traced):
