@@ -70,7 +70,7 @@ else:
     from xlashard._jax.registration import apply_flags as _apply_flags
     from xlashard._jax.registration import install as _install
     from xlashard._jax.runtime.dispatch import Wrappers as _Wrappers
-    from xlashard._jax.runtime.jit_calls import watch_misses as _watch_misses
+    from xlashard._jax.trace.observed_programs import watch_misses as _watch_misses
     from xlashard._version import __version__
     from xlashard.array import (
         Array,

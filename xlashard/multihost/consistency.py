@@ -12,7 +12,7 @@ import numpy as np
 
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.compiler import CompileRequest
-from xlashard._jax.runtime.jit_calls import JitProgram, watch_first_runs
+from xlashard._jax.runtime.execute import JitProgram, watch_first_runs
 from xlashard._jax.runtime.tracebacks import calling_line, short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, split
 from xlashard.array import Array

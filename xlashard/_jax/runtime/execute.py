@@ -1,4 +1,4 @@
-"""Run compiled programs, and check results under `jax_debug_nans` and `jax_debug_infs`.
+"""Run compiled programs; check results under `jax_debug_nans`; observe first runs of `jax.jit`.
 
 Where a program takes over buffers of its arguments, its results reach a list of the caller within
 one call into C. Python delivers signals between its own instructions only, so an interrupt cannot
@@ -10,9 +10,10 @@ may be donated. Therefore the two flags are part of the dispatch key: while one 
 enters Python.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from itertools import repeat
 from operator import methodcaller
 from typing import Any
@@ -29,9 +30,11 @@ from xlashard._jax.runtime.global_state import (
     follow_settings,
     hook_before,
 )
+from xlashard._jax.runtime.shardings import Device, UnspecifiedValue
 from xlashard._jax.runtime.transfer import HandleType, copy_to, split
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import NonFiniteError
+from xlashard.lazily import dataclass
 
 type Runner = Callable[[Sequence[Handle]], None]
 """Function that runs a program on handles and appends its raw results to a list made before."""
@@ -264,3 +267,109 @@ def _set_posthook() -> None:
     unset = all(flag.get_local() is UNSET for flag in _flags)
     checking = api._nan_check_posthook if _RESULT_CHECKS.value else None
     api._post_hook_state.set_local(UNSET if unset else checking)
+
+
+@dataclass(frozen=True, eq=False)
+class JitProgram:
+    """A program of `jax.jit` over several processes, compiled and not yet run.
+
+    Attributes:
+        name: Name of its function.
+        module: Its module.
+        devices: Its devices.
+        arguments: Abstract values of its arguments: closed-over values first, unused ones left out.
+        results: Abstract values of its results.
+        in_shardings: Sharding of each argument in the module; None leaves it to the partitioner.
+        out_shardings: Sharding of each result, likewise.
+        paths: Path of each argument; empty for a closed-over value.
+        donated: For each argument, True if its buffers may be reused.
+        closed_over: The closed-over values among the arguments.
+        options: Compiler options.
+        ordered_effects: Number of tokens before arguments and results.
+    """
+
+    name: str
+    module: Any
+    devices: tuple[Device, ...]
+    arguments: tuple[Any, ...]
+    results: tuple[Any, ...]
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    paths: tuple[str, ...]
+    donated: tuple[bool, ...]
+    closed_over: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+    ordered_effects: int
+
+    @classmethod
+    def of(cls, computation: pxla.MeshComputation, devices: Sequence[Device]) -> "JitProgram":
+        """Return the program of a lowered computation."""
+        made = computation.compile_args
+        kept = sorted(made["kept_var_idx"])
+        everything = made["all_args_info"]
+        names = everything.debug_info.safe_arg_names(len(everything.in_avals))
+        donated = tuple(computation._donated_invars)
+        specified = [
+            tuple([None if isinstance(s, UnspecifiedValue) else s for s in made[side]])
+            for side in ("in_shardings", "out_shardings")
+        ]
+        return cls(
+            name=computation._name.removeprefix("jit(").removesuffix(")"),
+            module=computation._hlo,
+            devices=tuple(devices),
+            arguments=tuple(made["global_in_avals"]),
+            results=tuple(made["global_out_avals"]),
+            in_shardings=specified[0],
+            out_shardings=specified[1],
+            paths=tuple([names[i] or "" for i in kept]),
+            donated=tuple([i < len(donated) and bool(donated[i]) for i in kept]),
+            closed_over=tuple(computation.const_args),
+            options=tuple(computation._compiler_options_kvs),
+            ordered_effects=len(made["ordered_effects"]),
+        )
+
+
+class _FirstRun(pxla.ExecuteReplicated):
+    """Runner of a program that has not run yet. It turns into JAX's own with the first run."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> Any:
+        admit, program = _NOT_YET_RUN[self]
+        admit(program)
+        self.__class__ = pxla.ExecuteReplicated
+        del _NOT_YET_RUN[self]
+        return self(*args)
+
+
+_NOT_YET_RUN: weakref.WeakKeyDictionary[Any, tuple[Callable[[JitProgram], None], JitProgram]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def watch_first_runs(admit: Callable[[JitProgram], None]) -> None:
+    """Call a function before the first run of each program over several processes, from now on.
+
+    JAX's dispatcher takes over after the first run, so repeat calls do not pass through here.
+
+    Args:
+        admit: The function. An exception of it leaves the program as not yet run.
+    """
+    compile_computation = pxla.MeshComputation.compile
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @wraps(compile_computation)
+    def compile_and_watch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        executable: Any = compile_computation(self, *args, **kwargs)
+        devices = executable._unloaded_executable.device_list
+        # A program for devices that only compile has nothing to run.
+        if devices.is_fully_addressable or not hasattr(executable.xla_executable, "local_devices"):
+            return executable
+        run = executable.unsafe_call
+        if type(run) is pxla.ExecuteReplicated and run not in seen:
+            seen.add(run)
+            _NOT_YET_RUN[run] = admit, JitProgram.of(self, devices)
+            run.__class__ = _FirstRun
+        return executable
+
+    pxla.MeshComputation.compile = compile_and_watch

@@ -1,24 +1,30 @@
-"""Observe the programs that `jax.jit` lowers and calls in this process.
+"""Observe `jax.jit` in this process: the programs that it lowers and calls, and its cache misses.
 
-JAX is changed only while there is an observer: two functions of its Python path are replaced, and
-calls are kept on that path instead of the C++ dispatcher, so that every call is seen.
+For the programs JAX is changed only while there is an observer: functions of its Python path are
+replaced, and calls are kept on that path instead of the C++ dispatcher, so that every call is seen.
+
+Only a call that misses the dispatcher's cache reaches the functions that are wrapped for the
+misses, so repeat calls cost what they cost without it.
 """
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
+from jax._src import core
+from jax._src import dispatch as jax_dispatch
 from jax._src import pjit as jax_pjit
 
 from xlashard._jax.runtime.dispatch import forget_calls
 from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard._jax.trace.tracing import struct_of
+from xlashard.lazily import dataclass
 
 type Run = Callable[[], list[Any]]
 """Runs a program and returns its results, flat."""
@@ -240,3 +246,134 @@ def _call(*args: Any, jaxpr: Any, **params: Any) -> Any:
     run = partial(_originals["_pjit_call_impl_python"], *args, jaxpr=jaxpr, **params)
     program = JitLowering(jaxpr, params, tuple(map(jax_pjit.convert_to_metaty, args)))
     return observed(program, lambda: run()[0]), None, None, []
+
+
+type Stage = Literal["trace", "lower", "compile"]
+
+_STAGES: dict[str, Stage] = {
+    jax_dispatch.JAXPR_TRACE_EVENT: "trace",
+    jax_dispatch.JAXPR_TO_MLIR_MODULE_EVENT: "lower",
+    jax_dispatch.BACKEND_COMPILE_EVENT: "compile",
+}
+_CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+
+@dataclass(frozen=True, eq=False)
+class JitFunction:
+    """A function that `jax.jit` made.
+
+    Attributes:
+        fun: The Python function.
+        options: The options of `jax.jit`, as JAX keeps them.
+    """
+
+    fun: Callable[..., Any]
+    options: Any
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return jax_pjit.fun_name(self.fun)
+
+
+@dataclass(eq=False)
+class JitCall:
+    """A call of a function of `jax.jit` that missed the dispatcher's cache.
+
+    Attributes:
+        function: The function.
+        arguments: Its arguments as `(args, kwargs)`; None once the call or the trace has ended.
+        record: For the observer.
+    """
+
+    function: JitFunction
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    record: Any = None
+
+
+type MissObserver = Callable[[JitCall, Stage, float, str | None], None]
+"""Receives a call, a stage that it ran, its seconds, and the origin of a compiled executable."""
+
+
+class _Thread(threading.local):
+    """State of one thread.
+
+    Attributes:
+        call: The call whose stages run, or ran last.
+        traced: Seconds of tracing since the call began.
+        hit: True once the persistent cache had the program.
+    """
+
+    call: JitCall | None = None
+    traced: float = 0.0
+    hit: bool = False
+
+
+_THREAD = _Thread()
+
+
+def watch_misses(observer: MissObserver) -> None:
+    """Report cache misses of functions that `jax.jit` made to an observer, from now on.
+
+    Calls inside another trace are part of the outer program, and JAX's own functions, such as those
+    of `jax.numpy`, are left out.
+
+    Args:
+        observer: The observer, called in the thread of the call. Its exceptions are dropped: they
+            must not break a call.
+    """
+    infer, run = jax_pjit._infer_params, jax_pjit._run_python_pjit
+
+    def report(call: JitCall, stage: Stage, seconds: float, source: str | None = None) -> None:
+        # For instance a deleted argument, about which JAX will raise.
+        with suppress(Exception):
+            observer(call, stage, seconds, source)
+
+    @functools.wraps(infer)
+    def infer_params(fun: Any, options: Any, args: Any, kwargs: Any) -> Any:
+        if not core.trace_state_clean() or _is_of_jax(fun):
+            return infer(fun, options, args, kwargs)
+        _THREAD.call = call = JitCall(JitFunction(fun, options), (args, kwargs))
+        _THREAD.traced = 0.0
+        try:
+            result = infer(fun, options, args, kwargs)
+            if _THREAD.traced:
+                report(call, "trace", _THREAD.traced)
+            return result
+        finally:
+            call.arguments = None
+
+    @functools.wraps(run)
+    def run_python_pjit(params: Any, leaves: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        call = _THREAD.call
+        if call is None or call.function.fun is not fun or not core.trace_state_clean():
+            return run(params, leaves, fun, args, kwargs)
+        call.arguments = args, kwargs
+        try:
+            return run(params, leaves, fun, args, kwargs)
+        finally:
+            _THREAD.call = None
+
+    def on_duration(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        stage, call = _STAGES.get(event), _THREAD.call
+        if stage is None or call is None:
+            return
+        if stage == "trace":
+            # Functions inside the traced one report their own, which are part of its time.
+            _THREAD.traced = max(_THREAD.traced, duration_secs)
+        elif kwargs.get("fun_name") == f"jit({call.function.name})":
+            hit, _THREAD.hit = _THREAD.hit, False
+            source = "the persistent cache" if hit else "the compiler"
+            report(call, stage, duration_secs, source if stage == "compile" else None)
+
+    def on_event(event: str, **_: Any) -> None:
+        if event == _CACHE_HIT:
+            _THREAD.hit = True
+
+    jax_pjit._infer_params, jax_pjit._run_python_pjit = infer_params, run_python_pjit
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
+
+
+def _is_of_jax(fun: Any) -> bool:
+    return str(getattr(fun, "__module__", "")).startswith("jax.")

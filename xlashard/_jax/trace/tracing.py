@@ -58,7 +58,7 @@ _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
 
 
-# Not the observed one of `jit_calls`: pjit-ed functions have their own log.
+# Not the one that `watch_misses` observes: pjit-ed functions have their own log.
 _infer_params = jax_pjit._infer_params
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.runtime.global_state import trace_context
-from xlashard._jax.runtime.jit_calls import JitCall, JitFunction, Stage
 from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.trace.observed_programs import JitCall, JitFunction, Stage
 from xlashard._jax.trace.tracing import abstractify, mesh_in_force
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred

@@ -10,9 +10,9 @@ from typing import Any
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.global_state import cleared_with_jax
-from xlashard._jax.runtime.jit_calls import Stage
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.trace.observed_programs import Stage
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.sharding import Mesh, Sharding
