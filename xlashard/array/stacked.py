@@ -36,7 +36,7 @@ from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.sharding_spec import at_numbers, spec_over_one_dim, without_dims
 from xlashard.sharding import PmapSharding
-from xlashard.sharding.checks import checked_devices
+from xlashard.sharding.base import checked_devices
 
 
 @overload

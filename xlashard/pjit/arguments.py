@@ -36,7 +36,7 @@ from xlashard.array.core.base import deletion_cause, type_text
 from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
 from xlashard.lazily import dataclass
 from xlashard.sharding import Sharding, XLACompatibleSharding
-from xlashard.sharding.convert import from_jax_sharding
+from xlashard.sharding.gspmd import from_jax_sharding
 
 
 @dataclass(frozen=True)

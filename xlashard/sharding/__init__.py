@@ -12,12 +12,12 @@ from xlashard.geometry import ShardingSpec as ShardingSpec
 from xlashard.geometry import Unstacked as Unstacked
 from xlashard.sharding.base import Sharding as Sharding
 from xlashard.sharding.base import XLACompatibleSharding as XLACompatibleSharding
-from xlashard.sharding.convert import from_hlo as from_hlo
-from xlashard.sharding.convert import from_jax as from_jax
-from xlashard.sharding.convert import on_mesh as on_mesh
-from xlashard.sharding.convert import to_jax as to_jax
 from xlashard.sharding.gspmd import GSPMDSharding as GSPMDSharding
 from xlashard.sharding.gspmd import OpShardingSharding as OpShardingSharding
+from xlashard.sharding.gspmd import from_hlo as from_hlo
+from xlashard.sharding.gspmd import from_jax as from_jax
+from xlashard.sharding.gspmd import on_mesh as on_mesh
+from xlashard.sharding.gspmd import to_jax as to_jax
 from xlashard.sharding.named import NamedSharding as NamedSharding
 from xlashard.sharding.named import SingleDeviceSharding as SingleDeviceSharding
 from xlashard.sharding.named import grid_of as grid_of

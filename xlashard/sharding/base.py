@@ -1,24 +1,29 @@
-"""Base classes of all shardings.
+"""Base classes of all shardings, and checks of their arguments.
 
 A sharding of this package is a list of devices and, for each rank, a `Tiling` that maps the device
 positions to tiles of an array. The tiling does all index maths; a subclass defines `tiling`, and
 `jax_sharding` for the equivalent sharding of JAX, which a buffer handle carries.
 """
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding
+from xlashard._jax.runtime.shardings import (
+    AbstractMesh,
+    Device,
+    JaxSharding,
+    is_symbolic_size,
+    memory_kinds,
+)
 from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import gspmd_sharding_of, tiling_of_jax
-from xlashard.sharding.checks import checked_shape
 
 type Shape = tuple[int, ...]
 type Index = tuple[slice, ...]
@@ -295,55 +300,92 @@ def _rank_tiling_of(sharding: "JaxSharding | Sharding", ndim: int) -> Tiling | N
         return None
 
 
-type DeviceNames = tuple[tuple[str, int], ...]
+# Types of invalid values that an error shows, and the most characters of one.
+_SHOWN = int | float | complex | str | bytes | tuple | list | dict | None
+_LONGEST = 60
 
 
-def names_of(devices: Sequence[Device]) -> DeviceNames:
-    """Return names that identify devices in every process of a program."""
-    return tuple((d.platform, d.id) for d in devices)
-
-
-def devices_of(names: DeviceNames) -> tuple[Device, ...]:
-    """Return the devices with these names.
+def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]:
+    """Return a list of devices as a tuple.
 
     Raises:
-        ShardingError: This process lacks one of them.
+        ShardingError: If it is empty, holds something else, or one device twice.
     """
-    known = {
-        (d.platform, d.id): d for platform in {p for p, _ in names} for d in _platform(platform)
-    }
-    missing = [
-        f"{platform}:{number}" for platform, number in names if (platform, number) not in known
-    ]
-    if missing:
-        raise ShardingError(
-            f"the pickled sharding is for {len(names)} devices, and this process lacks "
-            f"{', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: make a sharding of "
-            "its spec on a mesh of this process"
-        )
-    return tuple(known[name] for name in names)
-
-
-def _platform(platform: str) -> list[Device]:
     try:
-        return jax.devices(platform)
-    except RuntimeError:
-        return []
+        checked = tuple(devices)
+    except TypeError:
+        checked = ()
+    if not checked or not all(isinstance(d, jax.Device) for d in checked):
+        raise ShardingError(
+            f"the devices of a {maker} must be a list such as jax.devices(), not {devices!r}"
+        )
+    if len(set(checked)) != len(checked):
+        twice = next(d for i, d in enumerate(checked) if d in checked[:i])
+        raise ShardingError(
+            f"the devices of a {maker} have {twice} more than once: list each device once"
+        )
+    return checked
 
 
-def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
-    """Return a mesh as plain values; an abstract mesh is returned unchanged."""
-    if not isinstance(mesh, Mesh):
-        return (mesh,)
-    names = names_of(tuple(mesh.devices.flat))
-    return names, mesh.devices.shape, mesh.axis_names, mesh.axis_types
+def checked_shape(shape: object, method: str) -> tuple[int, ...]:
+    """Return a shape as a tuple; symbolic sizes of `jax.export` stay as they are.
+
+    Args:
+        shape: The caller's argument.
+        method: The called method, for the error: ``"NamedSharding.shard_shape"``.
+
+    Raises:
+        ArgumentError: The shape is no sequence of integers.
+        ShardingError: A size is negative.
+    """
+    if type(shape) is tuple and all([type(n) is int and n >= 0 for n in shape]):
+        return shape
+    try:
+        if isinstance(shape, str | bytes | Mapping | Set) or not isinstance(shape, Iterable):
+            raise TypeError
+        checked = tuple(n if is_symbolic_size(n) else operator.index(n) for n in shape)
+    except (TypeError, ValueError, jax.errors.JAXTypeError):
+        shown = repr(shape) if isinstance(shape, _SHOWN) else type(shape).__name__
+        raise ArgumentError(
+            f"{method}: the shape must be a tuple of integers such as (8, 128), not "
+            f"{shown if len(shown) <= _LONGEST else f'{shown[:_LONGEST]}...'}"
+        ) from None
+    if any(type(n) is int and n < 0 for n in checked):
+        raise ShardingError(
+            f"{method}: the shape {checked} has a negative size; write every size as an integer "
+            "from 0 on"
+        )
+    return checked
 
 
-def restore_mesh(parts: tuple[Any, ...]) -> Any:
-    """Return the mesh of the values of `reduce_mesh`."""
-    if len(parts) == 1:
-        return parts[0]
-    names, shape, axis_names, axis_types = parts
-    devices = np.empty(len(names), dtype=object)
-    devices[:] = devices_of(names)
-    return Mesh(devices.reshape(shape), axis_names, axis_types=axis_types)
+def is_index(value: object) -> bool:
+    """Return whether a value is an integer of Python or NumPy."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_memory_kind(device: Device | None, kind: str | None, maker: str) -> None:
+    """Check that a device has a memory of that kind.
+
+    Args:
+        device: The device; None on an abstract mesh.
+        kind: The kind.
+        maker: The class, for the error: `NamedSharding`.
+
+    Raises:
+        ShardingError: With the kinds that it has.
+    """
+    if kind is None:
+        return
+    if not isinstance(kind, str):
+        # JAX's classes fail with an error of C++.
+        raise ShardingError(
+            f"{maker}: memory_kind={kind!r} is invalid: expected a string such as 'device' or "
+            "'pinned_host'"
+        )
+    # A plugin without memories has an empty list, and accepts any kind.
+    known = () if device is None else memory_kinds(device)
+    if known and kind not in known:
+        raise ShardingError(
+            f"{maker}: memory_kind={kind!r} is not a memory of {device}: write one of "
+            f"{', '.join(map(repr, known))}"
+        )

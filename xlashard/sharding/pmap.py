@@ -20,9 +20,14 @@ from xlashard.geometry import ShardingSpec, Tiling
 from xlashard.geometry.sharding_spec import spec_over_one_dim
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import made_up_grid
-from xlashard.sharding.base import DeviceNames, XLACompatibleSharding, devices_of, names_of
-from xlashard.sharding.checks import check_memory_kind, checked_devices, checked_shape, is_index
-from xlashard.sharding.named import partition_spec
+from xlashard.sharding.base import (
+    XLACompatibleSharding,
+    check_memory_kind,
+    checked_devices,
+    checked_shape,
+    is_index,
+)
+from xlashard.sharding.named import DeviceNames, devices_of, names_of, partition_spec
 
 if TYPE_CHECKING:
 

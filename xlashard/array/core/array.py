@@ -32,7 +32,7 @@ from xlashard.array.core.shard import Shard
 from xlashard.array.placement.read import BRING_HERE, Policy, start_read, to_host
 from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.sharding import Sharding, from_jax, to_jax
-from xlashard.sharding.checks import is_index
+from xlashard.sharding.base import is_index
 
 if TYPE_CHECKING:
     # Only a stub: the members are generated from JAX's, with parameters that a checker cannot see.

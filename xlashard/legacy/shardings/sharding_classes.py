@@ -15,7 +15,7 @@ from xlashard.geometry import TileAssignment
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
 from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 from xlashard.sharding import XLACompatibleSharding as _Own
-from xlashard.sharding.base import DeviceNames, devices_of, names_of
+from xlashard.sharding.named import DeviceNames, devices_of, names_of
 
 
 class _CompatibleType(type(_Own)):
