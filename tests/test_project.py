@@ -149,7 +149,7 @@ print(*sorted(sys.modules))
 
 FEW_NEED = """
 _jax.array_serialization _jax.legacy_api _jax.stablehlo_parse _jax.trace.origins
-array.constructors array.device_buffers array.dlpack array.process_local array.reshard.compiled
+array.constructors array.device_buffers array.dlpack array.reshard.compiled
 array.reshard.p2p array.reshard.permute array.reshard.plan array.reshard.report array.stacked
 geometry.groups geometry.reshard legacy multihost numpy pictures pjit.recompile.call_differences
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes

@@ -107,7 +107,10 @@ else:
         from xlashard import numpy as numpy
         from xlashard import testing as testing
         from xlashard import tpu as tpu
-        from xlashard.array.constructors import make_array_from_callback
+        from xlashard.array.constructors import (
+            make_array_from_callback,
+            make_array_from_process_local_data,
+        )
         from xlashard.array.core.handles import key_shards, live_arrays
         from xlashard.array.core.shard import Shard
         from xlashard.array.device_buffers import (
@@ -119,7 +122,6 @@ else:
         )
         from xlashard.array.device_put import device_get
         from xlashard.array.dlpack import from_dlpack
-        from xlashard.array.process_local import make_array_from_process_local_data
         from xlashard.array.reshard.report import ReshardReport, reshard_plan
         from xlashard.array.stacked import device_put_replicated as device_put_replicated
         from xlashard.array.stacked import device_put_sharded as device_put_sharded
@@ -156,7 +158,10 @@ else:
             __name__,
             globals(),
             {
-                "xlashard.array.constructors": ("make_array_from_callback",),
+                "xlashard.array.constructors": (
+                    "make_array_from_callback",
+                    "make_array_from_process_local_data",
+                ),
                 "xlashard.array.core.handles": ("key_shards", "live_arrays"),
                 "xlashard.array.core.shard": ("Shard",),
                 "xlashard.array.device_buffers": (
@@ -166,7 +171,6 @@ else:
                 ),
                 "xlashard.array.device_put": ("device_get",),
                 "xlashard.array.dlpack": ("from_dlpack",),
-                "xlashard.array.process_local": ("make_array_from_process_local_data",),
                 "xlashard.array.reshard.report": ("ReshardReport", "reshard_plan"),
                 "xlashard.array.stacked": (
                     "device_put_replicated",

@@ -1,8 +1,8 @@
-"""`make_array_from_callback`: arrays whose tiles a function returns."""
+"""Arrays whose tiles a function returns, and arrays of which every process has a part."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,10 +16,12 @@ from xlashard._jax.runtime.global_state import (
 )
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
+from xlashard._jax.runtime.transfer import Handle, put, separate
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import (
+    PieceInput,
+    as_piece_input,
+    canonical_dtype,
     is_key_array,
     is_key_dtype,
     key_handle,
@@ -32,84 +34,25 @@ from xlashard.array.placement.put import (
     gather_pieces,
     host_value,
     memory_required,
+    put_value,
     stage_piece,
 )
-from xlashard.array.placement.read import read_value
 from xlashard.array.placement.target import (
     ResolvedSharding,
+    at_path,
+    broadcast_prefix,
     check_reduced_sharding,
+    is_target,
+    leaf_path,
     parse_shape,
     parse_sharding,
+    resolve_requested,
     resolve_sharding,
 )
-from xlashard.array.reshard.execute import relayout, reshard
-from xlashard.errors import ArgumentError, DeletedError, PlacementError
-from xlashard.sharding import SingleDeviceSharding, from_jax
-
-
-class PieceInput(NamedTuple):
-    """A value that is put on one device as a tile.
-
-    Attributes:
-        value: A NumPy array or a single-device handle; for keys their data.
-        weak_type: Whether its dtype is weak.
-        keys: The key array, if the value is one.
-    """
-
-    value: Any
-    weak_type: bool
-    keys: Any = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value; for keys that of the key array."""
-        return tuple((self.value if self.keys is None else self.keys).shape)
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of the value; for keys that of the key array."""
-        return (self.value if self.keys is None else self.keys).dtype
-
-
-def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
-    """Read a value; a sharded array is moved to its first device.
-
-    Args:
-        x: A NumPy array, a number, an Array, an array or keys of JAX.
-        name: Returns the name of the value in errors.
-        instead: Advice for a traced value.
-
-    Raises:
-        ArgumentError: The value is of another type, or traced.
-        DeletedError: The value is deleted.
-    """
-    if isinstance(x, Tracer):
-        raise ArgumentError(
-            f"{name()} is traced, but only concrete values can be put on single devices: {instead}"
-        )
-    if isinstance(x, np.ndarray):
-        return PieceInput(*host_value(x, name))
-    if is_key_array(x):
-        return PieceInput(_on_one_device(key_handle(x)), False, x)
-    if not isinstance(x, Array | HandleType):
-        return PieceInput(*host_value(x, name))
-    try:
-        check_alive(x)
-    except DeletedError as error:
-        raise DeletedError(f"{name()}: {error}") from None
-    handle: Handle = x._handle if isinstance(x, Array) else x
-    return PieceInput(_on_one_device(handle), handle.weak_type)
-
-
-def _on_one_device(handle: Handle) -> Any:
-    if not handle.is_fully_addressable:
-        # Must be wholly in this process: the others may not read the value, and take no part.
-        whole = handle.is_fully_replicated and split(handle)
-        return whole[0] if whole else read_value(Array.from_jax(handle))
-    if handle.sharding.num_devices == 1:
-        return handle
-    device = from_jax(handle.sharding).devices[0]
-    return reshard(handle, resolve_sharding(handle.shape, SingleDeviceSharding(device)))
+from xlashard.array.reshard.execute import relayout
+from xlashard.errors import ArgumentError, PlacementError, XlashardError, counted
+from xlashard.geometry import Tiling
+from xlashard.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 
 
 def make_array_from_callback(
@@ -218,24 +161,6 @@ def _staged(value: Any, target: ResolvedSharding, numbers: list[int]) -> dict[in
     raise scarce  # no-catalogue: needs a process with little memory
 
 
-def canonical_dtype(dtype: Any) -> Any:
-    """Return the dtype on devices of a requested dtype.
-
-    Raises:
-        ArgumentError: No device has the dtype.
-    """
-    try:
-        if is_key_dtype(dtype):
-            return dtype
-        canonical = jax.dtypes.canonicalize_dtype(dtype)
-        aval_of(np.empty(0, canonical))
-        return canonical
-    except TypeError:
-        raise ArgumentError(
-            f"dtype {dtype!r} is unsupported by devices: expected one such as 'float32' or 'int32'"
-        ) from None
-
-
 def _read_piece(value: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> PieceInput:
     """Check shape and dtype of one tile."""
     piece = as_piece_input(value, lambda: _name(index), _OUTSIDE)
@@ -308,3 +233,158 @@ def array_over(handle: Handle, target: ResolvedSharding, layout: Layout | None, 
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
     return keys_over(handle, keys)
+
+
+def make_array_from_process_local_data(
+    sharding: Any, local_data: Any, global_shape: Any = None
+) -> Any:
+    """Create an array of which every process provides its own part.
+
+    In each dimension the local data are either whole, or exactly the tiles of this process, side by
+    side in the order of the whole array. If several processes hold the same tile, they must provide
+    the same data.
+
+    Args:
+        sharding: A sharding of this package, of JAX or of a class of your own, a Format, or a
+            device; for all of `local_data` or as a pytree prefix of it.
+        local_data: NumPy arrays, keys of JAX, or a pytree of them.
+        global_shape: Shape of the whole array, in elements; for a pytree, a tree of shapes like it.
+            By default the local data are the tiles of this process in every dimension.
+
+    Returns:
+        `local_data` with a committed `Array` for every value (for keys: a key array of JAX).
+
+    Raises:
+        PlacementError: A dimension has an invalid size (with the valid ones and its path), or the
+            processes have unequal shares and there is no `global_shape`.
+        ArgumentError: No device can hold a value, or there is no sharding.
+        TransferGuardError: A transfer guard of JAX forbids it, such as `"disallow_explicit"`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, make_array_from_process_local_data
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> rows = np.zeros((4, 16), np.float32)
+        >>> make_array_from_process_local_data(NamedSharding(mesh, P("data")), rows).shape
+        (4, 16)
+    """
+    with short_tracebacks:
+        leaves, treedef = jax.tree.flatten(local_data)
+        entries = broadcast_prefix(sharding, local_data, is_target, "sharding", "local_data")
+        shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
+        out = []
+        guards = active_guards()
+        for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
+            try:
+                if isinstance(entry, jax.Device):
+                    entry = SingleDeviceSharding(entry)
+                there = parse_sharding(entry, "sharding")
+                with guarded(guards, Transfer.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
+                    out.append(_from_local(*there, leaf, shape))
+            except XlashardError as error:
+                raise at_path(error, leaf_path(local_data, number, "local_data")) from None
+        return treedef.unflatten(out)
+
+
+def _is_shape(x: Any) -> bool:
+    return x is None or (
+        isinstance(x, tuple | list) and all(n is None or isinstance(n, int | np.integer) for n in x)
+    )
+
+
+def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Any:
+    check_reduced_sharding(sharding, "make_array_from_process_local_data")
+    keys = data if is_key_array(data) else None
+    if keys is None:
+        value, _ = host_value(data, lambda: "it")
+    else:
+        value = np.asarray(key_handle(keys))
+    local: tuple[int, ...] = value.shape if keys is None else keys.shape
+    shape = (
+        _inferred_shape(local, sharding)
+        if global_shape is None
+        else parse_shape(global_shape, "global_shape")
+    )
+    if len(shape) != len(local):
+        raise PlacementError(
+            f"local data of shape {local} have {len(local)} dimensions, global_shape {shape} "
+            f"has {len(shape)}: give a global_shape of {counted(len(local), 'dimension')}"
+        )
+    logical = resolve_requested(shape, sharding)
+    target = logical if keys is None else resolve_key_data(logical, value.shape[len(local) :])
+    if local == shape:
+        handle = put_value(value, target)
+    else:
+        windows = _windows(local, shape, logical.tiling, logical.positions)
+        pieces = separate([value[window] for window in windows])
+        handle = put(target.aval(value.dtype), target.jax_sharding, pieces, target.devices)
+    return array_over(handle, target, layout, keys)
+
+
+def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+    """Return the global shape of local data that are exactly the tiles of this process."""
+    if sharding.is_fully_addressable:
+        return local
+    if not isinstance(sharding, XLACompatibleSharding):
+        raise PlacementError(  # no-catalogue: needs several processes
+            f"a {type(sharding).__name__} depends on the global shape, which local data alone do "
+            "not determine: give global_shape=(...)"
+        )
+    tiling = sharding.rank_tiling(len(local))
+    processes = np.array([device.process_index for device in sharding.devices])
+    shares = [
+        _distinct_per_dim(tiling, np.flatnonzero(processes == process))
+        for process in np.unique(processes)
+    ]
+    mine = _distinct_per_dim(tiling, sharding.addressable_positions)
+    if any(share != mine for share in shares):
+        raise PlacementError(  # no-catalogue: needs several processes
+            f"this process holds {mine} distinct tiles per dimension and others hold "
+            f"{sorted(set(shares) - {mine})[0]}, so that the local data do not determine the "
+            "global shape: give global_shape=(...)"
+        )
+    for dim, (size, held) in enumerate(zip(local, mine, strict=True)):
+        if size % held:
+            raise PlacementError(  # no-catalogue: needs several processes
+                f"dimension {dim} of local data of shape {local} has {size} elements, but this "
+                f"process holds {held} tiles of it: accepted are multiples of {held}, for example "
+                f"{-(-size // held) * held}"
+            )
+    return tuple(
+        size // held * count for size, held, count in zip(local, mine, tiling.counts, strict=True)
+    )
+
+
+def _distinct_per_dim(tiling: Tiling, positions: Any) -> tuple[int, ...]:
+    """Return the number of distinct tiles of some devices along each dimension."""
+    coordinates = tiling.coordinates(positions)
+    return tuple(len(np.unique(coordinates[:, dim])) for dim in range(tiling.ndim))
+
+
+def _windows(
+    local: tuple[int, ...], shape: tuple[int, ...], tiling: Tiling, positions: Sequence[int]
+) -> list[tuple[slice, ...]]:
+    """Return the slice of the local data for each device.
+
+    Raises:
+        PlacementError: A dimension is neither whole nor exactly the tiles of this process.
+    """
+    coordinates = tiling.coordinates(positions)
+    extents = tiling.shard_shape(shape)
+    columns = []
+    for dim, (size, whole, extent) in enumerate(zip(local, shape, extents, strict=True)):
+        held = coordinates[:, dim]
+        distinct = np.unique(held)
+        if size == whole:
+            starts = held * extent
+        elif size == extent * len(distinct):
+            starts = np.searchsorted(distinct, held) * extent
+        else:
+            mine = extent * len(distinct)
+            share = f" or {mine} (this process's {len(distinct)} tiles of {extent})"
+            raise PlacementError(
+                f"dimension {dim} of local data of shape {local} has {size} elements; accepted: "
+                f"{whole} (the whole of {shape}){share if mine != whole else ''}"
+            )
+        columns.append([slice(start, start + extent) for start in starts.tolist()])
+    return list(zip(*columns, strict=True))

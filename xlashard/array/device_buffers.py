@@ -8,17 +8,17 @@ import jax
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Handle, Tracer, with_sharding
-from xlashard.array.constructors import canonical_dtype, finished
+from xlashard.array.constructors import finished
 from xlashard.array.core.array import Array, wrap
-from xlashard.array.core.base import check_alive, record_shard, reshape_buffer
-from xlashard.array.core.handles import is_key_dtype, key_handle, keys_over
+from xlashard.array.core.base import check_alive, check_alive_as, record_shard, reshape_buffer
+from xlashard.array.core.handles import canonical_dtype, is_key_dtype, key_handle, keys_over
 from xlashard.array.placement.target import (
     ResolvedSharding,
     parse_shape,
     parse_sharding,
     resolve_sharding,
 )
-from xlashard.errors import ArgumentError, DeletedError, PlacementError, counted
+from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry import ShardingSpec
 from xlashard.geometry.sharding_spec import without_dims
 from xlashard.sharding import PmapSharding, SingleDeviceSharding
@@ -194,11 +194,7 @@ def _read_buffer(caller: Caller, number: int, array: Any) -> DeviceBuffer:
     is_key = is_key_dtype(array.dtype)
     handle = key_handle(array) if is_key else array
     handle = handle._handle if isinstance(handle, Array) else handle
-    if handle.is_deleted():
-        try:
-            check_alive(handle if is_key else array)
-        except DeletedError as error:
-            raise DeletedError(f"{name}: {error}") from None
+    check_alive_as(lambda: name, handle if is_key else array)
     devices = handle.sharding.device_set
     if len(devices) != 1:
         raise ArgumentError(

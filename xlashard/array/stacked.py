@@ -19,10 +19,9 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import check_can_hold_arrays
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, put, split
-from xlashard.array.constructors import PieceInput, as_piece_input
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, reshape_buffer
-from xlashard.array.core.handles import keys_over, resolve_key_data
+from xlashard.array.core.handles import PieceInput, as_piece_input, keys_over, resolve_key_data
 from xlashard.array.core.shard import Shard
 from xlashard.array.placement.copying import private_copy
 from xlashard.array.placement.put import put_on

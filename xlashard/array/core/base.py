@@ -7,7 +7,7 @@ and shardings of the first call, which are recorded here.
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -302,6 +302,18 @@ def check_alive(*operands: Any) -> None:
                 raise DeletedError(_deleted_text(x._buffers, x._deleted_by)) from None
         elif type(x) is HandleType and x.is_deleted():
             raise DeletedError(_deleted_text(x, None)) from None
+
+
+def check_alive_as(name: Callable[[], str], x: Any) -> None:
+    """Check that an array is not deleted.
+
+    Raises:
+        DeletedError: It is deleted; the message begins with its name.
+    """
+    try:
+        check_alive(x)
+    except DeletedError as error:
+        raise DeletedError(f"{name()}: {error}") from None
 
 
 def _deleted_text(handle: Handle, taker: str | None) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_host_array
-from xlashard.array.core.base import ArrayBase, check_alive, type_text
+from xlashard.array.core.base import ArrayBase, check_alive_as, type_text
 from xlashard.array.placement.read import holds_value
-from xlashard.errors import DeletedError, NotAddressableError
+from xlashard.errors import NotAddressableError
 
 # Longest chain of attributes and items that is followed: self.layer.weight has three.
 _DEPTH = 3
@@ -40,11 +40,7 @@ def check_constant(handle: Any) -> None:
         DeletedError: The handle is deleted.
         NotAddressableError: Its value is not wholly in this process.
     """
-    if handle.is_deleted():
-        try:
-            check_alive(handle)
-        except DeletedError as error:
-            raise DeletedError(f"{_closed_over(handle)}: {error}") from None
+    check_alive_as(lambda: _closed_over(handle), handle)
     if not holds_value(handle):
         raise NotAddressableError(  # no-catalogue: needs several processes
             f"{_closed_over(handle)}, {type_text(handle)}, cannot become a constant of a program "

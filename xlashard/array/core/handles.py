@@ -1,4 +1,4 @@
-"""Buffer handles: the arrays over the results of programs, and the data of key arrays.
+"""Buffer handles: arrays over results of programs, data of key arrays, values for one device.
 
 Constructors return a key array of JAX (`jax.random.key`) for keys, never an `Array`: NumPy cannot
 hold its elements, and all operations on keys are in `jax.random`. Its data is an array of integers
@@ -7,16 +7,20 @@ with trailing dimensions, which is placed like any array.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard._jax.runtime.transfer import Handle, HandleType, split
+from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
 from xlashard.array.core.array import Array, wrap
+from xlashard.array.core.base import check_alive_as
 from xlashard.array.core.shard import Shard
+from xlashard.array.placement.put import host_value
+from xlashard.array.placement.read import read_value
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
+from xlashard.array.reshard.execute import reshard
 from xlashard.errors import ArgumentError
 from xlashard.sharding import (
     GSPMDSharding,
@@ -112,6 +116,24 @@ def is_key_dtype(dtype: Any) -> bool:
     return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def canonical_dtype(dtype: Any) -> Any:
+    """Return the dtype on devices of a requested dtype.
+
+    Raises:
+        ArgumentError: No device has the dtype.
+    """
+    try:
+        if is_key_dtype(dtype):
+            return dtype
+        canonical = jax.dtypes.canonicalize_dtype(dtype)
+        aval_of(np.empty(0, canonical))
+        return canonical
+    except TypeError:
+        raise ArgumentError(
+            f"dtype {dtype!r} is unsupported by devices: expected one such as 'float32' or 'int32'"
+        ) from None
+
+
 def key_handle(keys: Any) -> Handle:
     """Return the handle of a key array's data, with the key's own dimensions last."""
     return jax.random.key_data(keys)
@@ -163,3 +185,65 @@ def resolve_key_data(logical: ResolvedSharding, extra: tuple[int, ...]) -> Resol
             sharding.devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind
         )
     return resolve_sharding((*logical.shape, *extra), sharding)
+
+
+class PieceInput(NamedTuple):
+    """A value that is put on one device as a tile.
+
+    Attributes:
+        value: A NumPy array or a single-device handle; for keys their data.
+        weak_type: Whether its dtype is weak.
+        keys: The key array, if the value is one.
+    """
+
+    value: Any
+    weak_type: bool
+    keys: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value; for keys that of the key array."""
+        return tuple((self.value if self.keys is None else self.keys).shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the value; for keys that of the key array."""
+        return (self.value if self.keys is None else self.keys).dtype
+
+
+def as_piece_input(x: Any, name: Callable[[], str], instead: str) -> PieceInput:
+    """Read a value; a sharded array is moved to its first device.
+
+    Args:
+        x: A NumPy array, a number, an Array, an array or keys of JAX.
+        name: Returns the name of the value in errors.
+        instead: Advice for a traced value.
+
+    Raises:
+        ArgumentError: The value is of another type, or traced.
+        DeletedError: The value is deleted.
+    """
+    if isinstance(x, Tracer):
+        raise ArgumentError(
+            f"{name()} is traced, but only concrete values can be put on single devices: {instead}"
+        )
+    if isinstance(x, np.ndarray):
+        return PieceInput(*host_value(x, name))
+    if is_key_array(x):
+        return PieceInput(_on_one_device(key_handle(x)), False, x)
+    if not isinstance(x, Array | HandleType):
+        return PieceInput(*host_value(x, name))
+    check_alive_as(name, x)
+    handle: Handle = x._handle if isinstance(x, Array) else x
+    return PieceInput(_on_one_device(handle), handle.weak_type)
+
+
+def _on_one_device(handle: Handle) -> Any:
+    if not handle.is_fully_addressable:
+        # Must be wholly in this process: the others may not read the value, and take no part.
+        whole = handle.is_fully_replicated and split(handle)
+        return whole[0] if whole else read_value(Array.from_jax(handle))
+    if handle.sharding.num_devices == 1:
+        return handle
+    device = from_jax(handle.sharding).devices[0]
+    return reshard(handle, resolve_sharding(handle.shape, SingleDeviceSharding(device)))
