@@ -18,8 +18,13 @@ from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.tracing import is_top_level
 from xlashard.array import Array, device_put
-from xlashard.array.core.unwrap import unwrap, wrap_results
-from xlashard.array.core.wrappers import JaxCall, retry_call, wrap_jax_function
+from xlashard.array.core.wrappers import (
+    JaxCall,
+    retry_call,
+    unwrap,
+    wrap_jax_function,
+    wrap_results,
+)
 from xlashard.array.placement.target import parse_placement
 from xlashard.pjit.api import pjit
 from xlashard.pjit.constraint import with_sharding_constraint

@@ -15,8 +15,7 @@ from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
 from xlashard.array.core.base import ArrayBase, check_alive, reshape_buffer, type_text
-from xlashard.array.core.unwrap import unwrap, wrap_results
-from xlashard.array.core.wrappers import wrap_jax_function
+from xlashard.array.core.wrappers import unwrap, wrap_jax_function, wrap_results
 from xlashard.array.placement.read import check_reduced
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling

@@ -10,8 +10,13 @@ from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.base import ArrayBase
 from xlashard.array.core.indexing import is_long, wide_integers, widened
-from xlashard.array.core.unwrap import unwrap, wrap_results
-from xlashard.array.core.wrappers import JaxCall, retry_call, wrap_jax_function
+from xlashard.array.core.wrappers import (
+    JaxCall,
+    retry_call,
+    unwrap,
+    wrap_jax_function,
+    wrap_results,
+)
 from xlashard.errors import ArgumentError
 
 

@@ -16,7 +16,7 @@ from xlashard._jax.runtime.transfer import (
     with_sharding,
 )
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.core.unwrap import wrap_results
+from xlashard.array.core.wrappers import wrap_results
 from xlashard.array.placement.read import (
     distinct_here,
     has_value,

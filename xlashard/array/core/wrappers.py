@@ -11,7 +11,6 @@ result on the mesh of an argument, even a result that no spec there describes; f
 """
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,112 @@ import jax
 import numpy as np
 
 from xlashard._jax.lowering import uses_shardy
-from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten
-from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, with_sharding
+from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError
 from xlashard.array.core.base import ArrayBase, check_alive, type_text
-from xlashard.array.core.unwrap import PLAIN, map_arrays, unwrap, wrap_results
-from xlashard.array.placement.target import resolve_sharding
-from xlashard.array.reshard.execute import has_permuted_tiles, reshard, with_device_order
+from xlashard.array.reshard.execute import (
+    has_permuted_tiles,
+    put_beside,
+    with_device_order,
+    with_gspmd_sharding,
+    with_mesh_order,
+)
 from xlashard.errors import DeviceMismatchError, UnreducedError
 from xlashard.lazily import dataclass
-from xlashard.sharding import GSPMDSharding, Sharding, from_jax, to_jax
+from xlashard.sharding import from_jax, to_jax
+
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
+"""Types of values that contain no array on devices."""
+
+_WITHOUT_ARRAYS = PLAIN | {HandleType}
+
+
+def map_arrays(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Map a function over every array and handle in a value, in nested lists, tuples and dicts too.
+
+    A container without changes is returned as it is.
+    """
+    kind = type(value)
+    if kind is HandleType or isinstance(value, ArrayBase):
+        return change(value)
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return _rebuilt(value, parts, map_arrays(parts, change), lambda new: slice(*new))
+    if isinstance(value, tuple):
+        return _rebuilt(
+            value, value, [map_arrays(v, change) for v in value], getattr(kind, "_make", kind)
+        )
+    if kind is list:
+        return _rebuilt(value, value, [map_arrays(v, change) for v in value], list)
+    if isinstance(value, dict):
+        new = [map_arrays(v, change) for v in value.values()]
+        return _rebuilt(value, value.values(), new, lambda new: kind(zip(value, new, strict=True)))
+    return value
+
+
+def _rebuilt(old: Any, parts: Any, new: Any, make: Callable[[Any], Any]) -> Any:
+    if all(a is b for a, b in zip(parts, new, strict=True)):
+        return old
+    return make(new)
+
+
+def unwrap(value: Any) -> Any:
+    """Return the value with handles in place of Arrays; containers are copied."""
+    # On the path of every argument of every operation: the commonest kinds first.
+    kind = type(value)
+    if kind in _WITHOUT_ARRAYS:
+        return value
+    if kind is list:
+        return [unwrap(v) for v in value]
+    if kind is tuple:
+        return tuple([unwrap(v) for v in value])
+    if kind is dict:
+        return {key: unwrap(v) for key, v in value.items()}
+    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _WITHOUT_ARRAYS:
+        return value
+    if isinstance(value, ArrayBase):
+        return value._handle
+    return map_arrays(value, unwrap)
+
+
+def wrap_results(kind: type[ArrayBase], out: Any, operands: tuple[Any, ...]) -> Any:
+    """Return the result with an array around every handle in it.
+
+    Args:
+        kind: Class of the arrays.
+        out: Result of JAX's function.
+        operands: Its arguments, with arrays anywhere inside.
+    """
+    if type(out) is list:
+        return [wrap_results(kind, part, operands) for part in out]
+    if type(out) is not HandleType:
+        # A tracer, a tuple of arrays, NotImplemented, a dtype.
+        return map_arrays(out, lambda handle: wrap_results(kind, handle, operands))
+    array = kind()
+    free = out.committed or _all_uncommitted(kind, operands)
+    array._handle = out if free else _on_operand_devices(out, operands)
+    return array
+
+
+def _all_uncommitted(kind: type[ArrayBase], operands: tuple[Any, ...]) -> bool:
+    """Return True if a quick check finds no committed operand."""
+    for x in operands:
+        if type(x) is kind:
+            if x._buffers.committed:
+                return False
+        elif type(x) not in PLAIN:
+            return False
+    return True
+
+
+def _on_operand_devices(out: Handle, operands: Any) -> Handle:
+    """Move an uncommitted result to the devices of the first committed operand."""
+    for x in jax.tree.leaves(operands):
+        if (type(x) is HandleType or isinstance(x, ArrayBase)) and x.committed:
+            return put_beside(out, unwrap(x))
+    return out
+
 
 _KINDS = inspect.Parameter
 _PACKED = (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)
@@ -67,10 +162,10 @@ def wrap_jax_function(
     """
     try:
         parameters = list(inspect.signature(jax_function).parameters.values())
+        is_packing = any(p.kind in _PACKED for p in parameters)
     except ValueError:
-        return _packing(jax_function, name, kind)
-    if any(p.kind in _PACKED for p in parameters):
-        return _packing(jax_function, name, kind)
+        parameters, is_packing = [], True
+    source = _packing(kind is None) if is_packing else _written(parameters, kind is None)
     names = {f"default_{p.name}_": p.default for p in parameters} | {
         "jax_function_": jax_function,
         "type_": type,
@@ -83,13 +178,28 @@ def wrap_jax_function(
         "as_arrays_": wrap_results,
         "bare_": unwrap,
         "plain_": PLAIN,
-        "jax_sharding_": _jax_sharding,
+        "jax_sharding_": to_jax,
+        "keywords_": _keywords,
     }
     # In the package's folder, so that tracebacks leave it out.
-    exec(compile(_written(parameters, kind is None), str(_FOLDER / f"<{name}>"), "exec"), names)
+    exec(compile(source, str(_FOLDER / f"<{name}>"), "exec"), names)
     # Python's own errors about arguments use this name.
     names["function"].__name__ = names["function"].__qualname__ = name
     return names["function"]
+
+
+def _packing(is_method: bool) -> str:
+    """Return the source of a function with any arguments."""
+    kind = "type_(args[0])" if is_method else "kind_"
+    bare = f"x_._handle if type_(x_) is {kind} else bare_(x_)"
+    return _TEMPLATE.format(
+        parameters="*args, **kwargs",
+        call=f"jax_function_(*[{bare} for x_ in args], **keywords_(kwargs))",
+        positional="*args, ",
+        keywords="**kwargs",
+        everything="args, kwargs",
+        kind=kind,
+    )
 
 
 def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
@@ -142,7 +252,7 @@ def _value(p: inspect.Parameter, is_self: bool) -> str:
         return f"{name}._handle"
     if p.default is not p.empty:
         if name == "out_sharding":
-            value = f"({name} if {name} is default_{name}_ else jax_sharding_({name}))"
+            value = f"({name} if {name} is default_{name}_ else jax_sharding_({name}, ()))"
         else:
             value = f"({name} if type_({name}) in plain_ else bare_({name}))"
     else:
@@ -150,35 +260,11 @@ def _value(p: inspect.Parameter, is_self: bool) -> str:
     return f"{name}={value}" if p.kind is _KINDS.KEYWORD_ONLY else value
 
 
-def _packing(jax_function: Callable[..., Any], name: str, kind: type | None) -> Callable[..., Any]:
-    """Return a wrapper with `*args, **kwargs`."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        result = type(args[0]) if kind is None else kind
-        try:
-            bare_args = [x._handle if type(x) is result else unwrap(x) for x in args]
-            out = jax_function(*bare_args, **_keywords(kwargs))
-        except Exception as failed:
-            try:
-                out = retry_call(failed, JaxCall(name, jax_function, args, kwargs))
-            except Exception as error:
-                shorten(error)
-                raise
-        return wrap_results(result, out, (args, kwargs))
-
-    return function
-
-
 def _keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     kwargs = unwrap(kwargs)
     if "out_sharding" in kwargs:
-        kwargs["out_sharding"] = _jax_sharding(kwargs["out_sharding"])
+        kwargs["out_sharding"] = to_jax(kwargs["out_sharding"], ())
     return kwargs
-
-
-def _jax_sharding(sharding: Any) -> Any:
-    """Return JAX's class of a sharding, which results carry."""
-    return to_jax(sharding, ()) if isinstance(sharding, Sharding) else sharding
 
 
 _IDS_SHOWN = 16
@@ -300,41 +386,12 @@ def _ids_text(ids: list[int]) -> str:
 
 def _retry_on_other_shardings(error: Exception, call: JaxCall) -> Any:
     if isinstance(error, UnnamedResultError):
-        return call.again(_as_gspmd_sharding)
+        return call.again(with_gspmd_sharding)
     first = next((x for _, x in call.operands() if has_permuted_tiles(x)), None)
     if first is None:
         raise error  # no-catalogue: raises an error of JAX or of the caller again
     sharding = from_jax(first.sharding)
     by_tile = np.argsort(sharding.tiling(first.shape).tile_ids(), kind="stable")
     devices = tuple(sharding.devices[i] for i in by_tile.tolist())
-    out = call.again(lambda handle: _on_mesh_order(handle, devices))
-    return map_arrays(out, lambda handle: _restore_order(handle, sharding.devices))
-
-
-def _as_gspmd_sharding(handle: Handle) -> Handle:
-    sharding = from_jax(handle.sharding)
-    tiles = sharding.tiling(handle.shape).to_tile_assignment()
-    there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
-    return with_sharding(handle, there.jax_sharding(handle.shape))
-
-
-def _on_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
-    """Return the handle with devices in an order, under tiles that a mesh in that order has."""
-    sharding = from_jax(handle.sharding)
-    if set(sharding.devices) != set(devices):
-        return handle
-    handle = with_device_order(handle, devices)
-    if not has_permuted_tiles(handle):
-        return handle
-    # Two arrays with different orders of tiles: one of them is resharded.
-    counts = from_jax(handle.sharding).tiling(handle.shape).counts
-    dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
-    text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"
-    there = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
-    return reshard(handle, resolve_sharding(handle.shape, there))
-
-
-def _restore_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
-    if type(handle) is HandleType and handle.sharding.device_set == set(devices):
-        return with_device_order(handle, devices)
-    return handle
+    out = call.again(lambda handle: with_mesh_order(handle, devices))
+    return map_arrays(out, lambda handle: with_device_order(handle, sharding.devices))

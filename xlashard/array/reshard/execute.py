@@ -1,5 +1,6 @@
 """Execution of reshards: each step of a plan on the devices."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.experimental.layout import Layout
 
+from xlashard._jax.runtime.global_state import allow_transfers
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import (
     Handle,
@@ -40,9 +42,12 @@ _ORDERS_KEPT = 512
 
 
 def with_device_order(handle: Handle, devices: Sequence[Device]) -> Handle:
-    """Return the handle under a sharding that lists the devices in an order; nothing moves."""
+    """Return the handle under a sharding that lists its devices in an order; nothing moves.
+
+    A handle on other devices is returned as it is.
+    """
     sharding = from_jax(handle.sharding)
-    if sharding.devices == tuple(devices):
+    if sharding.devices == tuple(devices) or set(sharding.devices) != set(devices):
         return handle
     tiling = _reordered_tiling(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
     there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
@@ -71,6 +76,30 @@ def has_permuted_tiles(handle: Handle) -> bool:
     if isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
         return False
     return bool(sharding.tiling(handle.shape).listed)
+
+
+def with_gspmd_sharding(handle: Handle) -> Handle:
+    """Return the handle under the `GSPMDSharding` with its tiles; nothing moves."""
+    sharding = from_jax(handle.sharding)
+    tiles = sharding.tiling(handle.shape).to_tile_assignment()
+    there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+    return with_sharding(handle, there.jax_sharding(handle.shape))
+
+
+def with_mesh_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+    """Return the handle with devices in an order, under tiles that a mesh in that order has."""
+    sharding = from_jax(handle.sharding)
+    if set(sharding.devices) != set(devices):
+        return handle
+    handle = with_device_order(handle, devices)
+    if not has_permuted_tiles(handle):
+        return handle
+    # Two arrays with different orders of tiles: one of them is resharded.
+    counts = from_jax(handle.sharding).tiling(handle.shape).counts
+    dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
+    text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"
+    there = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
+    return reshard(handle, resolve_sharding(handle.shape, there))
 
 
 def reshard(
@@ -200,6 +229,24 @@ def put_local_copy(handle: Handle, source: ResolvedSharding, target: ResolvedSha
     if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
         return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
     return p2p.reshard_by_pieces(ReshardTask(handle, source, target, fresh=True))
+
+
+def put_beside(handle: Handle, operand: Handle) -> Handle:
+    """Return an uncommitted handle on the devices of an operand; replicated, if the shapes differ.
+
+    Args:
+        handle: The handle; every process has computed the same one.
+        operand: A handle.
+    """
+    sharding = from_jax(operand.sharding)
+    if operand.shape != handle.shape:
+        kind = sharding.memory_kind
+        sharding = GSPMDSharding.get_replicated(sharding.devices, memory_kind=kind)
+    there = resolve_sharding(handle.shape, sharding)
+    with allow_transfers():
+        if sharding.is_fully_addressable:
+            return reshard(handle, there)
+        return put_value(np.asarray(handle), there, weak_type=handle.weak_type)
 
 
 def relayout(handle: Handle, layout: Layout | None, where: ResolvedSharding) -> Handle:
