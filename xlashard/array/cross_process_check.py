@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.array import Array
@@ -42,7 +43,6 @@ Check = CheckName
 
 # Seconds: a process may be busy with its data or a compilation that others skip.
 _TIMEOUT = 600.0
-_PLACES_REMEMBERED = 4096
 # Number of array types that an error lists.
 _SHOWN = 5
 
@@ -207,25 +207,8 @@ def _listed(types: dict[int, list[str]]) -> str:
 type _Key = tuple[Any, ...]
 
 
-class ComparedCalls:
-    """Values compared before, by the line that called."""
-
-    def __init__(self) -> None:
-        self._seen: dict[_Key, None] = {}
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: _Key) -> bool:
-        return key in self._seen
-
-    def add(self, key: _Key) -> None:
-        """Record a comparison; past a limit the oldest are dropped."""
-        with self._lock:
-            while len(self._seen) >= _PLACES_REMEMBERED:
-                del self._seen[next(iter(self._seen))]
-            self._seen[key] = None
-
-
-_compared = ComparedCalls()
+_compared = BoundedCache(4096)
+"""Calls whose values were compared before, by the line that called."""
 
 
 def _compare(own: Sequence[_Leaf], check: Check) -> None:
@@ -235,7 +218,7 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
     shared = [leaf for leaf in own if len(leaf.processes) > 1 and me in leaf.processes]
     for group, its in _by_processes(shared):
         key = _key(its)
-        if check == "once" and key in _compared:
+        if check == "once" and _compared.get(key):
             continue
         named = [
             processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its

@@ -13,11 +13,11 @@ import numpy as np
 from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.runtime.compiler import CompileRequest
 from xlashard._jax.runtime.execute import JitProgram, watch_first_runs
+from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.tracebacks import calling_line, short_tracebacks
 from xlashard._jax.runtime.transfer import Tracer, host_view, split
 from xlashard.array import Array
 from xlashard.array.core.shard import index_text
-from xlashard.array.cross_process_check import ComparedCalls
 from xlashard.array.placement.read import distinct_here, reading_allowed
 from xlashard.config import CheckName
 from xlashard.errors import (
@@ -111,7 +111,7 @@ def _index_of(array: Array, tile: int) -> str:
     return index_text(tiling.indices(array.shape, [position])[0])
 
 
-_compared = ComparedCalls()
+_compared = BoundedCache(4096)
 
 
 def read_check(check: Any) -> CheckName:
@@ -155,7 +155,7 @@ def compare_parts(
         )
     local = [((path, x), spec) for (path, x), spec in named if _is_local(x)]
     key = *calling_line(), host.whole, *(_key(*x, spec) for x, spec in local)
-    if once and key in _compared:
+    if once and _compared.get(key):
         return
     with call.abort_together():
         leaves = read_named([x for x, _ in local], call.name)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from xlashard._jax.runtime.shardings import JaxSharding
 from xlashard._jax.trace import jitted
 from xlashard._jax.trace.jaxprs import hoist
-from xlashard._jax.trace.rewriting import map_meshes, meshes_in
+from xlashard._jax.trace.rewriting import MeshMap, meshes_in
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_names import is_gpu_name
@@ -201,7 +201,7 @@ def map_call(call: Call, on: Mesh) -> Call:
         args, kwargs = traced.in_tree.unflatten([0] * traced.in_tree.num_leaves)
         in_tree = jax.tree.structure(((*(0 for _ in closed), *args), kwargs))
         traced = replace(traced, arg_names=(*names, *traced.arg_names), in_tree=in_tree)
-    body = map_meshes(hoisted, mapping)
+    body = MeshMap(mapping).jaxpr(hoisted)
     none = (None,) * len(closed)
     return replace(
         call,

@@ -13,6 +13,7 @@ from typing import Self
 import jax
 import numpy as np
 
+from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
@@ -27,9 +28,6 @@ from xlashard.sharding.axes import gspmd_sharding_of, tiling_of_jax
 
 type Shape = tuple[int, ...]
 type Index = tuple[slice, ...]
-
-# Enough for the distinct shapes of a large parameter tree; past it the oldest are forgotten.
-_MAPS_KEPT = 64
 
 
 class Sharding:
@@ -247,19 +245,14 @@ class XLACompatibleSharding(Sharding):
         return self.rank_tiling(len(self._checked_shape(shape, "tiling")))
 
     @cached_property
-    def _index_maps(self) -> dict[Shape, Mapping[Device, Index]]:
-        return {}
+    def _index_maps(self) -> BoundedCache:
+        return BoundedCache(64)  # enough for the distinct shapes of a large parameter tree
 
     def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
         """Return the slices that each device holds; a fresh dict over cached indices."""
         global_shape = self._checked_shape(global_shape, "devices_indices_map")
-        kept = self._index_maps.get(global_shape)
-        if kept is None:
-            kept = super().devices_indices_map(global_shape)
-            while len(self._index_maps) >= _MAPS_KEPT:
-                self._index_maps.pop(next(iter(self._index_maps)), None)
-            self._index_maps[global_shape] = kept
-        return dict(kept)
+        index_map = super().devices_indices_map
+        return dict(self._index_maps.kept(global_shape, lambda: index_map(global_shape)))
 
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
         """Return True if both put the same tile on the same device, in the same memory."""

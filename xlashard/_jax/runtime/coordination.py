@@ -232,9 +232,6 @@ def delete(key: str) -> None:
     client().key_value_delete(key)
 
 
-_LOOPBACK = "127.0.0.1"
-
-
 def exit_on_uncaught_error() -> None:
     """Make this process of an emulated pod exit at once after an uncaught exception.
 
@@ -271,4 +268,4 @@ def listen_on_loopback() -> None:
     Has no effect after the backend has started.
     """
     if not backend_has_started():
-        set_cpu_collectives_address(_LOOPBACK)
+        set_cpu_collectives_address("127.0.0.1")

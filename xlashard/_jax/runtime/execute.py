@@ -45,28 +45,26 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
 
     The handle of a key array is that of its integers: `as_key_array` makes the key array.
     """
-    if _is_key(aval):
+    if is_extended(aval):
         aval, sharding = core.physical_aval(aval), physical_sharding(aval, sharding)
     return pxla.global_aval_to_result_handler(aval, sharding, committed)
 
 
 def has_keys(avals: Sequence[Any]) -> bool:
     """Return True if a key array is among abstract values."""
-    return any(map(_is_key, avals))
-
-
-def _is_key(aval: Any) -> bool:
-    return aval is not core.abstract_token and is_extended(aval)
+    return any(map(is_extended, avals))
 
 
 def as_key_array(aval: Any, handle: Handle) -> Any:
     """Return the key array over the handle of its integers; any other handle as it is."""
-    return aval.dtype._rules.result_handler(None, aval)(None, handle) if _is_key(aval) else handle
+    if not is_extended(aval):
+        return handle
+    return aval.dtype._rules.result_handler(None, aval)(None, handle)
 
 
 def physical_sharding(aval: Any, sharding: Any) -> Any:
     """Return JAX's sharding of the buffers of a value."""
-    return sharding_impls.physical_sharding(aval, sharding) if _is_key(aval) else sharding
+    return sharding_impls.physical_sharding(aval, sharding) if is_extended(aval) else sharding
 
 
 def runner(

@@ -5,10 +5,11 @@ transfer itself then runs unguarded: its implementation is internal.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 from jax._src import config, util
@@ -112,15 +113,18 @@ class TransferGuards(NamedTuple):
         """Return the level of a kind of transfer."""
         return getattr(self, transfer.value)
 
-    def refuse(self, transfer: Transfer, *, explicit: bool) -> bool:
-        """Return True if a transfer is forbidden; an explicit one was requested by name."""
-        level = self.level(transfer)
-        return level == "disallow_explicit" or (level == "disallow" and not explicit)
+    def request(
+        self, action: Literal["disallow", "log"], transfer: Transfer, *, explicit: bool
+    ) -> bool:
+        """Return True if a transfer is forbidden or has to be logged.
 
-    def log(self, transfer: Transfer, *, explicit: bool) -> bool:
-        """Return True if a transfer has to be logged."""
+        Args:
+            action: The action in question.
+            transfer: The kind of transfer.
+            explicit: True if the transfer was requested by name.
+        """
         level = self.level(transfer)
-        return level == "log_explicit" or (level == "log" and not explicit)
+        return level == f"{action}_explicit" or (level == action and not explicit)
 
 
 _FREE = (None, "allow")
@@ -153,23 +157,35 @@ class Clearable(Protocol):
         """Empty the cache."""
 
 
-_MOST_VALUES = 1024
-
-
 class BoundedCache:
-    """Cache of values by hashable keys; it is emptied when it is full."""
+    """Cache of values by hashable keys; the oldest are dropped when it is full.
 
-    def __init__(self) -> None:
+    Args:
+        most: Number of values that are kept.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
         self._values: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return the value of a key; None where the cache has none."""
+        return self._values.get(key)
+
+    def add(self, key: Hashable, value: Any = True) -> None:
+        """Keep the value of a key."""
+        with self._lock:
+            while len(self._values) >= self._most:
+                del self._values[next(iter(self._values))]
+            self._values[key] = value
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key, made where the cache has none."""
-        value = self._values.get(key)
+        value = self.get(key)
         if value is None:
             value = make()
-            if len(self._values) >= _MOST_VALUES:
-                self._values = {}
-            self._values[key] = value
+            self.add(key, value)
         return value
 
     def cache_clear(self) -> None:
@@ -214,7 +230,7 @@ def check_transfer(
         TransferGuardError: A guard forbids it.
     """
     explicit = not explicit_form
-    if guards.refuse(direction, explicit=explicit):
+    if guards.request("disallow", direction, explicit=explicit):
         setting = f"jax.transfer_guard_{direction.value}"
         instead = f"{explicit_form}, or " if explicit_form else ""
         raise TransferGuardError(
@@ -222,7 +238,7 @@ def check_transfer(
             f"{setting}({guards.level(direction)!r}): write {instead}"
             f"`with {setting}('allow'):` around it"
         )
-    if guards.log(direction, explicit=explicit):
+    if guards.request("log", direction, explicit=explicit):
         kind = "explicit" if explicit else "implicit"
         _log.warning("%s transfer of %s, %s", _direction_text(direction), what, kind)
 

@@ -3,6 +3,7 @@
 import functools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -48,12 +49,12 @@ def stand_in(devices: Mapping[Device, Device]) -> Callable[[], None]:
     Returns:
         A function that undoes it.
     """
-    patches: list[tuple[Any, str, Any]] = []
+    undo = ExitStack()
     platform = next(iter(devices.values())).platform
     names = {platform, "cuda"} if platform == "gpu" else {platform}
 
     def replace(owner: Any, name: str, value: Any) -> None:
-        patches.append((owner, name, getattr(owner, name)))
+        undo.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
     for name in _MESHES:
@@ -67,12 +68,7 @@ def stand_in(devices: Mapping[Device, Device]) -> Callable[[], None]:
     replace(jax.distributed, "is_initialized", lambda: False)
     update = jax.config.update
     replace(jax.config, "update", lambda name, v: None if name in _FORBIDDEN else update(name, v))
-
-    def undo() -> None:
-        for owner, name, value in reversed(patches):
-            setattr(owner, name, value)
-
-    return undo
+    return undo.close
 
 
 def _arranged(create: Callable[..., Any], devices: Mapping[Device, Device]) -> Callable[..., Any]:

@@ -215,18 +215,8 @@ def meshes_in(jaxpr: Jaxpr) -> list[Mesh | AbstractMesh]:
             meshes[mesh] = None
         return value
 
-    map_meshes(jaxpr, collect)
+    MeshMap(collect).jaxpr(jaxpr)
     return [mesh for mesh in meshes if isinstance(mesh, Mesh)] or list(meshes)
-
-
-def map_meshes(jaxpr: Jaxpr, mapping: Callable[..., Any]) -> Jaxpr:
-    """Return a jaxpr with other meshes and shardings in the parameters of its equations.
-
-    Args:
-        jaxpr: The jaxpr.
-        mapping: See `MeshMap`.
-    """
-    return MeshMap(mapping).jaxpr(jaxpr)
 
 
 class MeshMap:

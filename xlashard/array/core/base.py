@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from xlashard._jax.runtime.global_state import BoundedCache
 from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard._jax.runtime.transfer import (
     Handle,
@@ -30,8 +31,6 @@ from xlashard.errors import ArgumentError, DeletedError
 from xlashard.sharding import SingleDeviceSharding
 from xlashard.wording import typed
 
-# Bounds the memory of a function that is called with ever new shapes.
-_KINDS_KEPT = 4096
 _SHOWN = 3
 
 type _Kind = tuple[Any, ...]
@@ -49,7 +48,8 @@ class DonationTracker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.paths: dict[_Kind, str] = {}
+        # Bounds the memory of a function that is called with ever new shapes.
+        self.paths = BoundedCache(4096)
         with _lock:
             _trackers.add(self)
 
@@ -64,10 +64,7 @@ class DonationTracker:
             Name of the callable with the path of the argument.
         """
         kind = _kind(handle)
-        if kind not in self.paths:
-            while len(self.paths) >= _KINDS_KEPT:
-                self.paths.pop(next(iter(self.paths)), None)
-            self.paths[kind] = path
+        self.paths.kept(kind, lambda: path)
         return self.takes(path)
 
     def takes(self, path: str) -> str:

@@ -19,7 +19,7 @@ from xlashard.array.core.base import ArrayBase, check_alive, type_text
 from xlashard.array.core.wrappers import wrap_results
 from xlashard.array.placement.read import (
     distinct_here,
-    has_value,
+    holds_value,
     is_unreduced,
     may_read,
     read_value,
@@ -103,7 +103,7 @@ class HostProtocols(ArrayBase):
         return str(read_value(self))
 
     def __format__(self, spec: str) -> str:
-        if self._handle.is_deleted() or not has_value(self):
+        if self._handle.is_deleted() or not holds_value(self._handle):
             return _array_repr(self)
         if not self.ndim:
             return format(read_value(self)[()], spec)
@@ -283,7 +283,7 @@ _PRINTED_BYTES = 1 << 20
 
 
 def _is_printable(array: ArrayBase) -> bool:
-    return array.nbytes <= _PRINTED_BYTES and has_value(array) and may_read(array)
+    return array.nbytes <= _PRINTED_BYTES and holds_value(array._handle) and may_read(array)
 
 
 def _array_repr(array: ArrayBase) -> str:
@@ -298,7 +298,7 @@ def _array_repr(array: ArrayBase) -> str:
     if is_unreduced(handle):
         where = sharding_text(from_jax(handle.sharding))
         return f"{prefix}shape={handle.shape}, {suffix}, sharding={where})"
-    if not has_value(array):
+    if not holds_value(handle):
         tiling, distinct = distinct_here(handle)
         here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
         where = sharding_text(from_jax(handle.sharding))

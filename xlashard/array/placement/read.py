@@ -142,18 +142,13 @@ def may_read(array: ArrayBase) -> bool:
         guards is None
         or array._value_cache is not None
         or _lies_open(array._handle)
-        or not guards.refuse(Transfer.DEVICE_TO_HOST, explicit=False)
+        or not guards.request("disallow", Transfer.DEVICE_TO_HOST, explicit=False)
     )
 
 
 def is_unreduced(handle: Handle) -> bool:
     """Return True if the devices hold partial results, so that the value can't be read."""
     return from_jax(handle.sharding).is_unreduced
-
-
-def has_value(array: ArrayBase) -> bool:
-    """Return True if the value is wholly in this process."""
-    return holds_value(array._handle)
 
 
 def holds_value(handle: Handle) -> bool:
@@ -275,7 +270,7 @@ def to_host(array: ArrayBase, policy: Policy, timeout: float) -> np.ndarray:
     if policy == "replicated" or array._handle.is_fully_addressable:
         return read_value(array, explicit=True)  # raises an error that names the missing tiles
     if policy == "local":
-        return read_value(array, explicit=True) if has_value(array) else _local_box(array)
+        return read_value(array, explicit=True) if holds_value(array._handle) else _local_box(array)
     sharding = from_jax(array._handle.sharding)
     if not sharding.addressable_positions:
         raise NotAddressableError(  # no-catalogue: needs several processes
