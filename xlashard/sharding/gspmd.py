@@ -21,12 +21,7 @@ from xlashard._jax.runtime.shardings import (
     with_interface,
 )
 from xlashard.errors import GeometryError, ShardingError
-from xlashard.geometry import (
-    TileAssignment,
-    Tiling,
-    spec_from_tile_assignment,
-    spec_from_tiling,
-)
+from xlashard.geometry import TileAssignment, Tiling, spec_from_tile_assignment, spec_from_tiling
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import axes_of, gspmd_sharding_of
 from xlashard.sharding.base import (

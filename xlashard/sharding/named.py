@@ -1,6 +1,7 @@
 """`NamedSharding`, by the mesh axes that cut each dimension, and `SingleDeviceSharding`."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
@@ -94,7 +95,19 @@ else:
     _NamedBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
 
 
-class NamedSharding(_NamedBase):
+class MeshSharding(_NamedBase):
+    """Base class of the shardings that derive from JAX's `NamedSharding`."""
+
+    @cached_property
+    def _jax_sharding(self) -> JaxNamedSharding:
+        return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
+
+    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
+        """Return JAX's own `NamedSharding` with the same devices and tiles."""
+        return self._jax_sharding
+
+
+class NamedSharding(MeshSharding):
     """Sharding of each dimension of an array over named axes of a mesh.
 
     Args:
@@ -212,14 +225,6 @@ class NamedSharding(_NamedBase):
         """Return the tiling for arrays of a rank."""
         return named_tiling(grid_of(self.mesh), self.normal_spec, checked_rank(ndim))
 
-    @cached_property
-    def _jax_sharding(self) -> JaxNamedSharding:
-        return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
-
-    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
-        """Return JAX's own `NamedSharding` with the same mesh and spec."""
-        return self._jax_sharding
-
     def is_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
         """Check the rank and the sizes of a shape.
 
@@ -279,9 +284,10 @@ def devices_of(names: DeviceNames) -> tuple[Device, ...]:
     Raises:
         ShardingError: This process lacks one of them.
     """
-    known = {
-        (d.platform, d.id): d for platform in {p for p, _ in names} for d in _platform(platform)
-    }
+    known: dict[tuple[str, int], Device] = {}
+    for platform in {platform for platform, _ in names}:
+        with suppress(RuntimeError):
+            known |= {(d.platform, d.id): d for d in jax.devices(platform)}
     missing = [
         f"{platform}:{number}" for platform, number in names if (platform, number) not in known
     ]
@@ -292,13 +298,6 @@ def devices_of(names: DeviceNames) -> tuple[Device, ...]:
             "its spec on a mesh of this process"
         )
     return tuple(known[name] for name in names)
-
-
-def _platform(platform: str) -> list[Device]:
-    try:
-        return jax.devices(platform)
-    except RuntimeError:
-        return []
 
 
 def reduce_mesh(mesh: Any) -> tuple[Any, ...]:

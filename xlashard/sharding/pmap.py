@@ -2,43 +2,23 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 
-from xlashard._jax.runtime.shardings import (
-    Device,
-    JaxNamedSharding,
-    Mesh,
-    default_memory_kind,
-    with_interface,
-)
+from xlashard._jax.runtime.shardings import Device, Mesh, default_memory_kind
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ShardingError, counted
 from xlashard.geometry import ShardingSpec, Tiling
 from xlashard.geometry.sharding_spec import spec_over_one_dim
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import made_up_grid
-from xlashard.sharding.base import (
-    XLACompatibleSharding,
-    check_memory_kind,
-    checked_devices,
-    checked_shape,
-    is_index,
-)
-from xlashard.sharding.named import DeviceNames, devices_of, names_of, partition_spec
-
-if TYPE_CHECKING:
-
-    class _PmapBase(XLACompatibleSharding, JaxNamedSharding):
-        """Both base classes, for type checkers."""
-
-else:
-    _PmapBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
+from xlashard.sharding.base import check_memory_kind, checked_devices, checked_shape, is_index
+from xlashard.sharding.named import DeviceNames, MeshSharding, devices_of, names_of, partition_spec
 
 
-class PmapSharding(_PmapBase):
+class PmapSharding(MeshSharding):
     """Sharding by a `ShardingSpec` over a grid of devices, as of `pmap`.
 
     A shard has as many dimensions as its array, also under `Unstacked`, where its size along this
@@ -200,14 +180,6 @@ class PmapSharding(_PmapBase):
         """Check a shape as JAX's method does: like `is_compatible_aval`, without divisibility."""
         shape = self._checked_shape(aval_shape, "check_compatible_aval")
         self.sharding_spec.check_unstacked(shape)
-
-    @cached_property
-    def _jax_sharding(self) -> JaxNamedSharding:
-        return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
-
-    def jax_sharding(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
-        """Return JAX's `NamedSharding` with the same devices and tiles."""
-        return self._jax_sharding
 
 
 def _flat(devices: Any) -> Any:

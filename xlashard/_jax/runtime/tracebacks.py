@@ -8,8 +8,9 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -104,11 +105,20 @@ _WRAPPERS = tuple(
 )
 
 
+def callers() -> Iterator[FrameType]:
+    """Yield the frames of this thread, from that of the function that iterates outwards."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def calling_line() -> tuple[str, int]:
     """Return file and line of the innermost frame that is neither ours nor a library's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_passed_by(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = sys._getframe()
+    for frame in callers():
+        if not _is_passed_by(frame.f_code.co_filename):
+            break
     return frame.f_code.co_filename, frame.f_lineno
 
 
@@ -117,12 +127,10 @@ def script_line() -> tuple[str, int]:
 
     Without one, that of the innermost frame that is neither ours nor JAX's.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         file = frame.f_code.co_filename
         if not file.startswith((*_PASSED_BY, *_INSTALLED, "<frozen")):
             return file, frame.f_lineno
-        frame = frame.f_back
     return calling_line()
 
 

@@ -14,8 +14,6 @@ from jax._src import pjit as jax_pjit
 from xlashard._jax.trace.tracing import Jaxpr, Tracer, TreeDef, in_default_registry, struct_of
 from xlashard.lazily import dataclass
 
-_STAGE = ("_consts", "_in_tree", "_meta_tys_flat", "_params", "out_tree")
-
 
 @dataclass(frozen=True, eq=False)
 class JaxProgram:
@@ -108,9 +106,6 @@ def read_traced(stage: Any) -> JaxProgram:
 
     Types of JAX's high-level values (hijax) are lowered to those of the arrays behind them.
     """
-    missing = [name for name in _STAGE if not hasattr(stage, name)]
-    if missing:
-        raise TypeError(f"{type(stage)} has no {missing}")  # no-catalogue: another release of JAX
     low = stage.lojax
     count = len(low._consts)
     return JaxProgram(

@@ -8,12 +8,10 @@ misses, so repeat calls cost what they cost without it.
 """
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from types import FrameType
 from typing import Any, Literal, Protocol
 
 import jax
@@ -22,7 +20,7 @@ from jax._src import dispatch as jax_dispatch
 from jax._src import pjit as jax_pjit
 
 from xlashard._jax.runtime.dispatch import forget_calls
-from xlashard._jax.runtime.tracebacks import JAX_FOLDER
+from xlashard._jax.runtime.tracebacks import JAX_FOLDER, callers
 from xlashard._jax.trace.tracing import struct_of
 from xlashard.lazily import dataclass
 
@@ -114,14 +112,13 @@ def trees_under_way(jaxpr: Any) -> tuple[Any, Any] | None:
     Args:
         jaxpr: The program's jaxpr; None is returned for a call of another one.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        name, local = frame.f_code.co_name, frame.f_locals if _has_trees(frame) else {}
+    for frame in callers():
+        is_of_jax = frame.f_code.co_filename.startswith(JAX_FOLDER)
+        name, local = frame.f_code.co_name, frame.f_locals if is_of_jax else {}
         if name == "_run_python_pjit" and local["p"].params["jaxpr"] is jaxpr:
             return local["p"].in_tree, local["p"].out_tree
         if name == "lower" and getattr(local.get("self"), "jaxpr", None) is jaxpr:
             return local["self"]._in_tree, local["self"].out_tree
-        frame = frame.f_back
     return None
 
 
@@ -132,16 +129,10 @@ def caller_locals(file: str, function: str) -> dict[str, Any] | None:
         file: End of the path of its file.
         function: Its name.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(file):
             return frame.f_locals
-        frame = frame.f_back
     return None
-
-
-def _has_trees(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(JAX_FOLDER)
 
 
 _lock = threading.Lock()

@@ -1,7 +1,6 @@
 """Find the variable name of a closed-over array, for errors."""
 
 import functools
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax.runtime.tracebacks import callers
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace.jaxprs import is_host_array
 from xlashard.array.core.base import ArrayBase, check_alive_as, type_text
@@ -59,8 +59,7 @@ def _closed_over(handle: Any) -> str:
 
 def _in_callers(array: Any) -> tuple[str, str] | None:
     """Return the function compiled on this thread that closes over an array, and its variable."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         for value in list(frame.f_locals.values()):
             if not callable(value) or isinstance(value, type):
                 continue
@@ -70,7 +69,6 @@ def _in_callers(array: Any) -> tuple[str, str] | None:
                 variable = closure_variable_name(value, array)
                 if variable is not None:
                     return _name(value), variable
-        frame = frame.f_back
     return None
 
 
