@@ -20,27 +20,29 @@ from xlashard.array.core.wrappers import (
 from xlashard.errors import ArgumentError
 
 
-def _binary(name: str) -> Callable[..., Any]:
-    call = getattr(HandleType, name)
+class _Method:
+    """A method of `jax.Array`, generated at first use, as generating it takes a while.
 
-    def operator(self: ArrayBase, other: Any, /) -> Any:
-        kind = type(self)
-        try:
-            out = call(self._handle, other._handle if type(other) is kind else other)
-        except Exception as failed:
-            try:
-                out = retry_call(failed, JaxCall(name, call, (self, other), {}, ("left", "right")))
-            except Exception as error:
-                shorten(error)
-                raise
-        if type(out) is HandleType and out.committed:
-            array = kind()
-            array._handle = out
-            return array
-        return wrap_results(kind, out, (self, other))
+    It replaces this descriptor in the class. `help()` and `signature()` show JAX's own method.
 
-    operator.__name__ = name
-    return operator
+    Args:
+        kind: The class that has the method.
+        name: The method.
+        operands: Names of the arguments in errors; those of JAX's method if empty.
+    """
+
+    def __init__(self, kind: type, name: str, operands: tuple[str, ...] = ()) -> None:
+        self._kind = kind
+        self._name = name
+        self._operands = operands
+        self.__doc__ = getattr(HandleType, name).__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        call = getattr(HandleType, self._name)
+        wrapper = wrap_jax_function(call, self._name, None, self._operands)
+        # If several threads generate it at once, all get the last one.
+        setattr(self._kind, self._name, update_wrapper(wrapper, call))
+        return getattr(owner if instance is None else instance, self._name)
 
 
 class Operators(ArrayBase):
@@ -63,11 +65,9 @@ _BINARY = (
     "rshift rrshift contains"
 )
 
-for _name in _UNARY.split():
-    _name = f"__{_name}__"
-    setattr(Operators, _name, wrap_jax_function(getattr(HandleType, _name), _name, None))
-for _name in _BINARY.split():
-    setattr(Operators, f"__{_name}__", _binary(f"__{_name}__"))
+for _names, _operands in ((_UNARY, ()), (_BINARY, ("left", "right"))):
+    for _name in _names.split():
+        setattr(Operators, f"__{_name}__", _Method(Operators, f"__{_name}__", _operands))
 
 
 def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -77,27 +77,6 @@ def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: A
     except Exception as error:
         out = retry_call(error, JaxCall(call.__name__, call, (self, *args), kwargs))
     return wrap_results(type(self), out, (self, args, kwargs))
-
-
-class _Method:
-    """A method of `jax.Array`, generated at first use, as generating it takes a while.
-
-    It replaces this descriptor in the class. `help()` and `signature()` show JAX's own method.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.__doc__ = getattr(HandleType, name).__doc__
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        call = getattr(HandleType, self._name)
-        # If several threads generate it at once, all get the last one.
-        setattr(
-            NumpyMethods,
-            self._name,
-            update_wrapper(wrap_jax_function(call, self._name, None), call),
-        )
-        return getattr(owner if instance is None else instance, self._name)
 
 
 class NumpyMethods(ArrayBase):
@@ -140,7 +119,7 @@ _METHODS = (
 """Methods of `jax.Array`; JAX's own code calls those with an underscore on any array."""
 
 for _name in _METHODS.split():
-    setattr(NumpyMethods, _name, _Method(_name))
+    setattr(NumpyMethods, _name, _Method(NumpyMethods, _name))
 
 _PROPERTIES = {
     "T": "Transpose: all dimensions in reverse order.",

@@ -137,7 +137,8 @@ def function({parameters}):
         out_ = {call}
     except Exception as failed_:
         try:
-            out_ = again_(failed_, Call_(name_, jax_function_, ({positional}), {{{keywords}}}))
+            call_ = Call_(name_, jax_function_, ({positional}), {{{keywords}}}, operands_)
+            out_ = again_(failed_, call_)
         except Exception as error_:
             shorten_(error_)
             raise
@@ -150,7 +151,7 @@ def function({parameters}):
 
 
 def wrap_jax_function(
-    jax_function: Callable[..., Any], name: str, kind: type | None
+    jax_function: Callable[..., Any], name: str, kind: type | None, operands: tuple[str, ...] = ()
 ) -> Callable[..., Any]:
     """Return a wrapper that passes handles in place of Arrays and wraps the result.
 
@@ -159,6 +160,7 @@ def wrap_jax_function(
         name: Name of the function in errors.
         kind: Class of the results; None for a method, whose results have the class of its first
             argument.
+        operands: Names of the positional arguments in errors; those of the signature if empty.
     """
     try:
         parameters = list(inspect.signature(jax_function).parameters.values())
@@ -180,6 +182,7 @@ def wrap_jax_function(
         "plain_": PLAIN,
         "jax_sharding_": to_jax,
         "keywords_": _keywords,
+        "operands_": operands,
     }
     # In the package's folder, so that tracebacks leave it out.
     exec(compile(source, str(_FOLDER / f"<{name}>"), "exec"), names)
@@ -204,17 +207,18 @@ def _packing(is_method: bool) -> str:
 
 def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
     """Return the source of a function with these parameters."""
-    first = parameters[0].name if parameters else ""
+    first = parameters[0].name if is_method else ""
+    kind = f"type_({first})" if is_method else "kind_"
     positional = [p.name for p in parameters if p.kind is not _KINDS.KEYWORD_ONLY]
     keywords = [p.name for p in parameters if p.kind is _KINDS.KEYWORD_ONLY]
-    values = [_value(p, is_method and p.name == first) for p in parameters]
+    values = [f"{p.name}._handle" if p.name == first else _value(p, kind) for p in parameters]
     return _TEMPLATE.format(
         parameters=_heading(parameters),
         call=_call(parameters, values),
         positional="".join(f"{name}, " for name in positional),
         keywords=", ".join(f"{name!r}: {name}" for name in keywords),
         everything="".join(f"{p.name}, " for p in parameters),
-        kind=f"type_({first})" if is_method else "kind_",
+        kind=kind,
     )
 
 
@@ -245,18 +249,16 @@ def _heading(parameters: list[inspect.Parameter]) -> str:
     return str(inspect.Signature(bare))[1:-1]
 
 
-def _value(p: inspect.Parameter, is_self: bool) -> str:
+def _value(p: inspect.Parameter, kind: str) -> str:
     """Return the expression that JAX's function gets for a parameter."""
     name = p.name
-    if is_self:
-        return f"{name}._handle"
     if p.default is not p.empty:
         if name == "out_sharding":
             value = f"({name} if {name} is default_{name}_ else jax_sharding_({name}, ()))"
         else:
             value = f"({name} if type_({name}) in plain_ else bare_({name}))"
     else:
-        value = f"({name}._handle if type_({name}) is kind_ else bare_({name}))"
+        value = f"({name}._handle if type_({name}) is {kind} else bare_({name}))"
     return f"{name}={value}" if p.kind is _KINDS.KEYWORD_ONLY else value
 
 
