@@ -194,7 +194,7 @@ type _Address = int
 
 
 class PhaseInput(NamedTuple):
-    """Input of the phase, serialized: any process can run it.
+    """Input of the first phase of TPU's compiler, serialized: any process can run it.
 
     Attributes:
         module: Bytecode of the module.

@@ -6,17 +6,10 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
-from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.base import ArrayBase
 from xlashard.array.core.indexing import is_long, wide_integers, widened
-from xlashard.array.core.wrappers import (
-    JaxCall,
-    retry_call,
-    unwrap,
-    wrap_jax_function,
-    wrap_results,
-)
+from xlashard.array.core.wrappers import wrap_jax_function
 from xlashard.errors import ArgumentError
 
 
@@ -70,15 +63,6 @@ for _names, _operands in ((_UNARY, ()), (_BINARY, ("left", "right"))):
         setattr(Operators, f"__{_name}__", _Method(Operators, f"__{_name}__", _operands))
 
 
-def on_handle(self: ArrayBase, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the wrapped result of a function of the handle."""
-    try:
-        out = call(self._handle, *map(unwrap, args), **unwrap(kwargs))
-    except Exception as error:
-        out = retry_call(error, JaxCall(call.__name__, call, (self, *args), kwargs))
-    return wrap_results(type(self), out, (self, args, kwargs))
-
-
 class NumpyMethods(ArrayBase):
     """Methods and properties that compute an array from an array."""
 
@@ -93,7 +77,7 @@ class NumpyMethods(ArrayBase):
     @property
     def imag(self) -> Self:
         """Imaginary part."""
-        return on_handle(self, _imaginary)
+        return _imag(self)
 
     @property
     def flat(self) -> Any:
@@ -139,6 +123,9 @@ def _imaginary(handle: Any) -> Any:
     return jnp.zeros_like(handle, device=handle.sharding)
 
 
+_imag = wrap_jax_function(_imaginary, "imag", None)
+
+
 class Updates[A: NumpyMethods]:
     """Result of `x.at`; index it to select a slice."""
 
@@ -161,14 +148,10 @@ def _update(name: str) -> Callable[..., Any]:
         with wide_integers(x):
             return getattr(x.at[widened(index)], name)(*values, **options)
 
-    updated.__name__ = f"x.at[index].{name}"
+    wrapper = wrap_jax_function(updated, f"x.at[index].{name}", None)
 
     def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
-        try:
-            return on_handle(self._array, updated, self._index, *args, **kwargs)
-        except Exception as error:
-            shorten(error)
-            raise
+        return wrapper(self._array, self._index, *args, **kwargs)
 
     update.__name__ = name
     update.__doc__ = f"`jax.numpy.ndarray.at[index].{name}`, as an `Array`."

@@ -122,11 +122,11 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
 
 
 class _Whole(NamedTuple):
-    """Tests whether a piece is a whole shard.
+    """Extent of a piece, in comparison with the shards of both sides.
 
     Attributes:
-        source: Shape of the source shard; such a piece is not sliced.
-        target: Shape of the target shard; such a piece is not joined with others.
+        source: True for a whole shard of the source, which is not sliced.
+        target: True for a whole shard of the target, which is not joined with others.
     """
 
     source: bool
