@@ -22,7 +22,6 @@ from jax._src import config, dispatch, pjit
 from jax._src import mesh as mesh_lib
 from jax._src import pmap as pmap_module
 from jax._src.array import ArrayImpl
-from jax._src.lib import _jax
 from jax._src.mesh import Mesh
 
 from xlashard._jax.runtime.global_state import hook_before
@@ -245,16 +244,6 @@ def new_flag[T: (bool, str)](name: str, default: T, about: str, parse: Callable[
 def set_everywhere(flag: Flag, value: Any) -> None:
     """Set the global value, for all threads without a value of their own."""
     flag._set(value)
-
-
-def thread_value(name: str, default: Any) -> Any:
-    """Create a thread-local value that is part of the dispatch key: `value`, `set_local(value)`.
-
-    Args:
-        name: Its name in jaxlib.
-        default: Its value in threads that set none.
-    """
-    return _jax.config.Config(name, default, include_in_jit_key=True)
 
 
 def own_flag(name: str) -> Flag:

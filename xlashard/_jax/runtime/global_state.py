@@ -55,13 +55,14 @@ def unsupported(avals: Iterable[Any]) -> Iterator[Any]:
     return (aval for aval in avals if str(aval.dtype) in wide)
 
 
-def dispatch_flag(name: str) -> Any:
-    """Return a new flag, initially off, that is part of the dispatch key.
+def dispatch_flag(name: str, default: Any = False) -> Any:
+    """Return a new thread-local flag that is part of the dispatch key.
 
     Args:
         name: Its name in jaxlib.
+        default: Its value in threads that set none.
     """
-    return _jax.config.Config(name, False, include_in_jit_key=True)
+    return _jax.config.Config(name, default, include_in_jit_key=True)
 
 
 def follow_settings(flag: Any, settings: Sequence[Any]) -> None:

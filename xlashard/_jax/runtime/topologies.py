@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
@@ -75,7 +75,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         )
     check_libtpu(libtpu_version(), metadata.requires("jax") or ())
     try:
-        with _environment(_COMPILE_ONLY):
+        with _libtpu_environment(_COMPILE_ONLY):
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
@@ -139,18 +139,12 @@ def _register_cuda_plugin() -> None:
                 return
 
 
-@contextmanager
-def _cuda_libraries_optional() -> Iterator[None]:
+def _cuda_libraries_optional() -> AbstractContextManager[None]:
     """Let the plugin load without cuDNN and its siblings on a machine without a GPU."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     if variable in os.environ or hardware_utils.has_visible_nvidia_gpu():
-        yield
-        return
-    os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[variable]
+        return nullcontext()
+    return _environment({variable: "1"})
 
 
 def discover_plugins_quietly() -> None:
@@ -224,7 +218,7 @@ def serialized_slice(devices: Sequence[Device]) -> tuple[bytes, int]:
 
 def load_libtpu() -> None:
     """Load libtpu to compile, without the use of a chip; another process may use the chips."""
-    with _environment(_COMPILE_ONLY):
+    with _libtpu_environment(_COMPILE_ONLY):
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
         if not xla_client.pjrt_plugin_loaded("tpu"):
             path = cloud_tpu_init.get_tpu_library_path()
@@ -246,18 +240,20 @@ def probe_for_tpus_quietly() -> None:
 
     def probe() -> Any:
         needed = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
-        with _environment({n: _COMPILE_ONLY[n] for n in needed if n not in os.environ}):
+        with _libtpu_environment({n: _COMPILE_ONLY[n] for n in needed if n not in os.environ}):
             return make_client()
 
     xla_bridge._backend_factories["tpu"] = replace(registration, factory=probe)
 
 
+def _libtpu_environment(variables: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Set environment variables while libtpu is loaded, except on a TPU VM."""
+    return nullcontext() if cloud_tpu_init.running_in_cloud_tpu_vm else _environment(variables)
+
+
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while libtpu is loaded, except on a TPU VM."""
-    if cloud_tpu_init.running_in_cloud_tpu_vm:
-        yield
-        return
+    """Set environment variables within a block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

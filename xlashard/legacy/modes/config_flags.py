@@ -297,9 +297,7 @@ class _PositionalValue:
 
     def __init__(self) -> None:
         # Repeat calls bypass Python, so the value must be part of the dispatcher's cache key.
-        self._val = legacy_api.thread_value(
-            "xlashard_positional_semantics", PositionalSemantics.LOCAL
-        )
+        self._val = dispatch_flag("xlashard_positional_semantics", PositionalSemantics.LOCAL)
 
     @property
     def val(self) -> PositionalSemantics:
