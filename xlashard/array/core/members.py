@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
+from xlashard._jax.runtime.tracebacks import shortened
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.base import ArrayBase
 from xlashard.array.core.indexing import is_long, wide_integers, widened
@@ -150,6 +151,7 @@ def _update(name: str) -> Callable[..., Any]:
 
     wrapper = wrap_jax_function(updated, f"x.at[index].{name}", None)
 
+    @shortened
     def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
         return wrapper(self._array, self._index, *args, **kwargs)
 
