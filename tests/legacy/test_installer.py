@@ -210,9 +210,9 @@ def test_a_module_in_place_of_one_of_today() -> None:
     table = {
         e.name: e
         for e in (
-            entry("jax.experimental.pjit", "xlashard.legacy.modules.util"),
+            entry("jax.experimental.pjit", "xlashard.legacy.modules.toplevel"),
             entry("jax.experimental.pjit.pjit", "xlashard:pjit"),
-            entry("jax.experimental.there.below", "xlashard.legacy.modules.util"),
+            entry("jax.experimental.there.below", "xlashard.legacy.modules.core"),
             entry("jax.sharding.NamedSharding", "xlashard:NamedSharding"),
         )
     }

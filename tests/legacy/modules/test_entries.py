@@ -107,7 +107,7 @@ def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> Non
 
 
 # Modules of which `usage_lines.py` has a line for every name that is not refused.
-WITH_LINES = ("core", "host_callback", "numpy", "random", "toplevel", "util")
+WITH_LINES = ("core", "host_callback", "numpy", "toplevel")
 # Names of these modules with tests of their own.
 TESTED_ELSEWHERE = ("jax.pmap", "jax.spmd_mode", *(f"jax.config.{flag.name}" for flag in OWN))
 WORKS = [

@@ -44,7 +44,7 @@ TREES = {
             "register_keypaths": "from jax.tree_util import AttributeKeyPathEntry\n"
             "class Node: pass\n"
             "register_keypaths(Node, lambda node: [AttributeKeyPathEntry('w')])\n"
-            "from xlashard.legacy.modules.util import KEY_PATHS\n"
+            "from xlashard.legacy.modules.toplevel import KEY_PATHS\n"
             "assert KEY_PATHS.pop(Node)(Node())[0].key == 'w'",
         },
     ),

@@ -7,13 +7,13 @@ and docs/guides/legacy.md read those entries.
 
 | files | JAX modules |
 |---|---|
-| `toplevel` | `jax` itself, `jax.config`, and single names elsewhere |
-| `core`, `util` | `jax.core`, `jax.linear_util`, `jax.util` and `jax.tree_util` |
-| `random`, `numpy` | keys, and functions of arrays |
+| `toplevel` | `jax` itself, `jax.tree_util`, `jax.config`, and single names elsewhere |
+| `core` | `jax.core`, `jax.abstract_arrays`, `jax.linear_util`, `jax.util` |
+| `numpy` | functions of arrays, and the keys of `jax.random` |
 | `arrays` | the array classes before `jax.Array`, and their checkpoints |
-| `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
+| `pjit` | `jax.experimental.pjit` and `maps`, and `jax.sharding` |
 | `interpreters` | `jax.interpreters` and `jax.lib` |
-| `maps`, `pjit`, `multihost_utils`, `host_callback` | modules of `jax.experimental` |
+| `multihost_utils`, `host_callback` | modules of `jax.experimental` |
 | `entry` | `Entry`, which describes one name, and `RemovedApi`, whose use raises an error |
 """
 

@@ -1,12 +1,13 @@
-"""`jax.core`, `jax.abstract_arrays` and `jax.linear_util`: jaxprs, primitives, abstract values."""
+"""`jax.core`, `jax.abstract_arrays`, `jax.linear_util`, `jax.util`: jaxprs and abstract values."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import jax
 
-from xlashard._jax.legacy_api import core, linear_util
+from xlashard._jax.legacy_api import core, linear_util, util
 from xlashard.legacy.modules.entry import EntryTable, RemovedApi, differs, moved, refused, works
 
 type Shape = Sequence[Any]
@@ -143,7 +144,53 @@ def as_named_shape(shape: Any) -> NamedShape:
     return shape if isinstance(shape, NamedShape) else NamedShape(*shape)
 
 
+def as_hashable_function(closure: Any) -> Any:
+    """Return a decorator that makes functions with equal keys equal.
+
+    Args:
+        closure: The key.
+    """
+    return lambda f: util.HashableFunction(f, closure)
+
+
+def split_dict(dct: Mapping[Any, Any], names: Iterable[Any]) -> list[Any]:
+    """Return the values of all keys of a mapping, in a given order.
+
+    Args:
+        dct: The mapping.
+        names: The keys.
+
+    Raises:
+        KeyError: A key is missing in `dct` or in `names`.
+    """
+    rest = dict(dct)
+    values = [rest.pop(name) for name in names]
+    if rest:
+        raise KeyError(next(iter(rest)))  # no-catalogue: the era's own error: the key alone
+    return values
+
+
+def split_merge(predicate: Any, xs: Iterable[Any]) -> Any:
+    """Partition a sequence, and return both parts and a function that merges such parts.
+
+    Args:
+        predicate: True for elements of the first part.
+        xs: The elements.
+    """
+    xs = list(xs)
+    chosen = [bool(predicate(x)) for x in xs]
+    yes = [x for x, c in zip(xs, chosen, strict=True) if c]
+    no = [x for x, c in zip(xs, chosen, strict=True) if not c]
+    return yes, no, functools.partial(_merged, chosen)
+
+
+def _merged(chosen: list[bool], new_yes: Iterable[Any], new_no: Iterable[Any]) -> list[Any]:
+    yes, no = iter(new_yes), iter(new_no)
+    return [next(yes if c else no) for c in chosen]
+
+
 _API = "xlashard._jax.legacy_api"
+_UTIL = f"{_API}:util."
 _NOW = "jax.extend.core"
 _TRACE = "jax.extend.core.take_current_trace()"
 _NO_STACK = "JAX has one current trace instead of a stack of traces"
@@ -186,10 +233,8 @@ ENTRIES: EntryTable = {
         ),
         "join_effects": works("0.6.0", "frozenset().union(*effects)", f"{_API}:core."),
         "abstract_token": works("0.11.0", "jax.extend.core.AbstractToken()", f"{_API}:core."),
-        "safe_map": works(
-            "0.4.24", "[f(x, y) for x, y in zip(xs, ys, strict=True)]", f"{_API}:util."
-        ),
-        "safe_zip": works("0.4.24", "zip(xs, ys, strict=True)", f"{_API}:util."),
+        "safe_map": works("0.4.24", "[f(x, y) for x, y in zip(xs, ys, strict=True)]", _UTIL),
+        "safe_zip": works("0.4.24", "zip(xs, ys, strict=True)", _UTIL),
         "Jaxpr": differs(
             "0.6.0",
             "jax.extend.core.Jaxpr",
@@ -258,4 +303,21 @@ ENTRIES: EntryTable = {
             "0.4.24", "jax.extend.linear_util.transformation_with_aux2", f"{_API}:functions."
         ),
     },
+    "jax.util": {
+        "": works("0.8.0", "import functools", __name__),
+        "as_hashable_function": works("0.7.0", "functools.partial", __name__),
+        "split_dict": works("0.7.0", "[mapping[name] for name in names]", __name__),
+        "split_merge": works("0.7.0", "[x for x in xs if predicate(x)]", __name__),
+        "HashableFunction": works("0.7.0", "functools.partial", _UTIL),
+        "cache": works("0.7.0", "functools.lru_cache", _UTIL),
+        "safe_map": works("0.7.0", "[f(x, y) for x, y in zip(xs, ys, strict=True)]", _UTIL),
+        "safe_zip": works("0.7.0", "zip(xs, ys, strict=True)", _UTIL),
+        "split_list": works("0.7.0", "xs[:n], xs[n:]", _UTIL),
+        "subvals": works("0.7.0", "[new.get(n, x) for n, x in enumerate(xs)]", _UTIL),
+        "toposort": works("0.7.0", "graphlib.TopologicalSorter", _UTIL),
+        "unzip2": works("0.7.0", "tuple(zip(*pairs, strict=True))", _UTIL),
+        "wrap_name": works("0.7.0", "f'{transform}({name})'", _UTIL),
+        "wraps": works("0.7.0", "functools.wraps", _UTIL),
+    },
+    "jax._src.util": {"prod": works("0.4.14", "math.prod")},
 }

@@ -194,7 +194,7 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
     """Return the entries of each file of this package, by its dotted name below the package.
 
     Example:
-        >>> listed = entries_by_module()["util"]
+        >>> listed = entries_by_module()["toplevel"]
         >>> [entry.today for entry in listed if entry.name == "jax.tree_map"]
         ['jax.tree.map']
     """

@@ -1,11 +1,11 @@
-"""`jax` itself, `jax.config`, and single names of other modules."""
+"""`jax` itself, `jax.tree_util`, `jax.config`, and single names of other modules."""
 
 import math
 import unittest
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial, wraps
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -153,12 +153,93 @@ def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> Pm
     return PmapSharding.default(shape, dim, devices, unstacked=unstacked and dim is not None)
 
 
+def tree_multimap(
+    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Map a function over the leaves of several pytrees.
+
+    Args:
+        f: The function.
+        tree: The first pytree, which determines the structure.
+        *rest: The other pytrees.
+        is_leaf: Returns True for nodes of the first pytree to treat as leaves.
+
+    Returns:
+        A tree of the results.
+    """
+    return jax.tree.map(f, tree, *rest, is_leaf=is_leaf)
+
+
+def build_tree(treedef: Any, xs: Any) -> Any:
+    """Return the pytree of a structure and a nested sequence of its leaves.
+
+    Args:
+        treedef: The structure.
+        xs: The leaves, nested like the structure.
+    """
+    return treedef.from_iterable_tree(xs)
+
+
+class GetitemKeyPathEntry(NamedTuple):
+    """Key path entry of the child `node[key]`.
+
+    Example:
+        >>> GetitemKeyPathEntry("w").pprint()
+        "['w']"
+    """
+
+    key: Any
+
+    def pprint(self) -> str:
+        """Return the entry as code."""
+        return f"[{self.key!r}]"
+
+
+class AttributeKeyPathEntry(NamedTuple):
+    """Key path entry of the child `node.key`.
+
+    Example:
+        >>> AttributeKeyPathEntry("weight").pprint()
+        '.weight'
+    """
+
+    key: str
+
+    def pprint(self) -> str:
+        """Return the entry as code."""
+        return f".{self.key}"
+
+
+KEY_PATHS: dict[type, Callable[[Any], Sequence[Any]]] = {}
+"""The registered handlers, by node type."""
+
+
+def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None:
+    """Register the key path entries of a node type.
+
+    JAX registers key paths together with the type, so its messages keep using child numbers.
+
+    Args:
+        ty: The type of the nodes.
+        handler: Returns for a node one key path entry per child.
+    """
+    KEY_PATHS[ty] = handler
+
+
 _FLAGS = "xlashard.legacy.modes.config_flags"
 _CACHE = "jax.experimental.compilation_cache.compilation_cache"
 
 
 ENTRIES: EntryTable = {
     "jax": {
+        "tree_flatten": works("0.6.0", "jax.tree.flatten", "jax.tree_util"),
+        "tree_leaves": works("0.6.0", "jax.tree.leaves", "jax.tree_util"),
+        "tree_map": works("0.6.0", "jax.tree.map", "jax.tree_util"),
+        "tree_structure": works("0.6.0", "jax.tree.structure", "jax.tree_util"),
+        "tree_transpose": works("0.6.0", "jax.tree.transpose", "jax.tree_util"),
+        "tree_unflatten": works("0.6.0", "jax.tree.unflatten", "jax.tree_util"),
+        "treedef_is_leaf": works("0.6.0", "jax.tree_util.treedef_is_leaf"),
+        "tree_multimap": works("0.3.16", "jax.tree.map", __name__),
         "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
         "curry": works("0.4.14", "functools.partial", __name__),
         "clear_backends": works("0.4.36", "jax.extend.backend.clear_backends()"),
@@ -182,6 +263,18 @@ ENTRIES: EntryTable = {
             __name__,
             "An index of a result is the shard of one device; an index of today's `jax.pmap` "
             "result is replicated.",
+        ),
+    },
+    "jax.tree_util": {
+        "tree_multimap": works("0.3.16", "jax.tree.map", __name__),
+        "build_tree": works("0.7.0", "jax.tree.unflatten", __name__),
+        "AttributeKeyPathEntry": works("0.4.26", "jax.tree_util.GetAttrKey", __name__),
+        "GetitemKeyPathEntry": works("0.4.26", "jax.tree_util.DictKey", __name__),
+        "register_keypaths": differs(
+            "0.4.26",
+            "jax.tree_util.register_pytree_with_keys",
+            __name__,
+            "JAX's messages use the keys only if they are registered with today's function.",
         ),
     },
     "jax.experimental": {
