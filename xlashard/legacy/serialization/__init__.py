@@ -5,8 +5,8 @@ The private names are those of `jax.experimental.gda_serialization.serialization
 | file | contents |
 |---|---|
 | `tensorstore_specs` | TensorStore specs, errors that name their path, and running of coroutines |
-| `deserialize_args` | both signatures of `async_deserialize` and `run_deserialization` |
-| `array_writing`, `reading` | arrays to TensorStore and back |
+| `array_writing` | arrays to TensorStore |
+| `reading` | arrays from TensorStore, by both signatures of 2022 |
 | `manager` | asynchronous checkpoints that all processes commit together |
 """
 

@@ -15,9 +15,9 @@ from xlashard.array.core.handles import is_key_array
 from xlashard.array.placement.put import as_host_value
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
 from xlashard.legacy.arrays.shards import Shard
-from xlashard.legacy.serialization.deserialize_args import as_list
 from xlashard.legacy.serialization.tensorstore_specs import (
     Spec,
+    as_list,
     gather_or_cancel,
     run_coroutine,
     spec_to_write,

@@ -1,4 +1,4 @@
-"""TensorStore specs, errors that name the stored array, and running of TensorStore's coroutines."""
+"""TensorStore specs and lists of them, errors that name the stored array, running of coroutines."""
 
 import asyncio
 import copy
@@ -14,7 +14,8 @@ import numpy as np
 
 from xlashard._jax import array_serialization as door
 from xlashard.array.placement.put import as_host_value
-from xlashard.errors import ArgumentError, SerializationError
+from xlashard.errors import ArgumentError, SerializationError, counted
+from xlashard.sharding import PartitionSpec
 
 type Spec = dict[str, Any]
 """TensorStore spec in JSON form, such as `get_tensorstore_spec` returns."""
@@ -248,6 +249,26 @@ def _siblings(where: str) -> str:
             contents = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
             return f"; {str(folder)!r} contains {contents}"
     return ""
+
+
+def as_list(value: Any, name: str, count: int | None = None) -> list[Any]:
+    """Return an argument as a list, after checking its type and length.
+
+    Raises:
+        ArgumentError: The argument is not a list or tuple, or has the wrong length.
+    """
+    if not isinstance(value, list | tuple) or isinstance(value, PartitionSpec):
+        raise ArgumentError(
+            f"{name} of type {type(value).__name__} is invalid: expected a list with one entry per "
+            f"array; for a tree write jax.tree.leaves({name}), and treedef.unflatten(...) of the "
+            "result"
+        )
+    if count is not None and len(value) != count:
+        raise ArgumentError(
+            f"{name} has {counted(len(value), 'entry', 'entries')} for "
+            f"{counted(count, 'tensorstore_spec')}: pass one per array"
+        )
+    return list(value)
 
 
 def run_coroutine[T](coroutine: Coroutine[Any, Any, T]) -> T:
