@@ -27,8 +27,8 @@ from xlashard.legacy.module_shims import (
     Listener,
     ModuleMembers,
     ModuleShim,
-    Patch,
     has_module,
+    patch,
     resolve_source,
 )
 from xlashard.legacy.modules import Entry, entries
@@ -50,7 +50,7 @@ class Installation:
         self._listener = listener
         self._lock = threading.RLock()
         self._ended = False
-        self._patches: list[Patch] = []
+        self._undo_patches: list[Callable[[], None]] = []
         self._own = _replaced_modules(table)
         self._waiting: dict[str, Callable[[ModuleType], None]] = {}
         self._arrivals = ImportHook(self._waiting)
@@ -77,9 +77,9 @@ class Installation:
             self._ended = True
             if self._arrivals in sys.meta_path:
                 sys.meta_path.remove(self._arrivals)
-            for change in reversed(self._patches):
-                change.undo()
-            self._patches.clear()
+            for undo in reversed(self._undo_patches):
+                undo()
+            self._undo_patches.clear()
         _restore_modules()
         hide_flags()
         watch_computations(None)
@@ -193,7 +193,7 @@ class Installation:
     def _change(self, holder: Any, name: str, new: Any) -> None:
         with self._lock:
             if not self._ended:
-                self._patches.append(Patch.make(holder, name, new))
+                self._undo_patches.append(patch(holder, name, new))
 
 
 def _classes_of(shown: type) -> list[type]:

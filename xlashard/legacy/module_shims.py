@@ -187,40 +187,31 @@ MISSING: Any = object()
 """Value of a missing attribute."""
 
 
-@dataclass(frozen=True)
-class Patch:
-    """Change of one attribute or dictionary entry.
+def patch(holder: Any, name: str, new: Any) -> Callable[[], None]:
+    """Change an attribute or a dictionary entry, and return a function that undoes the change.
 
-    Attributes:
+    The function has no effect if other code has changed the attribute since.
+
+    Args:
         holder: The dictionary, or the object with the attribute.
         name: The key or the attribute.
-        old: The value before; `MISSING` if there was none.
-        new: The value after; `MISSING` if it was removed.
+        new: The new value; `MISSING` to remove it.
 
     Example:
         >>> ages = {"Ada": 36}
-        >>> patch = Patch.make(ages, "Ada", 37)
-        >>> patch.undo()
+        >>> undo = patch(ages, "Ada", 37)
+        >>> undo()
         >>> ages
         {'Ada': 36}
     """
+    old = _get(holder, name)
+    _set(holder, name, new)
 
-    holder: Any
-    name: str
-    old: Any
-    new: Any
+    def undo() -> None:
+        if _get(holder, name) is new:
+            _set(holder, name, old)
 
-    @classmethod
-    def make(cls, holder: Any, name: str, new: Any) -> "Patch":
-        """Apply a change, and return it."""
-        patch = cls(holder, name, _get(holder, name), new)
-        _set(holder, name, new)
-        return patch
-
-    def undo(self) -> None:
-        """Undo the patch, unless other code has changed the attribute since."""
-        if _get(self.holder, self.name) is self.new:
-            _set(self.holder, self.name, self.old)
+    return undo
 
 
 def _get(holder: Any, name: str) -> Any:

@@ -81,25 +81,6 @@ def _as_buffer(x: Any, handle: Any) -> Any:
     return as_device_array(handle)
 
 
-def device_buffer(x: Any) -> Any:
-    """Return the buffer of an array on one device.
-
-    Args:
-        x: An array of this package or of JAX.
-
-    Raises:
-        AttributeError: The array is on several devices.
-        DeletedError: The array was deleted or donated.
-    """
-    count = _handle_of(x).sharding.num_devices
-    if count != 1:
-        raise AttributeError(
-            f"device_buffer requires an array on one device, but {type_text(x)} is on {count} "
-            "devices: write x.addressable_data(0), or x.device_buffers"
-        )
-    return device_buffers(x)[0]
-
-
 def sharding_spec(x: Any) -> ShardingSpec:
     """Return the `ShardingSpec` of an array; on a mesh, with one entry per axis of the mesh.
 
@@ -119,36 +100,6 @@ def sharding_spec(x: Any) -> ShardingSpec:
     return sharding_spec_from_tiling(sharding.tiling(x.shape))
 
 
-def buffer_indices(x: Any) -> tuple[ShardIndex, ...]:
-    """Return the index of each shard of an array, in the order of the sharding spec.
-
-    Args:
-        x: An array of this package or of JAX.
-
-    Raises:
-        TilingError: The sharding has no `ShardingSpec`.
-    """
-    return tuple(sharding_spec(x).indices(x.shape).flat)
-
-
-def one_replica_buffer_indices(x: Any) -> list[int]:
-    """Return the numbers of the buffers that hold each distinct shard once.
-
-    Args:
-        x: An array of this package or of JAX.
-    """
-    return list(distinct_here(_handle_of(x))[1].buffers)
-
-
-def to_py(x: Any) -> np.ndarray:
-    """Return the value as a NumPy array.
-
-    Args:
-        x: An array of this package or of JAX.
-    """
-    return np.asarray(x)
-
-
 class LegacyArray(Array):
     """Array with the members of the classes before `jax.Array`.
 
@@ -158,21 +109,44 @@ class LegacyArray(Array):
 
     __slots__ = ()
 
-    device_buffer = property(
-        device_buffer, doc="Buffer on the only device; `addressable_data(0)` today."
-    )
     device_buffers = property(
         device_buffers, doc="Buffer on each device; the data of `addressable_shards` today."
     )
     sharding_spec = property(sharding_spec, doc="`ShardingSpec` of the array; `sharding` today.")
-    indices = property(
-        buffer_indices, doc="Index of each shard; `sharding.devices_indices_map(shape)` today."
-    )
-    one_replica_buffer_indices = property(
-        one_replica_buffer_indices,
-        doc="Numbers of the buffers with replica id 0; `shard.replica_id == 0` today.",
-    )
-    to_py = to_py
+
+    @property
+    def device_buffer(self) -> Any:
+        """Buffer on the only device; `addressable_data(0)` today.
+
+        Raises:
+            AttributeError: The array is on several devices.
+            DeletedError: The array was deleted or donated.
+        """
+        count = _handle_of(self).sharding.num_devices
+        if count != 1:
+            raise AttributeError(
+                f"device_buffer requires an array on one device, but {type_text(self)} is on "
+                f"{count} devices: write x.addressable_data(0), or x.device_buffers"
+            )
+        return device_buffers(self)[0]
+
+    @property
+    def indices(self) -> tuple[ShardIndex, ...]:
+        """Index of each shard; `sharding.devices_indices_map(shape)` today.
+
+        Raises:
+            TilingError: The sharding has no `ShardingSpec`.
+        """
+        return tuple(sharding_spec(self).indices(self.shape).flat)
+
+    @property
+    def one_replica_buffer_indices(self) -> list[int]:
+        """Numbers of the buffers with replica id 0; `shard.replica_id == 0` today."""
+        return list(distinct_here(_handle_of(self))[1].buffers)
+
+    def to_py(self) -> np.ndarray:
+        """Return the value as a NumPy array."""
+        return np.asarray(self)
 
     # An element of an array on several devices may be on one of them only.
     def __getitem__(self, index: Any, /) -> Any:

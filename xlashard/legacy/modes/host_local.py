@@ -282,6 +282,25 @@ class ModeTraced(stages.Traced):
         return ModeLowered(lowered, self._host_local)
 
 
+def _with_mhlo(lowered: Any) -> tuple[Callable[..., Any], Callable[..., str]]:
+    """Return `compiler_ir` and `as_text` of a class of lowered stages, also for `"mhlo"`."""
+    module_of, text_of = lowered.compiler_ir, lowered.as_text
+
+    def compiler_ir(self: Any, dialect: str | None = None) -> Any:
+        """Return the module as an object, of `"stablehlo"` (by default), `"mhlo"` or `"hlo"`."""
+        if dialect == "mhlo":
+            return to_mhlo(module_of(self, "stablehlo"))
+        return module_of(self, dialect)
+
+    def as_text(self: Any, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the module as text, with `debug_info` including the source locations."""
+        if dialect == "mhlo":
+            return to_text(compiler_ir(self, dialect), debug_info=debug_info)
+        return text_of(self, dialect, debug_info=debug_info)
+
+    return compiler_ir, as_text
+
+
 class ModeLowered(stages.Lowered):
     """Lowered function whose compiled program takes host-local or global arguments.
 
@@ -295,26 +314,7 @@ class ModeLowered(stages.Lowered):
         super().__init__(lowered._traced, *parts)
         self._host_local = host_local
 
-    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """Return the module as text.
-
-        Args:
-            dialect: `"stablehlo"`, which None means, `"mhlo"` or `"hlo"`.
-            debug_info: Include the source locations.
-        """
-        if dialect == "mhlo":
-            return to_text(self.compiler_ir("mhlo"), debug_info=debug_info)
-        return super().as_text(dialect, debug_info=debug_info)
-
-    def compiler_ir(self, dialect: str | None = None) -> Any:
-        """Return the module as an object.
-
-        Args:
-            dialect: `"stablehlo"`, which None means, `"mhlo"` or `"hlo"`.
-        """
-        if dialect == "mhlo":
-            return to_mhlo(super().compiler_ir("stablehlo"))
-        return super().compiler_ir(dialect)
+    compiler_ir, as_text = _with_mhlo(stages.Lowered)
 
     @shortened
     def compile(
@@ -367,18 +367,4 @@ def compiled_ir(self: Any) -> list[Any]:
     return self.runtime_executable().hlo_modules()
 
 
-_AS_TEXT, _COMPILER_IR = jax.stages.Lowered.as_text, jax.stages.Lowered.compiler_ir
-
-
-def lowered_ir(self: Any, dialect: str | None = None) -> Any:
-    """Return the module of a lowered stage of JAX, also in the dialect `"mhlo"`."""
-    if dialect == "mhlo":
-        return to_mhlo(_COMPILER_IR(self, "stablehlo"))
-    return _COMPILER_IR(self, dialect)
-
-
-def lowered_text(self: Any, dialect: str | None = None, *, debug_info: bool = False) -> str:
-    """Return the text of a lowered stage of JAX, also in the dialect `"mhlo"`."""
-    if dialect == "mhlo":
-        return to_text(lowered_ir(self, dialect), debug_info=debug_info)
-    return _AS_TEXT(self, dialect, debug_info=debug_info)
+lowered_ir, lowered_text = _with_mhlo(jax.stages.Lowered)

@@ -43,26 +43,24 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
 
 def _gathered(in_tree: Any, tiled: bool) -> Any:
     leaves, treedef = jax.tree.flatten(in_tree)
-
-    def only(chosen: list[bool]) -> Any:
-        """Return the tree with None, which is not a leaf, for the other leaves."""
-        kept = [x if choose else None for x, choose in zip(leaves, chosen, strict=True)]
-        return treedef.unflatten(kept)
-
-    spans = [isinstance(x, jax.Array) and not x.is_fully_addressable for x in leaves]
-    one_value = [s or isinstance(x, GlobalDeviceArray) for s, x in zip(spans, leaves, strict=True)]
-    each = [not one for one in one_value]
-    if not any(one_value):
+    spanning, here, other = [], [], []
+    for number, x in enumerate(leaves):
+        spans = isinstance(x, jax.Array) and not x.is_fully_addressable
+        kind = spanning if spans else here if isinstance(x, GlobalDeviceArray) else other
+        kind.append(number)
+    if len(other) == len(leaves):
         return multihost.process_allgather(in_tree, tiled)
+    out = dict(zip(here, (np.asarray(leaves[number]) for number in here), strict=True))
     # One call per kind that occurs, which is equal in all processes.
-    gathered = jax.tree.leaves(multihost.process_allgather(only(spans), True)) if any(spans) else []
-    stacked = jax.tree.leaves(multihost.process_allgather(only(each), tiled)) if any(each) else []
-    whole, own = iter(gathered), iter(stacked)
-    out = [
-        next(whole) if span else np.asarray(x) if one else next(own)
-        for x, span, one in zip(leaves, spans, one_value, strict=True)
-    ]
-    return treedef.unflatten(out)
+    for numbers, as_tiled in ((spanning, True), (other, tiled)):
+        if numbers:
+            # None is not a leaf.
+            part: list[Any] = [None] * len(leaves)
+            for number in numbers:
+                part[number] = leaves[number]
+            gathered = multihost.process_allgather(treedef.unflatten(part), as_tiled)
+            out.update(zip(numbers, jax.tree.leaves(gathered), strict=True))
+    return treedef.unflatten([out[number] for number in range(len(leaves))])
 
 
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
