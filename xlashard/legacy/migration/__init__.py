@@ -3,9 +3,8 @@
 | file | contents |
 |---|---|
 | `resolver` | qualified names and assigned variables of a program; the rule for each removed name |
-| `call_rewrites`, `expressions` | rewriting calls, names and attribute chains |
-| `rewriter` | rewriting imports and statements, and adding comments |
-| `migrated_program` | a whole program, with the helper functions that it needs |
+| `names`, `calls` | rewriting imports, names and attribute chains; rewriting calls |
+| `migrated_program` | rewriting statements and a whole program, with the functions that it needs |
 
 It requires libcst, which the extra `legacy` installs.
 """

@@ -2,8 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -116,7 +116,7 @@ def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
     return (node if isinstance(node, cst.Name) else None), attributes[::-1]
 
 
-@dataclass
+@dataclass(frozen=True)
 class ProgramFacts:
     """Facts of a whole program.
 
@@ -129,12 +129,12 @@ class ProgramFacts:
         enters_meshes: True if one of its functions enters a mesh.
     """
 
-    used: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
-    spec_classes: Collection[str] = ()
-    specs: Collection[str] = ()
-    walks_jaxprs: bool = False
-    reads_mesh_axes: bool = False
-    enters_meshes: bool = False
+    used: Mapping[cst.CSTNode, Sequence[str]]
+    spec_classes: Collection[str]
+    specs: Collection[str]
+    walks_jaxprs: bool
+    reads_mesh_axes: bool
+    enters_meshes: bool
 
 
 def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
@@ -143,7 +143,7 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
     Args:
         wrapper: The program with its metadata.
     """
-    facts = ProgramFacts()
+    used: dict[cst.CSTNode, list[str]] = {}
     classes: list[str] = []
     names: set[str] = set()
     for scope in set(wrapper.resolve(ScopeProvider).values()):
@@ -153,7 +153,7 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
             name = next((n.name for n in assignment.get_qualified_names_for(assignment.name)), "")
             names.add(name)
             if assignment.references:
-                facts.used.setdefault(assignment.node, []).append(assignment.name)
+                used.setdefault(assignment.node, []).append(assignment.name)
             if name in ("jax.P", "jax.sharding.PartitionSpec") or rule_of(name) == Rename("jax.P"):
                 classes.append(assignment.name)
     module = wrapper.module
@@ -161,15 +161,16 @@ def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
         m.AssignTarget(m.Attribute(attr=m.Name("mesh_axes"))),
         m.AnnAssign(target=m.Name("mesh_axes")),
     )
-    facts.spec_classes = classes
-    facts.specs = _spec_variables(module, classes)
-    facts.walks_jaxprs = any(name.startswith("jax.core") for name in names)
-    facts.reads_mesh_axes = not names.isdisjoint((GDA, GDA.rpartition(".")[0])) and not m.findall(
-        module, sets_axes
-    )
+    imports_gdas = not names.isdisjoint((GDA, GDA.rpartition(".")[0]))
     functions = m.findall(module, m.FunctionDef())
-    facts.enters_meshes = any(m.findall(function, m.With()) for function in functions)
-    return facts
+    return ProgramFacts(
+        used=used,
+        spec_classes=classes,
+        specs=_spec_variables(module, classes),
+        walks_jaxprs=any(name.startswith("jax.core") for name in names),
+        reads_mesh_axes=imports_gdas and not m.findall(module, sets_axes),
+        enters_meshes=any(m.findall(function, m.With()) for function in functions),
+    )
 
 
 def _spec_variables(module: cst.Module, classes: Collection[str]) -> list[str]:
