@@ -11,7 +11,7 @@
 | `migration` | `xlashard legacy --migrate`, which rewrites a program |
 | `modes` | flags, and `pjit` with `jax_array` on and off |
 | `arrays` | `GlobalDeviceArray` and the device arrays |
-| `shardings` | meshes, partition specs and shardings |
+| `shardings` | partition specs, `OpSharding`s and `ShardingSpec`s |
 | `serialization` | checkpoints of single arrays in TensorStore |
 
 Names of the era that can be imported from `xlashard` too, such as `PmapSharding`, are listed here

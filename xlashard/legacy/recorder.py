@@ -24,7 +24,7 @@ from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes import config_flags as flags
 from xlashard.legacy.modes.pjit import pjit
 from xlashard.legacy.modules import Entry, entries
-from xlashard.legacy.shardings.legacy_mesh import ThreadResources
+from xlashard.legacy.modules.maps import ThreadResources
 from xlashard.sharding import Mesh
 
 # Code in these folders is not the user's program.

@@ -16,7 +16,7 @@ from tests.pjit.helpers import f32, spec_of
 from xlashard import NamedSharding, pjit
 from xlashard.errors import ArgumentError, BoxError, MeshError
 from xlashard.legacy.modes.config_flags import POSITIONAL, positional_semantics
-from xlashard.legacy.shardings.legacy_mesh import global_to_local, local_to_global
+from xlashard.legacy.modules.maps import global_to_local, local_to_global
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 

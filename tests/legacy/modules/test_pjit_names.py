@@ -28,8 +28,8 @@ from xlashard.errors import (
 )
 from xlashard.legacy import installer as installing
 from xlashard.legacy.modes.config_flags import PositionalSemantics
+from xlashard.legacy.modules.sharding import op_sharding
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
-from xlashard.legacy.shardings.sharding_classes import op_sharding
 
 pytestmark = pytest.mark.partitioner
 

@@ -18,7 +18,7 @@ from xlashard._jax.runtime.shardings import HloSharding
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import DivisibilityError, RefusedError, TilingError
 from xlashard.legacy import installer as installing
-from xlashard.legacy.modules import pjit
+from xlashard.legacy.modules import sharding
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 pytestmark = pytest.mark.partitioner
@@ -176,7 +176,7 @@ def test_makers_give_the_arrays_of_their_world():
         single = xla.make_device_array(one, devices[0], buffers[0])
     assert type(made) is pxla.ShardedDeviceArray is pxla._ShardedDeviceArray
     assert made.sharding_spec == spec and len(made.device_buffers) == 2
-    assert isinstance(made.sharding, pjit.PmapSharding)
+    assert isinstance(made.sharding, sharding.PmapSharding)
     assert type(single) is xla.DeviceArray is xla._DeviceArray and single.device_buffer is not None
     np.testing.assert_array_equal(made, f32(2, 3))
     assert isinstance(single, xla.DeviceArray) and isinstance(made, xla.DeviceArray)

@@ -14,7 +14,7 @@ import xlashard
 from tests.facts import naming
 from xlashard import legacy
 from xlashard.errors import GeometryError, ShardingError
-from xlashard.legacy.shardings.sharding_classes import PositionalSharding
+from xlashard.legacy.modules.sharding import PositionalSharding
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 

@@ -11,7 +11,7 @@ from xlashard.array.placement.target import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.modes.config_flags import PositionalSemantics, current_array_mode
-from xlashard.legacy.shardings import legacy_mesh as meshes
+from xlashard.legacy.modules import maps
 from xlashard.legacy.shardings.op_shardings import parse_flatten_op_sharding
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping, mesh_sharding
 from xlashard.legacy.shardings.partition_spec import is_unspecified_or_from_gda_or_auto
@@ -197,14 +197,14 @@ def global_to_local(
         shardings: Their shardings.
         mesh: The mesh of all processes.
     """
-    return _scaled(meshes.global_to_local, positional_semantics, avals, shardings, mesh)
+    return _scaled(maps.global_to_local, positional_semantics, avals, shardings, mesh)
 
 
 def local_to_global(
     positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
 ) -> Sequence[Any]:
     """Return the global types of host-local arrays; see `global_to_local`."""
-    return _scaled(meshes.local_to_global, positional_semantics, avals, shardings, mesh)
+    return _scaled(maps.local_to_global, positional_semantics, avals, shardings, mesh)
 
 
 def check_gda_or_array_xla_sharding_match(

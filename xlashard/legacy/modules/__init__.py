@@ -11,9 +11,9 @@ and docs/guides/legacy.md read those entries.
 | `core` | `jax.core`, `jax.abstract_arrays`, `jax.linear_util`, `jax.util` |
 | `numpy` | functions of arrays, and the keys of `jax.random` |
 | `arrays` | the array classes before `jax.Array`, and their checkpoints |
-| `pjit` | `jax.experimental.pjit` and `maps`, and `jax.sharding` |
-| `interpreters` | `jax.interpreters` and `jax.lib` |
-| `multihost_utils`, `host_callback` | modules of `jax.experimental` |
+| `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
+| `interpreters` | `jax.experimental.pjit`, `jax.interpreters` and `jax.lib` |
+| `maps`, `multihost_utils`, `host_callback` | other modules of `jax.experimental` |
 | `entry` | `Entry`, which describes one name, and `RemovedApi`, whose use raises an error |
 """
 

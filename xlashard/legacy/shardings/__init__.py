@@ -1,11 +1,9 @@
-"""Meshes, partition specs and shardings under the names of 2022 and 2023.
+"""Partition specs and shardings under the names of 2022 and 2023.
 
 | file | contents |
 |---|---|
 | `partition_spec` | `PartitionSpec` as a tuple, and the markers `AUTO` and `FROM_GDA` |
 | `parsed_specs` | `ParsedPartitionSpec` and array mappings |
 | `op_shardings` | `OpSharding`s, and the shardings of compiled programs |
-| `legacy_mesh` | `Mesh`, `ResourceEnv` and `thread_resources` |
-| `sharding_classes` | `XLACompatibleSharding`, `PmapSharding`, `PositionalSharding` |
 | `sharding_specs` | `ShardingSpec`s of meshes and of `pmap` |
 """

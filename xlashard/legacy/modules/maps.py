@@ -1,7 +1,7 @@
-"""`Mesh`, `mesh`, `ResourceEnv` and `thread_resources` of `jax.experimental.maps`."""
+"""`jax.experimental.maps`: meshes, `thread_resources` and `xmap`."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
@@ -16,10 +16,15 @@ from xlashard._jax.legacy_api import (
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, MeshError
 from xlashard.geometry import Box, MeshGrid
+from xlashard.legacy.modules.entry import EntryTable, differs, imports, refused, works
 from xlashard.legacy.shardings.parsed_specs import array_mapping_to_axis_resources
 from xlashard.multihost.host_mesh import host_mesh
 from xlashard.sharding import Mesh
 from xlashard.sharding import Mesh as TodaysMesh
+
+type AxisName = Hashable
+type ResourceAxisName = Hashable
+type MeshAxisName = Any
 
 if TYPE_CHECKING:
     Mesh = TodaysMesh
@@ -238,3 +243,85 @@ class ThreadResources:
 
 thread_resources = ThreadResources()
 """Resources of the current thread."""
+
+
+class FrozenDict(Mapping[Any, Any]):
+    """Immutable, hashable dict.
+
+    Example:
+        >>> axes = FrozenDict({"x": 0}, y=1)
+        >>> axes["y"], axes == {"x": 0, "y": 1}, hash(axes) == hash(FrozenDict(y=1, x=0))
+        (1, True, True)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._items = dict(*args, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({self._items})"
+
+
+_MAPS = "jax.experimental.maps"
+_FLAGS = "xlashard.legacy.modes.config_flags"
+_FROM_LOCAL = "jax.make_array_from_process_local_data(sharding, local)"
+_SHARD_MAP = "jax.shard_map(f, mesh=mesh, in_specs=P('x'), out_specs=P('x'))"
+_NO_XMAP = "xmap and its loops have no replacement with the same interface"
+
+ENTRIES: EntryTable = {
+    _MAPS: {
+        "": works("0.4.31", "jax.sharding", __name__),
+        "Mesh": works(
+            "0.4.11",
+            "jax.sharding.Mesh",
+            __name__,
+            "It makes today's meshes, and meshes of fake devices, hashable or not.",
+        ),
+        "thread_resources": works(
+            "0.4.31",
+            "jax.sharding.get_mesh()",
+            __name__,
+            "It has the attributes `env`, which can be assigned, and `stack`.",
+        ),
+        "Loop": differs("0.4.31", "jax.lax.map(f, xs)", __name__, _NO_XMAP),
+        "ResourceEnv": differs(
+            "0.4.31",
+            "with jax.set_mesh(mesh): ...",
+            __name__,
+            "Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
+        ),
+        "_positional_semantics": works(
+            "0.4.7",
+            _FROM_LOCAL,
+            f"{_FLAGS}:POSITIONAL",
+            "Its `val` has an effect while `jax_array` is off.",
+        ),
+        "mesh": works(
+            "0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ...", __name__
+        ),
+        "EMPTY_ENV": works("0.4.31", "jax.sharding.get_mesh()", __name__),
+        "_PositionalSemantics": works("0.4.7", _FROM_LOCAL, _FLAGS),
+        "FrozenDict": works("0.4.31", "types.MappingProxyType", __name__),
+        "SerialLoop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
+        "serial_loop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
+        **dict.fromkeys(
+            ("make_xmap_callable", "xmap", "xmap_p"), refused("0.4.31", _SHARD_MAP, _NO_XMAP)
+        ),
+        **imports(_MAPS, "0.4.31"),
+    },
+    "jax._src.mesh.Mesh": {
+        "_local_to_global": works("0.4.31", f"{_FROM_LOCAL}.shape", __name__),
+        "_global_to_local": works("0.4.31", "x.sharding.shard_shape(x.shape)", __name__),
+    },
+}

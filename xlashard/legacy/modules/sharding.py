@@ -1,4 +1,4 @@
-"""Sharding classes of 2022 and 2023, and methods that JAX's shardings lack today."""
+"""`jax.sharding` and `jax.experimental.sharding`, and `PartitionSpec` in each of its modules."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -6,33 +6,42 @@ from typing import Any, Self
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from xlashard import NamedSharding, P, ShardingSpec
-from xlashard import PmapSharding as TodaysPmapSharding
-from xlashard._jax.runtime.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
+import xlashard
+from xlashard import GSPMDSharding, OpShardingSharding, P, ShardingSpec
+from xlashard._jax.runtime.shardings import Device, jax_hlo_sharding
+from xlashard._jax.runtime.shardings import JaxNamedSharding as NamedSharding
+from xlashard._jax.runtime.shardings import JaxSharding as Sharding
+from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard._jax.runtime.shardings import op_sharding as _proto
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment
+from xlashard.legacy.modules.entry import EntryTable, differs, moved, works
+from xlashard.legacy.modules.maps import Mesh
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
-from xlashard.sharding import GSPMDSharding, Sharding, from_jax
-from xlashard.sharding import XLACompatibleSharding as _Own
+from xlashard.legacy.shardings.partition_spec import PartitionSpec
+from xlashard.sharding import from_jax
 from xlashard.sharding.named import DeviceNames, devices_of, names_of
 
+MeshPspecSharding = NamedSharding
 
-class _CompatibleType(type(_Own)):
+
+class _CompatibleType(type(xlashard.XLACompatibleSharding)):
     """Metaclass that counts every sharding with an XLA equivalent as an instance."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if isinstance(instance, Sharding):
-            return isinstance(instance, _Own)
-        return isinstance(instance, JaxSharding)
+        if isinstance(instance, xlashard.Sharding):
+            return isinstance(instance, xlashard.XLACompatibleSharding)
+        return isinstance(instance, Sharding)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         if cls in subclass.__mro__:
             return True
-        return issubclass(subclass, _Own if issubclass(subclass, Sharding) else JaxSharding)
+        if issubclass(subclass, xlashard.Sharding):
+            return issubclass(subclass, xlashard.XLACompatibleSharding)
+        return issubclass(subclass, Sharding)
 
 
-class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
+class XLACompatibleSharding(xlashard.XLACompatibleSharding, metaclass=_CompatibleType):
     """Base class of shardings with an XLA equivalent, which all of JAX's shardings have.
 
     Example:
@@ -60,7 +69,7 @@ class DeviceRow(tuple[Device, ...]):
         return getattr(np.array(list(self), dtype=object), name)
 
 
-class _ArrayDevicesPmapSharding(TodaysPmapSharding):
+class _ArrayDevicesPmapSharding(xlashard.PmapSharding):
     """`PmapSharding` whose `devices` have the attributes of a NumPy array."""
 
     @property
@@ -73,14 +82,14 @@ class _ArrayDevicesPmapSharding(TodaysPmapSharding):
 class _PmapType(type):
     """Metaclass that makes shardings of the class above, and counts today's as instances."""
 
-    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> TodaysPmapSharding:
+    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> xlashard.PmapSharding:
         return _ArrayDevicesPmapSharding(devices, sharding_spec)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, TodaysPmapSharding)
+        return isinstance(instance, xlashard.PmapSharding)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return subclass is cls or issubclass(subclass, TodaysPmapSharding)
+        return subclass is cls or issubclass(subclass, xlashard.PmapSharding)
 
 
 class PmapSharding(metaclass=_PmapType):
@@ -100,7 +109,7 @@ class PmapSharding(metaclass=_PmapType):
     default = _ArrayDevicesPmapSharding.default
 
 
-def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:
+def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> xlashard.NamedSharding:
     """Return a sharding on a mesh.
 
     Args:
@@ -108,7 +117,7 @@ def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:
         pspec: The spec; None for replicated.
         parsed_pspec: Ignored: the parsed form of `pspec`.
     """
-    return NamedSharding(mesh, P() if pspec is None else pspec)
+    return xlashard.NamedSharding(mesh, P() if pspec is None else pspec)
 
 
 def op_sharding_of(sharding: Any, ndim: int) -> Any:
@@ -302,3 +311,90 @@ def _unpickle(
     cls: type[PositionalSharding], names: DeviceNames, ids: np.ndarray, memory_kind: str | None
 ) -> PositionalSharding:
     return _remake(cls, devices_of(names), ids, memory_kind)
+
+
+_NAMED = "jax.sharding.NamedSharding(mesh, spec)"
+_POSITIONAL = "jax.sharding.NamedSharding(jax.make_mesh(shape, names), P(*names))"
+_PROTO = "sharding._to_xla_hlo_sharding(ndim).to_proto()"
+_MARKERS = "xlashard.legacy.shardings.partition_spec"
+_SPEC = (
+    "It is a tuple, and JAX accepts it as its own. It is equal to today's spec with the same "
+    "entries, but has another hash; specs that JAX returns (`x.sharding.spec`) are today's."
+)
+_FITS = works("0.4.24", "sharding.shard_shape(shape)", __name__)
+_TO_OP_SHARDING = works("0.4.14", _PROTO, f"{__name__}:op_sharding_of")
+_PMAP = works(
+    "0.10.0",
+    "jax.sharding.NamedSharding(mesh, P('devices'))",
+    __name__,
+    "It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
+)
+_SHARDINGS = {
+    "MeshPspecSharding": works(
+        "0.4.9", _NAMED, __name__, "It is `NamedSharding`, its name since 0.4.1."
+    ),
+    "OpShardingSharding": works(
+        "0.4.12", _NAMED, "xlashard", "It is `xlashard.OpShardingSharding`."
+    ),
+    "GSPMDSharding": works("0.7.0", _NAMED, "xlashard", "It is `xlashard.GSPMDSharding`."),
+    "PmapSharding": _PMAP,
+    "PositionalSharding": works(
+        "0.7.0",
+        _POSITIONAL,
+        __name__,
+        "Results of `jax.jit` have the equivalent `GSPMDSharding`.",
+    ),
+    "XLACompatibleSharding": works(
+        "0.4.34",
+        "jax.sharding.Sharding",
+        __name__,
+        "Every sharding with an XLA equivalent is an instance.",
+    ),
+}
+
+ENTRIES: EntryTable = {
+    "jax": {
+        "experimental.PartitionSpec": differs("0.4.12", "jax.P", _MARKERS, _SPEC),
+        "experimental.pjit.PartitionSpec": differs("0.4.11", "jax.P", _MARKERS, _SPEC),
+        "interpreters.pxla.PartitionSpec": differs("0.4.11", "jax.P", _MARKERS, _SPEC),
+        "interpreters.sharded_jit.PartitionSpec": differs("0.3.16", "jax.P", _MARKERS, _SPEC),
+    },
+    "jax.sharding": {
+        **_SHARDINGS,
+        "PartitionSpec": differs("0.7.1", "jax.P", _MARKERS, _SPEC),
+        "Mesh": works(
+            "0.7.1",
+            "jax.sharding.Mesh",
+            "xlashard.legacy.modules.maps",
+            "It makes today's meshes, also of unhashable devices.",
+        ),
+    },
+    "jax._src.sharding": {
+        **_SHARDINGS,
+        **moved("0.4.9", "jax.sharding", "NamedSharding", "SingleDeviceSharding"),
+    },
+    "jax.experimental.sharding": {
+        "": works("0.3.25", "jax.sharding", __name__),
+        "MeshPspecSharding": works("0.3.25", _NAMED, __name__),
+    },
+    "jax._src.sharding_impls": {
+        "AUTO": differs(
+            "0.9.0",
+            "xlashard.AUTO",
+            f"{_MARKERS}:AUTO_ON_MESH",
+            "It is not a class: `AUTO` and `AUTO(mesh)` are equal, on the mesh in force at the "
+            "call.",
+        ),
+        "PmapSharding": _PMAP,
+        "PositionalSharding": works("0.7.0", _POSITIONAL, __name__),
+        "GSPMDSharding.is_compatible_aval": _FITS,
+        "GSPMDSharding._to_xla_op_sharding": _TO_OP_SHARDING,
+        "GSPMDSharding._op_sharding": works("0.4.14", _PROTO, __name__),
+        "SingleDeviceSharding.is_compatible_aval": _FITS,
+    },
+    "jax._src.named_sharding.NamedSharding": {
+        "is_compatible_aval": _FITS,
+        "_to_xla_op_sharding": _TO_OP_SHARDING,
+        "_parsed_pspec": works("0.7.1", "sharding.spec", __name__),
+    },
+}
