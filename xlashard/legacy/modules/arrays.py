@@ -98,22 +98,22 @@ _ERRORS = "An error of one process is raised in all processes immediately."
 
 ENTRIES: EntryTable = {
     _DEVICE_ARRAY: {
-        "": works("0.4.14", "jax.Array", __name__),
+        "": works("0.4.14", "jax.Array"),
         "DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS),
         "_DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS),
         "make_device_array": works("0.4.14", "jax.device_put(buffer, device)", _DEVICE_ARRAYS),
     },
     _ARRAY: {
-        "": works("0.4.4", "jax.Array", __name__),
+        "": works("0.4.4", "jax.Array"),
         "Array": works(
-            "0.4.4", "jax.Array", __name__, "`isinstance` holds for every concrete `jax.Array`."
+            "0.4.4", "jax.Array", note="`isinstance` holds for every concrete `jax.Array`."
         ),
         **moved(
             "0.4.4", "jax", *("make_array_from_callback", "make_array_from_single_device_arrays")
         ),
     },
     _GDA: {
-        "": works("0.4.7", "jax.Array", __name__),
+        "": works("0.4.7", "jax.Array"),
         "GlobalDeviceArray": differs(
             "0.4.7",
             _MAKE,
@@ -140,12 +140,12 @@ ENTRIES: EntryTable = {
             "A dimension that is not divisible is an error; its size was rounded down.",
         ),
         "_GdaFastPathArgs": works("0.4.7", _MAKE, f"{__name__}:_GdaFastPathArgs"),
-        "_hashed_index": works("0.4.7", "hash(tuple((s.start, s.stop) for s in index))", __name__),
-        "Device": works("0.4.7", "jax.Device", __name__),
-        "DeviceArray": works("0.4.7", "jax.Array", __name__),
-        "ArrayLike": works("0.4.7", "jax.typing.ArrayLike", __name__),
-        "Index": works("0.4.7", "tuple[slice, ...]", __name__),
-        "Shape": works("0.4.7", "tuple[int, ...]", __name__),
+        "_hashed_index": works("0.4.7", "hash(tuple((s.start, s.stop) for s in index))"),
+        "Device": works("0.4.7", "jax.Device"),
+        "DeviceArray": works("0.4.7", "jax.Array"),
+        "ArrayLike": works("0.4.7", "jax.typing.ArrayLike"),
+        "Index": works("0.4.7", "tuple[slice, ...]"),
+        "Shape": works("0.4.7", "tuple[int, ...]"),
         "MeshAxes": works("0.4.7", "jax.sharding.PartitionSpec", _SHARDS),
         "_get_shard_indices_replica_ids_uncached": works("0.4.7", "x.global_shards", _SHARDS),
     },

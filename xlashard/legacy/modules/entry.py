@@ -88,14 +88,14 @@ def works(gone: str, today: str, home: str = "", note: str = "") -> Entry:
         today: Today's code.
         home: The module that defines it, under the same name without a leading underscore;
             `module:object.` for an attribute of an object, and `module:object` for an object of
-            another name. If empty, today's code is the object's full name, or calls it.
+            another name. If empty, the file of the entry defines it; if the file does not, today's
+            code is the object's full name, or calls it.
         note: What else users should know.
     """
-    module, _, name = today.partition("(")[0].rpartition(".")
-    return Entry("", gone, "works", home or f"{module}:{name}", today, note)
+    return Entry("", gone, "works", home, today, note)
 
 
-def differs(gone: str, today: str, home: str, note: str) -> Entry:
+def differs(gone: str, today: str, home: str = "", note: str = "") -> Entry:
     """Return the entry of a name that works with differences, which the note describes."""
     return Entry("", gone, "differs", home, today, note)
 
@@ -116,23 +116,37 @@ def moved(gone: str, to: str, *names: str) -> dict[str, Entry]:
     return {name: works(gone, f"{to}.{name}") for name in names}
 
 
-def entries_of(table: EntryTable) -> Iterator[Entry]:
-    """Yield the entries of a table.
+def entries_of(file: Any) -> Iterator[Entry]:
+    """Yield the entries of a file.
+
+    Args:
+        file: The module with the table `ENTRIES`.
 
     Example:
-        >>> names = {"pi": works("0.4.1", "math.pi"), "_e": works("0.4.1", "math.e", "math")}
-        >>> [(entry.name, entry.source) for entry in entries_of({"jax.util": names})]
-        [('jax.util.pi', 'math:pi'), ('jax.util._e', 'math:e')]
+        >>> from types import SimpleNamespace
+        >>> names = {"_pi": works("0.4.1", "3.14"), "e": works("0.4.1", "math.e")}
+        >>> file = SimpleNamespace(__name__="here", pi=3.14, ENTRIES={"jax.util": names})
+        >>> [(entry.name, entry.source) for entry in entries_of(file)]
+        [('jax.util._pi', 'here:pi'), ('jax.util.e', 'math:e')]
     """
-    for module, names in table.items():
+    for module, names in file.ENTRIES.items():
         for path, entry in names.items():
-            full, source = f"{module}.{path}".rstrip("."), entry.source
-            if source == REMOVED:
-                source = f"{REMOVED}:{full}"
-            elif path and (source.endswith(".") or ":" not in source):
-                name = path.rpartition(".")[2].removeprefix("_")
-                source = f"{source}{name}" if source.endswith(".") else f"{source}:{name}"
-            yield replace(entry, name=full, source=source)
+            full = f"{module}.{path}".rstrip(".")
+            yield replace(entry, name=full, source=_source(file, full, path, entry))
+
+
+def _source(file: Any, full: str, path: str, entry: Entry) -> str:
+    """Return the complete source of an entry in a file."""
+    source, name = entry.source, path.rpartition(".")[2].removeprefix("_")
+    if source == REMOVED:
+        return f"{REMOVED}:{full}"
+    if not source and path and not hasattr(file, name):
+        module, _, name = entry.today.partition("(")[0].rpartition(".")
+        return f"{module}:{name}"
+    source = source or file.__name__
+    if not path or (":" in source and not source.endswith(".")):
+        return source
+    return f"{source}{name}" if source.endswith(".") else f"{source}:{name}"
 
 
 REMOVED = "removed"
@@ -200,8 +214,9 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
     """
     names = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)])]
     listed = {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
-    tables = {name: home.ENTRIES for name, home in listed.items() if hasattr(home, "ENTRIES")}
-    return {name: tuple(entries_of(table)) for name, table in tables.items()}
+    return {
+        name: tuple(entries_of(file)) for name, file in listed.items() if hasattr(file, "ENTRIES")
+    }
 
 
 @lru_cache(maxsize=1)

@@ -149,25 +149,24 @@ _NAME = "jax.experimental.host_callback"
 
 ENTRIES: EntryTable = {
     _NAME: {
-        "": differs("0.4.36", "jax.experimental.io_callback", __name__, "see its names"),
+        "": differs("0.4.36", "jax.experimental.io_callback", note="see its names"),
         "call": differs(
             "0.4.36",
             "jax.experimental.io_callback",
-            __name__,
-            "`call_with_device` is refused; under vmap the function gets one element at a time",
+            note="`call_with_device` is refused; under vmap the function gets one element at a "
+            "time",
         ),
         "id_tap": differs(
             "0.4.36",
             "jax.debug.callback",
-            __name__,
-            "the list of transformations is empty, and under vmap the function gets one element "
-            "at a time",
+            note="the list of transformations is empty, and under vmap the function gets one "
+            "element at a time",
         ),
         "id_print": differs(
-            "0.4.36", "jax.debug.print", __name__, "under vmap each element is printed by itself"
+            "0.4.36", "jax.debug.print", note="under vmap each element is printed by itself"
         ),
         "CallbackException": works("0.4.36", "jax.errors.JaxRuntimeError"),
-        "barrier_wait": works("0.4.36", "jax.effects_barrier()", __name__),
+        "barrier_wait": works("0.4.36", "jax.effects_barrier()"),
         "call_with_device": refused(
             "0.4.36",
             "jax.experimental.io_callback",

@@ -97,7 +97,7 @@ _SHARDED = dict.fromkeys(
 ENTRIES: EntryTable = {
     _PXLA: {
         **_SHARDED,
-        "": works("0.8.2", "jax.sharding, xlashard", __name__),
+        "": works("0.8.2", "jax.sharding, xlashard"),
         "Mesh": works("0.4.11", "jax.sharding.Mesh", _MESHES),
         "thread_resources": works("0.8.2", "jax.sharding.get_mesh()", _MESHES),
         "ResourceEnv": works("0.4.7", "with jax.set_mesh(mesh): ...", _MESHES),
@@ -114,7 +114,7 @@ ENTRIES: EntryTable = {
         "_is_unspecified": works("0.4.36", "x is xlashard.UNSPECIFIED", _MARKERS),
         "_UNSPECIFIED": works("0.11.0", "xlashard.UNSPECIFIED", _SHARDINGS),
         "_UnspecifiedValue": works("0.4.4", "type(xlashard.UNSPECIFIED)", _SHARDINGS),
-        "ArrayMappingOrAutoOrUnspecified": works("0.4.16", "collections.OrderedDict", __name__),
+        "ArrayMappingOrAutoOrUnspecified": works("0.4.16", "collections.OrderedDict"),
         "mesh_sharding_specs": works("0.4.24", _NAMED, _SPECS),
         "partitioned_sharding_spec": works("0.4.1", _NAMED, _SPECS),
         "pmap_sharding_spec": works("0.4.16", _NAMED, _SPECS),
@@ -165,16 +165,14 @@ ENTRIES: EntryTable = {
         ),
         **imports(_PXLA, "0.8.2"),
     },
-    "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard", __name__), **_SHARDED},
+    "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard"), **_SHARDED},
     _SHARDED_JIT: {
-        "": differs(
-            "0.3.16", "jax.jit", __name__, "`PartitionSpec` works; the functions are refused."
-        ),
+        "": differs("0.3.16", "jax.jit", note="`PartitionSpec` works; the functions are refused."),
         "sharded_jit": refused("0.3.16", _JIT, _ARGUMENTS),
         "with_sharding_constraint": refused("0.3.16", _CONSTRAINT, _ARGUMENTS),
     },
     _XLA: {
-        "": works("0.4.7", "jax.core, jax.interpreters.mlir", __name__),
+        "": works("0.4.7", "jax.core, jax.interpreters.mlir"),
         "DeviceArray": differs("0.4.12", "jax.Array", _ARRAYS, _ADDRESSABLE),
         "_DeviceArray": differs("0.4.9", "jax.Array", _ARRAYS, _ADDRESSABLE),
         "make_device_array": works("0.4.9", "buffer", _ARRAYS),
@@ -182,7 +180,7 @@ ENTRIES: EntryTable = {
         "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
         "abstractify": works("0.8.2", "jax.typeof(x)", f"{_API}:core.shaped_abstractify"),
         "pytype_aval_mappings": works("0.8.2", "jax.typeof(x)", f"{_API}:core."),
-        "device_put": works("0.4.14", "(jax.device_put(x, device),)", __name__),
+        "device_put": works("0.4.14", "(jax.device_put(x, device),)"),
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
         **dict.fromkeys(
             ("backend_specific_translations", "register_translation", "translations"),
@@ -194,12 +192,12 @@ ENTRIES: EntryTable = {
         **imports(_XLA, "0.8.2"),
     },
     "jax.xla": {
-        "": works("0.4.14", "jax.core, jax.interpreters.mlir", __name__),
+        "": works("0.4.14", "jax.core, jax.interpreters.mlir"),
         "DeviceArray": differs("0.4.14", "jax.Array", _ARRAYS, _ADDRESSABLE),
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
     },
     _BRIDGE: {
-        "": works("0.9.0", _BACKEND, __name__),
+        "": works("0.9.0", _BACKEND),
         "default_backend": works("0.5.0", "jax.default_backend()"),
         "device_count": works("0.4.4", "jax.device_count()"),
         "devices": works("0.4.4", "jax.devices()"),
@@ -210,13 +208,13 @@ ENTRIES: EntryTable = {
         "get_backend": works("0.8.0", "jax.extend.backend.get_backend", f"{_API}:xla_bridge."),
         "get_compile_options": works("0.8.0", _OPTIONS, f"{_API}:compile_options"),
     },
-    "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND, __name__)},
+    "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
     "jax.lib": dict.fromkeys(
         ("xla_client", "xla_extension"),
         differs("0.9.0", "import jax.extend.xla", _API, "it has the attributes of today's jaxlib"),
     ),
     _PJIT: {
-        "": works("0.8.0", "jax.jit, jax.P, jax.sharding", __name__),
+        "": works("0.8.0", "jax.jit, jax.P, jax.sharding"),
         "pjit": works(
             "0.8.0",
             _JIT,
@@ -247,10 +245,10 @@ ENTRIES: EntryTable = {
         "Mesh": works("0.4.7", "jax.sharding.Mesh", _MESHES),
         "PmapSharding": works("0.4.2", "xlashard.PmapSharding", _CLASSES),
         "XLACompatibleSharding": works("0.4.2", "jax.sharding.Sharding", _CLASSES),
-        "PjitSharding": works("0.4.2", "jax.sharding.Sharding", __name__),
-        "PjitShardingMinusUnspecified": works("0.4.2", "jax.sharding.Sharding", __name__),
-        "MeshSharding": works("0.4.2", "jax.sharding.NamedSharding", __name__),
-        "MeshShardingMinusUnspecified": works("0.4.2", "jax.sharding.NamedSharding", __name__),
+        "PjitSharding": works("0.4.2", "jax.sharding.Sharding"),
+        "PjitShardingMinusUnspecified": works("0.4.2", "jax.sharding.Sharding"),
+        "MeshSharding": works("0.4.2", "jax.sharding.NamedSharding"),
+        "MeshShardingMinusUnspecified": works("0.4.2", "jax.sharding.NamedSharding"),
         "unflatten_array": works("0.4.2", "xlashard.geometry.unflatten_array(sizes, devices)"),
         "unflatten_superdims": works("0.4.2", "xlashard.geometry.unflatten_superdims(devices)"),
         "explode_superdims": works("0.4.2", "xlashard.geometry.explode_superdims(sizes, dims)"),

@@ -281,25 +281,22 @@ _NO_XMAP = "xmap and its loops have no replacement with the same interface"
 
 ENTRIES: EntryTable = {
     _MAPS: {
-        "": works("0.4.31", "jax.sharding", __name__),
+        "": works("0.4.31", "jax.sharding"),
         "Mesh": works(
             "0.4.11",
             "jax.sharding.Mesh",
-            __name__,
-            "It makes today's meshes, and meshes of fake devices, hashable or not.",
+            note="It makes today's meshes, and meshes of fake devices, hashable or not.",
         ),
         "thread_resources": works(
             "0.4.31",
             "jax.sharding.get_mesh()",
-            __name__,
-            "It has the attributes `env`, which can be assigned, and `stack`.",
+            note="It has the attributes `env`, which can be assigned, and `stack`.",
         ),
-        "Loop": differs("0.4.31", "jax.lax.map(f, xs)", __name__, _NO_XMAP),
+        "Loop": differs("0.4.31", "jax.lax.map(f, xs)", note=_NO_XMAP),
         "ResourceEnv": differs(
             "0.4.31",
             "with jax.set_mesh(mesh): ...",
-            __name__,
-            "Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
+            note="Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
         ),
         "_positional_semantics": works(
             "0.4.7",
@@ -307,12 +304,10 @@ ENTRIES: EntryTable = {
             f"{_FLAGS}:POSITIONAL",
             "Its `val` has an effect while `jax_array` is off.",
         ),
-        "mesh": works(
-            "0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ...", __name__
-        ),
-        "EMPTY_ENV": works("0.4.31", "jax.sharding.get_mesh()", __name__),
+        "mesh": works("0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ..."),
+        "EMPTY_ENV": works("0.4.31", "jax.sharding.get_mesh()"),
         "_PositionalSemantics": works("0.4.7", _FROM_LOCAL, _FLAGS),
-        "FrozenDict": works("0.4.31", "types.MappingProxyType", __name__),
+        "FrozenDict": works("0.4.31", "types.MappingProxyType"),
         "SerialLoop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
         "serial_loop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
         **dict.fromkeys(
@@ -321,7 +316,7 @@ ENTRIES: EntryTable = {
         **imports(_MAPS, "0.4.31"),
     },
     "jax._src.mesh.Mesh": {
-        "_local_to_global": works("0.4.31", f"{_FROM_LOCAL}.shape", __name__),
-        "_global_to_local": works("0.4.31", "x.sharding.shard_shape(x.shape)", __name__),
+        "_local_to_global": works("0.4.31", f"{_FROM_LOCAL}.shape"),
+        "_global_to_local": works("0.4.31", "x.sharding.shard_shape(x.shape)"),
     },
 }

@@ -143,10 +143,8 @@ _WHO = "Values keep their dtypes, and errors name the processes and the paths of
 
 ENTRIES: EntryTable = {
     _THERE: {
-        "": differs(
-            _GONE, "from xlashard import multihost", __name__, "Its other names are unchanged."
-        ),
-        "process_allgather": works(_GONE, "multihost.process_allgather(x, tiled=True)", __name__),
+        "": differs(_GONE, "from xlashard import multihost", note="Its other names are unchanged."),
+        "process_allgather": works(_GONE, "multihost.process_allgather(x, tiled=True)"),
         "broadcast_one_to_all": differs(
             _GONE, "multihost.broadcast_one_to_all(x)", "xlashard.multihost", _WHO
         ),
@@ -160,14 +158,12 @@ ENTRIES: EntryTable = {
         "host_local_array_to_global_array": differs(
             _GONE,
             "multihost.host_local_array_to_global_array(x, mesh, specs)",
-            __name__,
-            f"{_KINDS}GlobalDeviceArrays.",
+            note=f"{_KINDS}GlobalDeviceArrays.",
         ),
         "global_array_to_host_local_array": differs(
             _GONE,
             "multihost.global_array_to_host_local_array(x, mesh, specs)",
-            __name__,
-            f"{_KINDS}host-local arrays.",
+            note=f"{_KINDS}host-local arrays.",
         ),
     },
 }

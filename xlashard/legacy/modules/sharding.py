@@ -321,17 +321,16 @@ _SPEC = (
     "It is a tuple, and JAX accepts it as its own. It is equal to today's spec with the same "
     "entries, but has another hash; specs that JAX returns (`x.sharding.spec`) are today's."
 )
-_FITS = works("0.4.24", "sharding.shard_shape(shape)", __name__)
+_FITS = works("0.4.24", "sharding.shard_shape(shape)")
 _TO_OP_SHARDING = works("0.4.14", _PROTO, f"{__name__}:op_sharding_of")
 _PMAP = works(
     "0.10.0",
     "jax.sharding.NamedSharding(mesh, P('devices'))",
-    __name__,
-    "It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
+    note="It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
 )
 _SHARDINGS = {
     "MeshPspecSharding": works(
-        "0.4.9", _NAMED, __name__, "It is `NamedSharding`, its name since 0.4.1."
+        "0.4.9", _NAMED, note="It is `NamedSharding`, its name since 0.4.1."
     ),
     "OpShardingSharding": works(
         "0.4.12", _NAMED, "xlashard", "It is `xlashard.OpShardingSharding`."
@@ -339,16 +338,12 @@ _SHARDINGS = {
     "GSPMDSharding": works("0.7.0", _NAMED, "xlashard", "It is `xlashard.GSPMDSharding`."),
     "PmapSharding": _PMAP,
     "PositionalSharding": works(
-        "0.7.0",
-        _POSITIONAL,
-        __name__,
-        "Results of `jax.jit` have the equivalent `GSPMDSharding`.",
+        "0.7.0", _POSITIONAL, note="Results of `jax.jit` have the equivalent `GSPMDSharding`."
     ),
     "XLACompatibleSharding": works(
         "0.4.34",
         "jax.sharding.Sharding",
-        __name__,
-        "Every sharding with an XLA equivalent is an instance.",
+        note="Every sharding with an XLA equivalent is an instance.",
     ),
 }
 
@@ -374,8 +369,8 @@ ENTRIES: EntryTable = {
         **moved("0.4.9", "jax.sharding", "NamedSharding", "SingleDeviceSharding"),
     },
     "jax.experimental.sharding": {
-        "": works("0.3.25", "jax.sharding", __name__),
-        "MeshPspecSharding": works("0.3.25", _NAMED, __name__),
+        "": works("0.3.25", "jax.sharding"),
+        "MeshPspecSharding": works("0.3.25", _NAMED),
     },
     "jax._src.sharding_impls": {
         "AUTO": differs(
@@ -386,15 +381,15 @@ ENTRIES: EntryTable = {
             "call.",
         ),
         "PmapSharding": _PMAP,
-        "PositionalSharding": works("0.7.0", _POSITIONAL, __name__),
+        "PositionalSharding": works("0.7.0", _POSITIONAL),
         "GSPMDSharding.is_compatible_aval": _FITS,
         "GSPMDSharding._to_xla_op_sharding": _TO_OP_SHARDING,
-        "GSPMDSharding._op_sharding": works("0.4.14", _PROTO, __name__),
+        "GSPMDSharding._op_sharding": works("0.4.14", _PROTO),
         "SingleDeviceSharding.is_compatible_aval": _FITS,
     },
     "jax._src.named_sharding.NamedSharding": {
         "is_compatible_aval": _FITS,
         "_to_xla_op_sharding": _TO_OP_SHARDING,
-        "_parsed_pspec": works("0.7.1", "sharding.spec", __name__),
+        "_parsed_pspec": works("0.7.1", "sharding.spec"),
     },
 }

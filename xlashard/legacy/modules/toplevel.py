@@ -239,9 +239,9 @@ ENTRIES: EntryTable = {
         "tree_transpose": works("0.6.0", "jax.tree.transpose", "jax.tree_util"),
         "tree_unflatten": works("0.6.0", "jax.tree.unflatten", "jax.tree_util"),
         "treedef_is_leaf": works("0.6.0", "jax.tree_util.treedef_is_leaf"),
-        "tree_multimap": works("0.3.16", "jax.tree.map", __name__),
+        "tree_multimap": works("0.3.16", "jax.tree.map"),
         "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
-        "curry": works("0.4.14", "functools.partial", __name__),
+        "curry": works("0.4.14", "functools.partial"),
         "clear_backends": works("0.4.36", "jax.extend.backend.clear_backends()"),
         "spmd_mode": works("0.7.0", "jax.jit(f)(x)", _FLAGS),
         "device_put_replicated": works(
@@ -260,26 +260,24 @@ ENTRIES: EntryTable = {
         "pmap": works(
             "0.8.0",
             "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
-            __name__,
-            "An index of a result is the shard of one device; an index of today's `jax.pmap` "
+            note="An index of a result is the shard of one device; an index of today's `jax.pmap` "
             "result is replicated.",
         ),
     },
     "jax.tree_util": {
-        "tree_multimap": works("0.3.16", "jax.tree.map", __name__),
-        "build_tree": works("0.7.0", "jax.tree.unflatten", __name__),
-        "AttributeKeyPathEntry": works("0.4.26", "jax.tree_util.GetAttrKey", __name__),
-        "GetitemKeyPathEntry": works("0.4.26", "jax.tree_util.DictKey", __name__),
+        "tree_multimap": works("0.3.16", "jax.tree.map"),
+        "build_tree": works("0.7.0", "jax.tree.unflatten"),
+        "AttributeKeyPathEntry": works("0.4.26", "jax.tree_util.GetAttrKey"),
+        "GetitemKeyPathEntry": works("0.4.26", "jax.tree_util.DictKey"),
         "register_keypaths": differs(
             "0.4.26",
             "jax.tree_util.register_pytree_with_keys",
-            __name__,
-            "JAX's messages use the keys only if they are registered with today's function.",
+            note="JAX's messages use the keys only if they are registered with today's function.",
         ),
     },
     "jax.experimental": {
-        "disable_x64": works("0.9.0", "jax.enable_x64(False)", __name__),
-        "enable_x64": works("0.9.0", "jax.enable_x64(True)", __name__),
+        "disable_x64": works("0.9.0", "jax.enable_x64(False)"),
+        "enable_x64": works("0.9.0", "jax.enable_x64(True)"),
         "loops": refused("0.3.16", "jax.lax.fori_loop", "JAX's loops are functions of their state"),
     },
     **{
@@ -291,29 +289,22 @@ ENTRIES: EntryTable = {
         "checkpoint": works("0.10.0", "jax.checkpoint"),
         "remat": works("0.10.0", "jax.checkpoint", "jax"),
     },
-    "jax._src.test_util": {
-        "create_global_mesh": works("0.6.0", "jax.make_mesh(shape, names)", __name__)
-    },
-    "jax.dlpack": {"to_dlpack": works("0.7.0", "x.__dlpack__()", __name__)},
+    "jax._src.test_util": {"create_global_mesh": works("0.6.0", "jax.make_mesh(shape, names)")},
+    "jax.dlpack": {"to_dlpack": works("0.7.0", "x.__dlpack__()")},
     "jax.Device": {
         "live_buffers": differs(
             "0.4.36",
             "jax.live_arrays()",
-            __name__,
-            "arrays over several devices are excluded; jax.live_arrays() returns all",
+            note="arrays over several devices are excluded; jax.live_arrays() returns all",
         )
     },
     _CACHE: {
-        "initialize_cache": works(
-            "0.4.26", "jax.config.update('jax_compilation_cache_dir', path)", __name__
-        ),
-        "is_initialized": works(
-            "0.4.26", "jax.config.jax_compilation_cache_dir is not None", __name__
-        ),
+        "initialize_cache": works("0.4.26", "jax.config.update('jax_compilation_cache_dir', path)"),
+        "is_initialized": works("0.4.26", "jax.config.jax_compilation_cache_dir is not None"),
     },
     "jax.config": {
-        "": works("0.4.25", "jax.config", __name__),
-        "config": works("0.4.25", "jax.config", __name__),
+        "": works("0.4.25", "jax.config"),
+        "config": works("0.4.25", "jax.config"),
         "jax_array": works("0.4.7", "isinstance(x, jax.Array)", _FLAGS),
         "jax_parallel_functions_output_gda": works(
             "0.4.7",
