@@ -132,11 +132,15 @@ class Recorder:
         if file.startswith(_NOT_USER_CODE):
             return
         with self._lock:
-            self._entries[entry.name] = entry
             self._known[file][id(value)] = entry, value
             if _is_legacy_object(value):
                 self._shared.setdefault(id(value), (entry, value))
-            self._accesses[entry.name, file, frame.f_lineno] += 1
+        self._count(self._accesses, entry, file, frame.f_lineno)
+
+    def _count(self, counter: Counter[_Place], entry: Entry, file: str, line: int) -> None:
+        with self._lock:
+            self._entries[entry.name] = entry
+            counter[entry.name, file, line] += 1
 
     def uses(self) -> Sequence[Use]:
         """Return the counted uses, sorted by name, file and line."""
@@ -169,9 +173,7 @@ class Recorder:
                 self._accesses[entry.name, file, line] for line in lines
             ):
                 return sys.monitoring.DISABLE
-        with self._lock:
-            self._entries[entry.name] = entry
-            self._called[entry.name, file, first] += 1
+        self._count(self._called, entry, file, first)
         return None
 
     def _recorded(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
@@ -191,10 +193,8 @@ class Recorder:
             caller = caller.f_back
         if caller is None or caller.f_code.co_filename.startswith(_NOT_USER_CODE):
             return
-        with self._lock:
-            for entry in entries_of_call:
-                self._entries[entry.name] = entry
-                self._called[entry.name, caller.f_code.co_filename, caller.f_lineno] += 1
+        for entry in entries_of_call:
+            self._count(self._called, entry, caller.f_code.co_filename, caller.f_lineno)
 
 
 def _called(function: Any) -> list[Any]:
@@ -284,7 +284,7 @@ def observed_code() -> dict[CodeType, Watcher]:
 
 
 def _members() -> Iterator[tuple[CodeType, Watcher]]:
-    """ModuleMembers of a GlobalDeviceArray that today's arrays lack."""
+    """Yield the members of a GlobalDeviceArray that today's arrays lack, by their code."""
     for name, today in _MEMBERS.items():
         member = vars(GlobalDeviceArray)[name]
         entry = replace(entries()[_GDA], name=f"{_GDA}.{name}", today=today, note="")

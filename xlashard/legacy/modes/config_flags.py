@@ -241,9 +241,6 @@ class CallFlags:
     logs_runs: bool = False
 
 
-_MODES = {(a, g): ArrayMode(a, g) for a in (False, True) for g in (False, True)}
-
-
 def current_array_mode() -> ArrayMode:
     """Return the array mode that the flags select in this thread.
 
@@ -255,8 +252,7 @@ def current_array_mode() -> ArrayMode:
         ...     print(current_array_mode().returns_gda)
         True
     """
-    key = jax_array.value, parallel_functions_output_gda.value
-    return _MODES[key]
+    return ArrayMode(jax_array.value, parallel_functions_output_gda.value)
 
 
 def as_jax_arrays(tree: Any) -> Any:
@@ -279,7 +275,7 @@ def current_call_flags() -> CallFlags:
     and is False here.
     """
     mode = current_array_mode()
-    mode = _MODES[True, False] if mode.jax_array else mode
+    mode = ArrayMode(mode.jax_array, mode.returns_gda)
     return CallFlags(mode, enable_checks.value, distributed_debug.value)
 
 

@@ -90,21 +90,22 @@ class HostLocal:
 
     def lower(self, result: Any) -> Any:
         """Return a result as host-local arrays, unless results are global."""
-        if not self.returns_host_local:
-            return result
-        values, tree = jax.tree_util.tree_flatten(result)
         try:
-            return tree.unflatten(list(map(self._lowered, values, self._out_specs(tree))))
+            return self._mapped_result(result, self._lowered)
         except BoxError as error:
             # no-catalogue: needs several processes
             raise BoxError(_block_text("a result", error)) from None
 
     def lower_types(self, result: Any) -> Any:
         """Return the types of a host-local result, from the types of the global one."""
+        return self._mapped_result(result, self._lowered_type)
+
+    def _mapped_result(self, result: Any, convert: Callable[[Any, Any], Any]) -> Any:
+        """Return a host-local result with every leaf converted by its spec; others unchanged."""
         if not self.returns_host_local:
             return result
         values, tree = jax.tree_util.tree_flatten(result)
-        return tree.unflatten(list(map(self._lowered_type, values, self._out_specs(tree))))
+        return tree.unflatten(list(map(convert, values, self._out_specs(tree))))
 
     def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         static = self._function.parameters.static_argnums
@@ -318,16 +319,10 @@ class ModeLowered(stages.Lowered):
 
     @shortened
     def compile(
-        self,
-        compiler_options: Mapping[str, Any] | None = None,
-        *,
-        share_binary: bool | None = None,
-        device_assignment: Sequence[Any] | None = None,
+        self, compiler_options: Mapping[str, Any] | None = None, **options: Any
     ) -> "ModeCompiled":
         """Compile the module, as `xlashard.pjit` does."""
-        made = super().compile(
-            compiler_options, share_binary=share_binary, device_assignment=device_assignment
-        )
+        made = super().compile(compiler_options, **options)
         function: Any = self._traced._function
         kind = ModeCompiled if function.mode.jax_array else HostLocalCompiled
         out = kind(made._info, made._compiled, made._body)

@@ -9,7 +9,7 @@ import numpy as np
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.legacy.arrays.device_arrays import DeviceArray
 from xlashard.legacy.arrays.shards import Device, Index, Shape
-from xlashard.legacy.modules.entry import EntryTable, differs, moved, works
+from xlashard.legacy.modules.entry import EntryTable, moved, works
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.sharding import Sharding
 
@@ -105,8 +105,8 @@ ENTRIES: EntryTable = {
     },
     _ARRAY: {
         "": works("0.4.4", "jax.Array"),
-        "Array": works(
-            "0.4.4", "jax.Array", note="`isinstance` holds for every concrete `jax.Array`."
+        "Array": works("0.4.4", "jax.Array").noting(
+            "`isinstance` holds for every concrete `jax.Array`."
         ),
         **moved(
             "0.4.4", "jax", *("make_array_from_callback", "make_array_from_single_device_arrays")
@@ -114,31 +114,22 @@ ENTRIES: EntryTable = {
     },
     _GDA: {
         "": works("0.4.7", "jax.Array"),
-        "GlobalDeviceArray": differs(
-            "0.4.7",
-            _MAKE,
-            "xlashard.legacy.arrays.gda",
+        "GlobalDeviceArray": works("0.4.7", _MAKE, "xlashard.legacy.arrays.gda").but(
             "It is also an Array: operations on it return Arrays. The constructor checks its "
-            "arguments even with `_enable_checks=False`, and pickling includes the mesh.",
+            "arguments even with `_enable_checks=False`, and pickling includes the mesh."
         ),
-        "Shard": differs(
-            "0.4.7",
-            "x.addressable_shards",
-            _SHARDS,
-            "Shards are equal if device, index and replica id are.",
+        "Shard": works("0.4.7", "x.addressable_shards", _SHARDS).but(
+            "Shards are equal if device, index and replica id are."
         ),
-        "get_shard_indices": differs(
-            "0.4.7", "NamedSharding(mesh, P(...)).devices_indices_map(shape)", _SHARDS, _KEPT
-        ),
-        "get_shard_indices_replica_ids": differs(
-            "0.4.7", "[(s.index, s.replica_id) for s in x.global_shards]", _SHARDS, _KEPT
-        ),
-        "get_shard_shape": differs(
-            "0.4.7",
-            "NamedSharding(mesh, P(...)).shard_shape(shape)",
-            _SHARDS,
-            "A dimension that is not divisible is an error; its size was rounded down.",
-        ),
+        "get_shard_indices": works(
+            "0.4.7", "NamedSharding(mesh, P(...)).devices_indices_map(shape)", _SHARDS
+        ).but(_KEPT),
+        "get_shard_indices_replica_ids": works(
+            "0.4.7", "[(s.index, s.replica_id) for s in x.global_shards]", _SHARDS
+        ).but(_KEPT),
+        "get_shard_shape": works(
+            "0.4.7", "NamedSharding(mesh, P(...)).shard_shape(shape)", _SHARDS
+        ).but("A dimension that is not divisible is an error; its size was rounded down."),
         "_GdaFastPathArgs": works("0.4.7", _MAKE, f"{__name__}:_GdaFastPathArgs"),
         "_hashed_index": works("0.4.7", "hash(tuple((s.start, s.stop) for s in index))"),
         "Device": works("0.4.7", "jax.Device"),
@@ -149,7 +140,7 @@ ENTRIES: EntryTable = {
         "MeshAxes": works("0.4.7", "jax.sharding.PartitionSpec", _SHARDS),
         "_get_shard_indices_replica_ids_uncached": works("0.4.7", "x.global_shards", _SHARDS),
     },
-    "jax.numpy": {"DeviceArray": differs("0.4.14", "jax.Array", _DEVICE_ARRAYS, _IS_INSTANCE)},
+    "jax.numpy": {"DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS).but(_IS_INSTANCE)},
     "jax.Array": {
         "device_buffer": works("0.4.22", "x.addressable_data(0)", _LEGACY),
         "device_buffers": works(
@@ -161,11 +152,8 @@ ENTRIES: EntryTable = {
         "to_py": works("0.4.7", "np.asarray(x)", _LEGACY),
     },
     "jax.Device": {
-        "__call__": works(
-            "0.4.27",
-            "x.device",
-            f"{_DEVICE_ARRAYS}:device_itself",
-            "`x.device()` was a method; `x.device` is the device today, and calling it returns it.",
+        "__call__": works("0.4.27", "x.device", f"{_DEVICE_ARRAYS}:device_itself").noting(
+            "`x.device()` was a method; `x.device` is the device today, and calling it returns it."
         )
     },
     _OF_GDAS: {
@@ -182,7 +170,7 @@ ENTRIES: EntryTable = {
             )
         },
         **{
-            name: differs("0.4.12", f"{_OF_ARRAYS}.{name}", _SERIALIZATION, note)
+            name: works("0.4.12", f"{_OF_ARRAYS}.{name}", _SERIALIZATION).but(note)
             for name, note in (
                 ("async_serialize", _ZSTD),
                 ("async_deserialize", _ZSTD),
@@ -193,16 +181,13 @@ ENTRIES: EntryTable = {
                 ("BarrierTimeoutError", "It is raised for every failure of another process."),
             )
         },
-        "_get_metadata": differs("0.4.12", _METADATA, _SERIALIZATION, _COMPRESSOR),
+        "_get_metadata": works("0.4.12", _METADATA, _SERIALIZATION).but(_COMPRESSOR),
     },
     _OF_ARRAYS: {
-        "": differs(
-            "0.4.12",
-            _MODULE,
-            _SERIALIZATION,
+        "": works("0.4.12", _MODULE, _SERIALIZATION).but(
             "It takes the arguments of 2022 and today's, and returns GlobalDeviceArrays with "
-            "`jax_array` off.",
+            "`jax_array` off."
         ),
-        "_get_metadata": differs("0.7.0", _METADATA, _SERIALIZATION, _COMPRESSOR),
+        "_get_metadata": works("0.7.0", _METADATA, _SERIALIZATION).but(_COMPRESSOR),
     },
 }

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.legacy_api import core, linear_util, util
-from xlashard.legacy.modules.entry import EntryTable, RemovedApi, differs, moved, refused, works
+from xlashard.legacy.modules.entry import EntryTable, RemovedApi, moved, refused, works
 
 type Shape = Sequence[Any]
 UnitVar = RemovedApi("jax.core.UnitVar")
@@ -235,52 +235,37 @@ ENTRIES: EntryTable = {
         "abstract_token": works("0.11.0", "jax.extend.core.AbstractToken()", f"{_API}:core."),
         "safe_map": works("0.4.24", "[f(x, y) for x, y in zip(xs, ys, strict=True)]", _UTIL),
         "safe_zip": works("0.4.24", "zip(xs, ys, strict=True)", _UTIL),
-        "Jaxpr": differs(
-            "0.6.0",
-            "jax.extend.core.Jaxpr",
-            _NOW,
-            "a jaxpr contains its closed-over constants, so Jaxpr and ClosedJaxpr are one class",
+        "Jaxpr": works("0.6.0", "jax.extend.core.Jaxpr", _NOW).but(
+            "a jaxpr contains its closed-over constants, so Jaxpr and ClosedJaxpr are one class"
         ),
-        "ClosedJaxpr": differs(
-            "0.6.0",
-            "jax.extend.core.Jaxpr",
-            _NOW,
-            "ClosedJaxpr and Jaxpr are one class; `closed.jaxpr` is the object itself",
+        "ClosedJaxpr": works("0.6.0", "jax.extend.core.Jaxpr", _NOW).but(
+            "ClosedJaxpr and Jaxpr are one class; `closed.jaxpr` is the object itself"
         ),
-        "JaxprEqn": differs(
-            "0.6.0",
-            "jax.extend.core.JaxprEqn",
-            _NOW,
-            "it is not a tuple: change fields with `eqn.replace`, construct it with "
-            "`new_jaxpr_eqn`",
+        "JaxprEqn": works("0.6.0", "jax.extend.core.JaxprEqn", _NOW).but(
+            "it is not a tuple: change fields with `eqn.replace`, construct it with `new_jaxpr_eqn`"
         ),
-        "Var": differs(
-            "0.6.0",
-            "jax.extend.core.Var",
-            _NOW,
-            "its constructor takes only an abstract value, and it has no `count` or `suffix`",
+        "Var": works("0.6.0", "jax.extend.core.Var", _NOW).but(
+            "its constructor takes only an abstract value, and it has no `count` or `suffix`"
         ),
-        "UnitVar": differs("0.4.4", "False", note=_NO_INSTANCES),
-        "ConcreteArray": differs("0.4.36", "False", note=_NO_INSTANCES),
-        "CallPrimitive": refused(
-            "0.11.0",
-            "jax.extend.core.create_call_primitive",
-            "a call primitive is created together with all of its rules",
+        "UnitVar": works("0.4.4", "False").but(_NO_INSTANCES),
+        "ConcreteArray": works("0.4.36", "False").but(_NO_INSTANCES),
+        "CallPrimitive": refused("0.11.0", "jax.extend.core.create_call_primitive").because(
+            "a call primitive is created together with all of its rules"
         ),
-        "MapPrimitive": refused("0.6.0", "jax.shard_map", "JAX has no map primitives"),
-        "UnshapedArray": refused(
-            "0.8.2", "jax.core.ShapedArray", "every abstract array has a shape"
+        "MapPrimitive": refused("0.6.0", "jax.shard_map").because("JAX has no map primitives"),
+        "UnshapedArray": refused("0.8.2", "jax.core.ShapedArray").because(
+            "every abstract array has a shape"
         ),
         **dict.fromkeys(
             (
                 *("MainTrace", "new_main", "new_base_main", "new_sublevel", "cur_sublevel"),
                 "thread_local_state",
             ),
-            refused("0.4.36", _TRACE, _NO_STACK),
+            refused("0.4.36", _TRACE).because(_NO_STACK),
         ),
-        "full_lower": refused("0.6.0", _TRACE, _NO_STACK),
-        "extend_axis_env": refused(
-            "0.4.36", "jax.vmap(f, axis_name=name)", "axis names are bound by the mapping function"
+        "full_lower": refused("0.6.0", _TRACE).because(_NO_STACK),
+        "extend_axis_env": refused("0.4.36", "jax.vmap(f, axis_name=name)").because(
+            "axis names are bound by the mapping function"
         ),
     },
     "jax.abstract_arrays": {

@@ -37,6 +37,17 @@ class Entry:
     today: str
     note: str = ""
 
+    def noting(self, note: str) -> "Entry":
+        """Return the entry with what else users should know."""
+        return replace(self, note=note)
+
+    def but(self, note: str) -> "Entry":
+        """Return the entry as that of a name which works with a difference."""
+        return replace(self, treatment="differs", note=note)
+
+    because = noting
+    """Return the entry with the reason of the refusal."""
+
     @property
     def is_module(self) -> bool:
         """True if the name is a module, which a shim replaces."""
@@ -80,8 +91,8 @@ Their `source` is a home, as in `works`.
 """
 
 
-def works(gone: str, today: str, home: str = "", note: str = "") -> Entry:
-    """Return the entry of a name that works.
+def works(gone: str, today: str, home: str = "") -> Entry:
+    """Return the entry of a name that works; `but` adds a difference.
 
     Args:
         gone: The release that removed it.
@@ -90,19 +101,13 @@ def works(gone: str, today: str, home: str = "", note: str = "") -> Entry:
             `module:object.` for an attribute of an object, and `module:object` for an object of
             another name. If empty, the file of the entry defines it; if the file does not, today's
             code is the object's full name, or calls it.
-        note: What else users should know.
     """
-    return Entry("", gone, "works", home, today, note)
+    return Entry("", gone, "works", home, today)
 
 
-def differs(gone: str, today: str, home: str = "", note: str = "") -> Entry:
-    """Return the entry of a name that works with differences, which the note describes."""
-    return Entry("", gone, "differs", home, today, note)
-
-
-def refused(gone: str, today: str, note: str) -> Entry:
-    """Return the entry of a name whose use raises an error, for the reason in the note."""
-    return Entry("", gone, "refused", REMOVED, today, note)
+def refused(gone: str, today: str) -> Entry:
+    """Return the entry of a name whose use raises an error; `because` adds the reason."""
+    return Entry("", gone, "refused", REMOVED, today)
 
 
 def moved(gone: str, to: str, *names: str) -> dict[str, Entry]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from xlashard.legacy.modules.entry import EntryTable, differs, raise_removed, refused, works
+from xlashard.legacy.modules.entry import EntryTable, raise_removed, refused, works
 
 
 def call(
@@ -149,31 +149,24 @@ _NAME = "jax.experimental.host_callback"
 
 ENTRIES: EntryTable = {
     _NAME: {
-        "": differs("0.4.36", "jax.experimental.io_callback", note="see its names"),
-        "call": differs(
-            "0.4.36",
-            "jax.experimental.io_callback",
-            note="`call_with_device` is refused; under vmap the function gets one element at a "
-            "time",
+        "": works("0.4.36", "jax.experimental.io_callback").but("see its names"),
+        "call": works("0.4.36", "jax.experimental.io_callback").but(
+            "`call_with_device` is refused; under vmap the function gets one element at a time"
         ),
-        "id_tap": differs(
-            "0.4.36",
-            "jax.debug.callback",
-            note="the list of transformations is empty, and under vmap the function gets one "
-            "element at a time",
+        "id_tap": works("0.4.36", "jax.debug.callback").but(
+            "the list of transformations is empty, and under vmap the function gets one "
+            "element at a time"
         ),
-        "id_print": differs(
-            "0.4.36", "jax.debug.print", note="under vmap each element is printed by itself"
+        "id_print": works("0.4.36", "jax.debug.print").but(
+            "under vmap each element is printed by itself"
         ),
         "CallbackException": works("0.4.36", "jax.errors.JaxRuntimeError"),
         "barrier_wait": works("0.4.36", "jax.effects_barrier()"),
-        "call_with_device": refused(
-            "0.4.36",
-            "jax.experimental.io_callback",
-            "callbacks do not receive the device of their program",
+        "call_with_device": refused("0.4.36", "jax.experimental.io_callback").because(
+            "callbacks do not receive the device of their program"
         ),
-        "stop_outfeed_receiver": refused(
-            "0.4.36", "jax.effects_barrier()", "callbacks need no receiver thread"
+        "stop_outfeed_receiver": refused("0.4.36", "jax.effects_barrier()").because(
+            "callbacks need no receiver thread"
         ),
     },
 }

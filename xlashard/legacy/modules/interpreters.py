@@ -12,7 +12,7 @@ from xlashard._jax.runtime.shardings import UnspecifiedValue
 from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, Unstacked
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.modes.config_flags import as_jax_arrays
-from xlashard.legacy.modules.entry import EntryTable, differs, imports, moved, refused, works
+from xlashard.legacy.modules.entry import EntryTable, imports, moved, refused, works
 from xlashard.legacy.shardings.partition_spec import AutoAxisResource
 
 type AvalDimSharding = Unstacked | Chunked | NoSharding
@@ -91,7 +91,7 @@ _RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
 
 _SHARDED = dict.fromkeys(
     ("ShardedDeviceArray", "_ShardedDeviceArray"),
-    differs("0.4.14", "jax.Array", _ARRAYS, _ON_SEVERAL),
+    works("0.4.14", "jax.Array", _ARRAYS).but(_ON_SEVERAL),
 )
 
 ENTRIES: EntryTable = {
@@ -158,23 +158,21 @@ ENTRIES: EntryTable = {
                 *("shard_arg_handlers", "spmd_primitive_batchers", "xla_pmap_p"),
             ),
             refused(
-                "0.4.14",
-                "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()",
-                "it was internal to JAX, and today's JAX does not use it",
-            ),
+                "0.4.14", "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()"
+            ).because("it was internal to JAX, and today's JAX does not use it"),
         ),
         **imports(_PXLA, "0.8.2"),
     },
     "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard"), **_SHARDED},
     _SHARDED_JIT: {
-        "": differs("0.3.16", "jax.jit", note="`PartitionSpec` works; the functions are refused."),
-        "sharded_jit": refused("0.3.16", _JIT, _ARGUMENTS),
-        "with_sharding_constraint": refused("0.3.16", _CONSTRAINT, _ARGUMENTS),
+        "": works("0.3.16", "jax.jit").but("`PartitionSpec` works; the functions are refused."),
+        "sharded_jit": refused("0.3.16", _JIT).because(_ARGUMENTS),
+        "with_sharding_constraint": refused("0.3.16", _CONSTRAINT).because(_ARGUMENTS),
     },
     _XLA: {
         "": works("0.4.7", "jax.core, jax.interpreters.mlir"),
-        "DeviceArray": differs("0.4.12", "jax.Array", _ARRAYS, _ADDRESSABLE),
-        "_DeviceArray": differs("0.4.9", "jax.Array", _ARRAYS, _ADDRESSABLE),
+        "DeviceArray": works("0.4.12", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
+        "_DeviceArray": works("0.4.9", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
         "make_device_array": works("0.4.9", "buffer", _ARRAYS),
         "Device": works("0.4.14", "jax.Device"),
         "ShapedArray": works("0.4.14", "jax.core.ShapedArray"),
@@ -184,16 +182,16 @@ ENTRIES: EntryTable = {
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
         **dict.fromkeys(
             ("backend_specific_translations", "register_translation", "translations"),
-            refused("0.4.14", _MLIR, _RULES),
+            refused("0.4.14", _MLIR).because(_RULES),
         ),
-        "xla_call_p": refused(
-            "0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'", "jit and pjit are one primitive"
+        "xla_call_p": refused("0.4.14", "jaxpr.eqns[0].primitive.name == 'jit'").because(
+            "jit and pjit are one primitive"
         ),
         **imports(_XLA, "0.8.2"),
     },
     "jax.xla": {
         "": works("0.4.14", "jax.core, jax.interpreters.mlir"),
-        "DeviceArray": differs("0.4.14", "jax.Array", _ARRAYS, _ADDRESSABLE),
+        "DeviceArray": works("0.4.14", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
     },
     _BRIDGE: {
@@ -211,21 +209,17 @@ ENTRIES: EntryTable = {
     "jax._src.lib.xla_bridge": {"": works("0.4.6", _BACKEND)},
     "jax.lib": dict.fromkeys(
         ("xla_client", "xla_extension"),
-        differs("0.9.0", "import jax.extend.xla", _API, "it has the attributes of today's jaxlib"),
+        works("0.9.0", "import jax.extend.xla", _API).but(
+            "it has the attributes of today's jaxlib"
+        ),
     ),
     _PJIT: {
         "": works("0.8.0", "jax.jit, jax.P, jax.sharding"),
-        "pjit": works(
-            "0.8.0",
-            _JIT,
-            "xlashard.legacy.modes.pjit",
-            "It also takes `in_axis_resources` and `out_axis_resources`, removed in 0.4.14.",
+        "pjit": works("0.8.0", _JIT, "xlashard.legacy.modes.pjit").noting(
+            "It also takes `in_axis_resources` and `out_axis_resources`, removed in 0.4.14."
         ),
-        "AUTO": differs(
-            "0.4.7",
-            "xlashard.AUTO",
-            f"{_MARKERS}:AUTO_ON_MESH",
-            "`AUTO(mesh)`, the form since 0.4.9, is `AUTO`: the mesh is the one in force.",
+        "AUTO": works("0.4.7", "xlashard.AUTO", f"{_MARKERS}:AUTO_ON_MESH").but(
+            "`AUTO(mesh)`, the form since 0.4.9, is `AUTO`: the mesh is the one in force."
         ),
         "with_sharding_constraint": works("0.4.24", _CONSTRAINT, "xlashard.legacy.modes.pjit"),
         "FROM_GDA": works("0.4.9", "xlashard.UNSPECIFIED", "xlashard"),
@@ -292,9 +286,9 @@ ENTRIES: EntryTable = {
             "0.4.2", _PRIMITIVE, "xlashard.pjit.constraint:constraint_p"
         ),
         "xc": works("0.8.0", _BACKEND, f"{_API}:xla_client"),
-        "_pjit_call_impl": refused("0.4.14", "pjit(f)(x)", _INNER),
-        "_pjit_jaxpr": refused("0.4.14", "pjit(f).trace(x).jaxpr", _INNER),
-        "_pjit_lower": refused("0.4.14", "pjit(f).lower(x)", _INNER),
+        "_pjit_call_impl": refused("0.4.14", "pjit(f)(x)").because(_INNER),
+        "_pjit_jaxpr": refused("0.4.14", "pjit(f).trace(x).jaxpr").because(_INNER),
+        "_pjit_lower": refused("0.4.14", "pjit(f).lower(x)").because(_INNER),
         **imports(_PJIT, "0.8.0"),
     },
     "jax.stages": {

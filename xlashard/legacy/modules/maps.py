@@ -16,7 +16,7 @@ from xlashard._jax.legacy_api import (
 from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, MeshError
 from xlashard.geometry import Box, MeshGrid
-from xlashard.legacy.modules.entry import EntryTable, differs, imports, refused, works
+from xlashard.legacy.modules.entry import EntryTable, imports, refused, works
 from xlashard.legacy.shardings.parsed_specs import array_mapping_to_axis_resources
 from xlashard.multihost.host_mesh import host_mesh
 from xlashard.sharding import Mesh
@@ -282,36 +282,28 @@ _NO_XMAP = "xmap and its loops have no replacement with the same interface"
 ENTRIES: EntryTable = {
     _MAPS: {
         "": works("0.4.31", "jax.sharding"),
-        "Mesh": works(
-            "0.4.11",
-            "jax.sharding.Mesh",
-            note="It makes today's meshes, and meshes of fake devices, hashable or not.",
+        "Mesh": works("0.4.11", "jax.sharding.Mesh").noting(
+            "It makes today's meshes, and meshes of fake devices, hashable or not."
         ),
-        "thread_resources": works(
-            "0.4.31",
-            "jax.sharding.get_mesh()",
-            note="It has the attributes `env`, which can be assigned, and `stack`.",
+        "thread_resources": works("0.4.31", "jax.sharding.get_mesh()").noting(
+            "It has the attributes `env`, which can be assigned, and `stack`."
         ),
-        "Loop": differs("0.4.31", "jax.lax.map(f, xs)", note=_NO_XMAP),
-        "ResourceEnv": differs(
-            "0.4.31",
-            "with jax.set_mesh(mesh): ...",
-            note="Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
+        "Loop": works("0.4.31", "jax.lax.map(f, xs)").but(_NO_XMAP),
+        "ResourceEnv": works("0.4.31", "with jax.set_mesh(mesh): ...").but(
+            "Its `loops` are `()`, because `xmap` was removed; others cannot be assigned."
         ),
-        "_positional_semantics": works(
-            "0.4.7",
-            _FROM_LOCAL,
-            f"{_FLAGS}:POSITIONAL",
-            "Its `val` has an effect while `jax_array` is off.",
+        "_positional_semantics": works("0.4.7", _FROM_LOCAL, f"{_FLAGS}:POSITIONAL").noting(
+            "Its `val` has an effect while `jax_array` is off."
         ),
         "mesh": works("0.3.15", "with jax.set_mesh(jax.sharding.Mesh(devices, axis_names)): ..."),
         "EMPTY_ENV": works("0.4.31", "jax.sharding.get_mesh()"),
         "_PositionalSemantics": works("0.4.7", _FROM_LOCAL, _FLAGS),
         "FrozenDict": works("0.4.31", "types.MappingProxyType"),
-        "SerialLoop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
-        "serial_loop": refused("0.4.31", "jax.lax.map(f, xs)", _NO_XMAP),
+        "SerialLoop": refused("0.4.31", "jax.lax.map(f, xs)").because(_NO_XMAP),
+        "serial_loop": refused("0.4.31", "jax.lax.map(f, xs)").because(_NO_XMAP),
         **dict.fromkeys(
-            ("make_xmap_callable", "xmap", "xmap_p"), refused("0.4.31", _SHARD_MAP, _NO_XMAP)
+            ("make_xmap_callable", "xmap", "xmap_p"),
+            refused("0.4.31", _SHARD_MAP).because(_NO_XMAP),
         ),
         **imports(_MAPS, "0.4.31"),
     },

@@ -11,7 +11,7 @@ from xlashard.array.core.handles import as_class
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.config_flags import ArrayMode, current_array_mode
-from xlashard.legacy.modules.entry import EntryTable, differs, works
+from xlashard.legacy.modules.entry import EntryTable, works
 from xlashard.sharding import Mesh
 
 
@@ -143,27 +143,20 @@ _WHO = "Values keep their dtypes, and errors name the processes and the paths of
 
 ENTRIES: EntryTable = {
     _THERE: {
-        "": differs(_GONE, "from xlashard import multihost", note="Its other names are unchanged."),
+        "": works(_GONE, "from xlashard import multihost").but("Its other names are unchanged."),
         "process_allgather": works(_GONE, "multihost.process_allgather(x, tiled=True)"),
-        "broadcast_one_to_all": differs(
-            _GONE, "multihost.broadcast_one_to_all(x)", "xlashard.multihost", _WHO
-        ),
-        "sync_global_devices": differs(
-            _GONE,
-            "multihost.sync_global_devices(name)",
-            "xlashard.multihost",
-            "Errors name the missing processes, or those with another name.",
-        ),
-        "assert_equal": differs(_GONE, "multihost.assert_equal(x)", "xlashard.multihost", _WHO),
-        "host_local_array_to_global_array": differs(
-            _GONE,
-            "multihost.host_local_array_to_global_array(x, mesh, specs)",
-            note=f"{_KINDS}GlobalDeviceArrays.",
-        ),
-        "global_array_to_host_local_array": differs(
-            _GONE,
-            "multihost.global_array_to_host_local_array(x, mesh, specs)",
-            note=f"{_KINDS}host-local arrays.",
-        ),
+        "broadcast_one_to_all": works(
+            _GONE, "multihost.broadcast_one_to_all(x)", "xlashard.multihost"
+        ).but(_WHO),
+        "sync_global_devices": works(
+            _GONE, "multihost.sync_global_devices(name)", "xlashard.multihost"
+        ).but("Errors name the missing processes, or those with another name."),
+        "assert_equal": works(_GONE, "multihost.assert_equal(x)", "xlashard.multihost").but(_WHO),
+        "host_local_array_to_global_array": works(
+            _GONE, "multihost.host_local_array_to_global_array(x, mesh, specs)"
+        ).but(f"{_KINDS}GlobalDeviceArrays."),
+        "global_array_to_host_local_array": works(
+            _GONE, "multihost.global_array_to_host_local_array(x, mesh, specs)"
+        ).but(f"{_KINDS}host-local arrays."),
     },
 }

@@ -172,8 +172,8 @@ ENTRIES: EntryTable = {
     "jax.lax": {
         "tie_in": works("0.4.30", "y"),
         "zeros_like_array": works("0.9.0", "jax.numpy.zeros_like"),
-        "xeinsum": refused(
-            "0.4.31", "jax.numpy.einsum", "subscripts with named axes were removed with xmap"
+        "xeinsum": refused("0.4.31", "jax.numpy.einsum").because(
+            "subscripts with named axes were removed with xmap"
         ),
     },
     "jax.nn": {"normalize": works("0.4.30", "jax.nn.standardize")},

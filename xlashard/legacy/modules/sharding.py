@@ -15,7 +15,7 @@ from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDev
 from xlashard._jax.runtime.shardings import op_sharding as _proto
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment
-from xlashard.legacy.modules.entry import EntryTable, differs, moved, works
+from xlashard.legacy.modules.entry import EntryTable, moved, works
 from xlashard.legacy.modules.maps import Mesh
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
@@ -323,45 +323,38 @@ _SPEC = (
 )
 _FITS = works("0.4.24", "sharding.shard_shape(shape)")
 _TO_OP_SHARDING = works("0.4.14", _PROTO, f"{__name__}:op_sharding_of")
-_PMAP = works(
-    "0.10.0",
-    "jax.sharding.NamedSharding(mesh, P('devices'))",
-    note="It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
+_PMAP = works("0.10.0", "jax.sharding.NamedSharding(mesh, P('devices'))").noting(
+    "It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array."
 )
 _SHARDINGS = {
-    "MeshPspecSharding": works(
-        "0.4.9", _NAMED, note="It is `NamedSharding`, its name since 0.4.1."
+    "MeshPspecSharding": works("0.4.9", _NAMED).noting(
+        "It is `NamedSharding`, its name since 0.4.1."
     ),
-    "OpShardingSharding": works(
-        "0.4.12", _NAMED, "xlashard", "It is `xlashard.OpShardingSharding`."
+    "OpShardingSharding": works("0.4.12", _NAMED, "xlashard").noting(
+        "It is `xlashard.OpShardingSharding`."
     ),
-    "GSPMDSharding": works("0.7.0", _NAMED, "xlashard", "It is `xlashard.GSPMDSharding`."),
+    "GSPMDSharding": works("0.7.0", _NAMED, "xlashard").noting("It is `xlashard.GSPMDSharding`."),
     "PmapSharding": _PMAP,
-    "PositionalSharding": works(
-        "0.7.0", _POSITIONAL, note="Results of `jax.jit` have the equivalent `GSPMDSharding`."
+    "PositionalSharding": works("0.7.0", _POSITIONAL).noting(
+        "Results of `jax.jit` have the equivalent `GSPMDSharding`."
     ),
-    "XLACompatibleSharding": works(
-        "0.4.34",
-        "jax.sharding.Sharding",
-        note="Every sharding with an XLA equivalent is an instance.",
+    "XLACompatibleSharding": works("0.4.34", "jax.sharding.Sharding").noting(
+        "Every sharding with an XLA equivalent is an instance."
     ),
 }
 
 ENTRIES: EntryTable = {
     "jax": {
-        "experimental.PartitionSpec": differs("0.4.12", "jax.P", _MARKERS, _SPEC),
-        "experimental.pjit.PartitionSpec": differs("0.4.11", "jax.P", _MARKERS, _SPEC),
-        "interpreters.pxla.PartitionSpec": differs("0.4.11", "jax.P", _MARKERS, _SPEC),
-        "interpreters.sharded_jit.PartitionSpec": differs("0.3.16", "jax.P", _MARKERS, _SPEC),
+        "experimental.PartitionSpec": works("0.4.12", "jax.P", _MARKERS).but(_SPEC),
+        "experimental.pjit.PartitionSpec": works("0.4.11", "jax.P", _MARKERS).but(_SPEC),
+        "interpreters.pxla.PartitionSpec": works("0.4.11", "jax.P", _MARKERS).but(_SPEC),
+        "interpreters.sharded_jit.PartitionSpec": works("0.3.16", "jax.P", _MARKERS).but(_SPEC),
     },
     "jax.sharding": {
         **_SHARDINGS,
-        "PartitionSpec": differs("0.7.1", "jax.P", _MARKERS, _SPEC),
-        "Mesh": works(
-            "0.7.1",
-            "jax.sharding.Mesh",
-            "xlashard.legacy.modules.maps",
-            "It makes today's meshes, also of unhashable devices.",
+        "PartitionSpec": works("0.7.1", "jax.P", _MARKERS).but(_SPEC),
+        "Mesh": works("0.7.1", "jax.sharding.Mesh", "xlashard.legacy.modules.maps").noting(
+            "It makes today's meshes, also of unhashable devices."
         ),
     },
     "jax._src.sharding": {
@@ -373,12 +366,9 @@ ENTRIES: EntryTable = {
         "MeshPspecSharding": works("0.3.25", _NAMED),
     },
     "jax._src.sharding_impls": {
-        "AUTO": differs(
-            "0.9.0",
-            "xlashard.AUTO",
-            f"{_MARKERS}:AUTO_ON_MESH",
+        "AUTO": works("0.9.0", "xlashard.AUTO", f"{_MARKERS}:AUTO_ON_MESH").but(
             "It is not a class: `AUTO` and `AUTO(mesh)` are equal, on the mesh in force at the "
-            "call.",
+            "call."
         ),
         "PmapSharding": _PMAP,
         "PositionalSharding": works("0.7.0", _POSITIONAL),

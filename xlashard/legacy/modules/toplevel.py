@@ -18,7 +18,7 @@ from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.handles import wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.config_flags import current_array_mode, pmap_no_rank_reduction
-from xlashard.legacy.modules.entry import EntryTable, differs, refused, works
+from xlashard.legacy.modules.entry import EntryTable, refused, works
 from xlashard.sharding import Mesh
 
 config = jax.config
@@ -250,18 +250,18 @@ ENTRIES: EntryTable = {
         "device_put_sharded": works(
             "0.10.0", "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))", "xlashard"
         ),
-        "xla_computation": refused(
-            "0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')", "only `jit` lowers functions"
+        "xla_computation": refused("0.4.34", "jax.jit(f).lower(x).compiler_ir('hlo')").because(
+            "only `jit` lowers functions"
         ),
-        "soft_pmap": refused("0.3.25", "jax.vmap", "it was removed with xmap"),
-        "mask": refused(
-            "0.3.16", "jax.numpy.where(valid, x, 0)", "JAX has no transformation for padded arrays"
+        "soft_pmap": refused("0.3.25", "jax.vmap").because("it was removed with xmap"),
+        "mask": refused("0.3.16", "jax.numpy.where(valid, x, 0)").because(
+            "JAX has no transformation for padded arrays"
         ),
         "pmap": works(
-            "0.8.0",
-            "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
-            note="An index of a result is the shard of one device; an index of today's `jax.pmap` "
-            "result is replicated.",
+            "0.8.0", "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))"
+        ).noting(
+            "An index of a result is the shard of one device; an index of today's `jax.pmap` "
+            "result is replicated."
         ),
     },
     "jax.tree_util": {
@@ -269,16 +269,16 @@ ENTRIES: EntryTable = {
         "build_tree": works("0.7.0", "jax.tree.unflatten"),
         "AttributeKeyPathEntry": works("0.4.26", "jax.tree_util.GetAttrKey"),
         "GetitemKeyPathEntry": works("0.4.26", "jax.tree_util.DictKey"),
-        "register_keypaths": differs(
-            "0.4.26",
-            "jax.tree_util.register_pytree_with_keys",
-            note="JAX's messages use the keys only if they are registered with today's function.",
+        "register_keypaths": works("0.4.26", "jax.tree_util.register_pytree_with_keys").but(
+            "JAX's messages use the keys only if they are registered with today's function."
         ),
     },
     "jax.experimental": {
         "disable_x64": works("0.9.0", "jax.enable_x64(False)"),
         "enable_x64": works("0.9.0", "jax.enable_x64(True)"),
-        "loops": refused("0.3.16", "jax.lax.fori_loop", "JAX's loops are functions of their state"),
+        "loops": refused("0.3.16", "jax.lax.fori_loop").because(
+            "JAX's loops are functions of their state"
+        ),
     },
     **{
         f"jax.experimental.{name}": {"": works("0.3.16", f"import {home}", home)}
@@ -292,10 +292,8 @@ ENTRIES: EntryTable = {
     "jax._src.test_util": {"create_global_mesh": works("0.6.0", "jax.make_mesh(shape, names)")},
     "jax.dlpack": {"to_dlpack": works("0.7.0", "x.__dlpack__()")},
     "jax.Device": {
-        "live_buffers": differs(
-            "0.4.36",
-            "jax.live_arrays()",
-            note="arrays over several devices are excluded; jax.live_arrays() returns all",
+        "live_buffers": works("0.4.36", "jax.live_arrays()").but(
+            "arrays over several devices are excluded; jax.live_arrays() returns all"
         )
     },
     _CACHE: {
@@ -312,12 +310,11 @@ ENTRIES: EntryTable = {
             f"{_FLAGS}:parallel_functions_output_gda",
         ),
         "jax_spmd_mode": works("0.7.0", "jax.jit(f)(x)", f"{_FLAGS}:spmd_mode"),
-        "jax_pmap_no_rank_reduction": differs(
-            "0.8.0",
-            "xlashard.unstacked_shards(x)",
-            f"{_FLAGS}:pmap_no_rank_reduction",
+        "jax_pmap_no_rank_reduction": works(
+            "0.8.0", "xlashard.unstacked_shards(x)", f"{_FLAGS}:pmap_no_rank_reduction"
+        ).but(
             "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
-            "while the removed names are installed, keep the mapped dimension of size 1",
+            "while the removed names are installed, keep the mapped dimension of size 1"
         ),
     },
 }
