@@ -277,6 +277,8 @@ type Rule = Rename | Expression | Module | Helper | Mark
 PJIT = "jax.experimental.pjit.pjit"
 GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
 ENV = "jax.experimental.maps.thread_resources.env"
+HOST_CALLBACK = "jax.experimental.host_callback"
+GDA_SERIALIZATION = "jax.experimental.gda_serialization.serialization"
 SERIALIZATION = "jax.experimental.array_serialization.serialization"
 
 _ALIASES = {
@@ -301,23 +303,20 @@ _OWN: dict[str, Rule] = {
     "jax.config.jax_array": Expression("True"),
     "jax.config.jax_parallel_functions_output_gda": Expression("False"),
     "jax.core.ClosedJaxpr": Rename("jax.extend.core.ClosedJaxpr"),
-    "jax.experimental.host_callback.barrier_wait": Rename("jax.effects_barrier", inline=True),
+    f"{HOST_CALLBACK}.barrier_wait": Rename("jax.effects_barrier", inline=True),
     "jax.interpreters.sharded_jit.PartitionSpec": Rename("jax.P"),
+    f"{GDA}.from_batched_callback": Helper("_array_from_batched_callback"),
+    f"{GDA}.from_batched_callback_with_devices": Helper(
+        "_array_from_batched_callback_with_devices"
+    ),
+    "jax.device_put_replicated": Helper("_device_put_replicated"),
+    "jax.device_put_sharded": Helper("_device_put_sharded"),
+    f"{HOST_CALLBACK}.id_tap": Helper("_id_tap"),
+    f"{HOST_CALLBACK}.call": Helper("_call_host"),
+    f"{GDA_SERIALIZATION}._get_metadata": Helper("_get_metadata"),
+    f"{SERIALIZATION}._get_metadata": Helper("_get_metadata"),
+    f"{GDA_SERIALIZATION}._spec_has_metadata": Helper("_spec_has_metadata"),
 }
-_OWN.update(
-    (name, Helper(f"_{helper}"))
-    for name, helper in {
-        f"{GDA}.from_batched_callback": "array_from_batched_callback",
-        f"{GDA}.from_batched_callback_with_devices": "array_from_batched_callback_with_devices",
-        "jax.device_put_replicated": "device_put_replicated",
-        "jax.device_put_sharded": "device_put_sharded",
-        "jax.experimental.host_callback.id_tap": "id_tap",
-        "jax.experimental.host_callback.call": "call_host",
-        "jax.experimental.gda_serialization.serialization._get_metadata": "get_metadata",
-        f"{SERIALIZATION}._get_metadata": "get_metadata",
-        "jax.experimental.gda_serialization.serialization._spec_has_metadata": "spec_has_metadata",
-    }.items()
-)
 _CLASSES = {"MeshPspecSharding": "jax.sharding.NamedSharding"}
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _CALLED = re.compile(r"(jax[\w.]+)\(\)")

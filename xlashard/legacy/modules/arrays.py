@@ -73,9 +73,6 @@ class Array(metaclass=_ArrayType):
         )
 
 
-_GDA = "jax.experimental.global_device_array"
-_ARRAY = "jax.experimental.array"
-_DEVICE_ARRAY = "jax._src.device_array"
 _DEVICE_ARRAYS = "xlashard.legacy.arrays.device_arrays"
 _LEGACY = f"{_DEVICE_ARRAYS}:LegacyArray."
 _SHARDS = "xlashard.legacy.arrays.shards"
@@ -84,7 +81,6 @@ _KEPT = "The mapping is immutable, because it is cached."
 _IS_INSTANCE = "`isinstance` is True for every fully addressable array, including today's."
 
 _SERIALIZATION = "xlashard.legacy.serialization"
-_OF_GDAS = "jax.experimental.gda_serialization.serialization"
 _OF_ARRAYS = "jax.experimental.array_serialization.serialization"
 _FILES = "jax.experimental.array_serialization.tensorstore_impl"
 _MODULE = "from jax.experimental.array_serialization import serialization"
@@ -97,13 +93,13 @@ _COMPRESSOR = "The compressor is zstd, not gzip; `dtype` is included, which toda
 _ERRORS = "An error of one process is raised in all processes immediately."
 
 ENTRIES: EntryTable = {
-    _DEVICE_ARRAY: {
+    "jax._src.device_array": {
         "": works("0.4.14", "jax.Array"),
         "DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS),
         "_DeviceArray": works("0.4.14", "jax.Array", _DEVICE_ARRAYS),
         "make_device_array": works("0.4.14", "jax.device_put(buffer, device)", _DEVICE_ARRAYS),
     },
-    _ARRAY: {
+    "jax.experimental.array": {
         "": works("0.4.4", "jax.Array"),
         "Array": works("0.4.4", "jax.Array").noting(
             "`isinstance` holds for every concrete `jax.Array`."
@@ -112,7 +108,7 @@ ENTRIES: EntryTable = {
             "0.4.4", "jax", *("make_array_from_callback", "make_array_from_single_device_arrays")
         ),
     },
-    _GDA: {
+    "jax.experimental.global_device_array": {
         "": works("0.4.7", "jax.Array"),
         "GlobalDeviceArray": works("0.4.7", _MAKE, "xlashard.legacy.arrays.gda").but(
             "It is also an Array: operations on it return Arrays. The constructor checks its "
@@ -156,7 +152,7 @@ ENTRIES: EntryTable = {
             "`x.device()` was a method; `x.device` is the device today, and calling it returns it."
         )
     },
-    _OF_GDAS: {
+    "jax.experimental.gda_serialization.serialization": {
         "": works("0.4.12", _MODULE, _SERIALIZATION),
         "_spec_has_metadata": works("0.4.12", "'metadata' in spec", _SERIALIZATION),
         "estimate_read_memory_footprint": works(

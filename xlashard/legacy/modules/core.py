@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -42,17 +42,7 @@ def gensym(jaxprs: Any = None, suffix: str = "") -> Any:
     return core.Var
 
 
-def canonicalize_shape(shape: Any, context: str = "") -> tuple[Any, ...]:
-    """Return a shape as a tuple of integers.
-
-    Args:
-        shape: The sizes.
-        context: A text for errors.
-    """
-    return core.canonicalize_shape(shape, context)
-
-
-class AxisFrame:
+class AxisFrame(NamedTuple):
     """Named axis of a mapped function.
 
     Attributes:
@@ -60,9 +50,8 @@ class AxisFrame:
         size: Its size.
     """
 
-    def __init__(self, name: Any, size: int) -> None:
-        self.name = name
-        self.size = size
+    name: Any
+    size: int
 
 
 def axis_frame(axis_name: Any, main_trace: Any = None) -> AxisFrame:
@@ -226,7 +215,7 @@ ENTRIES: EntryTable = {
         "raise_to_shaped": works("0.6.0", "aval"),
         "NamedShape": works("0.4.31", "tuple(shape)"),
         "as_named_shape": works("0.4.31", "tuple(shape)"),
-        "canonicalize_shape": works("0.4.31", "tuple(shape)"),
+        "canonicalize_shape": works("0.4.31", "tuple(shape)", f"{_API}:core."),
         "gensym": works("0.11.0", "jax.extend.core.Var"),
         "trace_state_clean": works(
             "0.7.0", "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()", f"{_API}:core."

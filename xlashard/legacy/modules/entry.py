@@ -289,17 +289,7 @@ class RemovedApi:
             raise AttributeError(name)  # no-catalogue: Python's own message for a missing attribute
         raise_removed(self._name)
 
-    @shortened
-    def __getitem__(self, key: Any) -> NoReturn:
-        raise_removed(self._name)
-
-    @shortened
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise_removed(self._name)
-
-    @shortened
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
-        raise_removed(self._name)
+    __getitem__ = __setitem__ = __mro_entries__ = __call__
 
     def __instancecheck__(self, instance: object) -> bool:
         return False

@@ -145,10 +145,8 @@ def barrier_wait(logging_name: str | None = None) -> None:
     jax.effects_barrier()
 
 
-_NAME = "jax.experimental.host_callback"
-
 ENTRIES: EntryTable = {
-    _NAME: {
+    "jax.experimental.host_callback": {
         "": works("0.4.36", "jax.experimental.io_callback").but("see its names"),
         "call": works("0.4.36", "jax.experimental.io_callback").but(
             "`call_with_device` is refused; under vmap the function gets one element at a time"

@@ -52,8 +52,6 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
 
 _PXLA = "jax.interpreters.pxla"
 _XLA = "jax.interpreters.xla"
-_SHARDED_JIT = "jax.interpreters.sharded_jit"
-_BRIDGE = "jax.lib.xla_bridge"
 _PJIT = "jax.experimental.pjit"
 
 _API = "xlashard._jax.legacy_api"
@@ -164,7 +162,7 @@ ENTRIES: EntryTable = {
         **imports(_PXLA, "0.8.2"),
     },
     "jax.pxla": {"": works("0.4.14", "jax.sharding, xlashard"), **_SHARDED},
-    _SHARDED_JIT: {
+    "jax.interpreters.sharded_jit": {
         "": works("0.3.16", "jax.jit").but("`PartitionSpec` works; the functions are refused."),
         "sharded_jit": refused("0.3.16", _JIT).because(_ARGUMENTS),
         "with_sharding_constraint": refused("0.3.16", _CONSTRAINT).because(_ARGUMENTS),
@@ -194,7 +192,7 @@ ENTRIES: EntryTable = {
         "DeviceArray": works("0.4.14", "jax.Array", _ARRAYS).but(_ADDRESSABLE),
         "xc": works("0.4.14", _BACKEND, f"{_API}:xla_client"),
     },
-    _BRIDGE: {
+    "jax.lib.xla_bridge": {
         "": works("0.9.0", _BACKEND),
         "default_backend": works("0.5.0", "jax.default_backend()"),
         "device_count": works("0.4.4", "jax.device_count()"),

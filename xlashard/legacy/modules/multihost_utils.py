@@ -132,7 +132,6 @@ def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
     return jax.tree.map(made, tree)
 
 
-_THERE = "jax.experimental.multihost_utils"
 # The first release that does not take GlobalDeviceArrays.
 _GONE = "0.4.7"
 _KINDS = (
@@ -142,7 +141,7 @@ _KINDS = (
 _WHO = "Values keep their dtypes, and errors name the processes and the paths of what differs."
 
 ENTRIES: EntryTable = {
-    _THERE: {
+    "jax.experimental.multihost_utils": {
         "": works(_GONE, "from xlashard import multihost").but("Its other names are unchanged."),
         "process_allgather": works(_GONE, "multihost.process_allgather(x, tiled=True)"),
         "broadcast_one_to_all": works(

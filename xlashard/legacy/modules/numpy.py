@@ -49,14 +49,8 @@ def tie_in(x: Any, y: Any) -> Any:
     return y
 
 
-class _Index:
-    """Object whose indexing returns the index."""
-
-    def __getitem__(self, index: Any) -> Any:
-        return index
-
-
-index = _Index()
+index = np.s_
+"""Object whose indexing returns the index."""
 
 
 def index_update(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
@@ -144,11 +138,6 @@ def shuffle(key: jax.Array, x: Any, axis: int = 0) -> jax.Array:
         axis: The dimension.
     """
     return jax.random.permutation(key, x, axis, independent=True)
-
-
-def unsafe_raw_array(keys: jax.Array) -> jax.Array:
-    """Return the raw data of PRNG keys, uint32 `[..., words]`."""
-    return jax.random.key_data(keys)
 
 
 ENTRIES: EntryTable = {

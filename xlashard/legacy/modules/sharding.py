@@ -109,7 +109,7 @@ class PmapSharding(metaclass=_PmapType):
     default = _ArrayDevicesPmapSharding.default
 
 
-def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> xlashard.NamedSharding:
+def on_mesh(mesh: xlashard.Mesh, pspec: Any, parsed_pspec: Any = None) -> xlashard.NamedSharding:
     """Return a sharding on a mesh.
 
     Args:

@@ -227,7 +227,6 @@ def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None
 
 
 _FLAGS = "xlashard.legacy.modes.config_flags"
-_CACHE = "jax.experimental.compilation_cache.compilation_cache"
 
 
 ENTRIES: EntryTable = {
@@ -296,7 +295,7 @@ ENTRIES: EntryTable = {
             "arrays over several devices are excluded; jax.live_arrays() returns all"
         )
     },
-    _CACHE: {
+    "jax.experimental.compilation_cache.compilation_cache": {
         "initialize_cache": works("0.4.26", "jax.config.update('jax_compilation_cache_dir', path)"),
         "is_initialized": works("0.4.26", "jax.config.jax_compilation_cache_dir is not None"),
     },
