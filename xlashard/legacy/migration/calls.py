@@ -1,8 +1,7 @@
 """Rewriting of calls to the arguments of today's functions."""
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import libcst as cst
@@ -16,7 +15,7 @@ from xlashard.legacy.migration.names import (
     code_of,
     expression,
 )
-from xlashard.legacy.migration.resolver import GDA, PJIT, ProgramFacts, canonical
+from xlashard.legacy.migration.resolver import GDA, PJIT, canonical
 
 PJIT_ARGUMENTS = (
     "fun",
@@ -111,12 +110,46 @@ class CallRewriter(NameRewriter):
         return updated
 
     def _jit(self, updated: cst.Call, offset: int, by_position: Sequence[str]) -> cst.Call:
-        rewrite = partial(shardings, self._facts, self.needs)
-        args = jit_arguments(updated.args[offset:], by_position, rewrite)
-        if args is None:
+        """Return a call of `pjit`, after the first arguments, with the arguments of `jax.jit`."""
+        by_name = bound(updated.args[offset:], by_position)
+        if by_name is None:
             self._mark("pjit(*args): jax.jit takes keyword arguments after the function")
             return updated
-        return updated.with_changes(args=[*updated.args[:offset], *args])
+        args = list(updated.args[:offset])
+        for name, arg in by_name.items():
+            if name in (*_TODAY, *_TODAY.values()):
+                arg = arg.with_changes(value=self._shardings(arg.value))
+            if name != "fun":
+                arg = arg.with_changes(
+                    keyword=cst.Name(_TODAY.get(name, name)),
+                    equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+                )
+            args.append(arg)
+        return updated.with_changes(args=args)
+
+    def _shardings(self, node: cst.BaseExpression) -> cst.BaseExpression:
+        """Return resources with P() in place of None, and with None in place of FROM_GDA."""
+        if isinstance(node, cst.Name) and node.value in ("None", FROM_GDA, *self._facts.specs):
+            if node.value == "None":
+                self.needs.modules.add("jax")
+                return expression("jax.P()")
+            return node.with_changes(value="None") if node.value == FROM_GDA else node
+        if isinstance(node, cst.Tuple | cst.List | cst.Dict):
+            elements = [
+                each.with_changes(value=self._shardings(each.value))
+                if isinstance(each, cst.Element | cst.DictElement)
+                else each
+                for each in node.elements
+            ]
+            return node.with_changes(elements=elements)
+        if isinstance(node, cst.IfExp):
+            body, orelse = self._shardings(node.body), self._shardings(node.orelse)
+            return node.with_changes(body=body, orelse=orelse)
+        spec_classes = ("jax.P", *self._facts.spec_classes)
+        if isinstance(node, cst.Call) and code_of(node.func) in spec_classes:
+            return node
+        self.needs.helpers.add("_none_is_replicated")
+        return cst.Call(cst.Name("_none_is_replicated"), [cst.Arg(node)])
 
     def _partial_of_pjit(self, func: cst.BaseExpression) -> int | None:
         """Return the number of positional arguments bound by a variable `partial(pjit, ...)`."""
@@ -195,64 +228,6 @@ def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
         last = like[-1]
         space = last.whitespace_after_arg
         out[-1] = out[-1].with_changes(comma=last.comma, whitespace_after_arg=space)
-    return out
-
-
-def shardings(facts: ProgramFacts, needs: Needs, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return resources with P() in place of None, and with None in place of FROM_GDA.
-
-    Args:
-        facts: The facts of the program.
-        needs: Collects imports and helpers.
-        node: The resources, with names already rewritten.
-    """
-    rewrite = partial(shardings, facts, needs)
-    if isinstance(node, cst.Name) and node.value in ("None", FROM_GDA, *facts.specs):
-        if node.value == "None":
-            needs.modules.add("jax")
-            return expression("jax.P()")
-        return node.with_changes(value="None") if node.value == FROM_GDA else node
-    if isinstance(node, cst.Tuple | cst.List | cst.Dict):
-        elements = [
-            each.with_changes(value=rewrite(each.value))
-            if isinstance(each, cst.Element | cst.DictElement)
-            else each
-            for each in node.elements
-        ]
-        return node.with_changes(elements=elements)
-    if isinstance(node, cst.IfExp):
-        return node.with_changes(body=rewrite(node.body), orelse=rewrite(node.orelse))
-    if isinstance(node, cst.Call) and code_of(node.func) in ("jax.P", *facts.spec_classes):
-        return node
-    needs.helpers.add("_none_is_replicated")
-    return cst.Call(cst.Name("_none_is_replicated"), [cst.Arg(node)])
-
-
-def jit_arguments(
-    args: Sequence[cst.Arg],
-    names: Sequence[str],
-    rewrite: Callable[[cst.BaseExpression], cst.BaseExpression],
-) -> list[cst.Arg] | None:
-    """Return the arguments of `jax.jit` for those of `pjit`; None if it has `*args`.
-
-    Args:
-        args: The arguments.
-        names: The names of the positional arguments.
-        rewrite: Rewrites resources.
-    """
-    by_name = bound(args, names)
-    if by_name is None:
-        return None
-    out = []
-    for name, arg in by_name.items():
-        if name in (*_TODAY, *_TODAY.values()):
-            arg = arg.with_changes(value=rewrite(arg.value))
-        if name != "fun":
-            arg = arg.with_changes(
-                keyword=cst.Name(_TODAY.get(name, name)),
-                equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
-            )
-        out.append(arg)
     return out
 
 
