@@ -108,7 +108,7 @@ class Installation:
                 **self._entries_of_alias(module),
                 **{_last(name): self._table[name] for name in below if name not in self._own},
             },
-            children={
+            values={
                 _last(name): child
                 for name in below
                 for child in (sys.modules.get(name),)
@@ -152,10 +152,10 @@ class Installation:
     def _patch(self, module: ModuleType) -> None:
         members = self._members_of(module.__name__)
         namespace = vars(module)
-        for name in list(members.children):
+        for name in list(members.values):
             if not isinstance(namespace.get(name, module), ModuleType):
                 # `jax.config` is both an object and a module.
-                del members.children[name]
+                del members.values[name]
         hidden = {name: namespace[name] for name in sorted(members.names()) if name in namespace}
         members.behind = _original_attributes(module, hidden)
         for name in hidden:

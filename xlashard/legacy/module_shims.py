@@ -44,7 +44,7 @@ class ModuleMembers:
         module: The module's name.
         whole: The module's own entry, if any; all attributes of its source are members.
         entries: The entry of each name.
-        children: The shims of submodules, by their last name.
+        values: The shims of submodules, by their last name, and the objects resolved so far.
         behind: Returns the module's original attributes, which JAX's own code keeps getting.
         listener: Called on each access.
     """
@@ -52,10 +52,9 @@ class ModuleMembers:
     module: str
     whole: Entry | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
-    children: dict[str, "ModuleShim"] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     behind: Callable[[str], Any] | None = None
     listener: Listener | None = None
-    _resolved: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, frame: FrameType) -> Any:
         """Return the value of a name.
@@ -81,20 +80,17 @@ class ModuleMembers:
 
     def names(self) -> set[str]:
         """All names that are served."""
-        names = {*self.entries, *self.children}
+        names = {*self.entries, *self.values}
         if self.whole is not None:
             home = importlib.import_module(self.whole.source)
             names |= {name for name in dir(home) if not _is_private(name)}
         return names
 
     def _find(self, name: str) -> Any:
-        if name in self.children:
-            return self.children[name]
-        if name in self._resolved:
-            return self._resolved[name]
-        if name in self.entries:
-            self._resolved[name] = resolve_source(self.entries[name].source)
-            return self._resolved[name]
+        if name in self.entries and name not in self.values:
+            self.values[name] = resolve_source(self.entries[name].source)
+        if name in self.values:
+            return self.values[name]
         if self.whole is None or _is_private(name):
             return MISSING
         return getattr(importlib.import_module(self.whole.source), name, MISSING)
@@ -143,7 +139,7 @@ class ModuleShim(ModuleType):
         # A module-level `__getattr__`: Python would call a method of the class only after it has
         # formatted an error message, which takes ten times as long.
         self.__dict__.update(__getattr__=self._member)
-        path = getattr(today, "__path__", None) or ([] if members.children else None)
+        path = getattr(today, "__path__", None) or ([] if members.values else None)
         if path is not None:
             self.__dict__.update(__path__=path)
         if today is not None:

@@ -267,8 +267,7 @@ class _InstallOnUnpickle:
 
 
 def _begin(flags: Mapping[str, Any]) -> None:
-    for name, value in flags.items():
-        config.update(name, value)
+    set_flags(flags)
     install()
 
 

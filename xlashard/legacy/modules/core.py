@@ -19,6 +19,8 @@ Store = linear_util.Store
 annotate = linear_util.annotate
 hashable_partial = linear_util.hashable_partial
 
+canonicalize_shape = core.canonicalize_shape
+
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
     """Return an abstract value without a concrete value, which today's never have.
@@ -215,7 +217,7 @@ ENTRIES: EntryTable = {
         "raise_to_shaped": works("0.6.0", "aval"),
         "NamedShape": works("0.4.31", "tuple(shape)"),
         "as_named_shape": works("0.4.31", "tuple(shape)"),
-        "canonicalize_shape": works("0.4.31", "tuple(shape)", f"{_API}:core."),
+        "canonicalize_shape": works("0.4.31", "tuple(shape)"),
         "gensym": works("0.11.0", "jax.extend.core.Var"),
         "trace_state_clean": works(
             "0.7.0", "jax.extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE()", f"{_API}:core."
