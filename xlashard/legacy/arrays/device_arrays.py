@@ -26,8 +26,8 @@ from xlashard.legacy.modes.config_flags import (
     jax_array,
     pmap_no_rank_reduction,
 )
+from xlashard.legacy.shardings.op_shardings import mesh_sharding_specs
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
-from xlashard.legacy.shardings.sharding_specs import mesh_sharding_specs
 from xlashard.sharding import Mesh, NamedSharding, from_jax
 
 

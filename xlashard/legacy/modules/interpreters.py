@@ -1,9 +1,12 @@
 """`jax.experimental.pjit`, `jax.interpreters`, `jax.lib`: compilation and its internals."""
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 import jax
+import numpy as np
 
 import xlashard
 from xlashard import NamedSharding, OpShardingSharding
@@ -50,6 +53,100 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
     return (as_jax_arrays(xlashard.device_put(x, device)),)
 
 
+def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[Any]:
+    """Put an array on each of some devices: `pxla.device_put` of 2022.
+
+    Args:
+        x: A sequence with an array for each device, or with `replicate` one array.
+        devices: The devices.
+        replicate: True if `x` is one array for all devices.
+    """
+    values: Iterable[Any] = [x] * len(devices) if replicate else x
+    pieces = [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+    return as_jax_arrays(pieces)
+
+
+class InputsHandlerMode(Enum):
+    """The caller of `shard_args`: `pmap`, or `pjit` and `xmap`. Both place arrays in one way."""
+
+    pmap = 0
+    pjit_or_xmap = 1
+
+
+def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: Any) -> list[Any]:
+    """Put the shard of an array at each index on one device: `pxla._shard_arg` of 2022.
+
+    A shard that is on its device already is not copied.
+
+    Args:
+        x: An array, a NumPy array or a number.
+        devices: The devices.
+        arg_indices: An index of `x` for each device.
+        mode: An `InputsHandlerMode`, which has no effect.
+
+    Returns:
+        An array on each device.
+
+    Example:
+        >>> devices, rows = jax.devices()[:1], [(slice(0, 2),)]
+        >>> shard_arg(np.arange(4), devices, rows, InputsHandlerMode.pmap)[0].shape
+        (2,)
+    """
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+        here = {}
+    else:
+        here = {s.device: (_bounds(s.index, x.shape), s.data) for s in x.addressable_shards}
+    out = []
+    for device, index in zip(devices, arg_indices, strict=True):
+        held = here.get(device)
+        if held is not None and held[0] == _bounds(index, x.shape):
+            out.append(held[1])
+        else:
+            out.append(xlashard.device_put(x[index], device))
+    return as_jax_arrays(out)
+
+
+def shard_args(
+    devices: Sequence[Any], indices: Sequence[Sequence[Any]], mode: Any, args: Sequence[Any]
+) -> list[list[Any]]:
+    """Put the shards of several arrays on devices: `pxla.shard_args` of 2022.
+
+    Args:
+        devices: The devices.
+        indices: For each array an index for each device.
+        mode: An `InputsHandlerMode`, which has no effect.
+        args: The arrays.
+    """
+    return [shard_arg(x, devices, of_x, mode) for x, of_x in zip(args, indices, strict=True)]
+
+
+def _bounds(index: Any, shape: Sequence[int]) -> Any:
+    """Return the bounds of an index of contiguous elements, for comparison."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if any(entry is Ellipsis or entry is None for entry in entries):
+        return None
+    full = (*entries, *[slice(None)] * (len(shape) - len(entries)))
+    return tuple(
+        entry.indices(size) if isinstance(entry, slice) else int(entry)
+        for entry, size in zip(full, shape, strict=True)
+    )
+
+
+def show_axes(axes: Iterable[str]) -> str:
+    """Return the names of axes as a text for messages."""
+    return ", ".join(sorted(f"`{axis}`" for axis in axes))
+
+
+def hashable_index(idx: Any) -> Any:
+    """Return an index with pairs in place of slices, which is hashable.
+
+    Args:
+        idx: A slice, a number, or a tuple of those.
+    """
+    return jax.tree.map(lambda x: (x.start, x.stop) if isinstance(x, slice) else x, idx)
+
+
 _PXLA = "jax.interpreters.pxla"
 _XLA = "jax.interpreters.xla"
 _PJIT = "jax.experimental.pjit"
@@ -61,7 +158,6 @@ _MESHES = "xlashard.legacy.modules.maps"
 _PARSED = "xlashard.legacy.shardings.parsed_specs"
 _MARKERS = "xlashard.legacy.shardings.partition_spec"
 _CLASSES = "xlashard.legacy.modules.sharding"
-_SPECS = "xlashard.legacy.shardings.sharding_specs"
 _OPS = "xlashard.legacy.shardings.op_shardings"
 _STAGES = "xlashard.legacy.modes.host_local"
 _INTERNALS = "xlashard.legacy.modes.pjit_internals"
@@ -113,21 +209,21 @@ ENTRIES: EntryTable = {
         "_UNSPECIFIED": works("0.11.0", "xlashard.UNSPECIFIED", _SHARDINGS),
         "_UnspecifiedValue": works("0.4.4", "type(xlashard.UNSPECIFIED)", _SHARDINGS),
         "ArrayMappingOrAutoOrUnspecified": works("0.4.16", "collections.OrderedDict"),
-        "mesh_sharding_specs": works("0.4.24", _NAMED, _SPECS),
-        "partitioned_sharding_spec": works("0.4.1", _NAMED, _SPECS),
-        "pmap_sharding_spec": works("0.4.16", _NAMED, _SPECS),
-        "spec_to_indices": works("0.10.0", "sharding.devices_indices_map(shape)", _SPECS),
-        "tile_aval_nd": works("0.4.16", "sharding.shard_shape(shape)", _SPECS),
-        "untile_aval_nd": works("0.4.16", "jax.ShapeDtypeStruct(shape, dtype)", _SPECS),
-        "show_axes": works("0.4.7", "', '.join(axes)", _SPECS),
-        "_hashable_index": works("0.4.4", "index", _SPECS),
-        "InputsHandlerMode": works("0.4.14", _PIECES, _SPECS),
-        "_shard_arg": works("0.4.14", _PIECES, _SPECS),
-        "shard_args": works("0.4.14", _PIECES, _SPECS),
+        "mesh_sharding_specs": works("0.4.24", _NAMED, _OPS),
+        "partitioned_sharding_spec": works("0.4.1", _NAMED, _OPS),
+        "pmap_sharding_spec": works("0.4.16", _NAMED, _OPS),
+        "spec_to_indices": works("0.10.0", "sharding.devices_indices_map(shape)", _OPS),
+        "tile_aval_nd": works("0.4.16", "sharding.shard_shape(shape)", _OPS),
+        "untile_aval_nd": works("0.4.16", "jax.ShapeDtypeStruct(shape, dtype)", _OPS),
+        "show_axes": works("0.4.7", "', '.join(axes)"),
+        "_hashable_index": works("0.4.4", "index"),
+        "InputsHandlerMode": works("0.4.14", _PIECES),
+        "_shard_arg": works("0.4.14", _PIECES),
+        "shard_args": works("0.4.14", _PIECES),
         "device_put": works(
-            "0.4.14", "[jax.device_put(x, device) for device in devices]", f"{_SPECS}:buffers_on"
+            "0.4.14", "[jax.device_put(x, device) for device in devices]", f"{__name__}:buffers_on"
         ),
-        "_pmap_sharding_spec": works("0.4.1", _NAMED, f"{_SPECS}:pmap_sharding_spec_of_parts"),
+        "_pmap_sharding_spec": works("0.4.1", _NAMED, f"{_OPS}:pmap_sharding_spec_of_parts"),
         "ArrayMapping": works("0.11.0", "collections.OrderedDict"),
         "_create_mesh_pspec_sharding": works("0.4.4", _NAMED, f"{_CLASSES}:on_mesh"),
         "xc": works("0.8.2", _BACKEND, f"{_API}:xla_client"),

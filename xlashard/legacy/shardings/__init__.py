@@ -4,6 +4,5 @@
 |---|---|
 | `partition_spec` | `PartitionSpec` as a tuple, and the markers `AUTO` and `FROM_GDA` |
 | `parsed_specs` | `ParsedPartitionSpec` and array mappings |
-| `op_shardings` | `OpSharding`s, and the shardings of compiled programs |
-| `sharding_specs` | `ShardingSpec`s of meshes and of `pmap` |
+| `op_shardings` | `OpSharding`s, and the `ShardingSpec`s of meshes and of `pmap` |
 """

@@ -1,9 +1,10 @@
-"""XLA's `OpSharding`s with the functions of 2022, and the shardings of compiled programs.
+"""Shardings as tiles: XLA's `OpSharding`s, and the `ShardingSpec`s of meshes and of `pmap`.
 
-`geometry.TileAssignment` is today's equivalent.
+`geometry.TileAssignment` is today's equivalent of an `OpSharding`.
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xlashard._jax.runtime import compiler
@@ -15,8 +16,18 @@ from xlashard._jax.runtime.shardings import (
     hlo_from_text,
     op_sharding,
 )
-from xlashard.errors import ArgumentError, ShardingError, TilingError
-from xlashard.geometry import TileAssignment, spec_from_tile_assignment
+from xlashard.errors import ArgumentError, DivisibilityError, ShardingError, TilingError, counted
+from xlashard.geometry import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    TileAssignment,
+    Unstacked,
+    spec_from_tile_assignment,
+)
+from xlashard.geometry.sharding_spec import spec_over_one_dim
 from xlashard.legacy.shardings.parsed_specs import (
     CanonicalizedParsedPartitionSpec,
     ParsedPartitionSpec,
@@ -178,3 +189,201 @@ def _runtime_of(executable: Any) -> Any:
     """Return PJRT's own executable of a compiled stage; a PJRT executable passes unchanged."""
     runtime = getattr(executable, "runtime_executable", None)
     return executable if runtime is None else runtime()
+
+
+def mesh_sharding_specs(
+    axis_sizes: Mapping[str, int], axis_names: Sequence[str], allow_uneven_axes: bool = False
+) -> Callable[[Any, Mapping[str, int]], ShardingSpec]:
+    """Return a function from mesh axes of an array to its `ShardingSpec`.
+
+    Args:
+        axis_sizes: The sizes of the mesh's axes.
+        axis_names: The axes, in the order of the mesh.
+        allow_uneven_axes: True if the last tiles of a dimension may be smaller.
+
+    Returns:
+        A function of an array's type and a mapping from mesh axes to sharded dimensions. It raises
+        `DivisibilityError` if a dimension does not divide.
+
+    Example:
+        >>> to_spec = mesh_sharding_specs({"x": 2, "y": 4}, ("x", "y"))
+        >>> to_spec(jax.ShapeDtypeStruct((8, 8), "float32"), {"y": 0})
+        ShardingSpec((Chunked((4,)), NoSharding()), (Replicated(2), ShardedAxis(0)))
+    """
+
+    def to_spec(aval: Any, aval_axes: Mapping[str, int]) -> ShardingSpec:
+        shape = tuple(aval.shape)
+        by_dim = [
+            [axis for axis, at in aval_axes.items() if at == dim] for dim in range(len(shape))
+        ]
+        for dim, axes in enumerate(by_dim):
+            tiles = math.prod(axis_sizes[axis] for axis in axes)
+            if not allow_uneven_axes and shape[dim] % tiles:
+                raise DivisibilityError(
+                    f"dimension {dim} of shape {shape} is not divisible by {tiles}, the size of "
+                    f"the mesh axes {axes}: change its size, or pass allow_uneven_axes=True",
+                    dim=dim,
+                    tiles=tiles,
+                    shape=shape,
+                )
+        cuts = {axis: number for number, axis in enumerate(a for axes in by_dim for a in axes)}
+        return ShardingSpec(
+            tuple(
+                Chunked(tuple(axis_sizes[axis] for axis in axes)) if axes else NoSharding()
+                for axes in by_dim
+            ),
+            tuple(
+                ShardedAxis(cuts[name]) if name in cuts else Replicated(axis_sizes[name])
+                for name in axis_names
+            ),
+        )
+
+    return to_spec
+
+
+def partitioned_sharding_spec(
+    num_partitions: int, partitions: Sequence[int] | None, aval: Any
+) -> ShardingSpec:
+    """Return the `ShardingSpec` of an array by its number of tiles per dimension.
+
+    Args:
+        num_partitions: The number of devices.
+        partitions: The number of tiles of each dimension; None for replicated.
+        aval: The type of the array.
+
+    Raises:
+        TilingError: The length of `partitions` is not the rank, or its product is not
+            `num_partitions`.
+
+    Example:
+        >>> partitioned_sharding_spec(4, (2, 2), jax.ShapeDtypeStruct((8, 8), "float32"))
+        ShardingSpec((Chunked((2,)), Chunked((2,))), (ShardedAxis(0), ShardedAxis(1)))
+    """
+    ndim = len(aval.shape)
+    if partitions is None:
+        return spec_over_one_dim(ndim, None, num_partitions)
+    if len(partitions) != ndim or math.prod(partitions) != num_partitions:
+        raise TilingError(
+            f"partitions={tuple(partitions)} is invalid: expected {counted(ndim, 'number')} whose "
+            f"product is {num_partitions}, such as "
+            f"{(num_partitions, *[1] * (ndim - 1))[:ndim]}, or None for replicated"
+        )
+    return ShardingSpec(
+        tuple(Chunked((number,)) for number in partitions),
+        tuple(ShardedAxis(dim) for dim in range(ndim)),
+    )
+
+
+def pmap_sharding_spec(
+    nrep: int, axis_size: int, sharded_shape: Sequence[int], map_axis: int | None
+) -> ShardingSpec:
+    """Return the `ShardingSpec` of an argument or result of `pmap`.
+
+    Args:
+        nrep: The number of devices.
+        axis_size: The size of the mapped axis, which divides `nrep`.
+        sharded_shape: The shape of one shard, without the mapped dimension.
+        map_axis: The mapped dimension; None for replicated.
+
+    Raises:
+        TilingError: `axis_size` does not divide `nrep`.
+
+    Example:
+        >>> pmap_sharding_spec(8, 8, (4,), 0)
+        ShardingSpec((Unstacked(8), NoSharding()), (ShardedAxis(0),))
+    """
+    if nrep % axis_size:
+        raise TilingError(
+            f"nrep={nrep} is not a multiple of axis_size={axis_size}: pass {axis_size} devices or "
+            "a multiple"
+        )
+    copies = () if nrep == axis_size else (Replicated(nrep // axis_size),)
+    ndim = len(sharded_shape) + (map_axis is not None)
+    mapped = spec_over_one_dim(ndim, map_axis, axis_size, unstacked=True)
+    return ShardingSpec(mapped.sharding, (*mapped.mesh_mapping, *copies))
+
+
+def pmap_sharding_spec_of_parts(
+    nrep: int,
+    axis_size: int,
+    npart: int,
+    parts: Sequence[int] | None,
+    sharded_aval: Any,
+    map_axis: int | None,
+) -> ShardingSpec:
+    """Return the `ShardingSpec` of a value of `pmap` whose replicas are sharded too.
+
+    Args:
+        nrep: The number of replicas.
+        axis_size: The size of the mapped axis, which divides `nrep`.
+        npart: The number of devices of each replica.
+        parts: The number of tiles of each dimension of `sharded_aval`; None for replicated.
+        sharded_aval: The type of one replica's value, without the mapped dimension.
+        map_axis: The mapped dimension; None for replicated.
+
+    Raises:
+        TilingError: `axis_size` does not divide `nrep`, or `parts` does not match `npart`.
+
+    Example:
+        >>> aval = jax.ShapeDtypeStruct((4,), "float32")
+        >>> pmap_sharding_spec_of_parts(4, 4, 2, (2,), aval, 0)
+        ShardingSpec((Unstacked(4), Chunked((2,))), (ShardedAxis(0), ShardedAxis(1)))
+    """
+    mapped = pmap_sharding_spec(nrep, axis_size, tuple(sharded_aval.shape), map_axis)
+    if npart == 1 and parts is None:
+        return mapped
+    inner = partitioned_sharding_spec(npart, parts, sharded_aval)
+    if map_axis is None:
+        return ShardingSpec(inner.sharding, (*mapped.mesh_mapping, *inner.mesh_mapping))
+    before = sum(not isinstance(entry, NoSharding) for entry in inner.sharding[:map_axis])
+    moved = (
+        ShardedAxis(entry.axis + (entry.axis >= before))
+        if isinstance(entry, ShardedAxis)
+        else entry
+        for entry in inner.mesh_mapping
+    )
+    return ShardingSpec(
+        (*inner.sharding[:map_axis], Unstacked(axis_size), *inner.sharding[map_axis:]),
+        (ShardedAxis(before), *mapped.mesh_mapping[1:], *moved),
+    )
+
+
+def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]:
+    """Return the index of the shard on each device of a spec's grid, in the grid's order.
+
+    Args:
+        shape: The shape of the array.
+        spec: The `ShardingSpec`.
+
+    Raises:
+        GeometryError: The spec does not fit the shape.
+
+    Example:
+        >>> spec = ShardingSpec((Chunked((2,)),), (Replicated(2), ShardedAxis(0)))
+        >>> spec_to_indices((4,), spec)[:2]
+        ((slice(0, 2, None),), (slice(2, 4, None),))
+    """
+    return tuple(spec.indices(shape).flat)
+
+
+def tile_aval_nd(axis_sizes: Mapping[str, int], in_axes: Mapping[str, int], aval: Any) -> Any:
+    """Return the type of one tile of an array.
+
+    Args:
+        axis_sizes: The sizes of the mesh's axes.
+        in_axes: Mesh axis to sharded dimension.
+        aval: The type of the array.
+
+    Raises:
+        DivisibilityError: A dimension does not divide.
+    """
+    spec = mesh_sharding_specs(axis_sizes, list(axis_sizes))(aval, in_axes)
+    return aval.update(shape=spec.tiling.shard_shape(tuple(aval.shape)))
+
+
+def untile_aval_nd(axis_sizes: Mapping[str, int], out_axes: Mapping[str, int], aval: Any) -> Any:
+    """Return the type of the array whose tiles have a type; see `tile_aval_nd`."""
+    shape = list(aval.shape)
+    for axis, dim in out_axes.items():
+        shape[dim] *= axis_sizes[axis]
+    return aval.update(shape=tuple(shape))
