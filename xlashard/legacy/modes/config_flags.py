@@ -142,10 +142,8 @@ class Config:
             ConfigError: Unknown flag.
         """
         with short_tracebacks:
-            if name in _OWN_BY_NAME:
-                return _OWN_BY_NAME[name].value
             _check_known(name)
-            return getattr(jax.config, name)
+            return getattr(self, name)
 
     def config_with_absl(self) -> None:
         """Define the flags for `absl.app.run`, so that `--jax_array=0` works."""
@@ -170,9 +168,9 @@ config = Config()
 
 
 def _check_known(name: str) -> None:
-    if name in jax.config.values:
-        return
     known = [*_OWN_BY_NAME, *jax.config.values]
+    if name in known:
+        return
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     advice = f"did you mean {close[0]!r}?" if close else "dir(legacy.config) lists them"
     raise ConfigError(f"unknown flag {name!r}: {advice}")
