@@ -90,7 +90,7 @@ class Recorder:
         """Start to count calls and flags; `listen` counts accesses."""
         for flag in flags.OWN:
             entry = entries()[f"jax.config.{flag.name}"]
-            self._endings.append(call_when_set(flag, _flag_listener(self, entry)))
+            self._endings.append(call_when_set(flag, partial(self._flag_set, entry)))
         monitoring = sys.monitoring
         free = [tool for tool in _FREE_TOOLS if monitoring.get_tool(tool) is None]
         if not free:
@@ -136,6 +136,14 @@ class Recorder:
             if _is_legacy_object(value):
                 self._shared.setdefault(id(value), (entry, value))
         self._count(self._accesses, entry, file, frame.f_lineno)
+
+    def _flag_set(self, entry: Entry) -> None:
+        """Count the setting of a flag, at the line of the program."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
+            frame = frame.f_back
+        if frame is not None:
+            self.listen(entry, entry, frame)
 
     def _count(self, counter: Counter[_Place], entry: Entry, file: str, line: int) -> None:
         with self._lock:
@@ -209,17 +217,6 @@ def _is_legacy_object(value: Any) -> bool:
     """Return True for a function or class of this package."""
     of_module = getattr(value, "__module__", None)
     return callable(value) and isinstance(of_module, str) and of_module.startswith("xlashard.")
-
-
-def _flag_listener(recorder: Recorder, entry: Entry) -> Callable[[], None]:
-    def on_set() -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
-            frame = frame.f_back
-        if frame is not None:
-            recorder.listen(entry, entry, frame)
-
-    return on_set
 
 
 @lru_cache(maxsize=4096)
