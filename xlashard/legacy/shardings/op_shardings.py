@@ -206,6 +206,7 @@ def mesh_sharding_specs(
         `DivisibilityError` if a dimension does not divide.
 
     Example:
+        >>> import jax
         >>> to_spec = mesh_sharding_specs({"x": 2, "y": 4}, ("x", "y"))
         >>> to_spec(jax.ShapeDtypeStruct((8, 8), "float32"), {"y": 0})
         ShardingSpec((Chunked((4,)), NoSharding()), (Replicated(2), ShardedAxis(0)))
@@ -256,6 +257,7 @@ def partitioned_sharding_spec(
             `num_partitions`.
 
     Example:
+        >>> import jax
         >>> partitioned_sharding_spec(4, (2, 2), jax.ShapeDtypeStruct((8, 8), "float32"))
         ShardingSpec((Chunked((2,)), Chunked((2,))), (ShardedAxis(0), ShardedAxis(1)))
     """
@@ -325,6 +327,7 @@ def pmap_sharding_spec_of_parts(
         TilingError: `axis_size` does not divide `nrep`, or `parts` does not match `npart`.
 
     Example:
+        >>> import jax
         >>> aval = jax.ShapeDtypeStruct((4,), "float32")
         >>> pmap_sharding_spec_of_parts(4, 4, 2, (2,), aval, 0)
         ShardingSpec((Unstacked(4), Chunked((2,))), (ShardedAxis(0), ShardedAxis(1)))
