@@ -1,6 +1,6 @@
 """Targets of arrays: parsed from what callers pass, alone or in trees, and resolved for a shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -296,33 +296,61 @@ def broadcast_prefix(
     Args:
         prefix: Tree of entries with the structure of the upper part of `tree`.
         tree: The values.
-        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is returned, for
-            the caller to refuse.
+        is_entry: See `spread_prefix`.
         name: Name of the prefix in errors.
         tree_name: Name of the tree in errors.
 
     Raises:
         ArgumentError: The structures differ; the message has the path.
     """
-    if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
-        return [prefix] * jax.tree.structure(tree).num_leaves
-    entries, prefix_def = _one_level(prefix)
-    children, tree_def = _one_level(tree)
-    if prefix_def != tree_def:
-        raise ArgumentError(
-            f"{name} does not have the structure of {tree_name}: {name} is {_outline(prefix)}, "
-            f"{tree_name} is {_outline(tree)}; give a tree like {tree_name}, or one entry for all "
-            "of it"
+
+    def mismatch(part: Any, node: Any, steps: str) -> ArgumentError:
+        own, theirs = name + steps, tree_name + steps
+        return ArgumentError(
+            f"{own} does not have the structure of {theirs}: {own} is {_outline(part)}, "
+            f"{theirs} is {_outline(node)}; give a tree like {theirs}, or one entry for all of it"
         )
-    spread: list[Any] = []
-    for (path, entry), (_, child) in zip(entries, children, strict=True):
-        step = jax.tree_util.keystr(path)
-        spread += broadcast_prefix(entry, child, is_entry, name + step, tree_name + step)
-    return spread
+
+    return list(spread_prefix(prefix, tree, is_entry, mismatch))
 
 
-def _one_level(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+def spread_prefix(
+    prefix: Any,
+    tree: Any,
+    is_entry: Callable[[Any], bool],
+    mismatch: Callable[[Any, Any, str], XlashardError],
+    path: tuple[Any, ...] = (),
+) -> Iterator[Any]:
+    """Yield the entry of a prefix for each leaf of a tree.
+
+    Args:
+        prefix: Tree of entries with the structure of the upper part of `tree`.
+        tree: The values.
+        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is yielded, for
+            the caller to refuse.
+        mismatch: Returns the error for a node of the prefix that does not fit a node of the tree,
+            at a path as source code.
+        path: The keys of `prefix` and `tree` in the trees around them.
+
+    Raises:
+        XlashardError: The structures differ.
+    """
+    if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
+        yield from [prefix] * jax.tree.structure(tree).num_leaves
+        return
+    entries, children = child_nodes(prefix), child_nodes(tree)
+    keys = [key for key, _ in children]
+    if type(prefix) is not type(tree) or keys != [key for key, _ in entries]:
+        # no-catalogue: the errors of the callers
+        raise mismatch(prefix, tree, jax.tree_util.keystr(path))
+    for (key, entry), (_, child) in zip(entries, children, strict=True):
+        yield from spread_prefix(entry, child, is_entry, mismatch, (*path, key))
+
+
+def child_nodes(node: Any) -> list[tuple[Any, Any]]:
+    """Return the children of a node with their keys; none for a leaf."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in flat if path]
 
 
 def _outline(tree: Any) -> str:

@@ -1,17 +1,14 @@
 """Resources: the shardings that users request, as prefixes of trees and as code."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
-from xlashard.errors import (
-    ResourceError,
-    ResourceTypeError,
-    counted,
-)
+from xlashard.array.placement.target import child_nodes, spread_prefix
+from xlashard.errors import ResourceError, ResourceTypeError, counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.shardings.device_assignment import custom_memory_kind
 from xlashard.sharding import (
@@ -266,51 +263,35 @@ def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
     """
     if treedef == resources.treedef:
         return list(resources.leaves)
-    full = treedef.unflatten([_FullLeaf()] * treedef.num_leaves)
+    full = treedef.unflatten([_FULL_LEAF] * treedef.num_leaves)
     prefix = resources.tree()
     if type(full) in (tuple, list) and type(prefix) in (tuple, list):
         # A list and a tuple of arguments are interchangeable.
         prefix = type(full)(prefix)
-    return list(_expanded(prefix, full, resources.what, name))
+
+    def mismatch(part: Any, node: Any, steps: str) -> ResourceError:
+        place = name + steps
+        return ResourceError(_mismatch_text(resources.what, place, part, node), path=place)
+
+    return list(spread_prefix(prefix, full, lambda x: isinstance(x, Resource), mismatch))
 
 
-class _FullLeaf:
-    """An array in a full tree."""
+# Stands for an array in a full tree.
+_FULL_LEAF = object()
 
 
-def _children(node: Any) -> list[tuple[Any, Any]]:
-    """Return `(key, child)` pairs of a node; none for a leaf."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(
-        node, is_leaf=lambda x: x is not node or isinstance(x, _FullLeaf | Resource)
-    )
-    return [(path[0], child) for path, child in flat if path]
-
-
-def _expanded(
-    prefix: Any, full: Any, what: str, place: str, path: tuple[Any, ...] = ()
-) -> Iterator[Resource]:
-    """Yield the resource of each leaf of a full tree."""
-    if isinstance(prefix, Resource):
-        yield from [prefix] * len(jax.tree_util.tree_leaves(full))
-        return
-    entries, targets = _children(prefix), _children(full)
-    keys, expected = [str(k) for k, _ in entries], [str(k) for k, _ in targets]
-    kinds = type(prefix).__name__, type(full).__name__
-    if type(prefix) is type(full) and keys == expected:
-        for (key, entry), (_, target) in zip(entries, targets, strict=True):
-            yield from _expanded(entry, target, what, place, (*path, key))
-        return
-    place += jax.tree_util.keystr(path)
-    if isinstance(full, _FullLeaf):
-        problem = f"{what} has a {kinds[0]} for {place}, which is an array: give one sharding there"
-    elif type(prefix) is not type(full):
-        problem = (
-            f"{what} has a {kinds[0]} where {place} is a {kinds[1]}: give a {kinds[1]} of the same "
+def _mismatch_text(what: str, place: str, part: Any, node: Any) -> str:
+    """Return why a node of a prefix does not fit a node of the full tree."""
+    kind, expected = type(part).__name__, type(node).__name__
+    if node is _FULL_LEAF:
+        return f"{what} has a {kind} for {place}, which is an array: give one sharding there"
+    if type(part) is not type(node):
+        return (
+            f"{what} has a {kind} where {place} is a {expected}: give a {expected} of the same "
             "structure, or one sharding for all of it"
         )
-    else:
-        problem = _key_mismatch(what, place, keys, expected, kinds[1])
-    raise ResourceError(problem, path=place)
+    keys, others = ([str(key) for key, _ in child_nodes(each)] for each in (part, node))
+    return _key_mismatch(what, place, keys, others, expected)
 
 
 def _key_mismatch(
