@@ -47,7 +47,7 @@ XLASHARD = Layers(
     common=frozenset(
         {
             *("errors", "types", "config", "wording", "documents", "lazily", "background"),
-            *("program_runner", "_version", "budgets"),
+            *("program_runner", "_version"),
         }
     ),
     door="_jax",

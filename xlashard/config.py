@@ -71,13 +71,13 @@ _FOR_TESTS = f"{PREFIX}TEST_"
 
 @dataclass(frozen=True)
 class PodPlace:
-    """The place of a process in an emulated pod.
+    """Place of a process in an emulated pod.
 
     Attributes:
         coordinator: The address of process 0, `HOST:PORT`.
-        processes: How many there are.
-        process_id: Which one this is.
-        devices: How many devices each has.
+        processes: Number of processes.
+        process_id: Index of this process.
+        devices: Number of devices of each process.
     """
 
     coordinator: str
@@ -88,18 +88,18 @@ class PodPlace:
 
 @dataclass(frozen=True)
 class Flags:
-    """The settings of the environment.
+    """Settings of the environment.
 
     Attributes:
-        partitioner: Who partitions programs; None leaves JAX's setting as it is.
-        explain_recompiles: Whether to log why functions are compiled again.
+        partitioner: The partitioner of programs; None leaves JAX's setting as it is.
+        explain_recompiles: True to log why functions are compiled again.
         check_device_put: When `device_put` compares a value between processes.
         pod: The place in an emulated pod; None outside of one.
-        check_programs: Whether processes compare their programs before they run them.
-        check_jit_programs: Whether they compare those of `jax.jit`, too.
-        programs_timeout: How long a process waits for others to run a program, in seconds.
+        check_programs: True if processes compare their programs before they run them.
+        check_jit_programs: True if they compare those of `jax.jit`, too.
+        programs_timeout: Seconds that a process waits for others to run a program.
         docs_url: Address of the site that errors link to; None if unset; "" for no links.
-        strict: Whether a sharding that is not met is an error.
+        strict: True if a sharding that is not met is an error.
         warn_replicated: Size on one device from which an unplaced value that is replicated is
             reported, in MiB; 0 reports none.
     """
@@ -147,7 +147,7 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
 
 
 def place_variables(place: PodPlace) -> dict[str, str]:
-    """The variables that `read_flags` reads a place from."""
+    """Return the variables that `read_flags` reads a place from."""
     values = (place.coordinator, place.processes, place.process_id, place.devices)
     return {name: str(value) for name, value in zip(_POD, values, strict=True)}
 

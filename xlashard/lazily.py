@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 def on_demand(
     package: str, members: dict[str, Any], homes: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package.
+    """Return the `__getattr__` and `__dir__` of a package.
 
     Args:
         package: Its name.
@@ -167,7 +167,7 @@ _ATTRIBUTES = (
 
 
 class _Attribute:
-    """An attribute of a dataclass that is there once the methods are written."""
+    """Attribute of a dataclass that is there once the methods are written."""
 
     def __init__(self, placeholders: _Placeholders, name: str) -> None:
         self.placeholders = placeholders
@@ -180,7 +180,7 @@ class _Attribute:
 
 
 def _freezing(cls: type) -> dict[str, Callable[..., None]]:
-    """The methods by which instances refuse to be changed."""
+    """Return the methods by which instances refuse to be changed."""
 
     def refuses(self: object, name: str) -> bool:
         return type(self) is cls or name in cls.__dataclass_fields__

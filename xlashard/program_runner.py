@@ -1,4 +1,4 @@
-"""Running a script or module as `__main__`, as Python does."""
+"""Run a script or module as `__main__`, as Python does."""
 
 import builtins
 import importlib.util

@@ -1,11 +1,15 @@
-"""Bytes, operations, shapes, types, processes and tables as people read them."""
+"""Amounts, limits, shapes, types, processes and tables as people read and write them."""
 
+import difflib
 import io
+import math
 import re
 import shutil
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from xlashard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -29,7 +33,7 @@ def printable(text: str) -> str:
 
 
 class Escaped:
-    """A renderable of rich, printed with Python's escapes in place of control characters.
+    """Renderable of rich, printed with Python's escapes in place of control characters.
 
     Names in a report come from programs and files, which may hold anything.
 
@@ -65,7 +69,7 @@ def plain_text(shown: "RenderableType", width: int | None = None) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes: `3.3 MiB`."""
+    """Format a number of bytes: `3.3 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -74,7 +78,7 @@ def in_bytes(count: float) -> str:
 
 
 def in_flop(count: float) -> str:
-    """A number of floating-point operations: `1.8 GFLOP`."""
+    """Format a number of floating-point operations: `1.8 GFLOP`."""
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.1f} {unit}"
@@ -83,7 +87,7 @@ def in_flop(count: float) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """A time: `71.6 ms`."""
+    """Format a time: `71.6 ms`."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.{2 if unit == 's' and seconds < 10 else 1}f} {unit}"
@@ -91,7 +95,7 @@ def in_seconds(seconds: float) -> str:
 
 
 def in_amount(count: float) -> str:
-    """A number of things: `181,000`, `8.03 billion`."""
+    """Format a number of things: `181,000`, `8.03 billion`."""
     for word, size in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
         if count >= size:
             return f"{count / size:.2f} {word}"
@@ -99,8 +103,113 @@ def in_amount(count: float) -> str:
 
 
 def in_percent(share: float) -> str:
-    """A share of one: `42.7%`."""
+    """Format a share of one: `42.7%`."""
     return f"{share:.1%}" if share < 9.995 else f"{share:,.0%}"
+
+
+type Unit = Literal["bytes", "seconds", "flop", "part", "number"]
+"""Unit of an amount."""
+
+FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
+    "bytes": in_bytes,
+    "seconds": in_seconds,
+    "flop": in_flop,
+    "part": in_percent,
+    "number": in_amount,
+}
+"""Formatter of each unit."""
+
+_UNITS: dict[Unit, dict[str, float]] = {
+    "bytes": {
+        "b": 1,
+        **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
+        **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
+    },
+    "seconds": {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60},
+    "part": {"%": 0.01},
+    "flop": {"flop": 1, **{f"{p}flop": 1000**i for i, p in enumerate("kmgtp", 1)}},
+    "number": {},
+}
+_EXAMPLES = {"bytes": "2GB", "seconds": "250ms", "part": "90%", "flop": "3PFLOP", "number": "100"}
+
+
+class Limit(NamedTuple):
+    """Limit of one figure.
+
+    Attributes:
+        key: Key: `all_gather_bytes`.
+        quantity: Unit of the value.
+        value: The limit.
+        text: Text as entered: `all_gather_bytes=2GB`.
+    """
+
+    key: str
+    quantity: Unit
+    value: float
+    text: str
+
+
+def parse_limits(words: Iterable[str], units: Mapping[str, Sequence[Unit]]) -> tuple[Limit, ...]:
+    """Parse limits.
+
+    Args:
+        words: Each `KEY=VALUE`: `memory=80GiB`, `all_gather_bytes=2GB`, `time=250ms`. GB are 10⁹
+            bytes, GiB 2³⁰.
+        units: The units of the limits of each figure, by its key.
+
+    Raises:
+        ArgumentError: If a key or value is invalid.
+    """
+    return tuple(_limit(word, units) for word in words)
+
+
+def _limit(word: str, units: Mapping[str, Sequence[Unit]]) -> Limit:
+    name, equals, text = word.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals:
+        first = next(iter(units))
+        raise ArgumentError(
+            f"budget {word!r} has no value: write KEY=VALUE, such as "
+            f"{first}={_EXAMPLES[units[first][0]]} or all_gather_bytes=2GB; a program goes before "
+            "the budget"
+        )
+    if name not in units:
+        near = difflib.get_close_matches(name, units, n=2, cutoff=0.5)
+        known = ", ".join(units)
+        meant = f"; did you mean {' or '.join(near)}?" if near else f": the keys are {known}"
+        raise ArgumentError(f"budget {word!r} has an unknown key{meant}")
+    for unit in units[name]:
+        # A number alone would be ambiguous beside a percentage.
+        value = _value(text, unit, plain=len(units[name]) == 1)
+        if value is not None:
+            return Limit(name, unit, value, word)
+    examples = " or ".join(f"{name}={_EXAMPLES[unit]}" for unit in units[name])
+    raise ArgumentError(f"budget {word!r} has the invalid value {text!r}: write {examples}")
+
+
+def _value(text: str, expected: Unit, *, plain: bool) -> float | None:
+    """Return a number with its unit, or None if the text is invalid for the unit.
+
+    Args:
+        text: The text.
+        expected: Expected unit.
+        plain: Whether a number without a unit is accepted for bytes, FLOP and numbers.
+    """
+    found = re.fullmatch(
+        r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*",
+        text.lower().replace("\N{GREEK SMALL LETTER MU}", "µ"),
+    )
+    if found is None:
+        return None
+    units = _UNITS[expected]
+    unit = found[2]
+    is_clear = plain and expected in ("bytes", "flop", "number")
+    factor = units.get(unit) if unit else 1.0 if is_clear else None
+    try:
+        value = float(found[1])
+    except ValueError:
+        return None
+    return None if factor is None or not math.isfinite(value) else value * factor
 
 
 def numbered(numbers: Iterable[tuple[str, int]]) -> str:
@@ -114,12 +223,12 @@ def numbered(numbers: Iterable[tuple[str, int]]) -> str:
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """Sizes as in `[8,16]`."""
+    """Format sizes: `[8,16]`."""
     return f"[{','.join(map(str, shape))}]"
 
 
 def typed(dtype: object, shape: Iterable[int]) -> str:
-    """A type by the name of its dtype and its shape: `float32[8,16]`."""
+    """Format a type by the name of its dtype and its shape: `float32[8,16]`."""
     return f"{dtype}{shape_text(shape)}"
 
 

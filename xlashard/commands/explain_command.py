@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import xlashard
-from xlashard.budgets import Unit, parse_limits
 from xlashard.commands.result_files import (
     RESULTS,
     check_outputs,
@@ -31,7 +30,7 @@ from xlashard.config import read_flags
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.hlo.collective_kinds import KINDS
-from xlashard.wording import print_error
+from xlashard.wording import Unit, parse_limits, print_error
 
 if TYPE_CHECKING:
     from xlashard.pjit.report.program_report import ProgramReport

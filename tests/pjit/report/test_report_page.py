@@ -9,11 +9,11 @@ import xlashard
 from tests.browser import started
 from tests.pjit.helpers import make_mesh
 from xlashard import NamedSharding, P
-from xlashard.budgets import parse_limits
 from xlashard.commands.explain_command import PROGRAM_UNITS
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.html import program_page
 from xlashard.pjit.report.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
+from xlashard.wording import parse_limits
 
 
 def explained(function, **options):

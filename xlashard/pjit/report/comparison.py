@@ -2,38 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.budgets import Unit
 from xlashard.pjit.report.serde import PrintableReport
-from xlashard.pjit.report.tables import (
-    WIDE,
-    Page,
-    section,
-    table,
-)
-from xlashard.wording import (
-    in_amount,
-    in_bytes,
-    in_flop,
-    in_percent,
-    in_seconds,
-    printable,
-)
-
-FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
-    "bytes": in_bytes,
-    "seconds": in_seconds,
-    "flop": in_flop,
-    "part": in_percent,
-    "number": in_amount,
-}
-"""Formatter of each unit."""
+from xlashard.pjit.report.tables import WIDE, Page, section, table
+from xlashard.wording import FORMATTERS, Unit, in_bytes, in_seconds, printable
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
 _COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}

@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from xlashard.budgets import Limit, Unit
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.pjit.report.comparison import (
-    FORMATTERS,
     REUSED,
     AmountChange,
     Comparison,
@@ -22,7 +20,7 @@ from xlashard.pjit.report.model import (
 )
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.tables import line_text, operation_text, sharding_text, short_type
-from xlashard.wording import in_bytes
+from xlashard.wording import FORMATTERS, Limit, Unit, in_bytes
 
 type Facts[R] = Mapping[str, Callable[[R], str]]
 """Texts of a report, by name."""

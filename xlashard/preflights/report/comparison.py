@@ -10,7 +10,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.budgets import Limit, parse_limits
 from xlashard.hlo.collective_kinds import KINDS
 from xlashard.pjit.report.comparison import Comparison
 from xlashard.pjit.report.report_changes import (
@@ -38,7 +37,7 @@ from xlashard.preflights.render.report_text import (
 )
 from xlashard.preflights.report.preflight_model import PreflightFields, TrafficReport
 from xlashard.preflights.report.preflight_report import PreflightReport
-from xlashard.wording import in_amount, in_bytes, in_seconds
+from xlashard.wording import Limit, in_amount, in_bytes, in_seconds, parse_limits
 
 
 def compare(old: PreflightReport, new: PreflightReport) -> Comparison:

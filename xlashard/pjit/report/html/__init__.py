@@ -17,10 +17,9 @@ from typing import Any
 from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
-from xlashard.budgets import Unit
 from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
-from xlashard.pjit.report.comparison import FORMATTERS, Comparison
+from xlashard.pjit.report.comparison import Comparison
 from xlashard.pjit.report.model import CollectiveReport, ReplicationReport
 from xlashard.pjit.report.sections import cause_of, remedy_text, uneven_reason
 from xlashard.pjit.report.serde import SerializableReport
@@ -32,7 +31,15 @@ from xlashard.pjit.report.tables import (
     short_type,
     types_text,
 )
-from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds, printable
+from xlashard.wording import (
+    FORMATTERS,
+    Unit,
+    in_bytes,
+    in_flop,
+    in_percent,
+    in_seconds,
+    printable,
+)
 
 MOST_ROWS = 1000
 """Maximum number of table rows, which keeps browsers responsive."""
@@ -43,7 +50,7 @@ _BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
 
 @dataclass(frozen=True)
 class PageContents:
-    """PageContents of a page.
+    """Contents of a page.
 
     Attributes:
         title: Its title.
