@@ -24,19 +24,23 @@ from xlashard.pjit.report.model import (
     ValueReport,
 )
 from xlashard.pjit.report.sections import (
-    cause_text,
+    FINDINGS,
+    MOVES,
     collective_sums,
     donations_section,
     merged_collectives,
-    merged_moves,
-    repeated_section,
-    replications_section,
-    runs_text,
-    uneven_section,
     values_section,
 )
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, groups_text, head, listing, types_text
+from xlashard.pjit.report.tables import (
+    Page,
+    cause_text,
+    groups_text,
+    head,
+    listing,
+    runs_text,
+    types_text,
+)
 from xlashard.wording import in_bytes, in_flop, numbered, plain_text
 
 if TYPE_CHECKING:
@@ -109,15 +113,11 @@ class ProgramReport(SerializableReport):
         return tuple(sorted(totals, key=lambda t: -t.sent_bytes))
 
     def _sections(self, page: Page) -> Iterator[RenderableType | None]:
-        collectives, moves = self.collectives, self.moves
-        if not page.is_full:
-            collectives, moves = merged_collectives(collectives), merged_moves(moves)
         yield _head(self)
-        yield replications_section(self.replications, page)
-        yield uneven_section(self.uneven, page)
-        yield repeated_section(self.repeated, page)
-        yield _collectives(collectives, page)
-        yield _moves(moves, page)
+        for findings in FINDINGS:
+            yield findings.section(getattr(self, findings.field), page)
+        yield _collectives(self.collectives, page)
+        yield MOVES.section(self.moves, page)
         yield values_section("Arguments", self.inputs, page)
         yield values_section("Results", self.outputs, page)
         yield donations_section(self.donations, page)
@@ -143,19 +143,23 @@ class ProgramReport(SerializableReport):
 _MESSAGE_WIDTH = 110
 
 
+def _message_page() -> Page:
+    return Page(_MESSAGE_WIDTH, False)
+
+
 def collectives_text(collectives: Sequence[CollectiveReport]) -> str:
     """Format the table of collectives for a message; "" if there are none."""
-    return _section_text(_collectives(merged_collectives(collectives), Page(_MESSAGE_WIDTH, False)))
+    return _section_text(_collectives(collectives, _message_page()))
 
 
 def moves_text(moves: Sequence[MoveReport]) -> str:
     """Format the table of moved arguments for a message."""
-    return _section_text(_moves(merged_moves(moves), Page(_MESSAGE_WIDTH, False)))
+    return _section_text(MOVES.section(moves, _message_page()))
 
 
 def values_text(title: str, values: Sequence[ValueReport]) -> str:
     """Format the table of the largest arguments or results for a message."""
-    return _section_text(values_section(title, values, Page(_MESSAGE_WIDTH, False)))
+    return _section_text(values_section(title, values, _message_page()))
 
 
 def _section_text(section: RenderableType | None) -> str:
@@ -220,6 +224,8 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
 
 
 def _collectives(collectives: Sequence[CollectiveReport], page: Page) -> RenderableType | None:
+    if not page.is_full:
+        collectives = merged_collectives(collectives)
     return listing(
         page,
         ("Collectives", "what each device sends in one call"),
@@ -233,15 +239,4 @@ def _collectives(collectives: Sequence[CollectiveReport], page: Page) -> Rendera
             cause_text(c, page),
         ),
         lambda c: c.sent_bytes,
-    )
-
-
-def _moves(moves: Sequence[MoveReport], page: Page) -> RenderableType | None:
-    return listing(
-        page,
-        ("Moved before each call", "to all devices; device_put them once to save it"),
-        (">moves", "argument", "from → to"),
-        moves,
-        lambda m: (in_bytes(m.nbytes), page.path(m.path), f"{m.source} → {m.target}"),
-        lambda m: m.nbytes,
     )

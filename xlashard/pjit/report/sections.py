@@ -1,9 +1,12 @@
 """Sections that program reports and preflight reports share, with similar rows merged."""
 
 import re
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from string import Formatter
+from typing import Any, Literal
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -14,7 +17,6 @@ from xlashard.pjit.report.model import (
     MoveReport,
     RepeatedReport,
     ReplicationReport,
-    SourceLine,
     UnevenReport,
     ValueReport,
 )
@@ -30,7 +32,7 @@ from xlashard.pjit.report.tables import (
     short_type,
     table,
 )
-from xlashard.wording import in_bytes, in_flop, in_percent
+from xlashard.wording import FORMATTERS, Unit, in_bytes
 
 _COLLECTIVE_SUMS = (
     "count",
@@ -124,35 +126,6 @@ def _path(paths: Sequence[str], *, count: bool = True) -> str:
     return f"{text} ({len(paths)})" if count and text else text
 
 
-def runs_text(c: CollectiveReport) -> str:
-    """Format the number of executions, if it is not a certain 1."""
-    times = f" ×{c.times}" if c.times > 1 else ""
-    return f"{times}{'' if c.times_known else ' ×?'}{' in a branch' if c.conditional else ''}"
-
-
-def cause_text(c: CollectiveReport, page: Page) -> Text:
-    """Format the line and operation of a collective, or of the consumer of a gather."""
-    name, source = cause_of(c)
-    if c.argument:
-        return Text.assemble(place_text(source), page.path(c.argument))
-    return Text.assemble(place_text(source), (operation_text(name) or "unknown to XLA", "dim"))
-
-
-def cause_of(c: CollectiveReport) -> tuple[str, SourceLine | None]:
-    """Return the operation of a collective and its line; for an all-gather its consumer."""
-    gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
-    if c.needed_by and (gathers or c.source is None):
-        return c.needed_by, c.needed_by_source
-    return c.op_name, c.source
-
-
-def place_text(source: SourceLine | None) -> Text:
-    """Format a line and a space, bold in a file of the user; empty if unknown."""
-    if source is None:
-        return Text()
-    return Text.assemble((line_text(source), "bold" if source.in_user_file else ""), " ")
-
-
 def values_section(title: str, values: Sequence[ValueReport], page: Page) -> RenderableType | None:
     """Return the table of the largest arguments or results with their shardings."""
     if not values:
@@ -222,25 +195,93 @@ def _donation_text(d: DonationReport, page: Page) -> Text:
     return Text.assemble("could be donated to ", page.path(d.result))
 
 
-def replications_section(
-    replications: Sequence[ReplicationReport], page: Page
-) -> RenderableType | None:
-    """Return the table of values with more copies than requested."""
-    return listing(
-        page,
-        ("Replicated silently", "bytes that each device holds or gathers without a request"),
-        (">wastes", "value", "why"),
-        replications,
-        lambda r: (
-            in_bytes(r.wasted_bytes),
-            Text.assemble(page.path(r.path), " as ", r.spec),
-            _why(r),
-        ),
-        lambda r: r.wasted_bytes,
-    )
+type Style = Unit | Literal["path", "code", "words", "line"]
+"""Style of a cell: an amount; a path or other text of the user's program; words; a source line."""
 
 
-def _why(r: ReplicationReport) -> str:
+@dataclass(frozen=True)
+class Column[T]:
+    """Column of a table of findings.
+
+    Attributes:
+        name: Its name, with ">" before that of a number.
+        value: Returns the value of a finding, to show, to sort and to search by.
+        style: Style of its cells.
+        tip: Tooltip of its head on a page.
+    """
+
+    name: str
+    value: Callable[[T], Any]
+    style: Style = "words"
+    tip: str = ""
+
+    def text(self, finding: T, page: Page) -> str | Text:
+        """Return a cell for a terminal; that of a known line ends with a colon."""
+        value = self.value(finding)
+        if self.style == "path":
+            return page.path(value)
+        if self.style == "line":
+            return "" if value is None else f"{line_text(value)}: "
+        return value if self.style in ("code", "words") else FORMATTERS[self.style](value)
+
+
+@dataclass(frozen=True)
+class Findings[T]:
+    """Section of a report that lists findings, printed and on a page.
+
+    Attributes:
+        field: The field of reports that holds the findings; those without it lack the section.
+        title: Its title.
+        note: Words beside the title in a terminal.
+        summary: Words beside the title on a page, with `{count}` and `{total}` of the findings.
+        columns: Columns of the table on a page; the first one of numbers is summed up.
+        printed: Columns of the table in a terminal: by heading the cell, in which `{name}` stands
+            for a column of `columns`.
+        merged: Merges similar findings, where a terminal shows the largest only.
+    """
+
+    field: str
+    title: str
+    note: str
+    summary: str
+    columns: tuple[Column[T], ...]
+    printed: Mapping[str, str]
+    merged: Callable[[Sequence[T]], Sequence[T]] | None = None
+
+    def section(self, found: Sequence[T], page: Page) -> RenderableType | None:
+        """Return the section of a printed report; None without findings."""
+        if self.merged is not None and not page.is_full:
+            found = self.merged(found)
+        heading, columns = (self.title, self.note), list(self.printed)
+        return listing(page, heading, columns, found, partial(self._row, page), *self._amount)
+
+    def summarize(self, found: Sequence[T]) -> str:
+        """Return the words beside the title on a page."""
+        amount, shown = self._amount
+        return self.summary.format(count=f"{len(found):,}", total=shown(sum(map(amount, found))))
+
+    @property
+    def _amount(self) -> tuple[Callable[[T], Any], Callable[[float], str]]:
+        """Return the value and the formatter of the column that is summed up."""
+        return next(
+            (column.value, FORMATTERS[column.style])
+            for column in self.columns
+            if column.style not in ("path", "code", "words", "line")
+        )
+
+    def _row(self, page: Page, finding: T) -> list[Text]:
+        cells = {c.name.removeprefix(">"): c.text(finding, page) for c in self.columns}
+        return [_filled(cell, cells) for cell in self.printed.values()]
+
+
+def _filled(template: str, cells: Mapping[str, str | Text]) -> Text:
+    """Return a template with a cell in place of each `{name}`."""
+    parts = Formatter().parse(template)
+    filled = ((text, cells[name] if name else "") for text, name, _, _ in parts)
+    return Text.assemble(*chain.from_iterable(filled))
+
+
+def _replication_reason(r: ReplicationReport) -> str:
     axes, dims = ", ".join(r.axes), ", ".join(map(str, r.dims))
     what = f"dimension{'s' if len(r.dims) != 1 else ''} {dims}"
     match r.kind:
@@ -255,26 +296,7 @@ def _why(r: ReplicationReport) -> str:
             return f"unspecified; {axes}, which shards an argument, could shard {what}"
 
 
-def uneven_section(uneven: Sequence[UnevenReport], page: Page) -> RenderableType | None:
-    """Return the table of dimensions that do not divide."""
-    return listing(
-        page,
-        (
-            "Constraints that do not divide",
-            "XLA pads them; pad_to_mesh pads first",
-        ),
-        (">padding", "value", "why"),
-        uneven,
-        lambda u: (
-            in_bytes(u.padding_bytes),
-            f"{u.type} as {u.spec}",
-            f"{'' if u.source is None else line_text(u.source) + ': '}{uneven_reason(u)}",
-        ),
-        lambda u: u.padding_bytes,
-    )
-
-
-def uneven_reason(u: UnevenReport) -> str:
+def _uneven_reason(u: UnevenReport) -> str:
     """Format the dimension, its tiles, and what became of a result."""
     along = f" along {', '.join(u.axes)}" if u.axes else ""
     empty = f", {u.empty_shards} of padding alone" if u.empty_shards else ""
@@ -283,29 +305,94 @@ def uneven_reason(u: UnevenReport) -> str:
     return f"dimension {u.dim} of {u.size} padded to {u.padded_size}, {tiles}{result}"
 
 
-def repeated_section(repeated: Sequence[RepeatedReport], page: Page) -> RenderableType | None:
-    """Return the table of products that every device computes whole."""
-    return listing(
-        page,
-        ("Repeated by every device", "products of whole operands, and the argument to shard"),
-        (">each device", ">share", "what", "of", "remedy"),
-        repeated,
-        lambda r: (
-            in_flop(r.flops),
-            in_percent(r.share),
-            f"{r.operation}{f' ×{r.times}' if r.times > 1 else ''}",
-            f"{' · '.join(r.operands)}",
-            f"{'' if r.source is None else line_text(r.source) + ': '}{remedy_text(r)}",
-        ),
-        lambda r: r.flops,
-        in_flop,
-    )
+def _operation(r: RepeatedReport) -> str:
+    return f"{r.operation} ×{r.times}" if r.times > 1 else r.operation
 
 
-def remedy_text(r: RepeatedReport) -> str:
+def _remedy(r: RepeatedReport) -> str:
     """Format what to shard, so that devices share the work."""
     if r.argument:
         return f"shard {r.argument} as {r.spec}"
     if r.constraint is not None:
         return f"shard the constraint at {line_text(r.constraint)}"
     return "constrain an operand inside of the function"
+
+
+FINDINGS: tuple[Findings[Any], ...] = (
+    Findings[ReplicationReport](
+        field="replications",
+        title="Replicated silently",
+        note="bytes that each device holds or gathers without a request",
+        summary="{count}, {total} on each device beyond the specification",
+        columns=(
+            Column("value", lambda r: r.path, "path"),
+            Column("sharding", lambda r: r.spec, "code"),
+            Column(
+                ">wasted",
+                lambda r: r.wasted_bytes,
+                "bytes",
+                "Extra bytes on a device, compared with sharding over its axes",
+            ),
+            Column("why", _replication_reason),
+            Column("line", lambda r: r.source, "line"),
+        ),
+        printed={">wastes": "{wasted}", "value": "{value} as {sharding}", "why": "{why}"},
+    ),
+    Findings[UnevenReport](
+        field="uneven",
+        title="Constraints that do not divide",
+        note="XLA pads them; pad_to_mesh pads first",
+        summary="{count}, padded by XLA inside of the program",
+        columns=(
+            Column("value", lambda u: u.type, "code"),
+            Column("sharding", lambda u: u.spec, "code"),
+            Column(
+                ">padding",
+                lambda u: u.padding_bytes,
+                "bytes",
+                "Bytes of padding in one copy of the value",
+            ),
+            Column("why", _uneven_reason),
+            Column("line", lambda u: u.source, "line"),
+        ),
+        printed={">padding": "{padding}", "value": "{value} as {sharding}", "why": "{line}{why}"},
+    ),
+    Findings[RepeatedReport](
+        field="repeated",
+        title="Repeated by every device",
+        note="products of whole operands, and the argument to shard",
+        summary="{count}, {total} on each device",
+        columns=(
+            Column("operation", _operation, "code"),
+            Column("operands", lambda r: " · ".join(r.operands), "code"),
+            Column(">FLOP", lambda r: r.flops, "flop", "On each device, all executions"),
+            Column(">share", lambda r: r.share, "part", "Of the products on a device"),
+            Column("remedy", _remedy),
+            Column("line", lambda r: r.source, "line"),
+        ),
+        printed={
+            ">each device": "{FLOP}",
+            ">share": "{share}",
+            "what": "{operation}",
+            "of": "{operands}",
+            "remedy": "{line}{remedy}",
+        },
+    ),
+)
+"""Sections of what a program does without a request, of `explain` and of a preflight."""
+
+MOVES = Findings[MoveReport](
+    field="moves",
+    title="Moved before each call",
+    note="to all devices; device_put them once to save it",
+    summary="device_put these arguments once to save it.",
+    columns=(
+        Column("argument", lambda m: m.path, "path"),
+        Column(">moves", lambda m: m.nbytes, "bytes", "To all devices"),
+        Column("from", lambda m: m.source, "code"),
+        Column("to", lambda m: m.target, "code"),
+    ),
+    printed={">moves": "{moves}", "argument": "{argument}", "from → to": "{from} → {to}"},
+    merged=merged_moves,
+)
+"""Section of the arguments that are resharded or uploaded before each call."""

@@ -189,6 +189,35 @@ class Page:
         return [Text(path, style="green") for path in short]
 
 
+def runs_text(c: CollectiveReport) -> str:
+    """Format the number of executions, if it is not a certain 1."""
+    times = f" ×{c.times}" if c.times > 1 else ""
+    return f"{times}{'' if c.times_known else ' ×?'}{' in a branch' if c.conditional else ''}"
+
+
+def cause_text(c: CollectiveReport, page: Page) -> Text:
+    """Format the line and operation of a collective, or of the consumer of a gather."""
+    name, source = cause_of(c)
+    if c.argument:
+        return Text.assemble(place_text(source), page.path(c.argument))
+    return Text.assemble(place_text(source), (operation_text(name) or "unknown to XLA", "dim"))
+
+
+def cause_of(c: CollectiveReport) -> tuple[str, SourceLine | None]:
+    """Return the operation of a collective and its line; for an all-gather its consumer."""
+    gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
+    if c.needed_by and (gathers or c.source is None):
+        return c.needed_by, c.needed_by_source
+    return c.op_name, c.source
+
+
+def place_text(source: SourceLine | None) -> Text:
+    """Format a line and a space, bold in a file of the user; empty if unknown."""
+    if source is None:
+        return Text()
+    return Text.assemble((line_text(source), "bold" if source.in_user_file else ""), " ")
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
     """Return a table; a column whose name begins with `>` is right-aligned and not wrapped."""
     table = Table(

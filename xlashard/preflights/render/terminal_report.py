@@ -8,23 +8,21 @@ from rich.text import Text
 
 from xlashard.pjit.report.model import SourceLine, ValueReport
 from xlashard.pjit.report.sections import (
-    cause_text,
+    FINDINGS,
     donations_section,
     merged_values,
-    place_text,
-    repeated_section,
-    replications_section,
-    runs_text,
-    uneven_section,
     values_section,
 )
 from xlashard.pjit.report.tables import (
     WIDE,
     Page,
+    cause_text,
     groups_text,
     head,
     listing,
     operation_text,
+    place_text,
+    runs_text,
     section,
     sharding_text,
     short_type,
@@ -68,9 +66,8 @@ def preflight_sections(report: PreflightFields, page: Page) -> Iterator[Renderab
     yield _spills(report.spills, page)
     yield _collectives(report, page)
     yield _unasked(report.traffic, page)
-    yield replications_section(report.replications, page)
-    yield uneven_section(report.uneven, page)
-    yield repeated_section(report.repeated, page)
+    for findings in FINDINGS:
+        yield findings.section(getattr(report, findings.field, ()), page)
     yield _replicated(report, page)
     yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
     yield _results(report, page)

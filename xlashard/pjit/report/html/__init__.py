@@ -20,10 +20,11 @@ from markupsafe import Markup, escape
 from xlashard.errors import ArgumentError
 from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.comparison import Comparison
-from xlashard.pjit.report.model import CollectiveReport, ReplicationReport
-from xlashard.pjit.report.sections import cause_of, remedy_text, uneven_reason
+from xlashard.pjit.report.model import CollectiveReport
+from xlashard.pjit.report.sections import FINDINGS, MOVES
 from xlashard.pjit.report.serde import SerializableReport
 from xlashard.pjit.report.tables import (
+    cause_of,
     decided_text,
     groups_text,
     line_text,
@@ -167,7 +168,7 @@ def report_environment(*packages: str) -> Environment:
             printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
     )
-    made.globals["MOST_ROWS"] = MOST_ROWS
+    made.globals.update(FINDINGS=FINDINGS, MOST_ROWS=MOST_ROWS, MOVES=MOVES)
     made.filters.update(
         amount=_amount,
         axes=axes_of,
@@ -181,13 +182,10 @@ def report_environment(*packages: str) -> Environment:
         operation=operation_text,
         percent=in_percent,
         ratio=_ratio,
-        remedy=remedy_text,
-        replication_reason=_replication_reason,
         seconds=in_seconds,
         short_type=short_type,
         text=user_text,
         types=types_text,
-        uneven_reason=uneven_reason,
     )
     return made
 
@@ -235,16 +233,3 @@ def filter_choices(collectives: Sequence[CollectiveReport]) -> dict[str, list[st
         "kind": sorted({c.kind for c in collectives}),
         "axis": sorted({axis for c in collectives for axis in axes_of(c)}),
     }
-
-
-def _replication_reason(replication: ReplicationReport) -> str:
-    axes = " and ".join(replication.axes)
-    dims = (
-        f"dimension{'s' * (len(replication.dims) > 1)} {' and '.join(map(str, replication.dims))}"
-    )
-    return {
-        "argument": f"no sharding, and the partitioner did not shard {dims}",
-        "result": f"unspecified, and replicated along {axes}",
-        "open dimension": f"the partitioner did not shard {dims}",
-        "constraint": f"the constraint unshards {dims}: gathered along {axes}",
-    }[replication.kind]
