@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xlashard.hlo.buffers import Allocation, BufferValue, buffers_at_peak
 from xlashard.hlo.hlo_program import read
 from xlashard.hlo.shapes import Shape
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.memory_breakdown import describe_temporaries
 
 NOWHERE = SourceLocator("", "")

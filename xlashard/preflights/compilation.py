@@ -20,8 +20,7 @@ from xlashard.hlo.collectives import Collective
 from xlashard.hlo.hlo_program import HloProgram, multislice_collectives, read, read_executable
 from xlashard.hlo.proto_reader import buffers_of
 from xlashard.pjit.report.explain import explained_executable
-from xlashard.pjit.report.facts import compiled_facts, facts_from_hlo
-from xlashard.pjit.report.program_values import ExplainedProgram
+from xlashard.pjit.report.explained_program import ExplainedProgram, compiled_facts, facts_from_hlo
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.pjit.stages.traced import Lowered
 from xlashard.processes.dump_folder import temporary_dump_folder
@@ -277,7 +276,7 @@ def _program(
         placement = lowered._request.placement
         facts = facts_from_hlo(lowered._program, lowered._signature, placement, module)
     if not forgotten:
-        return ExplainedProgram.of_call(call, facts)
+        return ExplainedProgram(lowered._info, facts, call)
     source = call.traced.jaxpr.debug_info.func_src_info
     return ExplainedProgram(lowered._info, facts, source=source, forgotten=forgotten)
 

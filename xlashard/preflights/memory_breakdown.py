@@ -22,9 +22,9 @@ from xlashard.hlo.buffers import Allocation, BufferValue, PeakBuffer, ShapeIndex
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, HloModule
 from xlashard.hlo.shapes import HBM, HOST
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.descriptions import describe_inputs, describe_outputs
+from xlashard.pjit.report.explained_program import ExplainedProgram, SourceLocator
 from xlashard.pjit.report.model import ValueReport
-from xlashard.pjit.report.program_values import ExplainedProgram, describe_inputs, describe_outputs
 from xlashard.preflights.attribution.hlo_dataflow import ValueOwners
 from xlashard.preflights.compilation import Compilation
 from xlashard.preflights.report.preflight_model import (

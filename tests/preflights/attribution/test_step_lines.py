@@ -10,7 +10,7 @@ from xlashard.costs.schedule import walk_schedule
 from xlashard.geometry import MeshGrid
 from xlashard.hlo import read
 from xlashard.hlo.buffers import Allocation, BufferValue, bytes_in_use
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.attribution.step_lines import StepLines
 from xlashard.preflights.report.step_model import FoldedTimeline
 

@@ -3,7 +3,7 @@
 import pytest
 
 from xlashard.hlo import read
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.attribution.vmem_spill import SpillFinder
 from xlashard.preflights.report.step_model import SpillReport
 from xlashard.tpu import topology

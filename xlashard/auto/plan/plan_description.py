@@ -29,7 +29,7 @@ from xlashard.auto.rules.op_rules import op_rule
 from xlashard.errors import counted
 from xlashard.hlo.collectives import along_text
 from xlashard.hlo.module import Frame
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.memory_breakdown import describe_temporaries
 from xlashard.sharding import NamedSharding, PartitionSpec
 from xlashard.wording import typed

@@ -20,17 +20,16 @@ from xlashard.geometry import MeshGrid
 from xlashard.hlo.hlo_program import multislice_collectives, read_modules
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
-from xlashard.pjit.report.communication import describe_collectives
-from xlashard.pjit.report.facts import CompiledFacts, compiled_facts
-from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
-from xlashard.pjit.report.program_report import ProgramReport
-from xlashard.pjit.report.program_values import (
-    ExplainedProgram,
+from xlashard.pjit.report.descriptions import (
+    describe_collectives,
     describe_donations,
     describe_inputs,
     describe_moves,
     describe_outputs,
 )
+from xlashard.pjit.report.explained_program import CompiledFacts, ExplainedProgram, compiled_facts
+from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
+from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.repeated import describe_repeated
 from xlashard.pjit.report.replication import describe_replications, describe_uneven
 from xlashard.pjit.shardings.automatic import planned_call
@@ -140,7 +139,8 @@ def _from_stage(lowered: Lowered) -> ExplainedProgram:
 
 
 def _from_request(function: Function, call: Call, request: LoweringRequest) -> ExplainedProgram:
-    return ExplainedProgram.of_call(call, compiled_facts(function.compile(call, request)))
+    facts = compiled_facts(function.compile(call, request))
+    return ExplainedProgram(StageInfo.of(call), facts, call)
 
 
 def _report(program: ExplainedProgram) -> ProgramReport:

@@ -17,9 +17,8 @@ from xlashard._jax.trace.origins import (
 )
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
 from xlashard.pjit.report.model import RepeatedReport, SourceLine
-from xlashard.pjit.report.program_values import ExplainedProgram, ProgramValue
 from xlashard.pjit.report.replication import CONSTRAINTS
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.wording import typed

@@ -11,14 +11,9 @@ from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Frame
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.descriptions import decided_by, spec_text
+from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
 from xlashard.pjit.report.model import ReplicationKind, ReplicationReport, UnevenReport
-from xlashard.pjit.report.program_values import (
-    ExplainedProgram,
-    ProgramValue,
-    decided_by,
-    spec_text,
-)
 from xlashard.pjit.shardings import uneven as settings
 from xlashard.pjit.shardings.uneven import CONSTRAINT, UnevenConstraint, uneven_constraints
 from xlashard.program.annotate import is_open

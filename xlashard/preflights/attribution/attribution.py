@@ -14,7 +14,8 @@ from xlashard.costs.targets import network_for
 from xlashard.geometry import MeshGrid
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.hlo.collectives import Collective
-from xlashard.pjit.report.communication import SourceLocator, describe_collective, with_totals
+from xlashard.pjit.report.descriptions import describe_collective, with_totals
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.preflights.attribution.collective_context import (
     PRODUCTS,

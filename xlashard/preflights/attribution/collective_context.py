@@ -13,7 +13,7 @@ from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.hlo.call_graph import makers
 from xlashard.hlo.collectives import Collective
 from xlashard.hlo.module import Computation, Frame, Instruction
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.attribution.hlo_dataflow import HloDataflow
 from xlashard.preflights.attribution.value_shardings import (
     Axes,

@@ -15,7 +15,7 @@ from xlashard.hlo.collectives import Collective, along_text
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Frame, Instruction
 from xlashard.hlo.shapes import HBM
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.pjit.report.model import SourceLine
 from xlashard.pjit.report.tables import operation_text
 from xlashard.preflights.attribution.hlo_dataflow import ValueOwners

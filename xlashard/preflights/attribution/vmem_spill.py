@@ -10,7 +10,7 @@ from xlashard.hardware.chip import MIB
 from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Instruction
 from xlashard.hlo.shapes import HBM, Shape
-from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.report.step_model import SpillReport
 from xlashard.tpu.generations import Generation
 

@@ -12,13 +12,9 @@ from xlashard.costs.kernel_costs import KernelCost
 from xlashard.gpu.topologies import GpuTopology
 from xlashard.hardware.base_topology import BaseTopology, axis_links
 from xlashard.hardware.chip import Chip
+from xlashard.pjit.report.descriptions import describe_donations, describe_inputs, describe_outputs
+from xlashard.pjit.report.explained_program import ExplainedProgram
 from xlashard.pjit.report.model import ValueReport
-from xlashard.pjit.report.program_values import (
-    ExplainedProgram,
-    describe_donations,
-    describe_inputs,
-    describe_outputs,
-)
 from xlashard.pjit.report.repeated import describe_repeated
 from xlashard.pjit.report.replication import (
     describe_replications,
