@@ -2,8 +2,11 @@
 
 Every reader of such a document goes through this module, so that any content ends in a ValueError
 and never in a RecursionError, nor in the memory of the whole machine.
+
+The JSON of dataclasses, and its schema, follow from their annotations and docstrings.
 """
 
+import inspect
 import json
 import os
 import re
@@ -14,7 +17,12 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from xlashard.errors import ArgumentError
+from xlashard.lazily import dataclass
 from xlashard.wording import in_bytes
+
+type Schema = dict[str, Any]
+"""A JSON Schema, as parsed JSON."""
 
 LARGEST = 64 << 20
 """Bytes of a document at most, unless its reader allows fewer."""
@@ -190,3 +198,150 @@ def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
         decode(kind, item, f"{path}[{index}]")
         for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
     )
+
+
+@dataclass(frozen=True)
+class ReportFormat:
+    """JSON format of one kind of report.
+
+    Attributes:
+        noun: Name of the kind in messages: `program report`.
+        version: Version of the format. It grows when a field changes its meaning or is removed.
+        producer: Code that writes such a report.
+    """
+
+    noun: str
+    version: int
+    producer: str
+
+    def to_dict(self, report: Any) -> dict[str, Any]:
+        """Convert a report to dicts, lists, strings and numbers, with the version as `format`."""
+        return {"format": self.version, **json.loads(json.dumps(asdict(report)))}
+
+    def read[T](self, kind: type[T], text: str) -> T:
+        """Read a report from its JSON.
+
+        Unknown fields are ignored, and missing fields with a default get it: both come from
+        versions of xlashard that write the same format.
+
+        Raises:
+            ArgumentError: If the text is not JSON, of another format, or of another shape.
+        """
+        try:
+            content = parse_json(text)
+        except ValueError as error:
+            raise ArgumentError(
+                f"the text is not a {self.noun}: invalid JSON: {error}. Write it with "
+                f"{self.producer}"
+            ) from None
+        version = content.get("format") if isinstance(content, dict) else None
+        if version is None:
+            raise ArgumentError(
+                f"the JSON is not a {self.noun}: it has no format. Write it with {self.producer}"
+            )
+        if version != self.version:
+            raise ArgumentError(
+                f"the text is a {self.noun} of format {version}, but this version of xlashard "
+                f"reads format {self.version}: write it again with {self.producer}"
+            )
+        try:
+            return decode(kind, content)
+        except ValueError as error:
+            raise ArgumentError(
+                f"the text is not a {self.noun}: {error}. Write it again with {self.producer}"
+            ) from None
+
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def report_schema(kind: type, noun: str, version: int) -> Schema:
+    """Return the JSON Schema (draft 2020-12) of a kind of report.
+
+    Args:
+        kind: The dataclass of the report. Its docstring describes each attribute.
+        noun: Name of the kind: `program report`.
+        version: Version of its JSON format.
+    """
+    defined: dict[str, Schema] = {}
+    report = _object_schema(kind, defined)
+    properties = {
+        "format": {"const": version, "description": "Number of the format."},
+        **report["properties"],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:xlashard:{noun.split()[0]}:{version}",
+        "title": noun.capitalize(),
+        "description": report["description"],
+        "type": "object",
+        "properties": properties,
+        "required": ["format", *report["required"]],
+        "$defs": dict(sorted(defined.items())),
+    }
+
+
+def _object_schema(kind: Any, defined: dict[str, Schema]) -> Schema:
+    """Return the schema of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    descriptions = attribute_texts(kind)
+    properties = {
+        f.name: {**_schema_of(hints[f.name], defined), "description": descriptions[f.name]}
+        for f in fields(kind)
+    }
+    required = [f.name for f in fields(kind) if f.default is MISSING]
+    first = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
+    return {
+        "type": "object",
+        "description": " ".join(first.split()),
+        "properties": properties,
+        "required": required,
+    }
+
+
+def _schema_of(kind: Any, defined: dict[str, Schema]) -> Schema:
+    """Return the schema of an annotation."""
+    if isinstance(kind, typing.TypeAliasType):
+        return _schema_of(kind.__value__, defined)
+    if is_dataclass(kind):
+        name = typing.cast("type", kind).__name__
+        if name not in defined:
+            defined[name] = _object_schema(kind, defined)
+        return {"$ref": f"#/$defs/{name}"}
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return {
+            "anyOf": [
+                {"type": "null"} if a is types.NoneType else _schema_of(a, defined)
+                for a in arguments
+            ]
+        }
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin is not tuple:
+        return {"type": _JSON_TYPES[kind]}
+    if arguments[-1] is Ellipsis:
+        return {"type": "array", "items": _schema_of(arguments[0], defined)}
+    return {
+        "type": "array",
+        "prefixItems": [_schema_of(a, defined) for a in arguments],
+        "items": False,
+        "minItems": len(arguments),
+    }
+
+
+def attribute_texts(kind: type) -> dict[str, str]:
+    """Return the documentation of each attribute in a class docstring."""
+    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    texts: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith("    "):
+            break
+        start = re.match(r"    (\w+): (.*)", line)
+        if start is not None:
+            name = start[1]
+            texts[name] = start[2]
+        elif line.strip():
+            texts[name] += f" {line.strip()}"
+    return texts

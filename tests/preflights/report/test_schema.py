@@ -10,8 +10,8 @@ import pytest
 
 from tests.goldens import check_golden
 from tests.preflights.examples import ALL, FITTING
+from xlashard.documents import attribute_texts
 from xlashard.pjit.report import model as program_model
-from xlashard.pjit.report.serde import attribute_texts
 from xlashard.preflights.report import preflight_model, pricing, step_model
 from xlashard.preflights.report.preflight_report import PreflightReport, make_schema
 

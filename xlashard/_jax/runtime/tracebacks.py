@@ -82,7 +82,7 @@ def attempt(fun: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]
 _ROOMS = (
     *("_jax", "array", "auto", "cloud", "commands", "costs", "geometry", "gpu", "hardware", "hlo"),
     *("legacy", "multihost", "numpy", "pictures", "pjit", "preflights", "processes", "program"),
-    *("sharding", "testing", "tpu", "wording.py"),
+    *("sharding", "testing", "tpu", "documents.py", "wording.py"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[2] / room) for room in _ROOMS)
 """Folders of this package whose frames are hidden."""

@@ -18,14 +18,14 @@ from xlashard.auto.plan.plan_text import plan_code, plan_sections
 from xlashard.auto.plan.planned_function import PlannedProgram, planned
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.auto.proof import call_with_layout
+from xlashard.documents import ReportFormat
 from xlashard.errors import ArgumentError, ProgramTooLargeError
 from xlashard.pjit.report.html import (
     PageContents,
     render_page,
     report_environment,
 )
-from xlashard.pjit.report.serde import ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page
+from xlashard.pjit.report.tables import Page, SerializableReport
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.wording import in_bytes, in_seconds

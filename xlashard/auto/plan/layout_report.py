@@ -9,9 +9,9 @@ from rich.text import Text
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_model import Outcome
 from xlashard.auto.plan.plan_text import COLOURS, plan_sections, plan_summary
+from xlashard.documents import ReportFormat
 from xlashard.pjit.report.html import PageContents, render_page
-from xlashard.pjit.report.serde import ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, section, table
+from xlashard.pjit.report.tables import Page, SerializableReport, section, table
 from xlashard.preflights.render.html import environment
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.wording import in_amount, in_bytes, in_seconds

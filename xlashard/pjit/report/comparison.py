@@ -9,8 +9,7 @@ from typing import Any, Literal
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.pjit.report.serde import PrintableReport
-from xlashard.pjit.report.tables import WIDE, Page, section, table
+from xlashard.pjit.report.tables import WIDE, Page, PrintableReport, section, table
 from xlashard.wording import FORMATTERS, Unit, in_bytes, in_seconds, printable
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.documents import ReportFormat
 from xlashard.errors import counted
 from xlashard.hlo.collective_kinds import CollectiveKind
 from xlashard.hlo.collectives import CollectiveTotal
@@ -31,9 +32,9 @@ from xlashard.pjit.report.sections import (
     merged_collectives,
     values_section,
 )
-from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import (
     Page,
+    SerializableReport,
     cause_text,
     groups_text,
     head,

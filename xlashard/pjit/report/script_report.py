@@ -8,13 +8,19 @@ from typing import Literal
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.documents import ReportFormat
 from xlashard.errors import XlashardError, counted
 from xlashard.pjit.report.comparison import Comparison, markdown_text
 from xlashard.pjit.report.explain import explain
 from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.report_changes import compare_programs
-from xlashard.pjit.report.serde import PrintableReport, ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, decided_text, listing
+from xlashard.pjit.report.tables import (
+    Page,
+    PrintableReport,
+    SerializableReport,
+    decided_text,
+    listing,
+)
 from xlashard.pjit.stages.recorded import RecordedProgram
 from xlashard.wording import in_bytes
 

@@ -1,16 +1,22 @@
-"""Tables and headings of a report, fitted to the width of the console, and the text of cells."""
+"""Printed reports: their tables and headings, fitted to the console, and the text of cells."""
 
+import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard.documents import ReportFormat, Schema, report_schema
 from xlashard.pjit.report.model import CollectiveReport, SourceLine, ValueReport
-from xlashard.wording import in_bytes, typed
+from xlashard.wording import Escaped, in_bytes, plain_text, typed
 
 _LONGEST_FILE = 28
 """Longer paths of files are cut to their last two parts; in characters."""
@@ -288,3 +294,86 @@ def section(title: str, note: str, body: RenderableType | None, rest: str = "") 
     if rest:
         parts.append(Text(f"  {rest}", style="dim"))
     return Group(*parts)
+
+
+class PrintableReport(ABC):
+    """Report that `print`, rich's `print` and its own `print` show."""
+
+    _print_all: ClassVar[str] = "report.print(all=True)"
+
+    @abstractmethod
+    def _sections(self, page: Page) -> Iterable[RenderableType | None]:
+        """Yield the sections of the printed report, fitted to a page; None is skipped."""
+
+    def renderable(self, *, all: bool = False, print_all: str = "") -> RenderableType:
+        """Return the report as a value that rich prints.
+
+        Args:
+            all: Show every row, instead of the first few and a sum of the rest.
+            print_all: Code or flag that shows every row; `report.print(all=True)` if empty.
+        """
+        return Escaped(_Sections(self, all, print_all or self._print_all))
+
+    def print(self, *, all: bool = False, console: Console | None = None) -> None:
+        """Print the report.
+
+        Args:
+            all: Show every row, instead of the first few and a sum of the rest.
+            console: The console; standard output if None.
+        """
+        (console or Console()).print(self.renderable(all=all))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.renderable()
+
+    def __str__(self) -> str:
+        return plain_text(self.renderable())
+
+
+@dataclass(frozen=True, eq=False)
+class _Sections:
+    """Rich renderable of a report's sections."""
+
+    report: PrintableReport
+    is_full: bool
+    print_all: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = Page(options.max_width, self.is_full, self.print_all)
+        return (part for part in self.report._sections(page) if part is not None)
+
+
+class SerializableReport(PrintableReport):
+    """Report that is a frozen dataclass with a JSON format."""
+
+    _format: ClassVar[ReportFormat]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the report to dicts, lists, strings and numbers, with its format's version."""
+        return self._format.to_dict(self)
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Write the report as JSON, with its format's version.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def json_schema(cls) -> Schema:
+        """Return the JSON Schema (draft 2020-12) of what `to_json` writes."""
+        return report_schema(cls, cls._format.noun, cls._format.version)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a report that `to_json` wrote.
+
+        Args:
+            text: The JSON.
+
+        Raises:
+            ArgumentError: If the text is not JSON, of another format, or of another shape.
+        """
+        with short_tracebacks:
+            return cls._format.read(cls, text)

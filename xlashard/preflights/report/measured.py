@@ -20,8 +20,15 @@ from xlashard.documents import read_toml
 from xlashard.errors import ArgumentError, counted
 from xlashard.hardware.chip import Chip
 from xlashard.hlo.collective_kinds import REDUCING_KINDS
-from xlashard.pjit.report.serde import PrintableReport
-from xlashard.pjit.report.tables import Page, head, line_text, operation_text, section, table
+from xlashard.pjit.report.tables import (
+    Page,
+    PrintableReport,
+    head,
+    line_text,
+    operation_text,
+    section,
+    table,
+)
 from xlashard.preflights.render.report_text import error_text, words_of
 from xlashard.preflights.report.preflight_model import PreflightFields, TopologyReport
 from xlashard.preflights.report.profile_reader import MeasuredOperation, Profile, read_profile

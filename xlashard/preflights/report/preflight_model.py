@@ -7,6 +7,7 @@ field states otherwise.
 from dataclasses import dataclass
 from typing import Literal
 
+from xlashard.documents import ReportFormat
 from xlashard.hardware.chip import Links
 from xlashard.pjit.report.model import (
     CollectiveReport,
@@ -17,7 +18,6 @@ from xlashard.pjit.report.model import (
     UnevenReport,
     ValueReport,
 )
-from xlashard.pjit.report.serde import ReportFormat
 from xlashard.preflights.report.pricing import PriceReport, ThroughputReport
 from xlashard.preflights.report.step_model import LineTime, SpillReport, Timeline
 

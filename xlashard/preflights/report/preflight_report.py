@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
-from xlashard.pjit.report.serde import Schema, SerializableReport
-from xlashard.pjit.report.tables import Page
+from xlashard.documents import Schema
+from xlashard.pjit.report.tables import Page, SerializableReport
 from xlashard.preflights.render.html import fragment, page
 from xlashard.preflights.render.report_text import topology_text
 from xlashard.preflights.render.step_timeline import trace_of

@@ -12,10 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from xlashard.documents import read_text
+from xlashard.documents import ReportFormat, read_text
 from xlashard.errors import ArgumentError, counted
-from xlashard.pjit.report.serde import ReportFormat, SerializableReport
-from xlashard.pjit.report.tables import Page, head, section, table
+from xlashard.pjit.report.tables import Page, SerializableReport, head, section, table
 from xlashard.preflights.render.report_text import (
     ESTIMATE,
     WORDS,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from xlashard.documents import ReportFormat
 from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_models import GPU_MODELS
 from xlashard.hardware.chip import Links
-from xlashard.pjit.report.serde import ReportFormat
 from xlashard.preflights.report.preflight_model import Bound
 from xlashard.preflights.report.preflight_report import PreflightReport
 from xlashard.tpu.generations import GENERATIONS

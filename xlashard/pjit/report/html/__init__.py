@@ -22,8 +22,8 @@ from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.comparison import Comparison
 from xlashard.pjit.report.model import CollectiveReport
 from xlashard.pjit.report.sections import FINDINGS, MOVES
-from xlashard.pjit.report.serde import SerializableReport
 from xlashard.pjit.report.tables import (
+    SerializableReport,
     cause_of,
     decided_text,
     groups_text,
