@@ -20,7 +20,7 @@ from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError
 from xlashard.lazily import deferred
-from xlashard.pjit.dispatch import dispatched
+from xlashard.pjit.callables import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
 from xlashard.pjit.recompile.compile_log import JIT_LOGS

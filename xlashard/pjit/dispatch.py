@@ -1,21 +1,16 @@
-"""Run compiled programs for calls, and make the callable and entries of jaxlib's dispatcher."""
+"""Run compiled programs for calls, make the dispatcher's entries, and explain forbidden NaNs."""
 
-import functools
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from xlashard._jax.runtime import compiler, dispatch, execute
-from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.runtime.transfer import HandleType
 from xlashard._jax.trace import jaxprs
-from xlashard._jax.trace.tracing import FunctionTracer
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
-from xlashard.array.core import base as array_base
 from xlashard.array.core.base import DonationTracker
 from xlashard.array.core.handles import KindOf, unwrapped, wrap_result
 from xlashard.errors import NonFiniteError
@@ -25,17 +20,15 @@ from xlashard.pjit.arguments import (
     bare,
     bare_values,
     check_unshared,
-    may_share,
 )
 from xlashard.pjit.compile import CompiledProgram
-from xlashard.pjit.signature import Parameters
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
-    from xlashard.pjit import nan_debug
+    from xlashard._jax.trace import origins
     from xlashard.program.consistency.fingerprint import ValueNamer
 else:
-    nan_debug = deferred("xlashard.pjit.nan_debug")
+    origins = deferred("xlashard._jax.trace.origins")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +116,7 @@ def run_repeatably(
         with arguments_may_move(taken, compress(paths, compiled.kept), jax_shardings):
             out = _run(compiled, values, typed, paths, name)
     except NonFiniteError as error:
-        raise nan_debug.explained(error, name, body, values, paths) from None
+        raise explained_nan(error, name, body, values, paths) from None
     if donation is not None and donation.tracker is not None:
         _mark_donated(values, donation, donation.tracker)
     kinds = results.kinds(out)
@@ -250,148 +243,55 @@ def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any])
     )
 
 
-class DispatchTarget(Protocol):
-    """Implementation behind the callable.
-
-    Attributes:
-        fun: The Python function.
-        parameters: Its parameters.
-        tracer: Traces it.
-    """
-
-    fun: Callable[..., Any]
-    parameters: Parameters
-    tracer: FunctionTracer
-
-    @property
-    def name(self) -> str:
-        """Return the function's name."""
-        ...
-
-    def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
-        ...
-
-    @property
-    def is_spread(self) -> bool:
-        """Return True once a program of the function runs on several devices."""
-        ...
-
-    def donated_leaves(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """Return the leaves of donated arguments, and all other arrays that a call passes."""
-        ...
-
-    def clear_cache(self) -> None:
-        """Drop everything that was traced and compiled."""
-        ...
-
-
-def dispatched[F: DispatchTarget](
-    function: F, methods: Mapping[str, Any], remake: Callable[[F], Any]
-) -> Any:
-    """Return the C++ callable over a function; its methods are attributes of the instance.
-
-    A deep copy of it is the callable itself, as of a Python function. A pickle holds its name where
-    it stands in a module, and otherwise the function.
+def explained_nan(
+    error: NonFiniteError, name: str, body: Any, values: Sequence[Any], paths: Sequence[str]
+) -> NonFiniteError:
+    """Return the error with the function's name, and with the operation if it can be found.
 
     Args:
-        function: What is called for arguments that were not seen before.
-        methods: The methods besides `clear_cache` and `_cache_size`.
-        remake: Makes the callable from `function`; a pickle calls it.
+        error: The error of the run.
+        name: The function.
+        body: The jaxpr of its arguments; None if it was not kept.
+        values: Its arguments, which are not donated.
+        paths: Their paths.
     """
-    call = dispatcher = dispatcher_of(function)
-    tracer = function.tracer
-    if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
-        call = _checking(call, function)
-    functools.update_wrapper(call, function.fun)
-
-    def clear_cache() -> None:
-        dispatch.clear_cache(dispatcher)
-        function.clear_cache()
-
-    own = {
-        **methods,
-        "clear_cache": clear_cache,
-        "_cache_size": lambda: type(dispatcher)._cache_size(dispatcher),
-        "__deepcopy__": lambda memo: call,
-        "__reduce_ex__": lambda protocol: _named(call) or (remake, (function,)),
-    }
-    call.__dict__ = _Attributes(own, **call.__dict__)
-    return call
+    kind = error.kind
+    flag, origin = execute.debug_flag(kind), _nan_origin(body, values, paths)
+    return NonFiniteError(
+        f"{error.result} of {name} holds {kind}, which {flag} forbids: {origin}; "
+        f"`with jax.{flag.removeprefix('jax_')}(False):` lets it pass",
+        result=error.result,
+        kind=kind,
+    )
 
 
-def dispatcher_of(function: DispatchTarget) -> Any:
-    """Return jaxlib's dispatcher of a function."""
-    static = function.tracer.static_argnums, function.tracer.static_argnames
-    call = dispatch.new_dispatcher(function.name, function.fun, function.cache_miss, static)
-    call.__dict__["__reduce_ex__"] = lambda protocol: (dispatcher_of, (function,))
-    return call
-
-
-def _named(call: Any) -> str | None:
-    """Return the name under which a module other than `__main__` has a callable, or None."""
-    module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", "")
-    found = None if module == "__main__" else sys.modules.get(module or "")
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return name if found is call else None
-
-
-class _Attributes(dict[str, Any]):
-    """The attributes of a pjit-ed function, of which wrappers around it copy only the public info.
-
-    `functools.wraps`, and `jax.jit` and `jax.vmap` with their own, copy the attributes of what they
-    wrap. Without this `jax.jit(f).lower` would be that of `f`. Looking an attribute up doesn't come
-    here.
-    """
-
-    def __init__(self, own: dict[str, Any], **copied: Any) -> None:
-        super().__init__(copied)
-        self.update(own)
-        self._own = frozenset(own)
-
-    def keys(self) -> Any:
-        return [key for key in dict.keys(self) if key not in self._own]
-
-    def __iter__(self) -> Any:
-        return iter(self.keys())
-
-
-def _checking(call: Any, function: DispatchTarget) -> Any:
-    """Return the dispatcher for a function with static or donated arguments.
-
-    Where a donated argument may share its buffers with another one, the function compares them once
-    they are placed as its program takes them: before the call if other devices could start, and
-    otherwise for the error. A static argument that jaxlib refuses gets its name.
-    """
-    donates, check_call = function.parameters.donates, function.parameters.check_call
-    donated_leaves, miss = function.donated_leaves, function.cache_miss
-
-    def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return may_share(*donated_leaves(args, kwargs))
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        # Not by short_tracebacks, which costs something where nothing goes wrong.
-        try:
-            try:
-                compares = donates and function.is_spread
-                if compares and shares(args, kwargs) and not jax.config.jax_disable_jit:
-                    return miss(*args, **kwargs)[0]
-                return call(*args, **kwargs)
-            except ValueError as error:
-                check_call(args, kwargs)
-                if donates and type(error) is ValueError and shares(args, kwargs):
-                    return miss(*args, **kwargs)[0]
-                raise
-            finally:
-                # Read from the module: a pickle of this function must not hold the records.
-                if donates and array_base.SHARDS:
-                    donated = donated_leaves(args, kwargs)[0]
-                    array_base.release_shards(donated, function.name)
-        except Exception as error:
-            shorten(error)
-            raise
-
-    return checked
+def _nan_origin(body: Any, values: Sequence[Any], paths: Sequence[str]) -> str:
+    """Describe the origin of the value."""
+    forbidden = execute.NonFinite()
+    args = [bare(value) for value in values]
+    for arg, path in zip(args, paths, strict=True):
+        kind = forbidden.kind_in(arg)
+        if kind is not None:
+            return f"{path} holds {kind} already"
+    arrays = [arg for arg in args if isinstance(arg, jax.Array)]
+    is_local = all(array.is_fully_addressable for array in arrays)
+    if body is None or body.effects or not is_local:
+        return (
+            "call the function inside `with jax.disable_jit():` to stop at the operation that "
+            "makes it"
+        )
+    try:
+        with execute.unchecked():
+            origin = origins.find_nan_origin(body, args, lambda x: forbidden.kind_in(bare(x)))
+    except Exception as error:  # an error of this second run; the first one counts
+        return (
+            f"the operation that makes it is unknown, since operations run one by one fail: {error}"
+        )
+    if origin is None:
+        return (
+            "its operations make no such value when run one by one, so that it comes from XLA's "
+            "fusion of them, or from a constant"
+        )
+    source = f" at {origin.source}" if origin.source else ""
+    rounds = "".join(f", in round {count} of a {loop}" for loop, count in origin.rounds)
+    return f"`{origin.primitive}` makes {origin.kind}{source}{rounds}"

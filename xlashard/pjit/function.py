@@ -24,6 +24,7 @@ from xlashard.pjit.arguments import (
     describe_arguments,
     follow_layouts,
 )
+from xlashard.pjit.callables import constrained_body, pjit_p
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
 from xlashard.pjit.constraint import constraint_p
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
@@ -36,7 +37,6 @@ from xlashard.pjit.lower import (
     named_value,
 )
 from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.primitive import constrained_body, pjit_p
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.shardings.automatic import planned_call, report_replicated

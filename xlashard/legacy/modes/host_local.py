@@ -23,7 +23,7 @@ from xlashard.array.placement.target import at_path, resolve_sharding
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
 from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
-from xlashard.pjit.dispatch import dispatcher_of
+from xlashard.pjit.callables import dispatcher_of
 from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import Auto, FromGda, Resource
 from xlashard.pjit.stages import compiled

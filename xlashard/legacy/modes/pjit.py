@@ -23,7 +23,7 @@ from xlashard.legacy.modes.config_flags import (
 from xlashard.legacy.modes.host_local import HostLocal, ModeTraced
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec, prepare_axis_resources
-from xlashard.pjit.dispatch import dispatched
+from xlashard.pjit.callables import dispatched
 from xlashard.pjit.options import (
     DonationMode,
     PjitOptions,

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from itertools import compress
 from operator import not_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -17,7 +17,6 @@ from xlashard.array import Array, wrap_tree
 from xlashard.array.core.base import SHARDS, release_shards
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
-from xlashard.lazily import deferred
 from xlashard.pjit.arguments import (
     arguments_may_move,
     bare,
@@ -28,14 +27,9 @@ from xlashard.pjit.arguments import (
     may_share,
 )
 from xlashard.pjit.compile import CompiledProgram
+from xlashard.pjit.dispatch import explained_nan
 from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state
 from xlashard.pjit.stages.info import check_type
-
-if TYPE_CHECKING:
-    from xlashard.pjit import nan_debug
-else:
-    nan_debug = deferred("xlashard.pjit.nan_debug")
-
 
 # What jax.tree_util.tree_flatten calls.
 _flatten = jax.tree_util.default_registry.flatten
@@ -266,7 +260,7 @@ class BoundStep:
         at, others = plan.before, [i.path for i in plan.inputs]
         values = (*leaves[:at], *state, *leaves[at:])
         paths = (*others[:at], *plan.state_paths, *others[at:])
-        return nan_debug.explained(error, plan.name, self._body, values, paths)
+        return explained_nan(error, plan.name, self._body, values, paths)
 
     def _note_donated(self, rest: tuple[Any, ...]) -> None:
         taker = f"the bound step {self._plan.name}"
