@@ -21,7 +21,6 @@ from xlashard.auto.proof import call_with_layout
 from xlashard.documents import ReportFormat
 from xlashard.errors import ArgumentError, ProgramTooLargeError
 from xlashard.pjit.report.html import (
-    PageContents,
     render_page,
     report_environment,
 )
@@ -230,5 +229,10 @@ class AutoPlan(SerializableReport, PlanFields):
         template = report_environment(__package__ or "").get_template("plan.html")
         title = f"{self.name} on {self.devices}"
         return render_page(
-            template, PageContents(title, "auto_shard", [self.name], [self], [self.to_dict()])
+            template,
+            title=title,
+            kind="auto_shard",
+            names=[self.name],
+            reports=[self],
+            dicts=[self.to_dict()],
         )

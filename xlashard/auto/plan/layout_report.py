@@ -10,7 +10,7 @@ from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.plan_model import Outcome
 from xlashard.auto.plan.plan_text import COLOURS, plan_sections, plan_summary
 from xlashard.documents import ReportFormat
-from xlashard.pjit.report.html import PageContents, render_page
+from xlashard.pjit.report.html import render_page
 from xlashard.pjit.report.tables import Page, SerializableReport, section, table
 from xlashard.preflights.render.html import environment
 from xlashard.preflights.report.preflight_report import PreflightReport
@@ -97,15 +97,16 @@ class LayoutReport(SerializableReport):
         """Return the report as a self-contained HTML page, to be written in UTF-8."""
         template = environment(__package__ or "").get_template("layout.html")
         title = f"{self.title} on {self.plan.devices}"
-        contents = PageContents(
-            title,
-            "preflight",
-            [self.title],
-            [self.report],
-            [self.to_dict()],
-            others={"plan": self.plan, "tried": self.tried},
+        return render_page(
+            template,
+            title=title,
+            kind="preflight",
+            names=[self.title],
+            reports=[self.report],
+            dicts=[self.to_dict()],
+            plan=self.plan,
+            tried=self.tried,
         )
-        return render_page(template, contents)
 
     def __repr__(self) -> str:
         return f"<LayoutReport of {self.title}: {self.plan.outcome}; print it>"

@@ -19,7 +19,7 @@ from xlashard.hlo.hlo_program import HloProgram
 from xlashard.hlo.module import Computation, Frame, Instruction
 from xlashard.pjit.report.explained_program import ExplainedProgram, ProgramValue, SourceLocator
 from xlashard.pjit.report.model import RepeatedReport, SourceLine
-from xlashard.pjit.report.replication import CONSTRAINTS
+from xlashard.pjit.report.replication import CONSTRAINTS, fitting_axes
 from xlashard.sharding import Mesh, PartitionSpec
 from xlashard.wording import typed
 
@@ -232,10 +232,6 @@ def _spec(origin: Origin, arguments: Mapping[Any, ProgramValue], mesh: Mesh) -> 
         return ""
     if not argument.sharding.rank_tiling(argument.aval.ndim).is_replicated:
         return ""
-    size, names = argument.aval.shape[origin.dim], []
-    for name, count in mesh.shape.items():
-        if count > 1 and size and size % count == 0:
-            names.append(name)
-            size //= count
+    names = fitting_axes(argument.aval.shape[origin.dim], mesh.shape)
     entry = names[0] if len(names) == 1 else tuple(names)
     return f"{PartitionSpec(*[None] * origin.dim, entry)}" if names else ""

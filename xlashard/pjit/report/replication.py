@@ -200,9 +200,7 @@ def _arguments(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationRep
         if least and value.nbytes >= least and decided_by(value) == "partitioner":
             assert value.sharding is not None
             if value.sharding.rank_tiling(value.aval.ndim).is_replicated:
-                report = _report("argument", value, range(value.aval.ndim), mesh.axis_names)
-                if report is not None:
-                    yield report
+                yield from _report("argument", value, range(value.aval.ndim), mesh.axis_names)
 
 
 def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationReport]:
@@ -216,9 +214,7 @@ def _results(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationRepor
     for value, requested in zip(program.results, _requested(program), strict=True):
         if requested is None and not _is_like_an_argument(program, value):
             dims = tuple(range(value.aval.ndim))
-            report = _report("result", value, dims, [a for a in mesh.axis_names if a in used])
-            if report is not None:
-                yield report
+            yield from _report("result", value, dims, [a for a in mesh.axis_names if a in used])
 
 
 def _is_like_an_argument(program: ExplainedProgram, value: ProgramValue) -> bool:
@@ -253,28 +249,28 @@ def _open_dims(program: ExplainedProgram, mesh: Mesh) -> Iterator[ReplicationRep
         counts = sharding.rank_tiling(value.aval.ndim).counts
         dims = requested.normal_spec.for_rank(value.aval.ndim)
         whole = tuple(i for i, axes in enumerate(dims) if axes is None and counts[i] == 1)
-        report = _report("open dimension", value, whole, mesh.axis_names)
-        if report is not None:
-            yield report
+        yield from _report("open dimension", value, whole, mesh.axis_names)
 
 
 def _report(
     kind: ReplicationKind, value: ProgramValue, dims: Sequence[int], axes: Iterable[str]
-) -> ReplicationReport | None:
-    """Report bytes wasted by not sharding dimensions over axes; None if no dimension divides."""
+) -> Iterator[ReplicationReport]:
+    """Yield the bytes wasted by not sharding dimensions over axes, if one of them divides."""
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding):
-        return None
+        return
     counts, sizes = sharding.rank_tiling(value.aval.ndim).counts, sharding.mesh.shape
     free = {a: sizes[a] for a in axes if sizes.get(a, 1) > 1 and a not in sharding.normal_spec.axes}
     able = {
-        d: fitting for d in dims if (fitting := _fitting(value.aval.shape[d] // counts[d], free))
+        d: fitting
+        for d in dims
+        if (fitting := fitting_axes(value.aval.shape[d] // counts[d], free))
     }
     if not able:
-        return None
+        return
     cut = max(math.prod(free[a] for a in fitting) for fitting in able.values())
     fitting = {a for names in able.values() for a in names}
-    return ReplicationReport(
+    yield ReplicationReport(
         kind=kind,
         path=value.path,
         spec=spec_text(sharding),
@@ -284,11 +280,11 @@ def _report(
     )
 
 
-def _fitting(size: int, axes: dict[str, int]) -> list[str]:
-    """List the axes that a size can be sharded over, one after the other."""
+def fitting_axes(size: int, axes: Mapping[str, int]) -> list[str]:
+    """List the axes of more than one device that a size can be sharded over together."""
     fitting = []
     for name, count in axes.items():
-        if size and size % count == 0:
+        if count > 1 and size and size % count == 0:
             fitting.append(name)
             size //= count
     return fitting
@@ -385,5 +381,4 @@ def is_needlessly_replicated(program: ExplainedProgram, value: ProgramValue) -> 
         return False
     if not sharding.rank_tiling(value.aval.ndim).is_replicated:
         return False
-    sizes = {name: size for name, size in mesh.shape.items() if size > 1}
-    return any(_fitting(size, sizes) for size in value.aval.shape)
+    return any(fitting_axes(size, mesh.shape) for size in value.aval.shape)

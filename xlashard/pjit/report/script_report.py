@@ -159,16 +159,7 @@ def _row(program: ScriptProgram) -> Sequence[RenderableType]:
     if report is None:
         return calls, "", "", "", *named
     memory = report.memory
-    holds = (
-        ""
-        if memory is None
-        else in_bytes(
-            memory.argument_bytes
-            + memory.temporary_bytes
-            + memory.result_bytes
-            - memory.alias_bytes
-        )
-    )
+    holds = "" if memory is None else in_bytes(memory.total_bytes - memory.code_bytes)
     sent = sum(c.sent_bytes for c in report.collectives)
     sends = in_bytes(sent) if report.place.num_devices > 1 else ""
     return calls, str(report.place.num_devices), holds, sends, *named

@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -49,49 +48,42 @@ _BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
 """Positions where a line may break."""
 
 
-@dataclass(frozen=True)
-class PageContents:
-    """Contents of a page.
+def render_page(
+    template: Template,
+    *,
+    title: str,
+    kind: str,
+    names: Sequence[str],
+    reports: Sequence[Any],
+    dicts: Sequence[Mapping[str, Any]],
+    changes: Sequence[Comparison] = (),
+    **others: Any,
+) -> str:
+    """Return a page of reports.
 
-    Attributes:
-        title: Its title.
+    Args:
+        template: A template that extends `shell.html`.
+        title: Title of the page.
         kind: Kind of the reports: `explain`.
         names: A name for each report.
         reports: The reports.
         dicts: The reports as plain values.
         changes: Comparisons, of two of the reports or with stored ones.
-        others: Further values of its template, by name.
-    """
-
-    title: str
-    kind: str
-    names: Sequence[str]
-    reports: Sequence[Any]
-    dicts: Sequence[Mapping[str, Any]]
-    changes: Sequence[Comparison] = ()
-    others: Mapping[str, Any] = field(default_factory=dict)
-
-
-def render_page(template: Template, contents: PageContents) -> str:
-    """Return a page of reports.
-
-    Args:
-        template: A template that extends `shell.html`.
-        contents: Its contents.
+        **others: Further values of the template, by name.
     """
     script = _asset("page.js")
-    data = zip(map(_file_name, contents.names), map(_json, contents.dicts), strict=True)
+    data = zip(map(_file_name, names), map(_json, dicts), strict=True)
     return template.render(
-        title=contents.title,
-        kind=contents.kind,
+        title=title,
+        kind=kind,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=_asset("shared.css") + _asset("page.css"),
         script=script,
-        reports=contents.reports,
-        names=contents.names,
-        changes=contents.changes,
+        reports=reports,
+        names=names,
+        changes=changes,
         data=list(data),
-        **contents.others,
+        **others,
     )
 
 
@@ -127,7 +119,15 @@ def program_page(
     title = named[0] if len(reports) == 1 else f"{len(reports)} programs"
     template = _environment().get_template("program.html")
     changes = (changes,) if isinstance(changes, Comparison) else tuple(changes)
-    return render_page(template, PageContents(title, "explain", named, reports, dicts, changes))
+    return render_page(
+        template,
+        title=title,
+        kind="explain",
+        names=named,
+        reports=reports,
+        dicts=dicts,
+        changes=changes,
+    )
 
 
 def program_fragment(report: SerializableReport) -> str:

@@ -8,7 +8,6 @@ from jinja2 import Environment
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.comparison import Comparison
 from xlashard.pjit.report.html import (
-    PageContents,
     filter_choices,
     render_fragment,
     render_page,
@@ -84,14 +83,12 @@ def page(
     template = environment().get_template("page.html")
     return render_page(
         template,
-        PageContents(
-            title if len(reports) == 1 else f"{len(reports)} preflight reports",
-            "preflight",
-            names,
-            reports,
-            [REPORT_FORMAT.to_dict(report) for report in reports],
-            () if changes is None else (changes,),
-        ),
+        title=title if len(reports) == 1 else f"{len(reports)} preflight reports",
+        kind="preflight",
+        names=names,
+        reports=reports,
+        dicts=[REPORT_FORMAT.to_dict(report) for report in reports],
+        changes=() if changes is None else (changes,),
     )
 
 
