@@ -115,11 +115,17 @@ class Comparison(PrintableReport):
     def is_same(self) -> bool:
         """True if nothing but the compile time changed."""
         moved = any(a.is_changed for a in self.amounts if a.name != "time to compile")
-        return not (moved or self.facts or self.memory or self.traffic or self._texts)
+        texts = any(self._texts.values())
+        return not (moved or self.facts or self.memory or self.traffic or texts)
 
     @property
-    def _texts(self) -> tuple[FactChange, ...]:
-        return (*self.shardings, *self.donations, *self.replications)
+    def _texts(self) -> dict[str, tuple[FactChange, ...]]:
+        """Return the changed texts of values, by title."""
+        return {
+            "Shardings": self.shardings,
+            "Donations": self.donations,
+            "Replicated silently": self.replications,
+        }
 
     @property
     def regressions(self) -> tuple[str, ...]:
@@ -152,9 +158,7 @@ class Comparison(PrintableReport):
             _amounts_section(self.amounts, page),
             _uses_section("Memory by leaf", "of one device", self.memory, page),
             _uses_section("Collectives", "what each device sends", self.traffic, page),
-            _facts_section("Shardings", self.shardings, page),
-            _facts_section("Donations", self.donations, page),
-            _facts_section("Replicated silently", self.replications, page),
+            *(_facts_section(title, found, page) for title, found in self._texts.items()),
         ]
         shown = [part for part in parts if part is not None]
         yield from shown or [Text("\nnothing changed", style="dim")]
@@ -197,12 +201,7 @@ class Comparison(PrintableReport):
                 ],
             ),
         ]
-        for title, found in (
-            ("Facts", self.facts),
-            ("Shardings", self.shardings),
-            ("Donations", self.donations),
-            ("Replicated silently", self.replications),
-        ):
+        for title, found in {"Facts": self.facts, **self._texts}.items():
             rows = [(f.name, f.old or "–", f.new or "–") for f in found]
             parts.append(_markdown(title, ("what", "before", "after"), rows))
         shown = [part for part in parts if part]
