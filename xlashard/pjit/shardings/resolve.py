@@ -1,12 +1,9 @@
 """Resolve the sharding of each argument and result of a call on its device assignment."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
 from typing import Any
-
-import numpy as np
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.runtime.shardings import Device
@@ -34,7 +31,14 @@ from xlashard.pjit.shardings.device_assignment import (
     device_sources,
     typed_sharding,
 )
-from xlashard.pjit.shardings.resources import INFERRED, Resource, as_code, as_tiles, described
+from xlashard.pjit.shardings.resources import (
+    INFERRED,
+    Resource,
+    as_code,
+    as_tiles,
+    described,
+    or_whole,
+)
 from xlashard.pjit.shardings.unreduced import reshard_problem
 from xlashard.sharding import (
     AbstractMesh,
@@ -50,30 +54,6 @@ from xlashard.sharding import (
     spec_of,
 )
 from xlashard.sharding.named import check_fits
-
-
-def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
-    """Return advice for a dimension that can't be cut evenly."""
-    pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
-    if not isinstance(sharding, NamedSharding):
-        return pad
-    spec = sharding.normal_spec
-    dims = list(spec.dims)
-    dims[error.dim] = ()
-    return f"{pad}, or leave it whole: {replace(spec, dims=tuple(dims)).describe()}"
-
-
-def type_hint(actual: Any, expected: Any, otherwise: str) -> str:
-    """Return advice for an array of another type than a program takes.
-
-    Args:
-        actual: The abstract value of the array.
-        expected: The abstract value of the program's argument.
-        otherwise: The advice if no cast of the array helps.
-    """
-    if actual.shape == expected.shape and np.can_cast(actual.dtype, expected.dtype, "same_kind"):
-        return f"pass x.astype({expected.dtype.name!r})"
-    return otherwise
 
 
 @dataclass(frozen=True)
@@ -318,7 +298,8 @@ def _fitting(
     except GeometryError as error:
         hint = ""
         if isinstance(error, DivisibilityError):
-            hint = f". {divisible_hint(requested, error)}"
+            pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
+            hint = f". {or_whole(pad, requested, [error.dim])}"
         raise ResourceError(
             f"{_describe(value)} is {described(requested)}: {error}{hint}", path=path
         ) from None

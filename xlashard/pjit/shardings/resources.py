@@ -1,6 +1,7 @@
 """Resources: the shardings that users request, as prefixes of trees and as code."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -236,6 +237,15 @@ def as_code(sharding: Sharding) -> str:
     if isinstance(sharding, GSPMDSharding):
         return f"GSPMDSharding(devices, {sharding.tile_assignment.to_text()!r}{_memory(sharding)})"
     return "sharding"
+
+
+def or_whole(advice: str, sharding: Sharding, dims: Collection[int]) -> str:
+    """Return advice for dimensions that don't divide, and the spec that leaves them whole."""
+    if not isinstance(sharding, NamedSharding):
+        return advice
+    spec = sharding.normal_spec
+    kept = tuple(() if dim in dims else axes for dim, axes in enumerate(spec.dims))
+    return f"{advice}, or leave it whole: {replace(spec, dims=kept).describe()}"
 
 
 def _memory(sharding: Sharding) -> str:

@@ -24,7 +24,7 @@ from xlashard.errors import (
     XlashardWarning,
 )
 from xlashard.lazily import dataclass, deferred
-from xlashard.pjit.shardings.resources import described
+from xlashard.pjit.shardings.resources import described, or_whole
 from xlashard.sharding import (
     NamedSharding,
     XLACompatibleSharding,
@@ -150,6 +150,7 @@ class UnevenConstraint:
             is_eager: True outside of a program.
         """
         uneven = " and ".join(dim.describe() for dim in self.dims)
+        whole = [each.dim for each in self.dims]
         instead = dividing(self.sharding, self.aval.shape)
         counts = instead.rank_tiling(self.aval.ndim).counts
         effect = (
@@ -165,18 +166,8 @@ class UnevenConstraint:
             )
         return (
             f"{subject} ({dtype_name(self.aval)}) is {described(self.sharding)}: {uneven}, "
-            f"{effect}; {self._fix()}"
+            f"{effect}; {or_whole('pad it with xlashard.pad_to_mesh', self.sharding, whole)}"
         )
-
-    def _fix(self) -> str:
-        pad = "pad it with xlashard.pad_to_mesh"
-        if not isinstance(self.sharding, NamedSharding):
-            return pad
-        dims = list(self.sharding.normal_spec.dims)
-        for d in self.dims:
-            dims[d.dim] = ()
-        spec = replace(self.sharding.normal_spec, dims=tuple(dims)).describe()
-        return f"{pad}, or leave it whole: {spec}"
 
 
 def tile_bytes(aval: Any, counts: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.trace.tracing import Tracer, abstractify, is_token
@@ -11,7 +12,6 @@ from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument, check_concrete, check_values
-from xlashard.pjit.shardings.resolve import type_hint
 from xlashard.pjit.shardings.resources import as_code, described
 from xlashard.pjit.trace import Call
 from xlashard.sharding import XLACompatibleSharding
@@ -242,9 +242,22 @@ def check_type(value: Any, path: str, aval: Any, text: str, otherwise: str) -> N
     elif (actual.shape, actual.dtype) == (aval.shape, aval.dtype):
         return
     else:
-        hint = type_hint(actual, aval, otherwise)
+        hint = _type_hint(actual, aval, otherwise)
     expected = f"{path} as {dtype_name(aval)}"
     raise ArgumentError(f"{text.format(expected, dtype_name(actual))}: {hint}")
+
+
+def _type_hint(actual: Any, expected: Any, otherwise: str) -> str:
+    """Return advice for an array of another type than a program takes.
+
+    Args:
+        actual: The abstract value of the array.
+        expected: The abstract value of the program's argument.
+        otherwise: The advice if no cast of the array helps.
+    """
+    if actual.shape == expected.shape and np.can_cast(actual.dtype, expected.dtype, "same_kind"):
+        return f"pass x.astype({expected.dtype.name!r})"
+    return otherwise
 
 
 def check_place(argument: Argument, expected: XLACompatibleSharding, text: str) -> None:
