@@ -1,6 +1,8 @@
 """Reports of `explain` as pages, comparisons and budgets."""
 
+import html
 import json
+from dataclasses import replace
 
 import jax
 import pytest
@@ -8,11 +10,15 @@ import pytest
 import xlashard
 from tests.browser import started
 from tests.pjit.helpers import make_mesh
+from tests.preflights.examples import FITTING
 from xlashard import NamedSharding, P
 from xlashard.commands.explain_command import PROGRAM_UNITS
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.html import program_page
+from xlashard.pjit.report.model import MoveReport
 from xlashard.pjit.report.report_changes import PROGRAM_KEYS, compare_programs, find_breaches
+from xlashard.pjit.report.sections import FINDINGS, MOVES
+from xlashard.pjit.report.tables import line_text
 from xlashard.wording import parse_limits
 
 
@@ -86,6 +92,22 @@ def test_invalid_budgets(word):
 
 def test_budgets_are_parsed_without_the_reports():
     assert {name: key.units for name, key in PROGRAM_KEYS.items()} == PROGRAM_UNITS
+
+
+@pytest.mark.slow
+def test_findings_are_printed_and_on_the_page(quiet):
+    found = {findings.field: getattr(FITTING, findings.field) for findings in FINDINGS}
+    moves = (MoveReport("x['w']", "host", "P('data',)", 0, 2**20),)
+    report = replace(quiet, **found, moves=moves)
+    printed = str(report)
+    page = html.unescape(report.to_html()).replace("<wbr>", "")
+    for findings in (*FINDINGS, MOVES):
+        values = getattr(report, findings.field)
+        assert values and findings.title in printed and findings.summarize(values) in page
+        for column in findings.columns:
+            name, value = column.name.removeprefix(">"), column.value(values[0])
+            shown = line_text(value) if column.style == "line" else value
+            assert f'data-label="{name}" data-value="{shown}"' in page
 
 
 @pytest.mark.slow
