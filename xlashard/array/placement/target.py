@@ -1,6 +1,6 @@
 """Targets of arrays: parsed from what callers pass, alone or in trees, and resolved for a shape."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -288,63 +288,71 @@ def _brief(x: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+@dataclass(frozen=True, eq=False)
+class PrefixMismatch:
+    """Node of a prefix that does not fit the node of a tree.
+
+    Attributes:
+        prefix: The node of the prefix.
+        tree: The node of the tree.
+        name: Name of the whole prefix.
+        tree_name: Name of the whole tree.
+        steps: Path of both nodes as source code.
+    """
+
+    prefix: Any
+    tree: Any
+    name: str
+    tree_name: str
+    steps: str
+
+
+def _structure_error(at: PrefixMismatch) -> ArgumentError:
+    name, tree_name = at.name + at.steps, at.tree_name + at.steps
+    return ArgumentError(
+        f"{name} does not have the structure of {tree_name}: {name} is {_outline(at.prefix)}, "
+        f"{tree_name} is {_outline(at.tree)}; give a tree like {tree_name}, or one entry for all "
+        "of it"
+    )
+
+
 def broadcast_prefix(
-    prefix: Any, tree: Any, is_entry: Callable[[Any], bool], name: str, tree_name: str
+    prefix: Any,
+    tree: Any,
+    is_entry: Callable[[Any], bool],
+    name: str,
+    tree_name: str,
+    error: Callable[[PrefixMismatch], XlashardError] = _structure_error,
+    path: tuple[Any, ...] = (),
 ) -> list[Any]:
     """Return the entry of a prefix for each leaf of a tree.
 
     Args:
         prefix: Tree of entries with the structure of the upper part of `tree`.
         tree: The values.
-        is_entry: See `spread_prefix`.
-        name: Name of the prefix in errors.
-        tree_name: Name of the tree in errors.
+        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is returned, for
+            the caller to refuse.
+        name: Name of the whole prefix in errors.
+        tree_name: Name of the whole tree in errors.
+        error: Returns the error for the first node that does not fit.
+        path: The keys of `prefix` and `tree` in the whole ones.
 
     Raises:
         ArgumentError: The structures differ; the message has the path.
     """
-
-    def mismatch(part: Any, node: Any, steps: str) -> ArgumentError:
-        own, theirs = name + steps, tree_name + steps
-        return ArgumentError(
-            f"{own} does not have the structure of {theirs}: {own} is {_outline(part)}, "
-            f"{theirs} is {_outline(node)}; give a tree like {theirs}, or one entry for all of it"
-        )
-
-    return list(spread_prefix(prefix, tree, is_entry, mismatch))
-
-
-def spread_prefix(
-    prefix: Any,
-    tree: Any,
-    is_entry: Callable[[Any], bool],
-    mismatch: Callable[[Any, Any, str], XlashardError],
-    path: tuple[Any, ...] = (),
-) -> Iterator[Any]:
-    """Yield the entry of a prefix for each leaf of a tree.
-
-    Args:
-        prefix: Tree of entries with the structure of the upper part of `tree`.
-        tree: The values.
-        is_entry: Returns True for an entry. A leaf of the prefix that is no entry is yielded, for
-            the caller to refuse.
-        mismatch: Returns the error for a node of the prefix that does not fit a node of the tree,
-            at a path as source code.
-        path: The keys of `prefix` and `tree` in the trees around them.
-
-    Raises:
-        XlashardError: The structures differ.
-    """
     if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
-        yield from [prefix] * jax.tree.structure(tree).num_leaves
-        return
+        return [prefix] * jax.tree.structure(tree).num_leaves
     entries, children = child_nodes(prefix), child_nodes(tree)
     keys = [key for key, _ in children]
     if type(prefix) is not type(tree) or keys != [key for key, _ in entries]:
+        steps = jax.tree_util.keystr(path)
         # no-catalogue: the errors of the callers
-        raise mismatch(prefix, tree, jax.tree_util.keystr(path))
+        raise error(PrefixMismatch(prefix, tree, name, tree_name, steps))
+    spread: list[Any] = []
     for (key, entry), (_, child) in zip(entries, children, strict=True):
-        yield from spread_prefix(entry, child, is_entry, mismatch, (*path, key))
+        steps = (*path, key)
+        spread += broadcast_prefix(entry, child, is_entry, name, tree_name, error, steps)
+    return spread
 
 
 def child_nodes(node: Any) -> list[tuple[Any, Any]]:

@@ -8,7 +8,7 @@ import jax
 
 from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
-from xlashard.array.placement.target import child_nodes, spread_prefix
+from xlashard.array.placement.target import PrefixMismatch, broadcast_prefix, child_nodes
 from xlashard.errors import ResourceError, ResourceTypeError, counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.shardings.device_assignment import custom_memory_kind
@@ -278,30 +278,32 @@ def expand(resources: ResourceTree, treedef: Any, name: str) -> list[Resource]:
     if type(full) in (tuple, list) and type(prefix) in (tuple, list):
         # A list and a tuple of arguments are interchangeable.
         prefix = type(full)(prefix)
-
-    def mismatch(part: Any, node: Any, steps: str) -> ResourceError:
-        place = name + steps
-        return ResourceError(_mismatch_text(resources.what, place, part, node), path=place)
-
-    return list(spread_prefix(prefix, full, lambda x: isinstance(x, Resource), mismatch))
+    return broadcast_prefix(prefix, full, _is_resource, resources.what, name, _mismatch)
 
 
 # Stands for an array in a full tree.
 _FULL_LEAF = object()
 
 
-def _mismatch_text(what: str, place: str, part: Any, node: Any) -> str:
-    """Return why a node of a prefix does not fit a node of the full tree."""
-    kind, expected = type(part).__name__, type(node).__name__
-    if node is _FULL_LEAF:
-        return f"{what} has a {kind} for {place}, which is an array: give one sharding there"
-    if type(part) is not type(node):
-        return (
+def _is_resource(x: object) -> bool:
+    return isinstance(x, Resource)
+
+
+def _mismatch(at: PrefixMismatch) -> ResourceError:
+    """Return the error for a node of a prefix that does not fit a node of the full tree."""
+    what, place = at.name, at.tree_name + at.steps
+    kind, expected = type(at.prefix).__name__, type(at.tree).__name__
+    if at.tree is _FULL_LEAF:
+        problem = f"{what} has a {kind} for {place}, which is an array: give one sharding there"
+    elif type(at.prefix) is not type(at.tree):
+        problem = (
             f"{what} has a {kind} where {place} is a {expected}: give a {expected} of the same "
             "structure, or one sharding for all of it"
         )
-    keys, others = ([str(key) for key, _ in child_nodes(each)] for each in (part, node))
-    return _key_mismatch(what, place, keys, others, expected)
+    else:
+        keys, others = ([str(key) for key, _ in child_nodes(x)] for x in (at.prefix, at.tree))
+        problem = _key_mismatch(what, place, keys, others, expected)
+    return ResourceError(problem, path=place)
 
 
 def _key_mismatch(
