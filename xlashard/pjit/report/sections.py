@@ -1,4 +1,4 @@
-"""Sections that program reports and preflight reports share, with similar rows merged."""
+"""Sections that program reports and preflight reports share, printed and on pages."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -379,7 +379,8 @@ FINDINGS: tuple[Findings[Any], ...] = (
         },
     ),
 )
-"""Sections of what a program does without a request, of `explain` and of a preflight."""
+"""Sections of what a program does without a request, of `explain` and of a preflight. A new one
+needs a class in `model.py` and a field of the reports; all outputs follow from these."""
 
 MOVES = Findings[MoveReport](
     field="moves",
