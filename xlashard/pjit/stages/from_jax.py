@@ -13,7 +13,6 @@ from xlashard._jax.trace import jitted, module_calls
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import TracedFunction, Tracer
 from xlashard.errors import ArgumentError
-from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweringRequest
@@ -276,13 +275,7 @@ def _users_paths(
 _ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
 
 
-@dataclass(frozen=True, eq=False)
-class _Requests:
-    """Shardings requested of a program: of arguments, of results, or one device for all."""
-
-    ins: tuple[Sharding | None, ...]
-    outs: tuple[Sharding | None, ...]
-    device: Any = None
+type _Shardings = tuple[Sharding | None, ...]
 
 
 def _converted(
@@ -295,8 +288,8 @@ def _converted(
             f"{name} closes over tracers of a transformation or of jax.jit around it: pass a "
             "function that is defined outside of it"
         )
-    requests = _requests(params)
-    function = ConvertedFunction(user, _options(params, requests.device), static)
+    ins, outs, device = _requests(params)
+    function = ConvertedFunction(user, _options(params, device), static)
     function.name = name
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
     traced = TracedFunction(
@@ -315,22 +308,23 @@ def _converted(
         traced=traced,
         values=program.values,
         mesh=mesh if isinstance(mesh, Mesh) and not mesh.empty else None,
-        in_shardings=requests.ins,
-        out_shardings=requests.outs,
+        in_shardings=ins,
+        out_shardings=outs,
         layouts=(tuple(params["in_layouts"]), tuple(params["out_layouts"])),
         donated=tuple(params["donated_invars"]),
     )
     return function, call
 
 
-def _requests(params: Mapping[str, Any]) -> _Requests:
+def _requests(params: Mapping[str, Any]) -> tuple[_Shardings, _Shardings, Any]:
+    """Return the shardings requested of arguments and of results, or one device for all."""
     ins, outs = params["in_shardings"], params["out_shardings"]
     for sharding in (*ins, *outs):
         if getattr(sharding, "_device_backend", False):
             # jax.jit(device=...) requests its device by the same sharding for all values.
             (device,) = sharding.device_set
-            return _Requests((None,) * len(ins), (None,) * len(outs), device)
-    return _Requests(tuple(map(_own, ins)), tuple(map(_own, outs)))
+            return (None,) * len(ins), (None,) * len(outs), device
+    return tuple(map(_own, ins)), tuple(map(_own, outs)), None
 
 
 @functools.lru_cache(maxsize=4096)
