@@ -6,8 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from xlashard.train.errors import PeerError, RunError
-from xlashard.train.loop.group import Group, OwnCalls, StopMessage
-from xlashard.train.loop.stop import Stop, first_line
+from xlashard.train.loop.stop import Group, OwnCalls, Stop, StopMessage, first_line
 
 
 class Watched:

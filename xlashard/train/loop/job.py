@@ -1,5 +1,7 @@
 """Training job: set up a run, train, and report the outcome."""
 
+import json
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,14 +14,14 @@ import numpy as np
 
 from xlashard.multihost import Watchdog
 from xlashard.pictures import TreePicture, read_tree
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml_text import to_toml
+from xlashard.train.config.toml_text import setting_changes, to_toml
 from xlashard.train.data import plan_batch, read_corpus
-from xlashard.train.errors import DataError, SettingsError
+from xlashard.train.errors import DataError, PeerError, SettingsError
 from xlashard.train.formulas import parameters
 from xlashard.train.loop.console import Screen, log_screen
-from xlashard.train.loop.group import Group, form_group
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
     Resumed,
@@ -30,7 +32,7 @@ from xlashard.train.loop.run_folder import (
     new_folder,
 )
 from xlashard.train.loop.steps import Progress, Run, compile_step, is_due, train
-from xlashard.train.loop.stop import Stop, broadcast_from_first, check_same_corpus, make_stop
+from xlashard.train.loop.stop import Group, Stop, make_stop
 from xlashard.train.model.checks import check_settings
 from xlashard.train.model.layout import Layout, build_mesh, path_name
 from xlashard.train.model.programs import State, initial_state, make_recipe, state_shapes
@@ -38,6 +40,9 @@ from xlashard.wording import in_bytes
 
 _DRAWN = 4
 """Number of the largest parameters whose sharding is drawn before training."""
+
+_START_TIMEOUT = 300.0
+"""Timeout in seconds for the start of all processes."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +103,68 @@ def run_job(
     group = form_group(settings, task)
     stop = make_stop(group, screen.show if group.index == 0 else _ignore)
     with stop.listening():
-        if resumed and _is_finished(group, stop, resumed):
+        if resumed and _is_finished(stop, resumed):
             screen.show(
                 f"The run in {resumed.folder} is finished: {settings.training.steps} steps. For "
                 f"more steps write:\n  xlashard train --resume {resumed.folder} --steps N"
             )
             return _outcome(resumed.folder, Progress(steps=settings.training.steps), "")
         return _run(settings, layout, _Place(group, stop, screen, runs, resumed))
+
+
+def form_group(settings: Settings, task: str) -> Group:
+    """Wait for all processes of the run and compare their settings.
+
+    Args:
+        settings: Settings of this process.
+        task: Task of this process: a new run, or the folder to resume.
+
+    Returns:
+        The group of all processes.
+
+    Raises:
+        SettingsError: The processes have different settings.
+        PeerError: Some processes did not start in time.
+    """
+    count = jax.process_count()
+    if count == 1:
+        return Group()
+    own = {"token": uuid.uuid4().hex, "task": task, "settings": to_toml(settings)}
+    barrier = Barrier(tuple(range(count)), "train", _START_TIMEOUT)
+    try:
+        received = RENDEZVOUS.exchange(barrier, json.dumps(own))
+    except BarrierTimeoutError as error:
+        raise PeerError(
+            f"{format_processes(error.processes)} of {count} did not start training in "
+            f"{_START_TIMEOUT:g} s"
+        ) from None
+    first, *others = [json.loads(received[number]) for number in range(count)]
+    for number, other in enumerate(others, 1):
+        changes = list(setting_changes(first["settings"], other["settings"]).values())
+        if other["task"] != first["task"]:
+            changes.insert(0, f"{first['task']} is {other['task']}")
+        if changes:
+            raise SettingsError(
+                f"process {number} has other settings than process 0: {'; '.join(changes)} "
+                f"there. Start all with the same command line and the same settings file."
+            )
+    return Group(first["token"], jax.process_index(), count)
+
+
+def _check_same_corpus(stop: Stop, mark: str) -> None:
+    """Check that all processes read a text with the same fingerprint.
+
+    Raises:
+        DataError: The fingerprints differ.
+        PeerError: Another process failed.
+    """
+    marks = stop.exchange("the text", mark)
+    other = next((number for number in marks if marks[number] != marks[0]), None)
+    if other is not None:
+        raise DataError(
+            f"process {other} reads another text ({marks[other]}) than process 0 ({marks[0]}). "
+            f"Put the same files on all hosts."
+        )
 
 
 @dataclass(frozen=True)
@@ -122,10 +182,10 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
     """Run the job in a group of processes."""
     group, stop, resumed = place.group, place.stop, place.resumed
     corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
-    check_same_corpus(group, stop, corpus.mark)
+    _check_same_corpus(stop, corpus.mark)
     recipe = make_recipe(settings)
     make = partial(new_folder, place.runs, settings.run.name)
-    path = resumed.folder if resumed else Path(broadcast_from_first(group, stop, "folder", make))
+    path = resumed.folder if resumed else Path(stop.broadcast("folder", make))
     timeout = settings.pod.watchdog
     watchdog = Watchdog(timeout, folder=path) if timeout else None
     with (
@@ -171,10 +231,9 @@ def _outcome(folder: Path, now: Progress, stopped: str) -> Outcome:
     return Outcome(folder, now.steps, now.loss, now.held_out, now.text, stopped, now.saved)
 
 
-def _is_finished(group: Group, stop: Stop, resumed: Resumed) -> bool:
-    steps = resumed.settings.training.steps
-    finished = partial(is_finished, resumed.folder, steps)
-    return broadcast_from_first(group, stop, "finished", finished) == "True"
+def _is_finished(stop: Stop, resumed: Resumed) -> bool:
+    finished = partial(is_finished, resumed.folder, resumed.settings.training.steps)
+    return stop.broadcast("finished", finished) == "True"
 
 
 def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Resumed) -> None:

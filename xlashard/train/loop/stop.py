@@ -11,42 +11,123 @@ thread only, but writes the signal to a socket that another thread reads.
 """
 
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Literal
 
 import jax
 from jax.experimental import multihost_utils
 
 from xlashard import multihost
 from xlashard.background import listening_to_signals, start_background
+from xlashard.documents import JsonRecord
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.processes.stack_dump import OWN_THREADS
-from xlashard.train.errors import DataError, PeerError, RunError
-from xlashard.train.loop.group import Group, OwnCalls, SharedCalls, StopMessage
+from xlashard.train.errors import PeerError, RunError
 from xlashard.wording import print_error
 
 _POLL_TIMEOUT = 30.0
 """Timeout in seconds of one wait for messages."""
 
-
 _AGREEMENT_TIMEOUT = 120.0
 """Timeout in seconds for every process to report its count, which takes milliseconds."""
-
 
 _BARRIER_TIMEOUT = 600.0
 """Timeout in seconds of a barrier of the main threads."""
 
-
 _CAUSE_TIMEOUT = 2.0
 """Seconds for which a process with a failed collective waits for the cause from a peer."""
 
-
 _EXIT_TIMEOUT = 10.0
 """Seconds in which the main thread may end by itself after a peer failed."""
+
+_SIGNAL_TIMEOUT = 10.0
+"""Seconds after a second signal in which the main thread may still write results."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes of a run.
+
+    Attributes:
+        run: Unique identifier of the run.
+        index: Index of this process.
+        count: Number of processes.
+    """
+
+    run: str = ""
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class StopMessage(JsonRecord):
+    """Message of one process to all processes.
+
+    Attributes:
+        kind: ``stop``: stop at an agreed point; ``fail``: the sender failed; ``end``: the run is
+            complete.
+        process: Sender.
+        reason: Name of the signal, or the error.
+    """
+
+    kind: Literal["stop", "fail", "end"]
+    process: int
+    reason: str = ""
+
+
+class SharedCalls:
+    """Messages through the key-value store of a pod.
+
+    Messages are numbered, and a number is written once, so all processes receive the same messages
+    in the same order.
+
+    Args:
+        folder: Prefix of the run's keys.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._received = 0
+        self._sent = 0
+
+    def send(self, call: StopMessage) -> None:
+        """Send a message to all processes, including this one."""
+        value = call.to_json().encode()
+        while not store.write(f"{self._folder}/{self._sent}", value):
+            self._sent += 1  # Taken by another message.
+
+    def receive(self, seconds: float) -> StopMessage | None:
+        """Return the next message; None after a timeout in seconds."""
+        value = store.read(f"{self._folder}/{self._received}", seconds)
+        if value is None:
+            return None
+        self._received += 1
+        return StopMessage.from_json(value)
+
+
+class OwnCalls:
+    """Messages of a single process."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[StopMessage] = queue.SimpleQueue()
+
+    def send(self, call: StopMessage) -> None:
+        """Send a message."""
+        self._calls.put(call)
+
+    def receive(self, seconds: float) -> StopMessage | None:
+        """Return the next message; None after a timeout in seconds."""
+        try:
+            return self._calls.get(timeout=seconds)
+        except queue.Empty:
+            return None
 
 
 class Stop:
@@ -125,6 +206,26 @@ class Stop:
                 f"within {_BARRIER_TIMEOUT:g} s"
             ) from None
 
+    def broadcast(self, name: str, make: Callable[[], object]) -> str:
+        """Return a value of the first process in every process.
+
+        Args:
+            name: Name of the value.
+            make: Returns the value, of which the text is broadcast; called in the first process.
+
+        Raises:
+            PeerError: Another process failed.
+        """
+        key = f"train/{self._group.run}/{name}"
+        if self._group.index == 0:
+            value = str(make())
+            if self._group.count > 1:
+                store.write(key, value.encode())
+            return value
+        while (value := store.read(key, 1.0)) is None:
+            self.check()
+        return value.decode()
+
     def check(self, cause: BaseException | None = None) -> None:
         """Raise PeerError if another process failed."""
         if self.failure is not None:
@@ -137,9 +238,7 @@ class Stop:
         Raises:
             PeerError: The block failed because another process had failed.
         """
-        listener_of_calls = start_background(
-            self._listen_to_calls, self._exiting.set, f"{OWN_THREADS}calls"
-        )
+        listener = start_background(self._listen_to_calls, self._exiting.set, f"{OWN_THREADS}calls")
         try:
             with on_signal(self.request):
                 yield
@@ -153,15 +252,15 @@ class Stop:
             self._closed.set()
             # Peers may need this process's listener after its failure.
             if self._group.count == 1:
-                self._end(listener_of_calls)
+                self._end(listener)
         if self._group.count > 1:
-            self._end(listener_of_calls)
+            self._end(listener)
 
-    def _end(self, listener_of_calls: threading.Thread) -> None:
+    def _end(self, listener: threading.Thread) -> None:
         """Wait for the listener to receive the end of the run from the first process."""
         if self._group.index == 0:
             self._calls.send(StopMessage("end", 0))
-        listener_of_calls.join()
+        listener.join()
 
     def _fail(self, error: BaseException) -> None:
         """Send the failure to all processes; raise that of a peer if it came first."""
@@ -260,54 +359,6 @@ def make_stop(group: Group, show: Callable[[str], None]) -> Stop:
     return Stop(group, calls, show, multihost.leave)
 
 
-def broadcast_from_first(group: Group, stop: Stop, name: str, make: Callable[[], object]) -> str:
-    """Return a value of the first process in every process.
-
-    Args:
-        group: Processes of the run.
-        stop: Stop state, which reports failures of peers.
-        name: Name of the value.
-        make: Returns the value, of which the text is broadcast; called in the first process.
-
-    Raises:
-        PeerError: Another process failed.
-    """
-    key = f"train/{group.run}/{name}"
-    if group.index == 0:
-        value = str(make())
-        if group.count > 1:
-            store.write(key, value.encode())
-        return value
-    while (value := store.read(key, 1.0)) is None:
-        stop.check()
-    return value.decode()
-
-
-def check_same_corpus(group: Group, stop: Stop, mark: str) -> None:
-    """Check that all processes read the same text.
-
-    Args:
-        group: Processes of the run.
-        stop: Stop state, which reports failures of peers.
-        mark: Fingerprint of this process's text.
-
-    Raises:
-        DataError: The fingerprints differ.
-        PeerError: Another process failed.
-    """
-    marks = stop.exchange("the text", mark)
-    other = next((number for number in marks if marks[number] != marks[0]), None)
-    if other is not None:
-        raise DataError(
-            f"process {other} reads another text ({marks[other]}) than process 0 ({marks[0]}). "
-            f"Put the same files on all hosts."
-        )
-
-
-_SIGNAL_TIMEOUT = 10.0
-"""Seconds after a second signal in which the main thread may still write results."""
-
-
 def exit_code(name: str) -> int:
     """Return the exit code for a signal: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + signal.Signals[name]
@@ -324,7 +375,7 @@ def on_signal(request: Callable[[str], None]) -> Iterator[None]:
     Args:
         request: Called in another thread.
     """
-    came = 0
+    came = heard = 0
     left = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -332,8 +383,6 @@ def on_signal(request: Callable[[str], None]) -> Iterator[None]:
         came += 1
         if came > 1:
             raise KeyboardInterrupt
-
-    heard = 0
 
     def listen(number: int) -> None:
         nonlocal heard
