@@ -38,8 +38,7 @@ from tests.train.checkpoint.states import (
 from tests.train.checkpoint.write_golden import GOLDENS
 from xlashard import Array, NamedSharding, P, device_put, pjit
 from xlashard.train.checkpoint import Checkpoints
-from xlashard.train.checkpoint.files import digests
-from xlashard.train.checkpoint.manifest import Manifest, read_manifest
+from xlashard.train.checkpoint.manifest import Manifest, digests, read_manifest
 from xlashard.train.errors import CheckpointError, RunError
 
 

@@ -12,7 +12,7 @@ from tests.train.checkpoint.pod_states import COLUMNS, check, metadata, state, s
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.supervision import EndingRules
 from xlashard.train.checkpoint import Checkpoints
-from xlashard.train.checkpoint.files import files_in, writer_of
+from xlashard.train.checkpoint.manifest import files_in, writer_of
 
 HERE = Path(__file__).parent
 

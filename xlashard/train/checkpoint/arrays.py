@@ -28,7 +28,6 @@ from xlashard.processes import (
     format_by_process,
     format_processes,
 )
-from xlashard.train.checkpoint.files import SAVING
 from xlashard.train.errors import CheckpointError
 
 
@@ -109,6 +108,9 @@ def _check_same(what: Mapping[int, str]) -> None:
             "of Checkpoints in the same order, with the same steps"
         )
 
+
+SAVING = ".saving-"
+"""Beginning of the name of a folder that is being written."""
 
 _ORBAX = Path(ocp.__file__).parent
 # Bytes. Orbax cuts replicated arrays into slices, one for each replica to write. Every shape and

@@ -10,7 +10,6 @@ from typing import Any, Self
 import jax
 
 from xlashard.train.checkpoint.arrays import ArrayFiles, ProcessSync, reason
-from xlashard.train.checkpoint.files import path_of, steps_in
 from xlashard.train.checkpoint.manifest import (
     Damage,
     Manifest,
@@ -22,7 +21,7 @@ from xlashard.train.checkpoint.manifest import (
     leaves_of,
     read_manifest,
 )
-from xlashard.train.checkpoint.writing import ARRAYS, Writer
+from xlashard.train.checkpoint.writing import ARRAYS, Writer, path_of, steps_in
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = "orbax-checkpoint"

@@ -1,6 +1,21 @@
-"""Writer of checkpoints, in a blocking and a background part."""
+"""Folders of checkpoints, and their writer in a blocking and a background part.
 
+```text
+checkpoints/
+    00000200/             a committed step: renamed after all its files were on the disk
+        checkpoint.json   metadata, and the digest of every file
+        arrays/           written by orbax
+    .saving-00000300-1c9f04e2/
+                          being written, or left by a killed process
+    .deleting-00000100/   being deleted, or left by a killed process
+```
+"""
+
+import errno
+import os
+import re
 import secrets
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,22 +24,94 @@ from typing import Any
 
 import jax
 
-from xlashard.train.checkpoint import files
 from xlashard.train.checkpoint.arrays import (
+    SAVING,
     ArrayFiles,
     MissingProcessError,
     OthersFailedError,
     ProcessSync,
     reason,
 )
-from xlashard.train.checkpoint.manifest import Manifest, RunMetadata, array_types
+from xlashard.train.checkpoint.manifest import (
+    Manifest,
+    RunMetadata,
+    array_types,
+    digests,
+    files_in,
+    take_digests,
+    write_digests,
+    writer_of,
+)
 from xlashard.train.errors import CheckpointError
 
 ARRAYS = "arrays"
 """Subfolder of a step that orbax writes."""
 
 _PARTS = "parts"
+_DELETING = ".deleting-"
+_STEP = re.compile(r"\d{8,}")
 _SHARE = "Choose a folder on a file system that all processes share"
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Return the folder of a committed step: `checkpoints/00000200`."""
+    return folder / f"{step:08d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the committed steps of a folder, in order; none for a missing folder."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} can't be read: {error.strerror}") from None
+    return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+
+def _staging_path(folder: Path, step: int, token: str) -> Path:
+    """Return the staging folder of a step.
+
+    The token makes it unique: orbax may still write into the folder of a failed save, and so may
+    processes of an earlier run.
+    """
+    return folder / f"{SAVING}{step:08d}-{token}"
+
+
+def _make_folder(staging: Path) -> None:
+    """Create a staging folder, and remove those that killed processes left."""
+    staging.parent.mkdir(parents=True, exist_ok=True)
+    for entry in list(os.scandir(staging.parent)):
+        if entry.name.startswith((SAVING, _DELETING)):
+            shutil.rmtree(entry.path, ignore_errors=True)
+    staging.mkdir()
+
+
+def _commit(staging: Path, step: int) -> None:
+    """Commit a written step: flush its folders and rename the staging folder."""
+    for path in [*(p for p in staging.rglob("*") if p.is_dir()), staging]:
+        _sync_entries(path)
+    staging.rename(path_of(staging.parent, step))
+    _sync_entries(staging.parent)
+
+
+def _sync_entries(folder: Path) -> None:
+    """Flush the entries of a folder to the disk, if its file system supports it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path, step: int) -> None:
+    """Delete a committed step; an interrupted deletion leaves no step."""
+    away = folder / f"{_DELETING}{step:08d}"
+    path_of(folder, step).rename(away)
+    shutil.rmtree(away)
 
 
 @dataclass(frozen=True)
@@ -102,31 +189,31 @@ class Writer:
         """Return the staging folder, created by the first process and visible to all."""
         problem, token = "", secrets.token_hex(4)
         if self._sync.first:
-            staging = files.staging_path(self._folder, step, token)
+            staging = _staging_path(self._folder, step, token)
             problem = _attempt(lambda: self._make(staging, step))
         result = self._sync.exchange(f"save step {step}", problem, token)
         if result.problems:
             raise self._failed(step, str(result))
-        staging = files.staging_path(self._folder, step, result.first)
+        staging = _staging_path(self._folder, step, result.first)
         if not self._is_shared and jax.process_count() > 1:
             unseen = f"{staging}, created by process 0, is not visible. {_SHARE}"
             result = self._sync.exchange(f"see step {step}", "" if staging.is_dir() else unseen)
             if result.problems:
-                files.discard(staging)
+                shutil.rmtree(staging, ignore_errors=True)
                 raise self._failed(step, str(result))
             self._is_shared = True
         return staging
 
     def _make(self, staging: Path, step: int) -> None:
-        later = [number for number in files.steps_in(self._folder) if number >= step]
+        later = [number for number in steps_in(self._folder) if number >= step]
         if later:
-            paths = (str(files.path_of(self._folder, number)) for number in later)
+            paths = (str(path_of(self._folder, number)) for number in later)
             raise CheckpointError(
                 f"the folder has checkpoints of the same or later steps: {later}. A run would "
                 f"resume from them. Choose another folder, or move them away:\n"
                 f"  mv {' '.join(paths)} ELSEWHERE"
             )
-        files.make(staging)
+        _make_folder(staging)
 
     def _write_part(self, staging: Path) -> None:
         """Wait for the arrays, and compute the digests of this process's files in a pod."""
@@ -136,24 +223,22 @@ class Writer:
             return  # The other processes report the error.
         if jax.process_count() > 1:
             me = jax.process_index()
-            own = [name for name in files.files_in(staging) if files.writer_of(name) == me]
-            files.write_digests(
-                staging / _PARTS, str(me), files.digests(staging, own, durable=True)
-            )
+            own = [name for name in files_in(staging) if writer_of(name) == me]
+            write_digests(staging / _PARTS, str(me), digests(staging, own, durable=True))
 
     def _write_rest(self, pending: PendingSave) -> None:
         """Collect all digests, write the manifest, and commit."""
         staging, metadata = pending.staging, pending.metadata
-        known = files.take_digests(staging / _PARTS, jax.process_count())
-        names = files.files_in(staging)
-        known |= files.digests(staging, [name for name in names if name not in known], durable=True)
+        known = take_digests(staging / _PARTS, jax.process_count())
+        names = files_in(staging)
+        known |= digests(staging, [name for name in names if name not in known], durable=True)
         Manifest(metadata, pending.types, {name: known[name] for name in names}).write(staging)
-        files.commit(staging, metadata.step)
+        _commit(staging, metadata.step)
 
     def _delete_old(self) -> None:
-        for step in files.steps_in(self._folder)[: -self._keep] if self._keep else ():
+        for step in steps_in(self._folder)[: -self._keep] if self._keep else ():
             try:
-                files.remove(self._folder, step)
+                _remove(self._folder, step)
             except OSError as error:
                 warnings.warn(
                     f"the checkpoint of step {step} is obsolete but cannot be deleted: "
@@ -165,11 +250,11 @@ class Writer:
     def _exchange(self, pending: PendingSave, what: str, problem: str) -> None:
         result = self._sync.exchange(f"{what} step {pending.metadata.step}", problem)
         if result.problems:
-            files.discard(pending.staging)
+            shutil.rmtree(pending.staging, ignore_errors=True)
             raise self._failed(pending.metadata.step, str(result))
 
     def _failed(self, step: int, problem: str) -> CheckpointError:
-        steps = files.steps_in(self._folder)
+        steps = steps_in(self._folder)
         left = f"the last one is of step {steps[-1]}" if steps else "no earlier one exists"
         return CheckpointError(
             f"the checkpoint of step {step} could not be written to {self._folder} ({left}): "

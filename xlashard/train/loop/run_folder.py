@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from xlashard.documents import parse_json
-from xlashard.train.checkpoint.files import steps_in
+from xlashard.train.checkpoint.writing import steps_in
 from xlashard.train.config.schema import leaves
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.config.toml_text import to_toml, toml_value

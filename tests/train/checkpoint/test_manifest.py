@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from xlashard.train.checkpoint.files import digests, files_in, path_of, steps_in, writer_of
+from xlashard.train.checkpoint.manifest import digests, files_in, writer_of
+from xlashard.train.checkpoint.writing import path_of, steps_in
 
 
 @pytest.mark.parametrize(
