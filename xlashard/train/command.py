@@ -16,7 +16,7 @@ from xlashard.train.config.schema import reference
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.config.toml_text import toml_value
 from xlashard.train.errors import DataError, RunError, SettingsError
-from xlashard.train.loop.console import make_console, make_screen
+from xlashard.train.loop.console import Screen, make_console
 from xlashard.train.loop.job import run_job
 from xlashard.train.loop.run_folder import Resumed, last_run, newest_resumable, read_run
 from xlashard.train.loop.steps import is_compiling
@@ -57,7 +57,7 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
         return 1
     try:
         devices = start_devices(settings.devices.emulate, pod.count)
-        screen = make_screen(make_console(), settings.training.log_every)
+        screen = Screen(make_console(), settings.training.log_every)
         outcome = run_job(settings, devices, screen, runs, resumed)
     except RunError as error:
         print_error(error)

@@ -64,7 +64,7 @@ import os, sys
 from xlashard.cli import main
 from xlashard.train.loop import console, steps
 number, process, step = map(int, sys.argv.pop(1).split(","))
-show, build = console.PlainScreen.step, steps.build_programs
+show, build = console.Screen.step, steps.build_programs
 
 
 def stepped(screen, done, *rest):
@@ -80,7 +80,7 @@ def built(*args):
 
 
 if os.environ["XLASHARD_POD_PROCESS_ID"] == str(process):
-    console.PlainScreen.step, steps.build_programs = stepped, built
+    console.Screen.step, steps.build_programs = stepped, built
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.panel import Panel
 
-from xlashard.train.loop.console import LiveScreen, Pace, PlainScreen, make_screen
+from xlashard.train.loop.console import Pace, Screen
 
 
 class Clock:
@@ -53,14 +53,21 @@ def test_pace_forgets_old_steps() -> None:
     assert pace.seconds == 1.0
 
 
-def test_the_screen_fits_the_output() -> None:
-    assert isinstance(make_screen(console(True), 1), LiveScreen)
-    assert isinstance(make_screen(console(False), 1), PlainScreen)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_screen_fits_the_output(terminal: bool) -> None:
+    out = console(terminal)
+    screen = Screen(out, 1)
+    screen.begin(10)
+    screen.step(1, 1.5, paced(10, 1.0, 1))
+    screen.end()
+    shown = out.file.getvalue()
+    assert ("\x1b[?25l" in shown, "1/10" in shown) == (terminal, True)
+    assert ("step  1/10" in shown) != terminal
 
 
 def test_plain_output_is_lines_at_the_first_last_and_every_few_steps() -> None:
     out = console(False)
-    screen = PlainScreen(out, every=4)
+    screen = Screen(out, every=4)
     screen.begin(10)
     for done in range(1, 11):
         screen.step(done, 1.5, paced(10, 1.0, done))
@@ -78,13 +85,13 @@ def test_plain_output_is_lines_at_the_first_last_and_every_few_steps() -> None:
 @pytest.mark.parametrize("text", ["a [bold]path[/bold]", "x" * 300, "[/]"])
 def test_text_is_shown_as_it_is(text: str) -> None:
     out = console(False)
-    PlainScreen(out, 1).show(text)
+    Screen(out, 1).show(text)
     assert out.file.getvalue() == text + "\n"
 
 
 def test_plain_output_has_no_control_codes() -> None:
     out = console(False)
-    screen = PlainScreen(out, 1)
+    screen = Screen(out, 1)
     screen.show(Panel("text"))
     screen.begin(1)
     screen.step(1, 1.0, paced(1, 1.0, 1))
@@ -93,7 +100,7 @@ def test_plain_output_has_no_control_codes() -> None:
 
 def test_a_terminal_shows_a_bar_with_loss_speed_and_time_left() -> None:
     out = console(True)
-    screen = LiveScreen(out)
+    screen = Screen(out, 1)
     screen.begin(40)
     screen.show("above the bar")
     screen.step(20, 2.3456, paced(40, 0.5, 20))
@@ -106,7 +113,7 @@ def test_a_terminal_shows_a_bar_with_loss_speed_and_time_left() -> None:
 
 
 def test_a_screen_may_end_without_a_beginning_and_twice() -> None:
-    screen = LiveScreen(console(True))
+    screen = Screen(console(True), 1)
     screen.end()
     screen.begin(1)
     screen.end()

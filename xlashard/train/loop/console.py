@@ -15,10 +15,6 @@ from xlashard.wording import printable
 _PLAIN_WIDTH = 100
 
 
-type Screen = PlainScreen | LiveScreen
-"""Output of a run."""
-
-
 @dataclass
 class Pace:
     """Speed of the latest steps.
@@ -65,45 +61,36 @@ class Pace:
         return f"{self.rate:,.0f} tokens/s · {minutes}:{seconds:02d} left"
 
 
-class PlainScreen:
-    """Output as lines without control codes, for log files, pipes and CI."""
+class Screen:
+    """Output of a run: a progress bar at the bottom of a terminal, elsewhere lines.
 
-    def __init__(self, console: Console, every: int):
+    The lines have no control codes, for log files, pipes and CI.
+
+    Args:
+        console: Console to print on.
+        every: Steps between two lines, without a terminal.
+    """
+
+    def __init__(self, console: Console, every: int) -> None:
         self._console = console
         self._every = every
         self._steps = 0
-
-    def show(self, thing: Any) -> None:
-        """Print a line or a renderable."""
-        _print(self._console, thing)
-
-    def begin(self, steps: int, done: int = 0) -> None:
-        """Store the number of steps."""
-        self._steps = steps
-
-    def step(self, done: int, loss: float, pace: Pace) -> None:
-        """Print a line for the first, the last, and every n-th step."""
-        if done == 1 or done == self._steps or done % self._every == 0:
-            width = len(str(self._steps))
-            self.show(f"step {done:>{width}}/{self._steps} · loss {loss:.4f} · {pace}")
-
-    def end(self) -> None:
-        """Do nothing: no line is open."""
-
-
-class LiveScreen:
-    """Output with a progress bar at the bottom of a terminal."""
-
-    def __init__(self, console: Console):
-        self._console = console
         self._bar: Progress | None = None
 
     def show(self, thing: Any) -> None:
-        """Print a line or a renderable above the bar."""
-        _print(self._bar.console if self._bar else self._console, thing)
+        """Print a line or a renderable, above the bar if there is one."""
+        if isinstance(thing, str):
+            # Brackets in paths are not rich markup; lines of a log are not wrapped.
+            self._console.print(Text(printable(thing)), soft_wrap=not self._console.is_terminal)
+        else:
+            self._console.print(thing)
+        self._console.file.flush()
 
     def begin(self, steps: int, done: int = 0) -> None:
-        """Open the bar."""
+        """Store the number of steps, and open the bar."""
+        self._steps = steps
+        if not self._console.is_terminal:
+            return
         self._bar = Progress(
             TextColumn("[bold]training"),
             BarColumn(bar_width=None),
@@ -115,38 +102,29 @@ class LiveScreen:
         self._bar.start()
 
     def step(self, done: int, loss: float, pace: Pace) -> None:
-        """Advance the bar."""
+        """Advance the bar, or print a line for the first, the last, and every n-th step."""
         if self._bar:
             status = f"loss [bold]{loss:.4f}[/] · {pace}"
             self._bar.update(self._bar.task_ids[0], completed=done, status=status)
+        elif self._console.is_terminal:
+            return  # The bar is closed.
+        elif done in (1, self._steps) or done % self._every == 0:
+            width = len(str(self._steps))
+            self.show(f"step {done:>{width}}/{self._steps} · loss {loss:.4f} · {pace}")
 
     def end(self) -> None:
-        """Close the bar and leave it on the screen."""
+        """Close the bar, if it is open, and leave it on the screen."""
         if self._bar:
             self._bar.stop()
             self._bar = None
 
 
-def make_screen(console: Console, every: int) -> Screen:
-    """Return a live screen for a terminal, otherwise a plain one."""
-    return LiveScreen(console) if console.is_terminal else PlainScreen(console, every)
-
-
-def log_screen(file: IO[str], every: int) -> Screen:
-    """Return a screen that writes to a file."""
-    return PlainScreen(Console(file=file, highlight=False, width=_PLAIN_WIDTH), every)
+def log_console(file: IO[str]) -> Console:
+    """Return a console that writes to a file, without control codes."""
+    return Console(file=file, force_terminal=False, highlight=False, width=_PLAIN_WIDTH)
 
 
 def make_console() -> Console:
     """Return a console on standard output; without a terminal wide enough for the tables."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
-
-
-def _print(console: Console, thing: Any) -> None:
-    if isinstance(thing, str):
-        # Brackets in paths are not rich markup; lines of a log are not wrapped.
-        console.print(Text(printable(thing)), soft_wrap=not console.is_terminal)
-    else:
-        console.print(thing)
-    console.file.flush()

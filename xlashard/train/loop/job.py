@@ -21,7 +21,7 @@ from xlashard.train.config.toml_text import setting_changes, to_toml
 from xlashard.train.data import plan_batch, read_corpus
 from xlashard.train.errors import DataError, PeerError, SettingsError
 from xlashard.train.formulas import parameters
-from xlashard.train.loop.console import Screen, log_screen
+from xlashard.train.loop.console import Screen, log_console
 from xlashard.train.loop.run_folder import (
     CHECKPOINTS,
     Resumed,
@@ -283,7 +283,7 @@ def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
         return
     path.mkdir(parents=True, exist_ok=True)
     with (path / f"log-{place.group.index}.txt").open("a", encoding="utf-8") as file:
-        yield log_screen(file, settings.training.log_every)
+        yield Screen(log_console(file), settings.training.log_every)
 
 
 def _first_state(
