@@ -13,6 +13,7 @@ from xlashard._jax.lowering import uses_shardy
 from xlashard.costs.cost_analysis import analyze_cost
 from xlashard.preflights.attribution.attribution import describe_traffic
 from xlashard.preflights.compilation import Compilation
+from xlashard.preflights.target_loading import TargetProgram
 from xlashard.tpu import topology
 from xlashard.train import formulas
 from xlashard.train.config.settings import (
@@ -23,7 +24,7 @@ from xlashard.train.config.settings import (
     ShardingSettings,
     TrainingSettings,
 )
-from xlashard.train.model.programs import Target, training_step
+from xlashard.train.model.programs import training_step
 
 pytestmark = pytest.mark.partitioner
 
@@ -66,7 +67,7 @@ class Compiled:
     pair: tuple[str, str]
     settings: Settings
     mesh: Mesh
-    target: Target
+    target: TargetProgram
     compilation: Compilation
 
 

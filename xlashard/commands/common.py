@@ -273,8 +273,7 @@ def _of_settings(
 
     settings = load_settings(path, words)
     mesh = place.mesh(settings.mesh if axes is None else axes)
-    step = training_step(settings, mesh)
-    return TargetProgram(step.function, mesh, step.args, {}, step.workload)
+    return training_step(settings, mesh)
 
 
 def topologies_for(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 import xlashard
-from xlashard.preflights.report.pricing import Workload
+from xlashard.preflights.target_loading import TargetProgram
 from xlashard.sharding import Mesh
 from xlashard.train.config.settings import ModelSettings, OptimizerSettings, Settings
 from xlashard.train.data import token_type
@@ -282,22 +282,7 @@ def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Progra
     )
 
 
-@dataclass(frozen=True)
-class Target:
-    """Program for a preflight.
-
-    Attributes:
-        function: A `pjit` function.
-        args: Arguments as shapes with shardings.
-        workload: Work of one call.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    workload: Workload
-
-
-def training_step(settings: Settings, mesh: Mesh) -> Target:
+def training_step(settings: Settings, mesh: Mesh) -> TargetProgram:
     """Return the training step of settings on the devices of a mesh.
 
     Args:
@@ -330,7 +315,7 @@ def training_step(settings: Settings, mesh: Mesh) -> Target:
     else:
         state = state_shapes(recipe, state_shardings(recipe, layout))
         args = state, _batch_shape(settings, batch_sharding(layout))
-    return Target(pjit_step(recipe, layout), args, workload(settings))
+    return TargetProgram(pjit_step(recipe, layout), mesh, args, workload=workload(settings))
 
 
 def on_mesh(settings: Settings, mesh: Mesh) -> Settings:
