@@ -9,7 +9,7 @@ from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
 from xlashard.train import formulas
 from xlashard.train.config.settings import ModelSettings
-from xlashard.train.model.layout import declare
+from xlashard.train.model.layout import declare, declared_arrays
 
 REAL = topology_settings()
 FACTS = read_facts()
@@ -134,13 +134,15 @@ def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
     count = formulas.ways(run, ("embed",))
     item = formulas.ITEM_BYTES[run.model.compute]
     spread = [
-        x for x in formulas.matrices(run.model) if "embed" in x.axes and x.name != "embedding"
+        x
+        for path, x in declared_arrays(run.model).items()
+        if "embed" in x.axes and path != "embedding"
     ]
     whole = (
         run.training.accumulate
         * item
         * sum(
-            x.elements / formulas.ways(run, [axis for axis in x.axes if axis != "embed"])
+            x.size / formulas.ways(run, [axis for axis in x.axes if axis != "embed"])
             for x in spread
         )
     )

@@ -12,39 +12,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-import jax
-
 from xlashard.gpu.gpu_names import is_gpu_name
 from xlashard.preflights.report.pricing import Workload
 from xlashard.train.config.settings import ModelSettings, Settings
 from xlashard.train.model.attention import with_kernel_of
 from xlashard.train.model.experts import places
-from xlashard.train.model.layout import declare, path_name
+from xlashard.train.model.layout import declared_arrays
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """Bytes of an element by dtype."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Parameter of the model, with its copies in all layers.
-
-    Attributes:
-        name: Path, such as `mlp.up`.
-        copies: Number of copies: N in the layers, else 1.
-        sides: Shape of one copy.
-        axes: Logical axis of each dimension, or None.
-    """
-
-    name: str
-    copies: int
-    sides: tuple[int, ...]
-    axes: tuple[str | None, ...]
-
-    @property
-    def elements(self) -> int:
-        """Return the number of elements of all copies."""
-        return self.copies * math.prod(self.sides)
 
 
 @dataclass(frozen=True)
@@ -67,32 +43,19 @@ class Flops:
         return self.forward + self.backward + self.recomputed
 
 
-def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
-    """Return the parameters of the model.
+def parameters(model: ModelSettings) -> int:
+    """Return the number of parameters.
 
     A layer has W (2 H + 2 K) D elements in its attention (with a latent of rank c, queries of rank
     q and R rotary features W (q + c + R) + H (q (D + R) + 2 c D + D W)), 3 W M in its feed-forward
     layer (2 W M without a gate; with experts E times that, and W E in the router), and its norms;
     outside of the layers the model has one or two tables of V W, and a norm.
-    """
-    found = []
-    for path, declared in jax.tree.leaves_with_path(declare(model)):
-        name = path_name(path)
-        stacked = int(name.startswith("layers."))
-        sides, axes = declared.shape[stacked:], declared.axes[stacked:]
-        copies = model.layers if stacked else 1
-        found.append(Matrix(name.removeprefix("layers."), copies, sides, axes))
-    return tuple(found)
-
-
-def parameters(model: ModelSettings) -> int:
-    """Return the number of parameters.
 
     Example:
         >>> parameters(ModelSettings(layers=1, width=8, heads=2, kv_heads=1, mlp=16, vocab=10))
         760
     """
-    return sum(matrix.elements for matrix in matrices(model))
+    return sum(declared.size for declared in declared_arrays(model).values())
 
 
 def active_parameters(model: ModelSettings) -> int:
@@ -113,7 +76,8 @@ def ways(settings: Settings, axes: Iterable[str | None]) -> int:
 def parameter_bytes(settings: Settings) -> int:
     """Return the bytes of the parameters on one device."""
     one = ITEM_BYTES[settings.model.parameters]
-    return sum(x.elements // ways(settings, x.axes) * one for x in matrices(settings.model))
+    arrays = declared_arrays(settings.model).values()
+    return sum(x.size // ways(settings, x.axes) * one for x in arrays)
 
 
 def state_bytes(settings: Settings) -> int:
@@ -162,7 +126,7 @@ def model_flops(settings: Settings) -> float:
     """
     model = settings.model
     sequences = settings.training.batch
-    norms = sum(x.elements for x in matrices(model) if len(x.sides) == 1)
+    norms = sum(x.size for x in declared_arrays(model).values() if x.spread is None)
     looked_up = 0 if model.tied else model.vocab * model.width
     weights = active_parameters(model) - looked_up - norms
     wide = model.layers // model.window_cycle
@@ -240,7 +204,8 @@ def _products(settings: Settings) -> dict[str, float]:
     model, sequences = settings.model, settings.training.batch
     tokens, width = sequences * model.length, model.width
     layers, heads = model.layers, model.heads * model.head_size
-    sizes = {x.name.removeprefix("attention."): x.elements for x in matrices(model)}
+    arrays = declared_arrays(model).items()
+    sizes = {name.removeprefix("layers.attention."): x.size for name, x in arrays}
     turned = model.heads * model.rope_size if model.latent else 0
     rows = tokens
     shared = 2 * layers * tokens * width * model.shared_mlp if model.experts else 0
@@ -337,16 +302,16 @@ def _weight_traffic(settings: Settings) -> _Sent:
     """Yield the traffic of parameters and their gradients."""
     rules, model = settings.sharding.rules, settings.model
     one, times = ITEM_BYTES[model.compute], settings.training.accumulate
-    for matrix in matrices(model):
+    for path, matrix in declared_arrays(model).items():
         others = [axis for axis in matrix.axes if axis != "embed"]
         spread = {name for axis in matrix.axes if axis for name in getattr(rules, axis)}
-        whole = times * matrix.elements / ways(settings, others)
-        own = times * matrix.elements / ways(settings, matrix.axes)
-        alone = matrix.name == "head" and model.vocab_parts <= 1
-        summed = 4 if alone or matrix.name == "mlp.router" else one
+        whole = times * matrix.size / ways(settings, others)
+        own = times * matrix.size / ways(settings, matrix.axes)
+        alone = path == "head" and model.vocab_parts <= 1
+        summed = 4 if alone or path == "layers.mlp.router" else one
         rest = tuple(name for name in rules.batch if name not in spread)
         yield rest, 2 * _part_of(settings, rest) * own * summed
-        if "embed" in matrix.axes and matrix.name != "embedding":
+        if "embed" in matrix.axes and path != "embedding":
             gathered = one if alone else 2 * one
             yield rules.embed, _part_of(settings, rules.embed) * whole * (gathered + summed)
 

@@ -3,13 +3,10 @@
 import difflib
 import math
 from collections.abc import Iterator
-from typing import Any
-
-import jax
 
 from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
-from xlashard.train.model.layout import Declaration, check_mesh, declare, path_name
+from xlashard.train.model.layout import check_mesh, declared_arrays
 
 _KEYS = {
     "embed": "model.width",
@@ -263,7 +260,7 @@ def _rules(settings: Settings) -> Iterator[str]:
                 f"{_rule(name, tuple(dict.fromkeys(axes)))}"
             )
     reported: set[frozenset[str]] = set()
-    for named in [*_ACTIVATIONS, *(x.axes for _, x in _declarations(settings))]:
+    for named in [*_ACTIVATIONS, *(x.axes for x in declared_arrays(settings.model).values())]:
         yield from _collisions(tuple(axis for axis in named if axis), rules, reported)
 
 
@@ -289,7 +286,7 @@ def _collisions(
 
 def _parameters(settings: Settings) -> Iterator[str]:
     rules, reported = settings.sharding.rules, set()
-    for path, declared in _declarations(settings):
+    for path, declared in declared_arrays(settings.model).items():
         for size, name in zip(declared.shape, declared.axes, strict=True):
             axes = getattr(rules, name) if name else ()
             ways = math.prod(settings.mesh[axis] for axis in axes)
@@ -329,13 +326,6 @@ def _batch(settings: Settings) -> Iterator[str]:
         f"{_product(axes, settings)} devices, as sharding.rules.batch = {_list(axes)} requires. "
         f"Write:\n  [training]\n  batch = {_near(training.batch, ways * training.accumulate)}"
     )
-
-
-def _declarations(settings: Settings) -> list[tuple[str, Declaration]]:
-    pairs: list[tuple[Any, Declaration]] = jax.tree_util.tree_leaves_with_path(
-        declare(settings.model)
-    )
-    return [(path_name(path), declared) for path, declared in pairs]
 
 
 def _product(axes: tuple[str, ...], settings: Settings) -> str:

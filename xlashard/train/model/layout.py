@@ -260,6 +260,11 @@ def declare(model: ModelSettings) -> dict[str, Any]:
     }
 
 
+def declared_arrays(model: ModelSettings) -> dict[str, Declaration]:
+    """Return the declarations of a model by path, such as `layers.mlp.up`."""
+    return {path_name(path): x for path, x in jax.tree.leaves_with_path(declare(model))}
+
+
 def _attention(model: ModelSettings) -> dict[str, _Array]:
     width, heads, kv_heads, size = model.width, model.heads, model.kv_heads, model.head_size
     inward = width**-0.5
