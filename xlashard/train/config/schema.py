@@ -183,7 +183,7 @@ class _Reader:
                 self._read_value(self._known[self._short[path]], raw, word=False)
             else:
                 first = next(x for x in self._known.values() if x.path.startswith(path + "."))
-                shown = _line(first.path, first.default, word=False)
+                shown = setting_line(first.path, first.default, word=False)
                 self.problems.append(f"{path} must be a table, not {_shown(raw)}. Write:\n{shown}")
 
     def read_word(self, word: str) -> None:
@@ -194,7 +194,7 @@ class _Reader:
         table, _, name = path.rpartition(".")
         if not equals:
             leaf = _nearest(path, known) or next(iter(known.values()))
-            line = _line(leaf.path, leaf.default, word=True)
+            line = setting_line(leaf.path, leaf.default, word=True)
             self.problems.append(f"--set {word}: the value is missing. Write:\n{line}")
         elif table in known and get_origin(known[table].kind) is dict:
             old = self.values.get(table, known[table].default)
@@ -209,14 +209,14 @@ class _Reader:
         try:
             value = _coerce(leaf.kind, raw)
         except _Mismatch:
-            expected, line = describe(leaf.kind), _line(leaf.path, _repaired(leaf, raw), word)
+            line = setting_line(leaf.path, _repaired(leaf, raw), word)
             self.problems.append(
-                f"{leaf.path} must be {expected}, not {_shown(raw)}. Write:\n{line}"
+                f"{leaf.path} must be {describe(leaf.kind)}, not {_shown(raw)}. Write:\n{line}"
             )
             return
         for key, number in _numbers(value):
             if refusal := leaf.bounds.refusal(number):
-                line = _line(leaf.path, leaf.default, word)
+                line = setting_line(leaf.path, leaf.default, word)
                 self.problems.append(
                     f"{leaf.path}{key} must be {refusal}, not {number!r}. Write:\n{line}"
                 )
@@ -297,7 +297,7 @@ def _unknown(
         value = _coerce(leaf.kind, raw)
     except _Mismatch:
         value = _repaired(leaf, raw)
-    line = _line(leaf.path, value, word)
+    line = setting_line(leaf.path, value, word)
     return f"{path} is not a setting. Did you mean {leaf.path}? Write:\n{line}"
 
 
@@ -356,7 +356,8 @@ def _shown(raw: Any) -> str:
     return prefix + (text if len(text) <= 60 else text[:57] + "...")
 
 
-def _line(path: str, value: Any, word: bool) -> str:
+def setting_line(path: str, value: Any, word: bool = False) -> str:
+    """Return the lines of a settings file, or of ``--set`` for a word, that write a setting."""
     table, _, key = path.rpartition(".")
     if not word:
         inside = isinstance(value, Mapping)

@@ -4,7 +4,9 @@ import difflib
 import math
 from collections.abc import Iterator
 
+from xlashard.train.config.schema import setting_line
 from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Settings
+from xlashard.train.config.toml_text import toml_value
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.layout import check_mesh, declared_arrays
 
@@ -98,10 +100,11 @@ def _pieces(settings: Settings) -> Iterator[str]:
             f"  [model]\n  gated = true"
         )
     if model.dropless and settings.sharding.rules.experts:
+        experts = toml_value(settings.sharding.rules.experts)
         yield (
-            f"model.dropless = true, but sharding.rules.experts = "
-            f"{_list(settings.sharding.rules.experts)} spreads the experts; without a capacity a "
-            f"device has all of them. Write:\n{_rule('experts', ())}"
+            f"model.dropless = true, but sharding.rules.experts = {experts} spreads the experts; "
+            f"without a capacity a device has all of them. Write:\n"
+            f"{setting_line('sharding.rules.experts', ())}"
         )
     yield from _residuals(model)
     yield from _latent(model)
@@ -120,7 +123,7 @@ def _residuals(model: ModelSettings) -> Iterator[str]:
             yield (
                 f"model.{key} names {', '.join(map(repr, unknown))}, and a layer has: "
                 f"{', '.join(KEEPABLE)}. Write, for example:\n"
-                f"  [model]\n  {key} = {_list(tuple(x for x in names if x in KEEPABLE))}"
+                f"  [model]\n  {key} = {toml_value(tuple(x for x in names if x in KEEPABLE))}"
             )
         elif names and not model.remat:
             yield (
@@ -137,7 +140,7 @@ def _residuals(model: ModelSettings) -> Iterator[str]:
         rest = tuple(name for name in model.kept if name not in both)
         yield (
             f"model.kept and model.offloaded both name {', '.join(map(repr, both))}. Write:\n"
-            f"  [model]\n  kept = {_list(rest)}"
+            f"  [model]\n  kept = {toml_value(rest)}"
         )
 
 
@@ -210,7 +213,7 @@ def _automatic(settings: Settings) -> Iterator[str]:
         yield (
             f'sharding.layout = "auto", but inside of kernels and of dropless experts the rules '
             f"hold, and sharding.rules has none: each device would compute the whole batch. "
-            f"Write:\n{_rule('batch', axes)}"
+            f"Write:\n{setting_line('sharding.rules.batch', axes)}"
         )
 
 
@@ -231,11 +234,8 @@ def _tokens(settings: Settings) -> Iterator[str]:
 
 
 def _misfit(key: str, size: int, by: str, count: int, near: int | None = None) -> str:
-    table, _, name = key.partition(".")
-    return (
-        f"{key} = {size} does not divide by {by} = {count}. Write:\n"
-        f"  [{table}]\n  {name} = {near or _near(size, count)}"
-    )
+    line = setting_line(key, near or _near(size, count))
+    return f"{key} = {size} does not divide by {by} = {count}. Write:\n{line}"
 
 
 def _near(size: int, count: int) -> int:
@@ -247,17 +247,18 @@ def _rules(settings: Settings) -> Iterator[str]:
     """Check that rules name axes of the mesh, each once per array."""
     mesh, rules = settings.mesh, settings.sharding.rules
     for name, axes in vars(rules).items():
-        unknown = [axis for axis in axes if axis not in mesh]
+        key, unknown = f"sharding.rules.{name}", [axis for axis in axes if axis not in mesh]
         if unknown:
             meant = [x for axis in axes for x in difflib.get_close_matches(axis, mesh, n=1)]
             yield (
-                f"sharding.rules.{name} names {', '.join(map(repr, unknown))}, but [mesh] has only "
-                f"{', '.join(map(repr, mesh))}. Write:\n{_rule(name, tuple(dict.fromkeys(meant)))}"
+                f"{key} names {', '.join(map(repr, unknown))}, but [mesh] has only "
+                f"{', '.join(map(repr, mesh))}. Write:\n"
+                f"{setting_line(key, list(dict.fromkeys(meant)))}"
             )
         elif len(set(axes)) < len(axes):
             yield (
-                f"sharding.rules.{name} = {_list(axes)} names an axis twice. Write:\n"
-                f"{_rule(name, tuple(dict.fromkeys(axes)))}"
+                f"{key} = {toml_value(axes)} names an axis twice. Write:\n"
+                f"{setting_line(key, list(dict.fromkeys(axes)))}"
             )
     reported: set[frozenset[str]] = set()
     for named in [*_ACTIVATIONS, *(x.axes for x in declared_arrays(settings.model).values())]:
@@ -280,63 +281,55 @@ def _collisions(
             yield (
                 f"sharding.rules.{other} and sharding.rules.{name} both use the mesh axis "
                 f"{axis!r}, and some arrays have both dimensions. Write, for example:\n"
-                f"{_rule(name, rest)}"
+                f"{setting_line(f'sharding.rules.{name}', rest)}"
             )
 
 
 def _parameters(settings: Settings) -> Iterator[str]:
-    rules, reported = settings.sharding.rules, set()
+    reported: set[str] = set()
     for path, declared in declared_arrays(settings.model).items():
         for size, name in zip(declared.shape, declared.axes, strict=True):
-            axes = getattr(rules, name) if name else ()
-            ways = math.prod(settings.mesh[axis] for axis in axes)
-            if size % ways == 0 or name in reported:
+            if name is None or name in reported or size % _ways(name, settings) == 0:
                 continue
             reported.add(name)
-            key = _KEYS[str(name)]
-            table, _, field = key.partition(".")
-            change = f"  [{table}]\n  {field} = {_near(size, ways)}\nor:\n"
+            key = _KEYS[name]
+            problem = _uneven(f"{key} = {size}", name, settings)
             yield (
-                f"{key} = {size} does not divide over {_product(axes, settings)} devices, as "
-                f"sharding.rules.{name} = {_list(axes)} requires (parameter {path}, shape "
-                f"{declared.shape}). Write:\n{change}{_rule(str(name), ())}"
+                f"{problem} (parameter {path}, shape {declared.shape}). Write:\n"
+                f"{setting_line(key, _near(size, _ways(name, settings)))}\nor:\n"
+                f"{setting_line(f'sharding.rules.{name}', ())}"
             )
 
 
 def _length(settings: Settings) -> Iterator[str]:
-    length, axes = settings.model.length, settings.sharding.rules.length
-    ways = math.prod(settings.mesh[axis] for axis in axes)
+    length, ways = settings.model.length, _ways("length", settings)
     if length % ways:
-        yield (
-            f"model.length = {length} does not divide over {_product(axes, settings)} devices, as "
-            f"sharding.rules.length = {_list(axes)} requires. Write:\n"
-            f"  [model]\n  length = {_near(length, ways)}"
-        )
+        problem = _uneven(f"model.length = {length}", "length", settings)
+        yield f"{problem}. Write:\n{setting_line('model.length', _near(length, ways))}"
 
 
 def _batch(settings: Settings) -> Iterator[str]:
-    training, axes = settings.training, settings.sharding.rules.batch
-    ways = math.prod(settings.mesh[axis] for axis in axes)
+    training, ways = settings.training, _ways("batch", settings)
     part = training.batch // training.accumulate
     if part % ways == 0:
         return
     split = f" / training.accumulate = {part}" if training.accumulate > 1 else ""
-    yield (
-        f"training.batch = {training.batch}{split} does not divide over "
-        f"{_product(axes, settings)} devices, as sharding.rules.batch = {_list(axes)} requires. "
-        f"Write:\n  [training]\n  batch = {_near(training.batch, ways * training.accumulate)}"
-    )
+    problem = _uneven(f"training.batch = {training.batch}{split}", "batch", settings)
+    near = _near(training.batch, ways * training.accumulate)
+    yield f"{problem}. Write:\n{setting_line('training.batch', near)}"
 
 
-def _product(axes: tuple[str, ...], settings: Settings) -> str:
+def _ways(name: str, settings: Settings) -> int:
+    """Return the number of devices over which a rule shards its dimension."""
+    return math.prod(settings.mesh[axis] for axis in getattr(settings.sharding.rules, name))
+
+
+def _uneven(value: str, name: str, settings: Settings) -> str:
+    """Describe a value that does not divide over the devices of a rule."""
+    axes = getattr(settings.sharding.rules, name)
     sizes = " × ".join(f"{axis}={settings.mesh[axis]}" for axis in axes)
-    total = math.prod(settings.mesh[axis] for axis in axes)
-    return f"{sizes} = {total}" if len(axes) > 1 else sizes
-
-
-def _rule(name: str, axes: tuple[str, ...]) -> str:
-    return f"  [sharding.rules]\n  {name} = {_list(axes)}"
-
-
-def _list(axes: tuple[str, ...]) -> str:
-    return "[" + ", ".join(f'"{axis}"' for axis in axes) + "]"
+    devices = f"{sizes} = {_ways(name, settings)}" if len(axes) > 1 else sizes
+    return (
+        f"{value} does not divide over {devices} devices, as sharding.rules.{name} = "
+        f"{toml_value(axes)} requires"
+    )

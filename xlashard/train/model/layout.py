@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 import xlashard
+from xlashard.train.config.schema import setting_line
 from xlashard.train.config.settings import ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
 
@@ -224,7 +225,7 @@ def _fitting(axes: Mapping[str, int], count: int) -> str:
         sizes[name] = math.gcd(axes[name], left)
         left //= sizes[name]
     sizes[next(iter(axes))] *= left
-    return "  [mesh]\n" + "\n".join(f"  {name} = {size}" for name, size in sizes.items())
+    return setting_line("mesh", sizes)
 
 
 HEAD = ("embed", "vocab")
