@@ -15,10 +15,10 @@ from tests.facts import naming
 from xlashard import legacy
 from xlashard.cli import main
 from xlashard.commands import script_run
-from xlashard.commands.script_words import Script, matches, parse_script
+from xlashard.commands.script_run import matches
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.script_report import ScriptReport
-from xlashard.program_runner import ScriptOrModule
+from xlashard.program_runner import Script, ScriptOrModule, parse_script
 
 TRAIN = """\
 import sys

@@ -22,14 +22,15 @@ from xlashard.commands.result_files import (
 from xlashard.commands.script_run import (
     StopRule,
     check_script_options,
+    matches,
     run_script,
     select,
 )
-from xlashard.commands.script_words import change_interpreter, matches, parse_script
 from xlashard.config import read_flags
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.hlo.collective_kinds import KINDS
+from xlashard.program_runner import read_script
 from xlashard.wording import Unit, parse_limits, print_error
 
 if TYPE_CHECKING:
@@ -105,11 +106,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _run_script(arguments: argparse.Namespace) -> int:
-    script = parse_script(arguments.script)
-    change_interpreter(script, arguments.command_line, arguments.script)
+    program = read_script(arguments.command_line, arguments.script)
     with output_to_stderr(prints_results(arguments)):
         rule = StopRule(*(arguments.stop_after or ()))
-        result = run_script(script.program, rule, _counter(arguments.programs))
+        result = run_script(program, rule, _counter(arguments.programs))
     if not result.programs:
         print_error(f"{result.title} {result.described} and compiled no program")
         return 1
@@ -120,9 +120,9 @@ def _run_script(arguments: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         # The script has warned, and the reports have what the compilation here would warn of.
         warnings.simplefilter("ignore", XlashardWarning)
-        for program in selected:
-            with status_line(f"compiling {program.name} for its report"):
-                explained.append(module.explain_recorded(program))
+        for each in selected:
+            with status_line(f"compiling {each.name} for its report"):
+                explained.append(module.explain_recorded(each))
     report = module.ScriptReport(
         script=result.title,
         outcome=result.outcome,

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.text import Text
 
 from xlashard.commands.result_files import check_writable
-from xlashard.commands.script_words import change_interpreter, parse_script
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.run_command import (
     RunCommand,
@@ -25,6 +24,7 @@ from xlashard.legacy.run_command import (
     run_old_program,
     set_flags,
 )
+from xlashard.program_runner import read_script
 from xlashard.wording import print_error
 
 if TYPE_CHECKING:
@@ -95,11 +95,10 @@ def _check_words(arguments: argparse.Namespace) -> None:
 def _command(arguments: argparse.Namespace) -> RunCommand:
     """Return the program to run, its flags and its report."""
     check_writable(arguments.report)
-    script = parse_script(arguments.script)
-    change_interpreter(script, arguments.command_line, arguments.script)
+    program = read_script(arguments.command_line, arguments.script)
     flags = dict(map(parse_flag, arguments.flags))
     has_report = arguments.report is not None
-    return RunCommand(script.program, has_report, arguments.report or "", flags)
+    return RunCommand(program, has_report, arguments.report or "", flags)
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -42,10 +42,10 @@ from xlashard.commands.script_run import (
     ScriptRun,
     StopRule,
     check_script_options,
+    matches,
     run_script,
     select,
 )
-from xlashard.commands.script_words import Script, change_interpreter, matches, parse_script
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, CompileError, XlashardError, counted
@@ -60,7 +60,7 @@ from xlashard.preflights.report.preflight_report import PreflightReport, make_sc
 from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.script_devices import ScriptDevices
 from xlashard.preflights.target_loading import check_target, user_code_errors
-from xlashard.program_runner import ProgramStopped
+from xlashard.program_runner import ProgramStopped, ScriptOrModule, read_script
 from xlashard.wording import print_error
 
 _CALLS = 20
@@ -307,20 +307,21 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
             f"--topology {arguments.topology} names {len(places)} topologies, but a script runs "
             f"for one: write --topology {places[0].name}"
         )
-    script = parse_script(arguments.script)
-    change_interpreter(script, arguments.command_line, arguments.script)
+    program = read_script(arguments.command_line, arguments.script)
     options = read_options(arguments.option)
     devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()
     try:
-        result = _run_on(devices, script, arguments)
+        result = _run_on(devices, program, arguments)
     finally:
         devices.end()
     return _reports_of_script(arguments, result, devices, rates)
 
 
-def _run_on(devices: ScriptDevices, script: Script, arguments: argparse.Namespace) -> ScriptRun:
+def _run_on(
+    devices: ScriptDevices, program: ScriptOrModule, arguments: argparse.Namespace
+) -> ScriptRun:
     """Run a script whose programs are compiled for a topology."""
     if devices.options:
         try:
@@ -328,7 +329,7 @@ def _run_on(devices: ScriptDevices, script: Script, arguments: argparse.Namespac
         except CompileError as error:
             raise ArgumentError(f"--option {' '.join(arguments.option)}: {error}") from None
     print(
-        f"xlashard: {script.program.target} runs on {
+        f"xlashard: {program.target} runs on {
             counted(devices.topology.num_devices, 'emulated CPU device')
         }; its programs on them are compiled for {devices.topology} and not run: their results "
         "are zeros. Let it write no checkpoint over a real one.",
@@ -341,7 +342,7 @@ def _run_on(devices: ScriptDevices, script: Script, arguments: argparse.Namespac
 
     with output_to_stderr(prints_results(arguments)):
         return run_script(
-            script.program,
+            program,
             StopRule(*(arguments.stop_after or (_CALLS, None))),
             counts=counts,
             on_call=_stopping(devices.results),

@@ -11,26 +11,31 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import xlashard
-from xlashard.commands.script_words import change_interpreter, matches, parse_script
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, counted
-from xlashard.program_runner import ProgramNotFoundError, ProgramStopped, ScriptOrModule
+from xlashard.program_runner import (
+    ProgramNotFoundError,
+    ProgramStopped,
+    ScriptOrModule,
+    read_script,
+)
 from xlashard.program_runner import run as run_program
 from xlashard.wording import in_bytes, print_error, printable
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from xlashard.pjit.stages.recorded import RecordedProgram
 
 _EVERY = 15.0
@@ -141,16 +146,13 @@ class _LazyRecorder:
         self._counts = counts
         self._on_call = on_call
         self._recorder: Any = None
-        self._end: Callable[[], None] = lambda: None
+        self.end: Callable[[], None] = lambda: None
         self.reason = ""
 
     def begin(self) -> None:
         importlib.import_module("xlashard._jax.runtime.topologies").probe_for_tpus_quietly()
         observing = importlib.import_module("xlashard._jax.trace.observed_programs")
-        self._end = observing.observe(self)
-
-    def end(self) -> None:
-        self._end()
+        self.end = observing.observe(self)
 
     def lowered(self, program: Any) -> None:
         self._inner().lowered(program)
@@ -266,7 +268,7 @@ class _Finder:
         if spec is not None and spec.loader is not None:
             execute, action = spec.loader.exec_module, self._action
 
-            def exec_module(module: "ModuleType") -> None:
+            def exec_module(module: ModuleType) -> None:
                 execute(module)
                 action()
 
@@ -280,19 +282,38 @@ def check_script_options(arguments: argparse.Namespace) -> None:
     Raises:
         ArgumentError: If one is invalid, or no script follows `--`.
     """
-    values = {
-        "--programs": arguments.programs,
-        "--stop-after": arguments.stop_after,
-        "--min-bytes": arguments.min_bytes is not None,
-    }
-    words = [word for word, value in values.items() if value]
-    if words and not arguments.script:
-        raise ArgumentError(
-            f"{words[0]} is for the programs of a script: leave it out, or write -- python train.py"
-        )
+    for name in ("programs", "stop_after", "min_bytes"):
+        if getattr(arguments, name) not in (None, []) and not arguments.script:
+            word = f"--{name.replace('_', '-')}"
+            raise ArgumentError(
+                f"{word} is for the programs of a script: leave it out, or write -- python train.py"
+            )
     if "" in arguments.programs:
         raise ArgumentError("--programs is empty: write a name, or a glob such as 'train_*'")
     matches("", arguments.programs)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a program's name matches one of the patterns.
+
+    Args:
+        name: The name.
+        patterns: Globs such as `train_*`, or regular expressions such as `/(train|eval)_step/`.
+
+    Raises:
+        ArgumentError: If a regular expression is invalid.
+    """
+    for pattern in patterns:
+        is_glob = len(pattern) <= 2 or not pattern[0] == pattern[-1] == "/"
+        try:
+            if fnmatchcase(name, pattern) if is_glob else re.search(pattern[1:-1], name):
+                return True
+        except re.error as error:
+            raise ArgumentError(
+                f"--programs {pattern} is no regular expression ({error}): write a glob such as "
+                "'train_*', or '/(train|eval)_step/'"
+            ) from None
+    return False
 
 
 def select(
@@ -325,20 +346,20 @@ def select(
 
 def _nothing_selected(result: ScriptRun, patterns: Sequence[str], least: int | None) -> str:
     """Return the error about a script none of whose programs is selected."""
-    wanted = f" named {' or '.join(patterns)}" if patterns else ""
+    request = f" named {' or '.join(patterns)}" if patterns else ""
     names = sorted({p.name for p in result.programs if not p.is_operation})
     if least is not None:
         largest = max(result.programs, key=_nbytes)
-        wanted += f" of {in_bytes(least)}"
+        request += f" of {in_bytes(least)}"
         known = f"the largest, {largest.name}, has {in_bytes(_nbytes(largest))}"
     elif names:
         known = f"its programs are {', '.join(names)}"
         for close in difflib.get_close_matches(patterns[0], names, n=1):
             known += f"; did you mean {close}?"
     else:
-        wanted, operations = " under jit", counted(len(result.programs), "operation")
+        request, operations = " under jit", counted(len(result.programs), "operation")
         known = f"write --min-bytes 0 for its {operations} outside of jit"
-    return f"{result.title} {result.described} and compiled no program{wanted}: {known}"
+    return f"{result.title} {result.described} and compiled no program{request}: {known}"
 
 
 def _nbytes(program: "RecordedProgram") -> int:
@@ -358,8 +379,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if not arguments.script:
             raise ArgumentError("which program? Write xlashard run -- python train.py")
-        script = parse_script(arguments.script)
-        change_interpreter(script, arguments.command_line, arguments.script)
+        program = read_script(arguments.command_line, arguments.script)
         read_flags(os.environ)
     except XlashardError as error:
         print_error(error)
@@ -367,7 +387,7 @@ def run(arguments: argparse.Namespace) -> int:
     # An error of the script is Python's to print.
     try:
         with _when_imported("jax", _apply_settings):
-            run_program(script.program)
+            run_program(program)
     except ProgramNotFoundError as error:
         print_error(error)
         return 2
