@@ -16,21 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
-from xlashard.commands.cli_args import (
-    add_completion,
-    add_doctor,
-    add_legacy,
-    add_pod,
-    add_train,
-)
-from xlashard.commands.program_args import (
-    add_compile,
-    add_explain,
-    add_preflight,
-    add_run,
-    find_script,
-    split_script,
-)
+from xlashard.commands import cli_args, program_args
 from xlashard.errors import XlashardError
 from xlashard.wording import print_error
 
@@ -59,14 +45,14 @@ _TASKS = {
             "report what each program of a script sends, holds and computes",
             "xlashard explain -- python train.py",
             "xlashard.commands.explain_command",
-            add_explain,
+            program_args.add_explain,
             needs_jax=False,
         ),
         "run": _Command(
             "run a script with checks and logs that environment variables enable",
             "xlashard run -- python train.py",
             "xlashard.commands.script_run",
-            add_run,
+            program_args.add_run,
             needs_jax=False,
         ),
     },
@@ -75,13 +61,13 @@ _TASKS = {
             "report whether it fits, the time of a step, collectives and cost",
             "xlashard preflight --topology v5p-128 -- python train.py",
             "xlashard.commands.preflight",
-            add_preflight,
+            program_args.add_preflight,
         ),
         "compile": _Command(
             "compile it into a file that the chips run",
             "xlashard compile --topology v5p-128 configs/8b_v5p_64.toml",
             "xlashard.commands.compile",
-            add_compile,
+            program_args.add_compile,
         ),
     },
     "Train": {
@@ -89,7 +75,7 @@ _TASKS = {
             "train a byte-level transformer on text, or resume a run",
             "xlashard train --config configs/tiny.toml",
             "xlashard.train.command",
-            add_train,
+            cli_args.add_train,
         ),
     },
     "Try several processes on one machine": {
@@ -97,7 +83,7 @@ _TASKS = {
             "run a command in every process of an emulated pod",
             "xlashard pod -n 4 -d 2 -- python script.py",
             "xlashard.testing.pod_command",
-            add_pod,
+            cli_args.add_pod,
         ),
     },
     "Use programs of 2022 and 2023": {
@@ -105,7 +91,7 @@ _TASKS = {
             "run them unchanged, list the removed names they use, or rewrite them",
             "xlashard legacy --report -- python old_train.py",
             "xlashard.commands.legacy",
-            add_legacy,
+            cli_args.add_legacy,
         ),
     },
     "Set up": {
@@ -113,14 +99,14 @@ _TASKS = {
             "check versions, devices and compilers of this machine",
             "xlashard doctor",
             "xlashard.commands.installation",
-            add_doctor,
+            cli_args.add_doctor,
             needs_jax=False,
         ),
         "completion": _Command(
             "print the completion of commands and options for a shell",
             "xlashard completion bash",
             "xlashard.commands.completion",
-            add_completion,
+            cli_args.add_completion,
             needs_jax=False,
         ),
     },
@@ -168,7 +154,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(2)
-    words, script = split_script(words)
+    words, script = program_args.split_script(words)
     arguments, unknown = parser.parse_known_args(words)
     arguments.command_line, arguments.script = words, script
     prefixes = getattr(arguments, "flag_prefixes", ())
@@ -227,7 +213,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _unknown_text(words: Sequence[str], arguments: argparse.Namespace) -> str:
     """Return the error about words that no argument of a command takes."""
-    advice = find_script(arguments.command, words)
+    advice = program_args.find_script(arguments.command, words)
     if advice:
         return f"a script follows --: {advice}"
     texts = []
@@ -284,7 +270,9 @@ def make_parser() -> argparse.ArgumentParser:
         help=argparse.SUPPRESS,
     )
     for name, command in _COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.summary))
+        own = commands.add_parser(name, help=command.summary)
+        own.set_defaults(parser=own)
+        command.add_arguments(own)
     return parser
 
 

@@ -5,7 +5,6 @@ import argparse
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard train`."""
-    parser.set_defaults(parser=parser)
     parser.description = (
         "Trains a byte-level transformer with the settings of a TOML file, and leaves settings, "
         "measurements and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a "
@@ -47,7 +46,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 def add_pod(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard pod`."""
-    parser.set_defaults(parser=parser)
     parser.usage = (
         "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J] -- COMMAND ..."
     )
@@ -154,7 +152,6 @@ def seconds(text: str) -> float:
 
 def add_legacy(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard legacy`."""
-    parser.set_defaults(parser=parser)
     parser.set_defaults(flag_prefixes=("--jax_", "--nojax_"))
     parser.usage = (
         "xlashard legacy [--report[=FILE]] [--jax_FLAG=VALUE ...] -- python old_train.py ARGS ...\n"
@@ -195,7 +192,6 @@ def add_legacy(parser: argparse.ArgumentParser) -> None:
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard doctor`."""
-    parser.set_defaults(parser=parser)
     parser.description = (
         "Checks whether the versions of Python, JAX, jaxlib, libtpu and plugins fit together, "
         "which extras are installed, the variables of the environment, the devices, the "
@@ -208,7 +204,6 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `xlashard completion`."""
-    parser.set_defaults(parser=parser)
     parser.usage = "xlashard completion {bash,zsh,fish}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (

@@ -9,7 +9,6 @@ from xlashard.commands.cli_args import add_pairs, add_settings, count, seconds
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``xlashard preflight``."""
-    parser.set_defaults(parser=parser)
     parser.description = (
         "Reports the memory, step time, collectives and cost of a program on TPU chips, on a "
         "machine without one."
@@ -112,7 +111,6 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``xlashard compile``."""
-    parser.set_defaults(parser=parser)
     parser.description = (
         "Compiles a program for TPU chips, on a machine without one, into a file that "
         "Compiled.deserialize loads where the chips are."
@@ -141,7 +139,6 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``xlashard explain``."""
-    parser.set_defaults(parser=parser)
     parser.usage = (
         "xlashard explain [OPTIONS] TARGET\n"
         "       xlashard explain [OPTIONS] -- python train.py ARGS ..."
@@ -183,7 +180,6 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``xlashard run``."""
-    parser.set_defaults(parser=parser)
     parser.usage = "xlashard run -- python train.py ARGS ..."
     parser.description = (
         "Runs a script as it is, with xlashard imported beside JAX, so that its settings apply: "
