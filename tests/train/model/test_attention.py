@@ -12,7 +12,7 @@ from xlashard._jax.registration import assume_cudnn
 from xlashard.train.config.settings import KernelSettings, ModelSettings, Rules
 from xlashard.train.model.attention import attend, kernel_attention, with_kernel_of
 from xlashard.train.model.blockwise import blockwise_attention
-from xlashard.train.model.layout import Layout, Unplaced
+from xlashard.train.model.layout import Layout, unplaced
 from xlashard.train.model.transformer import kept_residuals
 
 BATCH, LENGTH, SIZE = 2, 24, 8
@@ -159,7 +159,7 @@ def test_cudnn_keeps_what_its_backward_pass_needs(policy: str, passes: int) -> N
 
     @functools.partial(jax.checkpoint, policy=kept_residuals(model))
     def layer(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return kernel_attention(jnp.cos(q), k, v, 100, kernel, Unplaced())
+        return kernel_attention(jnp.cos(q), k, v, 100, kernel, unplaced)
 
     def loss(*inputs: jax.Array) -> jax.Array:
         return jnp.sum(jnp.sin(layer(*inputs)), dtype=jnp.float32)

@@ -7,7 +7,7 @@ from tests.train.examples import devices
 from xlashard import Mesh
 from xlashard.train.config.settings import Rules
 from xlashard.train.model.blockwise import cross_entropy
-from xlashard.train.model.layout import Layout, Place, unplaced
+from xlashard.train.model.layout import Layout, unplaced
 
 VOCAB = 48
 
@@ -23,7 +23,7 @@ def plain(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
     return -jnp.mean(jnp.take_along_axis(chances, targets[..., None], axis=-1))
 
 
-def spread(**rules: tuple[str, ...]) -> Place:
+def spread(**rules: tuple[str, ...]) -> Layout:
     mesh = Mesh(np.array(devices(8)).reshape(4, 2), ("fsdp", "tensor"))
     return Layout(mesh, Rules(batch=("fsdp",), embed=("fsdp",), **rules))
 

@@ -10,7 +10,7 @@ from tests.train.examples import settings
 from xlashard import Mesh
 from xlashard.train.config.settings import ModelSettings, Rules
 from xlashard.train.model.experts import mix_dropless, mix_experts, places
-from xlashard.train.model.layout import Layout, Unplaced, unplaced
+from xlashard.train.model.layout import Layout, unplaced
 
 TOKENS = 16
 TILES = [
@@ -24,7 +24,7 @@ TILES = [
 mix = jax.jit(mix_experts, static_argnums=(2, 3))
 
 
-class _OnTpu(Unplaced):
+class _OnTpu(Layout):
     platform = "tpu"
 
 
@@ -117,7 +117,11 @@ def test_without_capacity_it_is_the_mixture_of_all_experts(where: str) -> None:
     x = jnp.concatenate([x, -x[:1]])
     rules = Rules(batch=("fsdp",), embed=("fsdp",), mlp=("tensor",))
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("fsdp", "tensor"))
-    places = {"alone": unplaced, "mesh": Layout(mesh, rules), "kernel": _OnTpu()}
+    places = {
+        "alone": unplaced,
+        "mesh": Layout(mesh, rules),
+        "kernel": _OnTpu(None, rules, automatic=True),
+    }
     place = places[where]
 
     def ours(x: jax.Array, arrays: Any) -> tuple[jax.Array, Any]:

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import KernelSettings, ModelSettings
 from xlashard.train.model.blockwise import blockwise_attention
-from xlashard.train.model.layout import Place, Unplaced, placed
+from xlashard.train.model.layout import Layout, placed
 from xlashard.train.model.products import product
 
 _PLATFORMS = {"splash": "tpu", "flash": "tpu", "cudnn": "gpu"}
@@ -60,7 +60,7 @@ def kernel_attention(
     v: jax.Array,
     window: int,
     kernel: KernelSettings,
-    place: Place,
+    place: Layout,
 ) -> jax.Array:
     """Return causal attention, computed by a kernel.
 
@@ -85,7 +85,7 @@ def kernel_attention(
         mixed = _splash(q, k, v, window, kernel) if splash else _flash(q, k, v, kernel)
         return mixed.transpose(0, 2, 1, 3)
 
-    if isinstance(place, Unplaced):
+    if place.mesh is None:
         return local(q, k, v)
     heads = "kv_heads"
     if group > 1 and place.rules.kv_heads != place.rules.heads:
@@ -200,7 +200,7 @@ def attention_layer(
     angles: tuple[jax.Array, jax.Array],
     window: int,
     model: ModelSettings,
-    place: Place,
+    place: Layout,
 ) -> jax.Array:
     """Return the attention layer's addition to the residual stream [B, L, W].
 
@@ -225,7 +225,7 @@ def project(
     weights: dict[str, Any],
     angles: tuple[jax.Array, jax.Array],
     model: ModelSettings,
-    place: Place,
+    place: Layout,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return rotated queries [B, L, H, D], rotated keys and values [B, L, K, D]."""
     x = placed(norm(x, weights["norm"]), place, WHOLE, STREAM)
@@ -306,7 +306,7 @@ _stored_shares.defvjp(_stored_forward, _stored_backward)
 
 
 def project_out(
-    mixed: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+    mixed: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Layout
 ) -> jax.Array:
     """Return the heads [B, L, H, D] projected to the residual stream [B, L, W]."""
     out = product("blhd,hdw->blw", mixed, weights["out"], model)

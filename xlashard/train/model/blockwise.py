@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from xlashard.train.model.layout import Place, unplaced
+from xlashard.train.model.layout import Layout, unplaced
 
 _HIDDEN = -1e30
 
@@ -180,7 +180,7 @@ def _from_keys(x: jax.Array) -> jax.Array:
 
 
 def cross_entropy(
-    x: jax.Array, head: jax.Array, targets: jax.Array, parts: int, place: Place = unplaced
+    x: jax.Array, head: jax.Array, targets: jax.Array, parts: int, place: Layout = unplaced
 ) -> jax.Array:
     """Return the mean cross-entropy in nats per token.
 
@@ -212,7 +212,7 @@ def cross_entropy(
 
 
 def _measure(
-    x: jax.Array, head: jax.Array, targets: jax.Array, parts: int, place: Place
+    x: jax.Array, head: jax.Array, targets: jax.Array, parts: int, place: Layout
 ) -> tuple[jax.Array, jax.Array]:
     """Return the mean loss, and the log-sum-exp of each position [B, L]."""
 
@@ -237,7 +237,7 @@ def _gradients(
     head: jax.Array,
     targets: jax.Array,
     logs_and_weight: tuple[jax.Array, jax.Array],
-    how: tuple[int, Place],
+    how: tuple[int, Layout],
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of features and head."""
     (logs, weight), (parts, place) = logs_and_weight, how
@@ -256,7 +256,7 @@ def _gradients(
     return dx.astype(x.dtype), down
 
 
-def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Array]:
+def _cut(head: jax.Array, parts: int, place: Layout) -> tuple[jax.Array, jax.Array]:
     """Return the parts of the head [P, W, V / P], and the first token of each."""
     columns = head.shape[1] // parts
     # Each device over which the vocabulary is sharded contributes an equal slice of its columns to
@@ -266,7 +266,7 @@ def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Arra
 
 
 def _part(
-    x: jax.Array, part: tuple[jax.Array, jax.Array], targets: jax.Array, how: tuple[int, Place]
+    x: jax.Array, part: tuple[jax.Array, jax.Array], targets: jax.Array, how: tuple[int, Layout]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return a part of the head, gathered; its scores [B, L, V / P]; the mask of the next token."""
     (own, first), (parts, place) = part, how
@@ -275,13 +275,13 @@ def _part(
     return own, scores, targets[..., None] == first + _offsets(own.shape[1], parts, place)
 
 
-def _pieces(columns: int, place: Place) -> int:
+def _pieces(columns: int, place: Layout) -> int:
     """Return the number of separate slices of the vocabulary in a part with so many columns."""
     devices = place.ways("vocab")
     return devices if columns % devices == 0 else 1
 
 
-def _offsets(columns: int, parts: int, place: Place) -> jax.Array:
+def _offsets(columns: int, parts: int, place: Layout) -> jax.Array:
     """Return the offset of each column's token from the first token of the part [V / P]."""
     pieces = _pieces(columns, place)
     inside = jnp.arange(columns // pieces)
@@ -290,7 +290,7 @@ def _offsets(columns: int, parts: int, place: Place) -> jax.Array:
     return (jnp.arange(pieces)[:, None] * (columns // pieces * parts) + inside).reshape(columns)
 
 
-def _parted(head: jax.Array, parts: int, place: Place) -> jax.Array:
+def _parted(head: jax.Array, parts: int, place: Layout) -> jax.Array:
     """Split the head into parts [P, W, V / P]."""
     width, vocab = head.shape
     pieces = _pieces(vocab // parts, place)
@@ -299,7 +299,7 @@ def _parted(head: jax.Array, parts: int, place: Place) -> jax.Array:
     return head.reshape(width, pieces, parts, -1).transpose(2, 0, 1, 3).reshape(parts, width, -1)
 
 
-def _joined(down: jax.Array, place: Place) -> jax.Array:
+def _joined(down: jax.Array, place: Layout) -> jax.Array:
     """Invert `_parted`: restore the order of the tokens [W, V]."""
     parts, width, columns = down.shape
     pieces = _pieces(columns, place)

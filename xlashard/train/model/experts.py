@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from xlashard.train.config.settings import KernelSettings, ModelSettings
-from xlashard.train.model.layout import Place, Unplaced, placed
+from xlashard.train.model.layout import Layout, placed
 from xlashard.train.model.products import product
 
 _INSIDE = ("batch", "experts", None, None)
@@ -34,7 +34,7 @@ def places(model: ModelSettings, tokens: int) -> int:
 
 
 def mix_experts(
-    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Layout
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the output of the experts for normed features.
 
@@ -76,7 +76,7 @@ def mix_experts(
 
 
 def mix_dropless(
-    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Layout
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the output of the experts, which take all tokens of a device sorted by expert.
 
@@ -92,7 +92,7 @@ def mix_dropless(
     Returns:
         The mixture [B, S, W], and the metrics of `mix_experts`; ``dropped`` is 0.
     """
-    if isinstance(place, Unplaced):
+    if place.mesh is None:
         return _mix_sorted(x, weights, model, place)
     stream = place.spec(("batch", None, None))
     specs = {name: place.spec(axes) for name, axes in _AXES.items()}
@@ -127,7 +127,7 @@ _AXES = {
 
 
 def _mix_sorted(
-    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Layout
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the output of the experts for the tokens of one device, and metrics."""
     batch, tokens, width = x.shape
@@ -153,7 +153,7 @@ def _mix_sorted(
 
 
 def _ragged(
-    rows: jax.Array, weight: jax.Array, sizes: jax.Array, model: ModelSettings, place: Place
+    rows: jax.Array, weight: jax.Array, sizes: jax.Array, model: ModelSettings, place: Layout
 ) -> jax.Array:
     """Return the products of consecutive groups of rows with the weight of each group."""
     if model.kernel.experts == "none" or place.platform != "tpu":

@@ -25,8 +25,6 @@ from xlashard.train.config.settings import ModelSettings, Rules, Settings
 from xlashard.train.errors import SettingsError
 
 type Axes = tuple[str | None, ...]
-type Place = Layout | Unplaced
-"""Constrains the sharding of an activation by its logical axes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Layout:
     """Mesh and the rules that map logical axes to mesh axes.
 
     Attributes:
-        mesh: The mesh.
+        mesh: The mesh; None for a program without one.
         rules: The rules; of an automatic layout they hold inside of kernels.
         automatic: True if a search chooses shardings and constraints in place of the rules.
     """
@@ -97,7 +95,7 @@ class Layout:
         return jax.tree.map(lambda x: self.sharding(x.axes), declarations)
 
     def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
-        """Constrain the sharding of an activation by the rules (a `Place`).
+        """Constrain the sharding of an activation by the rules.
 
         Axes beyond the rank of `x` are dropped, but still occupy their mesh axes: tokens can get
         the sharding of the features that are looked up for them.
@@ -109,8 +107,8 @@ class Layout:
 
     @property
     def platform(self) -> str:
-        """Return the platform of the devices, such as ``tpu``."""
-        return self.mesh.devices.flat[0].platform
+        """Return the platform of the devices, such as ``tpu``; empty without a mesh."""
+        return "" if self.mesh is None else self.mesh.devices.flat[0].platform
 
     def ways(self, axis: str) -> int:
         """Return the number of shards of a logical axis."""
@@ -119,7 +117,7 @@ class Layout:
         return math.prod(self.mesh.shape[name] for name in getattr(self.rules, axis))
 
 
-def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
+def placed(x: jax.Array, place: Layout, axes: Axes, back: Axes) -> jax.Array:
     """Constrain the sharding of an array, and separately that of its gradient.
 
     A constraint alone gives the gradient the sharding of the array: the gradient of a gathered
@@ -142,26 +140,8 @@ def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
     return forth(x)
 
 
-class Unplaced:
-    """`Place` of a program without a mesh."""
-
-    automatic = True
-    """Nothing is constrained."""
-    platform = ""
-    """Unknown: the program may be lowered for any devices."""
-
-    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
-        """Return the activation unchanged."""
-        del axes
-        return x
-
-    def ways(self, axis: str) -> int:
-        """Return 1: no axis is sharded."""
-        del axis
-        return 1
-
-
-unplaced = Unplaced()
+unplaced = Layout(None, Rules(), automatic=True)
+"""Layout of a program without a mesh, which constrains nothing."""
 
 
 def initial_parameters(declarations: Any, key: jax.Array) -> Any:

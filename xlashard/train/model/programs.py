@@ -20,7 +20,7 @@ from xlashard.train.config.settings import ModelSettings, OptimizerSettings, Set
 from xlashard.train.data import token_type
 from xlashard.train.formulas import workload
 from xlashard.train.model.checks import check_settings
-from xlashard.train.model.layout import Layout, Place, declare, initial_parameters, unplaced
+from xlashard.train.model.layout import Layout, declare, initial_parameters, unplaced
 from xlashard.train.model.transformer import loss, measure
 
 type State = dict[str, Any]
@@ -48,7 +48,7 @@ class Recipe:
         }
 
     def train_step(
-        self, state: State, batch: jax.Array, place: Place = unplaced
+        self, state: State, batch: jax.Array, place: Layout = unplaced
     ) -> tuple[State, dict[str, jax.Array]]:
         """Run one optimiser step.
 
@@ -77,12 +77,12 @@ class Recipe:
         }
         return new, measured
 
-    def evaluate(self, parameters: Any, batch: jax.Array, place: Place = unplaced) -> jax.Array:
+    def evaluate(self, parameters: Any, batch: jax.Array, place: Layout = unplaced) -> jax.Array:
         """Return the mean loss of a batch [parts, sequences, L + 1], in nats per token."""
         return jnp.mean(jax.lax.map(lambda part: loss(parameters, part, self.model, place), batch))
 
     def _gradients(
-        self, parameters: Any, batch: jax.Array, place: Place
+        self, parameters: Any, batch: jax.Array, place: Layout
     ) -> tuple[dict[str, jax.Array], Any]:
         """Return metrics and gradients, averaged over the parts of the batch."""
         differentiate = jax.value_and_grad(

@@ -30,7 +30,7 @@ from xlashard.train.model.attention import (
 )
 from xlashard.train.model.blockwise import cross_entropy
 from xlashard.train.model.experts import mix_dropless, mix_experts
-from xlashard.train.model.layout import HEAD, Axes, Layout, Place, declare, placed, unplaced
+from xlashard.train.model.layout import HEAD, Axes, Layout, declare, placed, unplaced
 from xlashard.train.model.products import product
 
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
@@ -40,7 +40,7 @@ def forward(
     parameters: dict[str, Any],
     tokens: jax.Array,
     model: ModelSettings,
-    place: Place = unplaced,
+    place: Layout = unplaced,
 ) -> jax.Array:
     """Return the logits of the next token at every position.
 
@@ -61,7 +61,7 @@ def loss(
     parameters: dict[str, Any],
     tokens: jax.Array,
     model: ModelSettings,
-    place: Place = unplaced,
+    place: Layout = unplaced,
 ) -> jax.Array:
     """Return the mean cross-entropy of the next token, in nats per token.
 
@@ -81,7 +81,7 @@ def measure(
     parameters: dict[str, Any],
     tokens: jax.Array,
     model: ModelSettings,
-    place: Place = unplaced,
+    place: Layout = unplaced,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the training objective and its components.
 
@@ -171,7 +171,7 @@ def decode(
 
 
 def _features(
-    parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Place
+    parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Layout
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the input of the head [B, L, W], and the metrics averaged over the layers."""
     model = with_kernel_of(place.platform, model)
@@ -237,7 +237,7 @@ def _cast(weights: dict[str, Any], dtype: Any) -> dict[str, Any]:
     return jax.tree.map(lambda x: x.astype(dtype), weights)
 
 
-def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) -> jax.Array:
+def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Layout) -> jax.Array:
     """Gather a weight over the `embed` axes, and reduce-scatter its gradient.
 
     Under remat the gather at the start of a layer is recomputed in the backward pass, so a device
@@ -257,7 +257,7 @@ def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) ->
 
 
 def _embed(
-    parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Place
+    parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Layout
 ) -> jax.Array:
     dtype = jnp.dtype(model.compute)
     table = parameters["embedding"].astype(dtype)
@@ -272,7 +272,7 @@ def _embed(
     return placed(x, place, STREAM, spread)
 
 
-def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Place) -> jax.Array:
+def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Layout) -> jax.Array:
     return _whole(_output_matrix(parameters, dtype, model), HEAD, model, place)
 
 
@@ -284,14 +284,14 @@ def _output_matrix(parameters: dict[str, Any], dtype: Any, model: ModelSettings)
     return parameters["head"].astype(dtype)
 
 
-def _scores(x: jax.Array, head: jax.Array, place: Place, dtype: Any = jnp.float32) -> jax.Array:
+def _scores(x: jax.Array, head: jax.Array, place: Layout, dtype: Any = jnp.float32) -> jax.Array:
     x = placed(x, place, WHOLE, STREAM)
     scores = jnp.einsum("blw,wv->blv", x, head, preferred_element_type=dtype)
     return place(scores, ("batch", None, "vocab"))
 
 
 def _feed_forward(
-    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Layout
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the feed-forward layer's addition to the stream [B, L, W], and expert metrics."""
     # Parallel layers share the norm of attention.
@@ -309,7 +309,7 @@ def _feed_forward(
     return mixed, measured
 
 
-def _dense(x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place) -> jax.Array:
+def _dense(x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Layout) -> jax.Array:
     """Return the output of a feed-forward layer that every token passes [B, L, W]."""
     activation = _ACTIVATIONS[model.activation]
     hidden = checkpoint_name(product("blw,wm->blm", x, weights["up"], model), "up")
