@@ -69,7 +69,7 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
         # On a pod the interpreter's own way to end would wait for processes that have failed, too.
         traceback.print_exc()
         return _end(1)
-    code = exit_code(outcome.stopped) if outcome.stopped else 0
+    code = exit_code(outcome.signal) if outcome.stopped else 0
     if is_compiling() or (outcome.stopped and jax.process_count() > 1):
         # A compilation can't be ended, and Python would wait for it. A process that leaves because
         # it compiles is missing in the shutdown of a peer that has compiled already.

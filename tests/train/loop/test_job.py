@@ -11,7 +11,8 @@ from tests.train.examples import devices, settings, shallow
 from xlashard.train.config.settings import Settings
 from xlashard.train.errors import Diverged, RunError
 from xlashard.train.loop.console import Pace
-from xlashard.train.loop.job import Outcome, run_job
+from xlashard.train.loop.job import run_job
+from xlashard.train.loop.steps import Progress
 
 
 class Recorder:
@@ -42,11 +43,11 @@ class Recorder:
         return "\n".join(x for x in self.shown if isinstance(x, str))
 
 
-def run(screen: Recorder, folder: Path, asked: Settings) -> Outcome:
+def run(screen: Recorder, folder: Path, asked: Settings) -> Progress:
     return run_job(asked, devices(8), screen, folder)
 
 
-def records(outcome: Outcome) -> list[dict[str, Any]]:
+def records(outcome: Progress) -> list[dict[str, Any]]:
     text = (outcome.folder / "metrics.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -55,7 +56,7 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
 def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     screen = Recorder()
     outcome = run(screen, tmp_path, shallow())
-    assert (outcome.steps, outcome.stopped, outcome.checkpoint) == (4, "", 4)
+    assert (outcome.steps, outcome.signal, outcome.checkpoint) == (4, "", 4)
     assert [done for done, _ in screen.steps] == [1, 2, 3, 4]
     assert screen.total == 4
     assert screen.ended >= 1
@@ -107,7 +108,7 @@ def interrupt() -> None:
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     screen = Recorder(at=2, action=interrupt)
     outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
-    assert outcome.stopped == "SIGINT"
+    assert outcome.signal == "SIGINT"
     # The step that was under way is measured, too; another thread hears the signal meanwhile.
     steps = outcome.steps
     assert 3 <= steps < 50
@@ -128,7 +129,7 @@ def test_two_interrupts_stop_at_once_and_keep_what_was_measured(tmp_path: Path) 
 
     screen = Recorder(at=2, action=twice)
     outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
-    assert (outcome.stopped, outcome.steps, outcome.checkpoint) == ("SIGINT", 2, None)
+    assert (outcome.signal, outcome.steps, outcome.checkpoint) == ("SIGINT", 2, None)
     assert screen.ended >= 1
     assert (outcome.folder / "loss.png").exists()
 

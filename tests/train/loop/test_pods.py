@@ -21,8 +21,9 @@ from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings
 from xlashard.train.config.toml_text import to_toml
-from xlashard.train.loop.job import Outcome, run_job
+from xlashard.train.loop.job import run_job
 from xlashard.train.loop.run_folder import CHECKPOINTS, METRICS, read_run
+from xlashard.train.loop.steps import Progress
 from xlashard.train.model.layout import Layout, build_mesh
 from xlashard.train.model.programs import make_recipe, state_shardings
 
@@ -66,7 +67,7 @@ def written(folder: Path, settings: Settings) -> Path:
     return path
 
 
-def alone(settings: Settings, runs: Path, resumed: Any = None) -> Outcome:
+def alone(settings: Settings, runs: Path, resumed: Any = None) -> Progress:
     """A run of this process by itself."""
     count = settings.devices.emulate
     return run_job(settings, devices(count), Recorder(), runs, resumed)
@@ -139,7 +140,7 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
         copy = shutil.copytree(folder, tmp_path / str(number))
         middle = read_run(copy, words)
         run_on = alone(middle.settings, tmp_path, middle)
-        assert (run_on.folder, run_on.stopped, run_on.steps) == (copy, "", 20)
+        assert (run_on.folder, run_on.signal, run_on.steps) == (copy, "", 20)
         assert losses(copy).keys() == expected.keys()
         for key, loss in losses(copy).items():
             assert loss == pytest.approx(expected[key], rel=CLOSE), key

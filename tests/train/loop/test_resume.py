@@ -10,11 +10,12 @@ from tests.train.examples import choose_layout, devices, settings, shallow
 from tests.train.loop.test_job import Recorder, records, run
 from tests.train.loop.test_run_folder import opened
 from xlashard.train.errors import DataError, SettingsError
-from xlashard.train.loop.job import Outcome, run_job
+from xlashard.train.loop.job import run_job
 from xlashard.train.loop.run_folder import changes, last_run, newest_resumable, read_run
+from xlashard.train.loop.steps import Progress
 
 
-def go_on(folder: Path, *words: str, screen: Recorder | None = None) -> tuple[Recorder, Outcome]:
+def go_on(folder: Path, *words: str, screen: Recorder | None = None) -> tuple[Recorder, Progress]:
     resumed, screen = read_run(folder, words), screen or Recorder()
     return screen, run_job(resumed.settings, devices(8), screen, folder.parent, resumed)
 
@@ -97,7 +98,7 @@ def test_a_finished_run_is_reported_and_accepts_more_steps(tmp_path: Path) -> No
     before = records(outcome)
 
     screen, again = go_on(outcome.folder)
-    assert again.stopped == ""
+    assert again.signal == ""
     assert f"The run in {outcome.folder} is finished: 2 steps" in screen.text
     assert f"xlashard train --resume {outcome.folder} --steps N" in screen.text
     assert records(outcome) == before

@@ -45,41 +45,13 @@ _START_TIMEOUT = 300.0
 """Timeout in seconds for the start of all processes."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a run.
-
-    Attributes:
-        folder: Folder of the results.
-        steps: Number of complete steps.
-        loss: Training loss of the last step, nats per byte; ``None`` without a step.
-        held_out: Final loss on the held-out text; ``None`` for a stopped run.
-        text: Text generated at the end.
-        stopped: Name of the signal that stopped the run; empty for a complete run.
-        checkpoint: Step of the last checkpoint; ``None`` without one.
-    """
-
-    folder: Path
-    steps: int
-    loss: float | None
-    held_out: float | None
-    text: str
-    stopped: str
-    checkpoint: int | None
-
-    @property
-    def interrupted(self) -> bool:
-        """Return True for a stopped run."""
-        return bool(self.stopped)
-
-
 def run_job(
     settings: Settings,
     devices: Sequence[Any],
     screen: Screen,
     runs: Path = Path("runs"),
     resumed: Resumed | None = None,
-) -> Outcome:
+) -> Progress:
     """Run a training job; all processes of a run call it.
 
     Args:
@@ -108,8 +80,8 @@ def run_job(
                 f"The run in {resumed.folder} is finished: {settings.training.steps} steps. For "
                 f"more steps write:\n  xlashard train --resume {resumed.folder} --steps N"
             )
-            return _outcome(resumed.folder, Progress(steps=settings.training.steps), "")
-        return _run(settings, layout, _Place(group, stop, screen, runs, resumed))
+            return Progress(resumed.folder, settings.training.steps)
+        return _run(settings, layout, _Place(stop, screen, runs, resumed))
 
 
 def form_group(settings: Settings, task: str) -> Group:
@@ -171,16 +143,15 @@ def _check_same_corpus(stop: Stop, mark: str) -> None:
 class _Place:
     """Processes, output and folders of a run."""
 
-    group: Group
     stop: Stop
     screen: Screen
     runs: Path
     resumed: Resumed | None
 
 
-def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
+def _run(settings: Settings, layout: Layout, place: _Place) -> Progress:
     """Run the job in a group of processes."""
-    group, stop, resumed = place.group, place.stop, place.resumed
+    stop, resumed = place.stop, place.resumed
     corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
     _check_same_corpus(stop, corpus.mark)
     recipe = make_recipe(settings)
@@ -196,22 +167,23 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
         kept = checkpoints if settings.checkpoint.keep else None
         run = Run(settings, layout, corpus, recipe, screen, path, _ignore, stop, watchdog, kept)
         last, finished = checkpoints.latest() if resumed else None, False
-        progress = Progress(steps=last or 0, saved=last)
+        progress = Progress(path, last or 0, checkpoint=last)
         if layout.automatic:
             run = replace(run, programs=compile_step(run))
         if run.programs or not layout.automatic:
-            _introduce(run, group)
+            _introduce(run)
             with run.paused("starting"):
                 state, progress = _first_state(run, checkpoints, resumed)
             with _records(place, path, settings, progress.steps) as record:
-                finished = _train(replace(run, record=record), state, progress, group)
-        call = stop.call.reason if stop.call else "SIGINT"
-        outcome = _outcome(path, progress, "" if finished else call)
-        _conclude(outcome, screen)
-        return outcome
+                finished = _train(replace(run, record=record), state, progress)
+        if not finished:
+            progress.stopped = True
+            progress.signal = stop.call.reason if stop.call else "SIGINT"
+        _conclude(progress, screen)
+        return progress
 
 
-def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
+def _train(run: Run, state: State, progress: Progress) -> bool:
     """Train; return True if the run finished all its steps."""
     finished = False
     try:
@@ -219,16 +191,12 @@ def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
         finished = not progress.stopped
     except KeyboardInterrupt:
         # Peers wait for this process; the caller sends them the failure.
-        if group.count > 1:
+        if run.stop.group.count > 1:
             raise
     finally:
         run.screen.end()
         run.record("end", interrupted=not finished, steps=progress.steps)
     return finished
-
-
-def _outcome(folder: Path, now: Progress, stopped: str) -> Outcome:
-    return Outcome(folder, now.steps, now.loss, now.held_out, now.text, stopped, now.saved)
 
 
 def _is_finished(stop: Stop, resumed: Resumed) -> bool:
@@ -261,7 +229,7 @@ def _records(
     place: _Place, path: Path, settings: Settings, done: int
 ) -> Iterator[Callable[..., None]]:
     """Open the records: the run's folder in the first process, none in the others."""
-    if place.group.index:
+    if place.stop.group.index:
         yield _ignore
         return
     kept: list[dict[str, Any]] = []
@@ -271,18 +239,18 @@ def _records(
     with RunFolder(path, settings, kept) as folder:
         if place.resumed:
             changed = changes(place.resumed.before, settings)
-            folder.record("resume", steps=done, processes=place.group.count, changed=changed)
+            folder.record("resume", steps=done, processes=place.stop.group.count, changed=changed)
         yield folder.record
 
 
 @contextmanager
 def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
     """Open the output: the console in the first process, a log file in the others."""
-    if place.group.index == 0:
+    if place.stop.group.index == 0:
         yield place.screen
         return
     path.mkdir(parents=True, exist_ok=True)
-    with (path / f"log-{place.group.index}.txt").open("a", encoding="utf-8") as file:
+    with (path / f"log-{place.stop.group.index}.txt").open("a", encoding="utf-8") as file:
         yield Screen(log_console(file), settings.training.log_every)
 
 
@@ -292,7 +260,7 @@ def _first_state(
     """Return the state to start from, initialised or restored, and its progress."""
     if resumed is None:
         drawn = initial_state(run.recipe, run.state_shardings)(np.uint32(run.settings.run.seed))
-        return drawn, Progress()
+        return drawn, Progress(run.folder)
     _check_checkpoint(checkpoints, run.settings, resumed)
     like = state_shapes(run.recipe, run.state_shardings)
     restored = checkpoints.restore(like, settings=to_toml(run.settings))
@@ -304,18 +272,18 @@ def _first_state(
             f"with this one"
         )
     run.screen.show(f"Resuming after step {metadata.step} of {run.folder}")
-    return restored.state, Progress(steps=metadata.step, saved=metadata.step)
+    return restored.state, Progress(run.folder, metadata.step, checkpoint=metadata.step)
 
 
-def _introduce(run: Run, group: Group) -> None:
+def _introduce(run: Run) -> None:
     """Show the mesh, the text, and the sharding of the parameters."""
     mesh, show = run.layout.mesh, run.screen.show
     axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
     device = mesh.devices.flat[0]
     made = "emulated " if run.settings.devices.emulate else ""
     show(f"Mesh        {axes}: {mesh.devices.size} {made}devices ({device.device_kind})")
-    if group.count > 1:
-        show(f"Processes   {group.count}, {_part(run)}")
+    if run.stop.group.count > 1:
+        show(f"Processes   {run.stop.group.count}, {_part(run)}")
     text = run.corpus
     show(
         f"Text        {len(text.train):,} {text.unit} for training, {len(text.held_out):,} held "
@@ -359,9 +327,9 @@ def _held(tree: TreePicture) -> str:
     return f"{in_bytes(tree.nbytes)}, {in_bytes(tree.device_bytes)} on each device"
 
 
-def _conclude(outcome: Outcome, screen: Screen) -> None:
-    if outcome.interrupted:
-        screen.show(f"Stopped by {outcome.stopped} after step {outcome.steps}.")
+def _conclude(outcome: Progress, screen: Screen) -> None:
+    if outcome.stopped:
+        screen.show(f"Stopped by {outcome.signal} after step {outcome.steps}.")
         if outcome.checkpoint is not None:
             screen.show(f"Resume with:\n  xlashard train --resume {outcome.folder}")
     if outcome.loss is not None:

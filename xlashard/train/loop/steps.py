@@ -76,24 +76,28 @@ class Run:
 
 @dataclass
 class Progress:
-    """Progress of a run.
+    """Progress of a run, and in the end its outcome.
 
     Attributes:
+        folder: Folder of the results.
         steps: Number of complete steps.
-        loss: Training loss of the last step.
-        held_out: Final loss on the held-out text.
+        loss: Training loss of the last step, nats per byte; None without a step.
+        held_out: Final loss on the held-out text; None for a stopped run.
         text: Text generated at the end.
-        saved: Step of the last checkpoint; None without one.
+        checkpoint: Step of the last checkpoint; None without one.
         stopped: True for a run that stops early.
+        signal: Name of the signal that stopped the run; empty for a complete run.
         pace: Speed of the latest steps.
     """
 
+    folder: Path
     steps: int = 0
     loss: float | None = None
     held_out: float | None = None
     text: str = ""
-    saved: int | None = None
+    checkpoint: int | None = None
     stopped: bool = False
+    signal: str = ""
     pace: Pace = field(default_factory=lambda: Pace(1, 1))
 
 
@@ -246,7 +250,7 @@ def is_due(every: int, done: int) -> bool:
 
 
 def _save(run: Run, state: State, progress: Progress) -> None:
-    if run.checkpoints is None or progress.saved == progress.steps:
+    if run.checkpoints is None or progress.checkpoint == progress.steps:
         return
     seed, mark = run.settings.run.seed, run.corpus.mark
     metadata = RunMetadata(
@@ -257,7 +261,7 @@ def _save(run: Run, state: State, progress: Progress) -> None:
     )
     with run.paused(f"saving step {metadata.step}"):
         run.checkpoints.save(state, metadata)
-    progress.saved = progress.steps
+    progress.checkpoint = progress.steps
 
 
 def _stop(run: Run, state: State, progress: Progress) -> None:

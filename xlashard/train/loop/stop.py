@@ -140,6 +140,7 @@ class Stop:
         leave: Exits this process with an exit code while its main thread hangs.
 
     Attributes:
+        group: Processes of the run.
         call: Request of the agreed stop.
         failure: Message of the process that failed.
     """
@@ -151,7 +152,7 @@ class Stop:
         show: Callable[[str], None],
         leave: Callable[[int, str], object],
     ) -> None:
-        self._group, self._calls, self._show, self._leave = group, calls, show, leave
+        self.group, self._calls, self._show, self._leave = group, calls, show, leave
         self._passed = 0
         self._at: int | None = None
         self._changed = threading.Condition()
@@ -171,7 +172,7 @@ class Stop:
             self._passed += 1
             if self._at is None and _preempted(self._passed):
                 self._at = self._passed
-                self.call = StopMessage("stop", self._group.index, "SIGTERM")
+                self.call = StopMessage("stop", self.group.index, "SIGTERM")
             return self._at is not None and self._passed >= self._at
 
     def unless_stopped[T](self, work: Future[T]) -> T | None:
@@ -190,7 +191,7 @@ class Stop:
 
     def request(self, reason: str) -> None:
         """Request a stop of all processes; any thread may call it."""
-        self._calls.send(StopMessage("stop", self._group.index, reason))
+        self._calls.send(StopMessage("stop", self.group.index, reason))
 
     def exchange(self, what: str, subject: str = "") -> dict[int, str]:
         """Wait for all processes at a barrier; return the value of each.
@@ -216,10 +217,10 @@ class Stop:
         Raises:
             PeerError: Another process failed.
         """
-        key = f"train/{self._group.run}/{name}"
-        if self._group.index == 0:
+        key = f"train/{self.group.run}/{name}"
+        if self.group.index == 0:
             value = str(make())
-            if self._group.count > 1:
+            if self.group.count > 1:
                 store.write(key, value.encode())
             return value
         while (value := store.read(key, 1.0)) is None:
@@ -251,20 +252,20 @@ class Stop:
         finally:
             self._closed.set()
             # Peers may need this process's listener after its failure.
-            if self._group.count == 1:
+            if self.group.count == 1:
                 self._end(listener)
-        if self._group.count > 1:
+        if self.group.count > 1:
             self._end(listener)
 
     def _end(self, listener: threading.Thread) -> None:
         """Wait for the listener to receive the end of the run from the first process."""
-        if self._group.index == 0:
+        if self.group.index == 0:
             self._calls.send(StopMessage("end", 0))
         listener.join()
 
     def _fail(self, error: BaseException) -> None:
         """Send the failure to all processes; raise that of a peer if it came first."""
-        if self._group.count == 1:
+        if self.group.count == 1:
             return
         with self._changed:
             # A collective fails in all processes if one fails or is killed. The cause is reported
@@ -274,11 +275,11 @@ class Stop:
             # Each process reports errors that every process finds itself.
             if not isinstance(error, RunError):
                 self.check(error)
-        self._calls.send(StopMessage("fail", self._group.index, first_line(error)))
+        self._calls.send(StopMessage("fail", self.group.index, first_line(error)))
 
     def _barrier(self, what: str, timeout: float) -> Barrier:
-        processes = tuple(range(self._group.count))
-        series = f"train/{self._group.run}/{what}"
+        processes = tuple(range(self.group.count))
+        series = f"train/{self.group.run}/{what}"
         return Barrier(processes, series, timeout, lambda *_: self.check(), what)
 
     def _is_next(self) -> bool:
@@ -300,7 +301,7 @@ class Stop:
                 return
             if call.kind == "stop":
                 self._agree(call)
-            elif call.process != self._group.index:
+            elif call.process != self.group.index:
                 self._end_with(call)
 
     def _agree(self, call: StopMessage) -> None:
