@@ -66,10 +66,8 @@ XLASHARD = Layers(
             ("xlashard.commands.script_run", "xlashard.pjit.stages.recorded"),
             # The search for layouts loads SciPy's solver; other preflights don't.
             ("xlashard.commands.preflight", "xlashard.commands.automatic_layouts"),
-            # A settings file needs the packages of the extra `train`; other programs don't.
+            # A step of training needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.common", "xlashard.train.model.programs"),
-            ("xlashard.commands.common", "xlashard.train.config.settings"),
-            ("xlashard.commands.common", "xlashard.train.config.toml_text"),
             # The migration needs the extra `legacy`; running a program doesn't.
             ("xlashard.commands.legacy", "xlashard.legacy.migration"),
         }

@@ -17,24 +17,21 @@ from xlashard.commands.common import (
     ALL,
     check_budget,
     find_program,
+    preflight_options,
     read_calibration_files,
     read_mesh,
-    read_options,
-    remat_words,
     status_line,
     topologies_for,
-    training_choices,
 )
 from xlashard.commands.result_files import check_outputs, prints_results, write
-from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.errors import ArgumentError
 from xlashard.hardware.base_topology import BaseTopology
 from xlashard.preflights.preflight_run import preflight
 from xlashard.preflights.report.comparison import read_budget
 from xlashard.preflights.report.measured import Calibration
-from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.sweep.axis_ranges import factorisations, parse_axes, read_axes
 from xlashard.preflights.target_loading import TargetProgram, check_target, user_code_errors
+from xlashard.train.config.settings import REMAT_POLICIES, load_settings
 
 _SECONDS = 60.0
 """Time limit of all searches, and of that for the program that was chosen."""
@@ -42,6 +39,8 @@ _LEAST_SECONDS = 1.0
 _MEMORY = 0.9
 _AXES = {"data": "auto", "model": "..32"}
 _AUTO = "auto"
+_OWN_POLICY, _NO_REMAT = "custom", "none"
+_POLICIES = (_OWN_POLICY, _NO_REMAT, "minimal_with_context", "full")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,10 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     target, place = _checked(arguments)
     limits = read_budget(arguments.budget)
-    if arguments.price is not None:
-        parse_price(arguments.price)
-    read_options(arguments.option)
-    read_kernel_cost_words(arguments.kernel_cost)
+    options = preflight_options(arguments)
     rates = read_calibration_files(arguments.rates, [place]).get(place.chip.name)
     with status_line(f"choosing a layout of {target} on {place}"):
         program, tried = _chosen(arguments, target, place, rates)
@@ -80,12 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
             plan.lower(),
             topology=place,
             workload=program.workload,
-            price=arguments.price,
-            compiler_options=read_options(arguments.option) or None,
-            estimate=arguments.estimate,
-            kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
             rates=rates,
             title=target,
+            **options,
         )
     found = LayoutReport(target, tried, plan, report)
     if not (prints_results(arguments) or arguments.trace == "-"):
@@ -256,3 +249,62 @@ def _distinct(meshes: Sequence[Mapping[str, int]]) -> Iterator[Mapping[str, int]
         if sizes not in seen:
             seen.add(sizes)
             yield mesh
+
+
+def training_choices(
+    path: str, words: Sequence[str], batch: str, remat: str
+) -> tuple[list[int | None], list[str]]:
+    """Return the batches and remat policies to choose from, those of the settings first.
+
+    Args:
+        path: A TOML file.
+        words: `KEY=VALUE` words that override the file.
+        batch: `auto`, or batches such as `32,64`; empty for that of the settings.
+        remat: `auto`, or policies such as `none,full`; empty for that of the settings.
+
+    Raises:
+        ArgumentError: If a word names no batch, or no policy.
+    """
+    training = load_settings(path, words).training
+    own, least = training.batch, training.accumulate
+    if batch in ("", "auto"):
+        factors = (1, 0.5, 2, 4) if batch else (1,)
+        batches = [round(own * factor) for factor in factors if own * factor % least == 0]
+    else:
+        batches = [_batch_size(word, batch) for word in batch.split(",")]
+    known = (_OWN_POLICY, _NO_REMAT, *REMAT_POLICIES)
+    policies = (remat or _OWN_POLICY).split(",") if remat != "auto" else list(_POLICIES)
+    unknown = next((policy for policy in policies if policy not in known), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"--remat {remat} names {unknown!r}, which is no policy: write --remat auto, or some "
+            f"of {','.join(known)}"
+        )
+    return list(dict.fromkeys(batches)), list(dict.fromkeys(policies))
+
+
+def _batch_size(word: str, words: str) -> int:
+    if word.strip().isascii() and word.strip().isdecimal() and int(word):
+        return int(word)
+    raise ArgumentError(
+        f"--batch {words} is invalid ({word.strip()!r}): write --batch auto, or numbers of "
+        "sequences such as --batch 32,64"
+    )
+
+
+def remat_words(policy: str) -> tuple[str, ...]:
+    """Return the settings of a remat policy, as `KEY=VALUE` words.
+
+    Args:
+        policy: `custom` for that of the settings, `none`, or a name for `model.remat_policy`.
+    """
+    if policy == _OWN_POLICY:
+        return ()
+    named = "custom" if policy == _NO_REMAT else policy
+    remat = "false" if policy == _NO_REMAT else "true"
+    return (
+        f"model.remat={remat}",
+        f"model.remat_policy={named}",
+        "model.kept=[]",
+        "model.offloaded=[]",
+    )

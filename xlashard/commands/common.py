@@ -1,5 +1,6 @@
 """Targets, parsing, files and terminal output shared by the commands."""
 
+import argparse
 import inspect
 import os
 import signal
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xlashard.background import StopSignal, end_thread, listening_to_signals, start_background
+from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.hardware.base_topology import BaseTopology
@@ -25,6 +27,7 @@ from xlashard.preflights.mesh_mapping import find_topology
 from xlashard.preflights.report.comparison import Limit, broken_limits
 from xlashard.preflights.report.measured import Calibration, read_calibrations
 from xlashard.preflights.report.preflight_report import PreflightReport
+from xlashard.preflights.report.pricing import parse_price
 from xlashard.preflights.target_loading import (
     TargetProgram,
     load_function,
@@ -32,6 +35,8 @@ from xlashard.preflights.target_loading import (
     user_code_errors,
 )
 from xlashard.processes.dump_folder import remove_own_folders
+from xlashard.train.config.settings import load_settings
+from xlashard.train.config.toml_text import to_toml
 from xlashard.wording import printable
 
 # Seconds between two lines about long work, and between two updates in a terminal.
@@ -113,6 +118,25 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def preflight_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a preflight as keywords of `preflight`, checked.
+
+    Args:
+        arguments: The words of `xlashard preflight`, parsed.
+
+    Raises:
+        ArgumentError: If the price, the time of a kernel or an option of the compiler is invalid.
+    """
+    if arguments.price is not None:
+        parse_price(arguments.price)
+    return {
+        "price": arguments.price,
+        "compiler_options": read_options(arguments.option) or None,
+        "estimate": arguments.estimate,
+        "kernel_costs": read_kernel_cost_words(arguments.kernel_cost),
+    }
 
 
 def check_budget(report: PreflightReport, limits: Sequence[Limit], *, named: bool) -> bool:
@@ -268,7 +292,6 @@ def _of_settings(
     path: str, place: BaseTopology, axes: Mapping[str, int] | None, words: Sequence[str]
 ) -> TargetProgram:
     # Needs the packages of the extra `train`, which a function of one's own does without.
-    from xlashard.train.config.settings import load_settings
     from xlashard.train.model.programs import training_step
 
     settings = load_settings(path, words)
@@ -293,8 +316,6 @@ def topologies_for(
     """
     names = [name.strip() for name in topologies.split(",") if name.strip()]
     if not names and target.endswith(".toml"):
-        from xlashard.train.config.settings import load_settings
-
         devices = load_settings(target, words).devices
         if devices.topology:
             names = [devices.topology]
@@ -327,73 +348,5 @@ def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
         path: A TOML file.
         words: `KEY=VALUE` words that override the file.
     """
-    from xlashard.train.config.settings import load_settings
-    from xlashard.train.config.toml_text import to_toml
-
     settings = load_settings(path, words)
     return tuple(settings.mesh), to_toml(settings)
-
-
-def training_choices(
-    path: str, words: Sequence[str], batch: str, remat: str
-) -> tuple[list[int | None], list[str]]:
-    """Return the batches and remat policies to choose from, those of the settings first.
-
-    Args:
-        path: A TOML file.
-        words: `KEY=VALUE` words that override the file.
-        batch: `auto`, or batches such as `32,64`; empty for that of the settings.
-        remat: `auto`, or policies such as `none,full`; empty for that of the settings.
-
-    Raises:
-        ArgumentError: If a word names no batch, or no policy.
-    """
-    from xlashard.train.config.settings import REMAT_POLICIES, load_settings
-
-    training = load_settings(path, words).training
-    own, least = training.batch, training.accumulate
-    if batch in ("", "auto"):
-        factors = (1, 0.5, 2, 4) if batch else (1,)
-        batches = [round(own * factor) for factor in factors if own * factor % least == 0]
-    else:
-        batches = [_batch_size(word, batch) for word in batch.split(",")]
-    known = (_OWN_POLICY, _NO_REMAT, *REMAT_POLICIES)
-    policies = (remat or _OWN_POLICY).split(",") if remat != "auto" else list(_POLICIES)
-    unknown = next((policy for policy in policies if policy not in known), None)
-    if unknown is not None:
-        raise ArgumentError(
-            f"--remat {remat} names {unknown!r}, which is no policy: write --remat auto, or some "
-            f"of {','.join(known)}"
-        )
-    return list(dict.fromkeys(batches)), list(dict.fromkeys(policies))
-
-
-_OWN_POLICY, _NO_REMAT = "custom", "none"
-_POLICIES = (_OWN_POLICY, _NO_REMAT, "minimal_with_context", "full")
-
-
-def _batch_size(word: str, words: str) -> int:
-    if word.strip().isascii() and word.strip().isdecimal() and int(word):
-        return int(word)
-    raise ArgumentError(
-        f"--batch {words} is invalid ({word.strip()!r}): write --batch auto, or numbers of "
-        "sequences such as --batch 32,64"
-    )
-
-
-def remat_words(policy: str) -> tuple[str, ...]:
-    """Return the settings of a remat policy, as `KEY=VALUE` words.
-
-    Args:
-        policy: `custom` for that of the settings, `none`, or a name for `model.remat_policy`.
-    """
-    if policy == _OWN_POLICY:
-        return ()
-    named = "custom" if policy == _NO_REMAT else policy
-    remat = "false" if policy == _NO_REMAT else "true"
-    return (
-        f"model.remat={remat}",
-        f"model.remat_policy={named}",
-        "model.kept=[]",
-        "model.offloaded=[]",
-    )

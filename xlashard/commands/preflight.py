@@ -18,10 +18,10 @@ from xlashard.commands.common import (
     check_budget,
     command_line_message,
     find_program,
+    preflight_options,
     quiet_start,
     read_calibration_files,
     read_mesh,
-    read_options,
     status_line,
     topologies_for,
 )
@@ -99,9 +99,6 @@ def _run(arguments: argparse.Namespace) -> int:
     sweep.check_no_sweep(arguments)
     check_outputs(arguments, takes_folder=True)
     limits = read_budget(arguments.budget)
-    if arguments.price is not None:
-        parse_price(arguments.price)
-    read_kernel_cost_words(arguments.kernel_cost)
     failed = 0
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
@@ -142,7 +139,7 @@ def _reports(arguments: argparse.Namespace) -> list[PreflightReport]:
     places = {target: topologies_for(target, *selection) for target in programs}
     calibrations = read_calibration_files(arguments.rates, list(chain(*places.values())))
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
-    read_options(arguments.option)
+    preflight_options(arguments)
     stored = {
         target: read_report(target) for target in arguments.targets if target.endswith(".json")
     }
@@ -184,12 +181,9 @@ def preflight_target(
                 topology=place,
                 mesh=program.mesh,
                 workload=program.workload,
-                price=arguments.price,
-                compiler_options=read_options(arguments.option) or None,
-                estimate=arguments.estimate,
-                kernel_costs=read_kernel_cost_words(arguments.kernel_cost),
                 rates=calibration,
                 title=target,
+                **preflight_options(arguments),
                 **program.kwargs,
             )
 
@@ -308,7 +302,7 @@ def _script_reports(arguments: argparse.Namespace) -> tuple[list[PreflightReport
             f"for one: write --topology {places[0].name}"
         )
     program = read_script(arguments.command_line, arguments.script)
-    options = read_options(arguments.option)
+    options = preflight_options(arguments)["compiler_options"] or {}
     devices = ScriptDevices(places[0], options, arguments.estimate, status_line)
     rates = read_calibration_files(arguments.rates, places).get(places[0].chip.name)
     devices.begin()
