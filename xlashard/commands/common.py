@@ -35,8 +35,8 @@ from xlashard.preflights.target_loading import (
     user_code_errors,
 )
 from xlashard.processes.dump_folder import remove_own_folders
+from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import load_settings
-from xlashard.train.config.toml_text import to_toml
 from xlashard.wording import printable
 
 # Seconds between two lines about long work, and between two updates in a terminal.

@@ -12,9 +12,8 @@ import jax
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
 from xlashard.testing.emulated_devices import flags_with_timeout
-from xlashard.train.config.schema import reference
+from xlashard.train.config.schema import reference, toml_value
 from xlashard.train.config.settings import Settings, load_settings
-from xlashard.train.config.toml_text import toml_value
 from xlashard.train.errors import DataError, RunError, SettingsError
 from xlashard.train.loop.console import Screen, make_console
 from xlashard.train.loop.job import run_job

@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.facts import naming
-from xlashard.train.config.schema import Bounds, leaves, read, reference, section, setting
+from xlashard.train.config.schema import (
+    Bounds,
+    leaves,
+    read,
+    reference,
+    section,
+    setting,
+    to_toml,
+    toml_value,
+)
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml_text import to_toml, toml_value
 from xlashard.train.errors import SettingsError
 
 

@@ -18,9 +18,8 @@ from tests.train.loop.test_job import Recorder
 from xlashard.multihost import GONE_EXIT_CODE
 from xlashard.testing.launcher import PodSize
 from xlashard.train.checkpoint import Checkpoints
-from xlashard.train.config.schema import read
+from xlashard.train.config.schema import read, to_toml
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml_text import to_toml
 from xlashard.train.loop.job import run_job
 from xlashard.train.loop.run_folder import CHECKPOINTS, METRICS, read_run
 from xlashard.train.loop.steps import Progress

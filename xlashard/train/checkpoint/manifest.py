@@ -18,7 +18,7 @@ import jax
 from xlashard._version import __version__
 from xlashard.documents import decode, parse_json, read_text
 from xlashard.errors import counted
-from xlashard.train.config.toml_text import differences, setting_changes, setting_in
+from xlashard.train.config.settings import change_text, differences, setting_changes
 from xlashard.train.errors import CheckpointError
 from xlashard.wording import typed
 
@@ -329,7 +329,7 @@ def describe_mismatches(
         Mismatches and remedies; empty if all arrays match.
     """
     different, lacking, left = [], [], []
-    for path, old, new in differences(saved, types):
+    for path, (old, new) in differences(saved, types).items():
         if old is None:
             lacking.append(f"{path}, {new}, is missing in the checkpoint")
         elif new is None:
@@ -351,8 +351,9 @@ def _advice(was: str, now: str) -> list[str]:
     shaping = {k: v for k, v in changed.items() if k.partition(".")[0] == "model"} or changed
     if not shaping:
         return []
-    words = [f"{key}={value}" for key in shaping if (value := setting_in(was, key)) is not None]
+    texts = [change_text(key, *values) for key, values in shaping.items()]
+    words = [f"{key}={old}" for key, (old, _) in shaping.items() if old is not None]
     return [
-        f"The settings changed: {'; '.join(shaping.values())} now. Write:",
+        f"The settings changed: {'; '.join(texts)} now. Write:",
         "  --set " + " ".join(f"'{word}'" if '"' in word else word for word in words),
     ]

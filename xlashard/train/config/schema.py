@@ -6,17 +6,17 @@ field; checks, error texts and the reference table derive from them.
 """
 
 import difflib
+import json
 import math
 import operator
 import shlex
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from xlashard.documents import parse_toml
-from xlashard.train.config.toml_text import toml_key, toml_value
 from xlashard.train.errors import SettingsError
 
 
@@ -71,23 +71,28 @@ def section(cls: type, note: str, short: str = "") -> Any:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Value of a settings tree: path, type, default and bounds."""
+    """Value of a settings tree: path, type, default, bounds, and the table that it stands for."""
 
     path: str
     kind: Any
     default: Any
     note: str
     bounds: Bounds
+    table: str = ""
 
 
 def leaves(cls: type, prefix: str = "") -> Iterator[Leaf]:
     """Yield all values of a settings class, including nested tables, in declaration order."""
+    defaults = cls()
     for spec, kind in _fields(cls):
-        path = prefix + spec.name
-        if is_dataclass(kind):
-            yield from leaves(typing.cast(type, kind), path + ".")
+        path, metadata = prefix + spec.name, spec.metadata
+        if not is_dataclass(kind):
+            default = getattr(defaults, spec.name)
+            yield Leaf(path, kind, default, metadata["note"], metadata["bounds"])
             continue
-        yield Leaf(path, kind, _default(spec), spec.metadata["note"], spec.metadata["bounds"])
+        for leaf in leaves(typing.cast(type, kind), path + "."):
+            is_short = leaf.path == f"{path}.{metadata['short']}"
+            yield replace(leaf, table=path) if is_short else leaf
 
 
 def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -> T:
@@ -119,16 +124,6 @@ def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -
     return _build(cls, reader.values, "")
 
 
-def _shorthands(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of each table that a value can stand for, with the path of that value."""
-    for spec, kind in _fields(cls):
-        if is_dataclass(kind):
-            path = prefix + spec.name
-            if short := spec.metadata["short"]:
-                yield path, f"{path}.{short}"
-            yield from _shorthands(typing.cast(type, kind), path + ".")
-
-
 def reference(cls: type) -> list[tuple[str, str, str, str]]:
     """Return rows of (key, type, default, note) for every value of a settings class."""
     return [(x.path, describe(x.kind), toml_value(x.default), x.note) for x in leaves(cls)]
@@ -151,19 +146,13 @@ def _fields(cls: type) -> list[tuple[Field[Any], Any]]:
     return [(spec, hints[spec.name]) for spec in fields(cls)]
 
 
-def _default(spec: Field[Any]) -> Any:
-    if spec.default is not MISSING:
-        return spec.default
-    return typing.cast(Any, spec.default_factory)()
-
-
 class _Reader:
     """Values and problems of the documents and words that were read."""
 
     def __init__(self, cls: type) -> None:
         self._roots = {spec.name: kind for spec, kind in _fields(cls)}
         self._known = {leaf.path: leaf for leaf in leaves(cls)}
-        self._short = dict(_shorthands(cls))
+        self._short = {leaf.table: path for path, leaf in self._known.items() if leaf.table}
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
 
@@ -206,9 +195,8 @@ class _Reader:
             self.problems.append(_unknown(path, raw, known, self._roots, word=True))
 
     def _read_value(self, leaf: Leaf, raw: Any, word: bool) -> None:
-        try:
-            value = _coerce(leaf.kind, raw)
-        except _Mismatch:
+        value = _coerce(leaf.kind, raw)
+        if value is None:
             line = setting_line(leaf.path, _repaired(leaf, raw), word)
             self.problems.append(
                 f"{leaf.path} must be {describe(leaf.kind)}, not {_shown(raw)}. Write:\n{line}"
@@ -236,12 +224,11 @@ def _word_value(kind: Any, text: str) -> Any:
         return text
 
 
-class _Mismatch(Exception):
-    """The raw value does not have the declared type."""
-
-
 def _coerce(kind: Any, raw: Any) -> Any:
-    """Convert the raw value to its type; an integer is a number, a string a list of one."""
+    """Convert a raw value to its type, or return None if it has another one.
+
+    An integer is a number, a string a list of one.
+    """
     origin = get_origin(kind)
     if origin is Literal and raw in get_args(kind):
         return raw
@@ -255,7 +242,7 @@ def _coerce(kind: Any, raw: Any) -> Any:
         return float(typing.cast(float, raw))
     if (kind is int and _is_int(raw)) or (kind in (bool, str) and isinstance(raw, kind)):
         return raw
-    raise _Mismatch
+    return None
 
 
 def _is_int(raw: Any) -> bool:
@@ -293,9 +280,8 @@ def _unknown(
     leaf = _nearest(path, known)
     if leaf is None:
         return f"{path} is not a setting. The keys of this table are: {', '.join(siblings)}."
-    try:
-        value = _coerce(leaf.kind, raw)
-    except _Mismatch:
+    value = _coerce(leaf.kind, raw)
+    if value is None:
         value = _repaired(leaf, raw)
     line = setting_line(leaf.path, value, word)
     return f"{path} is not a setting. Did you mean {leaf.path}? Write:\n{line}"
@@ -333,11 +319,8 @@ def _repaired(leaf: Leaf, raw: Any) -> Any:
     if get_origin(leaf.kind) is Literal and isinstance(raw, str):
         candidates += difflib.get_close_matches(raw, get_args(leaf.kind), n=1, cutoff=0.4)
     for candidate in candidates:
-        try:
-            value = _coerce(leaf.kind, candidate)
-        except _Mismatch:
-            continue
-        if all(leaf.bounds.refusal(x) is None for _, x in _numbers(value)):
+        value = _coerce(leaf.kind, candidate)
+        if value is not None and all(leaf.bounds.refusal(x) is None for _, x in _numbers(value)):
             return value
     return leaf.default
 
@@ -368,3 +351,45 @@ def setting_line(path: str, value: Any, word: bool = False) -> str:
         return "  " + " ".join(f"--set {path}.{k}={toml_value(v)}" for k, v in value.items())
     text = value if isinstance(value, str) else toml_value(value)
     return f"  --set {shlex.quote(f'{path}={text}')}"
+
+
+def to_toml(settings: Any) -> str:
+    """Write settings as a TOML document that `read` reads back."""
+    return "\n".join(_table_lines(settings, "")).lstrip("\n") + "\n"
+
+
+def _table_lines(table: Any, path: str) -> Iterator[str]:
+    """Yield the lines of a settings class or a mapping."""
+    items = dict(table) if isinstance(table, Mapping) else vars(table)
+    tables = {k: v for k, v in items.items() if is_dataclass(v) or isinstance(v, Mapping)}
+    if path and (len(items) > len(tables) or isinstance(table, Mapping)):
+        yield f"\n[{path}]"
+    for key, value in items.items():
+        if key not in tables:
+            yield f"{toml_key(key)} = {toml_value(value)}"
+    for key, value in tables.items():
+        yield from _table_lines(value, f"{path}.{key}" if path else key)
+
+
+def toml_value(value: Any) -> str:
+    """Return a value in TOML notation."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            # JSON and TOML escapes differ only for DEL, which TOML requires escaped.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+        case list() | tuple():
+            return "[" + ", ".join(map(toml_value, value)) + "]"
+        case Mapping():
+            pairs = (f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+            return "{" + ", ".join(pairs) + "}"
+    return json.dumps(str(value))
+
+
+def toml_key(name: str) -> str:
+    """Return a key, bare if TOML allows it."""
+    bare = name.replace("-", "").replace("_", "")
+    return name if bare.isalnum() and bare.isascii() else toml_value(name)

@@ -1,16 +1,18 @@
-"""Settings of a training run, with types, defaults and ranges."""
+"""Settings of a training run, with types, defaults and ranges, and their changes."""
 
 import os
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from xlashard.documents import read_toml
-from xlashard.train.config.schema import Bounds, read, section, setting
+from xlashard.train.config.schema import Bounds, read, section, setting, toml_value
 from xlashard.train.errors import SettingsError
 
+_Float = Literal["float32", "bfloat16"]
 _POSITIVE = Bounds(at_least=1)
 _NOT_NEGATIVE = Bounds(at_least=0)
 _FRACTION = Bounds(at_least=0, at_most=1)
@@ -153,10 +155,10 @@ class ModelSettings:
         1, "layers of a cycle, whose last one sees all positions before it", _POSITIVE
     )
     rope_base: float = setting(10000.0, "longest rotary wavelength / 2π", Bounds(above=1))
-    compute: Literal["float32", "bfloat16"] = setting(
+    compute: _Float = setting(
         "float32", "type of the layers' arithmetic; not of parameters and loss"
     )
-    parameters: Literal["float32", "bfloat16"] = setting(
+    parameters: _Float = setting(
         "float32", "type of the parameters; bfloat16 loses updates below 1/256"
     )
     quantized: Literal["none", "int8", "fp8"] = setting(
@@ -182,14 +184,12 @@ class ModelSettings:
     ] = setting("custom", "residuals by the name of a policy; custom: `kept` and `offloaded`")
     kernel: KernelSettings = section(KernelSettings, "kernels")
     attention_block: int = setting(
-        0,
-        "positions per block of attention; 0: one block with length² scores",
-        _NOT_NEGATIVE,
+        0, "positions per block of attention; 0: one block with length² scores", _NOT_NEGATIVE
     )
-    scores: Literal["float32", "bfloat16"] = setting(
+    scores: _Float = setting(
         "float32", "type in which attention stores its scores without a kernel and in one block"
     )
-    logits: Literal["float32", "bfloat16"] = setting(
+    logits: _Float = setting(
         "float32", "type in which the logits are stored, with one part of the vocabulary"
     )
     vocab_parts: int = setting(
@@ -202,9 +202,7 @@ class ModelSettings:
     )
     dropless: bool = setting(False, "ragged products of the experts, without a capacity")
     capacity: float = setting(
-        1.25,
-        "capacity factor: slots of an expert per equal share of the tokens",
-        Bounds(above=0),
+        1.25, "capacity factor: slots of an expert per equal share of the tokens", Bounds(above=0)
     )
     balance: float = setting(0.01, "weight of the load-balancing loss", _NOT_NEGATIVE)
 
@@ -231,7 +229,7 @@ class OptimizerSettings:
     eps: float = setting(1e-8, "added to the root of the second mean", Bounds(above=0))
     weight_decay: float = setting(0.1, "decoupled decay of the matrices", _NOT_NEGATIVE)
     clip: float = setting(1.0, "largest global norm of the gradient", Bounds(above=0))
-    moments: Literal["float32", "bfloat16"] = setting("float32", "type of both moments")
+    moments: _Float = setting("float32", "type of both moments")
     mean: Literal["moments", "float32", "bfloat16"] = setting(
         "moments", "type of the first moment; moments: that of both"
     )
@@ -352,11 +350,43 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     return replace(settings, run=replace(settings.run, name=path.stem))
 
 
-def _closeness(one: Path, other: Path) -> float:
-    return SequenceMatcher(None, one.name, other.name).ratio()
-
-
 def _missing(path: Path) -> str:
-    others = sorted(path.parent.glob("*.toml"), key=lambda x: (-_closeness(x, path), x))[:8]
+    names = sorted(other.name for other in path.parent.glob("*.toml"))
+    others = [path.parent / x for x in get_close_matches(path.name, names, n=8, cutoff=0)]
     there = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
     return f"the settings file {path} does not exist{there}. Write the path of an existing file."
+
+
+type Changes = dict[str, tuple[str | None, str | None]]
+"""Old and new value by key; None for a missing one."""
+
+
+def setting_changes(was: str, now: str) -> Changes:
+    r"""Return the settings that differ between two TOML documents, in TOML notation.
+
+    Example:
+        >>> setting_changes("[model]\nwidth = 64", "[model]\nwidth = 128")
+        {'model.width': ('64', '128')}
+    """
+    return differences(*({key: toml_value(x) for key, x in _flat(text)} for text in (was, now)))
+
+
+def change_text(key: str, old: str | None, new: str | None) -> str:
+    """Describe a setting that differs: `model.width = 64 is 128`."""
+    return f"{key} = {old or '(not set)'} is {new or 'not set'}"
+
+
+def _flat(text: str) -> Iterator[tuple[str, Any]]:
+    waiting: list[tuple[str, Any]] = [("", tomllib.loads(text))]
+    while waiting:
+        path, value = waiting.pop(0)
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{key}" if path else key, x) for key, x in value.items()]
+        else:
+            yield path, value
+
+
+def differences(was: Mapping[str, str], now: Mapping[str, str]) -> Changes:
+    """Return the keys whose values differ, with the old and the new value of each."""
+    pairs = {key: (was.get(key), now.get(key)) for key in [*was, *now]}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}

@@ -16,8 +16,8 @@ from xlashard.multihost import Watchdog
 from xlashard.pictures import TreePicture, read_tree
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes
 from xlashard.train.checkpoint import Checkpoints
-from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml_text import setting_changes, to_toml
+from xlashard.train.config.schema import to_toml
+from xlashard.train.config.settings import Settings, change_text, setting_changes
 from xlashard.train.data import plan_batch, read_corpus
 from xlashard.train.errors import DataError, PeerError, SettingsError
 from xlashard.train.formulas import parameters
@@ -112,12 +112,13 @@ def form_group(settings: Settings, task: str) -> Group:
         ) from None
     first, *others = [json.loads(received[number]) for number in range(count)]
     for number, other in enumerate(others, 1):
-        changes = list(setting_changes(first["settings"], other["settings"]).values())
+        changed = setting_changes(first["settings"], other["settings"])
+        texts = [change_text(key, *values) for key, values in changed.items()]
         if other["task"] != first["task"]:
-            changes.insert(0, f"{first['task']} is {other['task']}")
-        if changes:
+            texts.insert(0, f"{first['task']} is {other['task']}")
+        if texts:
             raise SettingsError(
-                f"process {number} has other settings than process 0: {'; '.join(changes)} "
+                f"process {number} has other settings than process 0: {'; '.join(texts)} "
                 f"there. Start all with the same command line and the same settings file."
             )
     return Group(first["token"], jax.process_index(), count)

@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 
 from xlashard.documents import parse_json
 from xlashard.train.checkpoint.writing import steps_in
-from xlashard.train.config.schema import leaves
+from xlashard.train.config.schema import leaves, to_toml, toml_value
 from xlashard.train.config.settings import Settings, load_settings
-from xlashard.train.config.toml_text import to_toml, toml_value
 from xlashard.train.errors import SettingsError
 
 SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from xlashard.multihost import Watchdog
 from xlashard.train.checkpoint import Checkpoints, RunMetadata
+from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings
-from xlashard.train.config.toml_text import to_toml
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
 from xlashard.train.errors import Diverged
 from xlashard.train.loop.console import Pace, Screen

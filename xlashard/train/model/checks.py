@@ -4,9 +4,8 @@ import difflib
 import math
 from collections.abc import Iterator
 
-from xlashard.train.config.schema import setting_line
+from xlashard.train.config.schema import setting_line, toml_value
 from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Settings
-from xlashard.train.config.toml_text import toml_value
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.layout import check_mesh, declared_arrays
 
