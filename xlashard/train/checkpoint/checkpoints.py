@@ -118,8 +118,7 @@ class Checkpoints:
         self.wait()
         if metadata.step == self._held:
             return
-        pending = self._writer.begin(state, metadata)
-        self._pending = _Pending(metadata.step, lambda: self._writer.finish(pending))
+        self._pending = _Pending(metadata.step, self._writer.begin(state, metadata))
 
     def wait(self) -> None:
         """Wait until the pending save is committed.

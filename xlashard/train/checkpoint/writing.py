@@ -18,7 +18,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +114,6 @@ def _remove(folder: Path, step: int) -> None:
     shutil.rmtree(away)
 
 
-@dataclass(frozen=True)
-class PendingSave:
-    """Save in progress.
-
-    Attributes:
-        staging: Staging folder.
-        types: Types of the arrays by path.
-        metadata: Metadata of the run.
-    """
-
-    staging: Path
-    types: Mapping[str, str]
-    metadata: RunMetadata
-
-
 class Writer:
     """Writer of the steps of a folder, one at a time.
 
@@ -148,7 +133,7 @@ class Writer:
         self._sync = sync
         self._is_shared = False
 
-    def begin(self, state: Any, metadata: RunMetadata) -> PendingSave:
+    def begin(self, state: Any, metadata: RunMetadata) -> Callable[[], None]:
         """Create the staging folder and copy the state.
 
         Args:
@@ -156,34 +141,29 @@ class Writer:
             metadata: Metadata of the run.
 
         Returns:
-            The argument of `finish`.
+            A function that writes files and digests and commits the step. It raises CheckpointError
+            if a process failed to write, and commits nothing then.
 
         Raises:
             CheckpointError: The folder or the arrays cannot be written.
         """
         types = array_types(state)
-        pending = PendingSave(self._make_staging(metadata.step), types, metadata)
-        problem = _attempt(lambda: self._arrays.save(pending.staging / ARRAYS, state))
+        staging = self._make_staging(metadata.step)
+        problem = _attempt(lambda: self._arrays.save(staging / ARRAYS, state))
         if problem:
-            self._exchange(pending, "write", problem)
-        return pending
+            self._exchange(staging, metadata.step, "write", problem)
+        return partial(self._finish, staging, types, metadata)
 
-    def finish(self, pending: PendingSave) -> None:
-        """Write files and digests, and commit the step.
-
-        Args:
-            pending: From `begin`.
-
-        Raises:
-            CheckpointError: A process failed to write, and nothing is committed.
-        """
-        self._exchange(pending, "write", _attempt(lambda: self._write_part(pending.staging)))
+    def _finish(self, staging: Path, types: Mapping[str, str], metadata: RunMetadata) -> None:
+        """Write files and digests, and commit the step."""
+        problem = _attempt(lambda: self._write_part(staging))
+        self._exchange(staging, metadata.step, "write", problem)
         problem = ""
         if self._sync.first:
-            problem = _attempt(lambda: self._write_rest(pending))
+            problem = _attempt(lambda: self._write_rest(staging, types, metadata))
             if not problem:
                 self._delete_old()
-        self._exchange(pending, "commit", problem)
+        self._exchange(staging, metadata.step, "commit", problem)
 
     def _make_staging(self, step: int) -> Path:
         """Return the staging folder, created by the first process and visible to all."""
@@ -226,13 +206,12 @@ class Writer:
             own = [name for name in files_in(staging) if writer_of(name) == me]
             write_digests(staging / _PARTS, str(me), digests(staging, own, durable=True))
 
-    def _write_rest(self, pending: PendingSave) -> None:
-        """Collect all digests, write the manifest, and commit."""
-        staging, metadata = pending.staging, pending.metadata
+    def _write_rest(self, staging: Path, types: Mapping[str, str], metadata: RunMetadata) -> None:
+        """Write the manifest with the digests of all processes, and commit."""
         known = take_digests(staging / _PARTS, jax.process_count())
         names = files_in(staging)
         known |= digests(staging, [name for name in names if name not in known], durable=True)
-        Manifest(metadata, pending.types, {name: known[name] for name in names}).write(staging)
+        Manifest(metadata, types, {name: known[name] for name in names}).write(staging)
         _commit(staging, metadata.step)
 
     def _delete_old(self) -> None:
@@ -247,11 +226,11 @@ class Writer:
                     stacklevel=2,
                 )
 
-    def _exchange(self, pending: PendingSave, what: str, problem: str) -> None:
-        result = self._sync.exchange(f"{what} step {pending.metadata.step}", problem)
+    def _exchange(self, staging: Path, step: int, what: str, problem: str) -> None:
+        result = self._sync.exchange(f"{what} step {step}", problem)
         if result.problems:
-            shutil.rmtree(pending.staging, ignore_errors=True)
-            raise self._failed(pending.metadata.step, str(result))
+            shutil.rmtree(staging, ignore_errors=True)
+            raise self._failed(step, str(result))
 
     def _failed(self, step: int, problem: str) -> CheckpointError:
         steps = steps_in(self._folder)
