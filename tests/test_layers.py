@@ -68,6 +68,8 @@ XLASHARD = Layers(
             ("xlashard.commands.preflight", "xlashard.commands.automatic_layouts"),
             # A step of training needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.common", "xlashard.train.model.programs"),
+            # A worker is inspected without the environment of jobs, which counting its chips needs.
+            ("xlashard.cloud.remote.probe", "xlashard.multihost"),
             # The migration needs the extra `legacy`; running a program doesn't.
             ("xlashard.commands.legacy", "xlashard.legacy.migration"),
         }

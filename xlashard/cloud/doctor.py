@@ -158,7 +158,7 @@ def _count_chips(session: Session, workers: Sequence[int]) -> Finding:
     seconds = session.settings.doctor.chips_within
     script = (
         "PATH=~/.xlashard/venv/bin:$PATH; cd ~/.xlashard; "
-        f"timeout {2 * seconds:g} python chips.py {seconds:g}"
+        f"timeout {2 * seconds:g} python probe.py count {seconds:g}"
     )
     results = run_on_all(session, workers, script, "count the chips on")
     for done in results:
@@ -328,7 +328,7 @@ def judge_chips(
     """Check that all workers see all chips.
 
     Args:
-        reports: Report of `chips.py` by worker; None where it failed.
+        reports: Report of `probe.py count` by worker; None where it failed.
         workers: Expected number of processes.
         devices: Expected number of devices; None if unknown.
     """

@@ -214,8 +214,7 @@ def copy_tools(session: Session, workers: Sequence[int], *more: Path) -> None:
     Raises:
         CloudError: A worker can't be reached.
     """
-    names = ("worker.sh", "probe.py", "chips.py")
-    files = (*(str(REMOTE / name) for name in names), *map(str, more))
+    files = (str(REMOTE / "worker.sh"), str(REMOTE / "probe.py"), *map(str, more))
 
     def copy(worker: int) -> Finished:
         return session.retry(session.gcloud.copy(worker, files, _FOLDER))

@@ -1,7 +1,7 @@
 """Inspects a worker: TPU chips, processes that hold them, versions, memory, network.
 
 A program of its own, copied to the worker and run by path, with Python 3.8 or newer. It prints one
-line of JSON.
+line of JSON. The verb `count` runs on all workers together, in the environment of jobs.
 """
 
 from __future__ import annotations
@@ -170,6 +170,27 @@ def reach(host: str, port: int, seconds: float) -> dict[str, Any]:
         time.sleep(0.2)
 
 
+def count(timeout: float) -> dict[str, Any]:
+    """Return the devices that this process sees, and the sum of a 1 from every device."""
+    # The other verbs run without the environment of jobs.
+    import jax
+
+    from xlashard import multihost
+
+    place = multihost.initialize(timeout=timeout)
+    local = jax.local_device_count()
+    ones = jax.pmap(lambda x: jax.lax.psum(x, "all"), axis_name="all")
+    total = float(ones(jax.numpy.ones((local,)))[0])
+    return {
+        "process": place.process,
+        "processes": place.count,
+        "devices": jax.device_count(),
+        "local": local,
+        "summed": total,
+        "kind": jax.devices()[0].device_kind,
+    }
+
+
 def main(words: list[str]) -> None:
     """Run a verb, and print its result as JSON."""
     if words[0] == "look":
@@ -178,6 +199,9 @@ def main(words: list[str]) -> None:
         listen(int(words[1]), float(words[2]))
     elif words[0] == "reach":
         print(json.dumps(reach(words[1], int(words[2]), float(words[3]))))
+    elif words[0] == "count":
+        # The program and its libraries may print, too.
+        print("chips: " + json.dumps(count(float(words[1]))), flush=True)
     else:
         sys.exit("unknown verb: " + words[0])
 
