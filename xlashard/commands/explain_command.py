@@ -61,8 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code: 0; 1 if the script failed, or a program can't be explained, misses its budget
         or became worse; 2 for wrong use.
     """
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     if arguments.schema:
         scripts = importlib.import_module("xlashard.pjit.report.script_report")
         print(json.dumps(scripts.ScriptReport.json_schema(), indent=2, ensure_ascii=False))

@@ -141,22 +141,10 @@ def _npy(path: Path, dtype: str) -> Tokens:
     )
 
 
-def in_file(path: Path) -> Bytes:
-    """Map a file that is not empty as a piece."""
-    return np.memmap(path, np.uint8, mode="r")
-
-
 _SUFFIXES = (".txt", ".md", ".rst")
-
-
 _TOKEN_SUFFIXES = (".bin", ".npy")
-
-
 _ADVICE = "Write --data PATH [PATH ...] with text files or folders of them."
-
-
 _BETWEEN = b"\n\n"
-
 
 _LOOKED_AT = 1 << 16
 """Bytes at the beginning of a file that are checked for text."""
@@ -236,12 +224,11 @@ def _pieces(data: DataSettings) -> tuple[Sequence[Tokens], str]:
             f"data.tokens = {data.tokens!r} requires files of tokens in data.paths. Write:\n"
             f"  --data PATH [PATH ...]"
         )
+    suffixes = _SUFFIXES if data.tokens == "bytes" else _TOKEN_SUFFIXES
+    files = [file for path in data.paths for file in _files(Path(path), suffixes)]
+    pieces = [_mapped(file, data.tokens) for file in files]
     if data.tokens == "bytes":
-        files = [file for path in data.paths for file in _files(Path(path), _SUFFIXES)]
-        pieces = [piece for file in files for piece in (in_memory(_BETWEEN), _text(file))][1:]
-    else:
-        files = [file for path in data.paths for file in _files(Path(path), _TOKEN_SUFFIXES)]
-        pieces = [_tokens(file, data.tokens) for file in files]
+        pieces = [piece for text in pieces for piece in (in_memory(_BETWEEN), text)][1:]
     return pieces, str(files[0]) if len(files) == 1 else f"{len(files)} files"
 
 
@@ -360,24 +347,22 @@ def _similar(path: Path) -> str:
     return f" (did you mean {' or '.join(str(path.parent / x) for x in close)}?)" if close else ""
 
 
-def _tokens(path: Path, dtype: str) -> Tokens:
+def _mapped(path: Path, tokens: str) -> Tokens:
+    """Map a file as a piece, after a check of its contents."""
     try:
-        return tokens_in_file(path, dtype)
+        return _text(path) if tokens == "bytes" else tokens_in_file(path, tokens)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
 
 
 def _text(path: Path) -> Bytes:
     """Map a text file, after a check of its first bytes."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_LOOKED_AT)
-            size = file.seek(0, os.SEEK_END)
-        if not size or (size <= _LOOKED_AT and not head.strip()):
-            raise DataError(f"{path} is empty. {_ADVICE}")
-        zero = head.find(b"\0")
-        if zero >= 0:
-            raise DataError(f"{path} is not text: byte {zero:,} is zero. {_ADVICE}")
-        return in_file(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
+    with path.open("rb") as file:
+        head = file.read(_LOOKED_AT)
+        size = file.seek(0, os.SEEK_END)
+    if not size or (size <= _LOOKED_AT and not head.strip()):
+        raise DataError(f"{path} is empty. {_ADVICE}")
+    zero = head.find(b"\0")
+    if zero >= 0:
+        raise DataError(f"{path} is not text: byte {zero:,} is zero. {_ADVICE}")
+    return np.memmap(path, np.uint8, mode="r")
