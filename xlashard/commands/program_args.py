@@ -24,34 +24,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         "arguments) (package.module:function); or a stored report (REPORT.json)",
     )
     _add_topology(parser, "NAME[,NAME]", "; several are compared")
-    parser.add_argument(
-        "--mesh",
-        metavar="AXIS=N[,AXIS=N]",
-        default="",
-        help="the mesh axes and their sizes, one of which may be -1; by default "
-        "those of the settings. To try every mesh: auto, or data=auto,tensor=..8",
-    )
-    parser.add_argument(
-        "--shardings",
-        choices=["auto"],
-        help="choose the layout that the program leaves open: specs of arguments and results, and "
-        "constraints inside; of a settings file all. With --mesh auto, or data=auto,model=..8, the "
-        "mesh too",
-    )
-    parser.add_argument(
-        "--batch",
-        metavar="auto|N[,N]",
-        default="",
-        help="with --shardings auto, of a settings file: choose the batch, too, by tokens per "
-        "second",
-    )
-    parser.add_argument(
-        "--remat",
-        metavar="auto|NAME[,NAME]",
-        default="",
-        help="with --shardings auto, of a settings file: choose the remat policy, too: custom (the "
-        "settings' own), none, full, minimal, ...",
-    )
+    _add_layout(parser)
     parser.add_argument(
         "--price",
         metavar="AMOUNT",
@@ -82,28 +55,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what changed from the first report to the second",
     )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write the schedule of the step as a trace for ui.perfetto.dev, such as "
-        "step.json.gz; - for standard output",
-    )
-    parser.add_argument(
-        "--measured",
-        metavar="PROFILE",
-        help="show the prediction beside a profile of a real run: *.xplane.pb of jax.profiler, or "
-        "its folder",
-    )
-    parser.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        help="write the chip's rates that --measured shows, for --rates",
-    )
-    parser.add_argument(
-        "--rates",
-        metavar="FILE[,FILE]",
-        help="predict with the chip's rates that --calibrate wrote; a file for each kind of chips",
-    )
+    _add_measurement(parser)
     _add_schema(parser)
     add_script(parser)
     _add_sweep(parser.add_argument_group("where every mesh is tried"))
@@ -255,6 +207,64 @@ def _add_topology(parser: argparse.ArgumentParser, metavar: str, besides: str = 
         default="",
         help=f"the chips: v5p-128, v6e:8x8, h100-32, p5.48xlarge{besides}; by default those "
         "that the settings name",
+    )
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a mesh and shardings, and what goes with them."""
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=N[,AXIS=N]",
+        default="",
+        help="the mesh axes and their sizes, one of which may be -1; by default "
+        "those of the settings. To try every mesh: auto, or data=auto,tensor=..8",
+    )
+    parser.add_argument(
+        "--shardings",
+        choices=["auto"],
+        help="choose the layout that the program leaves open: specs of arguments and results, and "
+        "constraints inside; of a settings file all. With --mesh auto, or data=auto,model=..8, the "
+        "mesh too",
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="auto|N[,N]",
+        default="",
+        help="with --shardings auto, of a settings file: choose the batch, too, by tokens per "
+        "second",
+    )
+    parser.add_argument(
+        "--remat",
+        metavar="auto|NAME[,NAME]",
+        default="",
+        help="with --shardings auto, of a settings file: choose the remat policy, too: custom (the "
+        "settings' own), none, full, minimal, ...",
+    )
+
+
+def _add_measurement(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for the schedule of a step, and for a measured one."""
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write the schedule of the step as a trace for ui.perfetto.dev, such as "
+        "step.json.gz; - for standard output",
+    )
+    parser.add_argument(
+        "--measured",
+        metavar="PROFILE",
+        help="show the prediction beside a profile of a real run: *.xplane.pb of jax.profiler, or "
+        "its folder",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="write the chip's rates that --measured shows, for --rates",
+    )
+    parser.add_argument(
+        "--rates",
+        metavar="FILE[,FILE]",
+        help="predict with the chip's rates that --calibrate wrote; a file for each kind of chips",
     )
 
 

@@ -191,16 +191,14 @@ class Checkpoints:
         return int(result.first)
 
     def _chosen(self, step: int | None) -> int:
-        steps = steps_in(self.folder)
-        chosen = step if step is not None else next(reversed(steps), None)
-        if chosen is None or chosen not in steps:
+        chosen = self.latest() if step is None else step
+        if chosen is None or chosen not in self.steps():
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise CheckpointError(f"{self.folder} has {which}: {self._explain_missing()}")
         return chosen
 
     def _explain_missing(self) -> str:
-        steps = steps_in(self.folder)
-        if steps:
+        if steps := self.steps():
             return f"it has those of steps {', '.join(map(str, steps))}"
         if not self.folder.is_dir():
             return "it does not exist"
@@ -229,7 +227,7 @@ class Checkpoints:
 
     def _damaged(self, step: int, damage: Damage) -> CheckpointError:
         text = f"the checkpoint of step {step} in {self.folder} is damaged: {damage}."
-        earlier = (number for number in reversed(steps_in(self.folder)) if number < step)
+        earlier = (number for number in reversed(self.steps()) if number < step)
         whole = next((number for number in earlier if self._is_whole(number)), None)
         if whole is None:
             text += " No earlier checkpoint is intact."
