@@ -1,7 +1,6 @@
 """``xlashard explain``: reports of a function, or of the programs that a script compiles."""
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -30,12 +29,21 @@ from xlashard.config import read_flags
 from xlashard.documents import parse_json, read_text
 from xlashard.errors import ArgumentError, XlashardError, XlashardWarning
 from xlashard.hlo.collective_kinds import KINDS
+from xlashard.lazily import deferred
 from xlashard.program_runner import read_script
 from xlashard.wording import Unit, parse_limits, print_error
 
 if TYPE_CHECKING:
+    from xlashard.commands import common
+    from xlashard.pjit.report import html, report_changes, script_report
     from xlashard.pjit.report.program_report import ProgramReport
     from xlashard.pjit.stages.recorded import RecordedProgram
+else:
+    # A script imports JAX itself, after it has set the variables that JAX reads.
+    common = deferred("xlashard.commands.common")
+    html = deferred("xlashard.pjit.report.html")
+    report_changes = deferred("xlashard.pjit.report.report_changes")
+    script_report = deferred("xlashard.pjit.report.script_report")
 
 PROGRAM_UNITS: Mapping[str, tuple[Unit, ...]] = {
     "memory": ("bytes",),
@@ -62,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         or became worse; 2 for wrong use.
     """
     if arguments.schema:
-        scripts = importlib.import_module("xlashard.pjit.report.script_report")
-        print(json.dumps(scripts.ScriptReport.json_schema(), indent=2, ensure_ascii=False))
+        print(json.dumps(script_report.ScriptReport.json_schema(), indent=2, ensure_ascii=False))
         return 0
     try:
         _check(arguments)
@@ -112,21 +119,19 @@ def _run_script(arguments: argparse.Namespace) -> int:
         print_error(f"{result.title} {result.described} and compiled no program")
         return 1
     selected = select(result, arguments.programs, arguments.min_bytes)
-    module = importlib.import_module("xlashard.pjit.report.script_report")
-    status_line = importlib.import_module("xlashard.commands.common").status_line
     explained = []
     with warnings.catch_warnings():
         # The script has warned, and the reports have what the compilation here would warn of.
         warnings.simplefilter("ignore", XlashardWarning)
         for each in selected:
-            with status_line(f"compiling {each.name} for its report"):
-                explained.append(module.explain_recorded(each))
-    report = module.ScriptReport(
+            with common.status_line(f"compiling {each.name} for its report"):
+                explained.append(script_report.explain_recorded(each))
+    report = script_report.ScriptReport(
         script=result.title,
         outcome=result.outcome,
         why=result.why,
         programs=tuple(explained),
-        omitted=module.summarize_omitted([p for p in result.programs if p not in selected]),
+        omitted=script_report.summarize_omitted([p for p in result.programs if p not in selected]),
     )
     is_kept = _finish(arguments, report)
     failed = any(p.error for p in explained) or result.outcome == "failed"
@@ -143,7 +148,6 @@ def _run_target(arguments: argparse.Namespace) -> int:
     if arguments.target.endswith(".json"):
         report = _read(arguments.target)
     else:
-        common = importlib.import_module("xlashard.commands.common")
         report = common.explain_target(arguments.target, arguments.mesh)
     return 0 if _finish(arguments, report) else 1
 
@@ -162,20 +166,20 @@ def _finish(arguments: argparse.Namespace, report: Any) -> bool:
         ArgumentError: If the report to compare with is invalid, or a file can't be written. The
             report is shown before.
     """
-    scripts = importlib.import_module("xlashard.pjit.report.script_report")
-    named = scripts.named_programs(report)
+    named = script_report.named_programs(report)
     changes, shown = None, report
     try:
         if arguments.compare:
             old = _selected(_read(arguments.compare), arguments.programs)
-            changes = shown = scripts.compare_scripts(old, report)
+            changes = shown = script_report.compare_scripts(old, report)
         broken = _breaches(arguments.budget, dict(named))
     finally:
         # A script may have run for an hour.
         _write(arguments, report, changes)
         if not prints_results(arguments):
-            console = importlib.import_module("rich.console").Console()
-            console.print(shown.renderable(all=arguments.all, print_all="--all"))
+            from rich.console import Console  # takes long to import
+
+            Console().print(shown.renderable(all=arguments.all, print_all="--all"))
     worse = [] if changes is None else [f"worse: {line}" for line in changes.regressions]
     for line in (*worse, *broken):
         print(line, file=sys.stderr)
@@ -192,27 +196,24 @@ def _selected(report: Any, patterns: Sequence[str]) -> Any:
 
 def _breaches(budget: Sequence[str], named: "Mapping[str, ProgramReport]") -> list[str]:
     """Return a text for each limit that a program exceeds."""
-    limits = importlib.import_module("xlashard.pjit.report.report_changes")
     parsed = parse_limits(budget, PROGRAM_UNITS)
     return [
         f"{name}: {breach}"
         for name, report in named.items()
-        for breach in limits.find_breaches(report, parsed, limits.PROGRAM_KEYS)
+        for breach in report_changes.find_breaches(report, parsed, report_changes.PROGRAM_KEYS)
     ]
 
 
 def _write(arguments: argparse.Namespace, report: Any, changes: Any) -> None:
     """Write the requested files."""
-    scripts = importlib.import_module("xlashard.pjit.report.script_report")
     if arguments.json:
         write(arguments.json, report.to_json())
     if arguments.markdown and changes is not None:
         write(arguments.markdown, changes.to_markdown())
-    named = dict(scripts.named_programs(report))
+    named = dict(script_report.named_programs(report))
     if arguments.html and named:
-        page = importlib.import_module("xlashard.pjit.report.html")
         made = () if changes is None else tuple(c for c in changes.programs if not c.is_same)
-        write(arguments.html, page.program_page(tuple(named.values()), made, tuple(named)))
+        write(arguments.html, html.program_page(tuple(named.values()), made, tuple(named)))
 
 
 def _stored(path: str) -> Mapping[str, Any]:
@@ -237,8 +238,8 @@ def _stored(path: str) -> Mapping[str, Any]:
 def _read(path: str) -> Any:
     """Return a stored report: a `ScriptReport` or `ProgramReport`."""
     content = _stored(path)
-    scripts = importlib.import_module("xlashard.pjit.report.script_report")
-    kind = scripts.ScriptReport if "programs" in content else scripts.ProgramReport
+    is_script = "programs" in content
+    kind = script_report.ScriptReport if is_script else script_report.ProgramReport
     try:
         return kind.from_json(read_text(path))
     except ArgumentError as error:
