@@ -9,17 +9,6 @@ from xlashard.train.config.settings import KEEPABLE, ModelSettings, Rules, Setti
 from xlashard.train.errors import SettingsError
 from xlashard.train.model.layout import check_mesh, declared_arrays
 
-_KEYS = {
-    "embed": "model.width",
-    "heads": "model.heads",
-    "kv_heads": "model.kv_heads",
-    "mlp": "model.mlp",
-    "layers": "model.layers",
-    "experts": "model.experts",
-    "vocab": "model.vocab",
-}
-"""The setting behind each logical axis of a parameter."""
-
 _ACTIVATIONS = (("batch", "heads"), ("batch", "mlp"), ("batch", "vocab"), ("batch", "length"))
 """Logical axes of one activation, which cannot share a mesh axis. Experts may share one with the
 batch, and the vocabulary with the length."""
@@ -291,7 +280,7 @@ def _parameters(settings: Settings) -> Iterator[str]:
             if name is None or name in reported or size % _ways(name, settings) == 0:
                 continue
             reported.add(name)
-            key = _KEYS[name]
+            key = "model.width" if name == "embed" else f"model.{name}"
             problem = _uneven(f"{key} = {size}", name, settings)
             yield (
                 f"{problem} (parameter {path}, shape {declared.shape}). Write:\n"
