@@ -351,7 +351,7 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
 
 
 def _missing(path: Path) -> str:
-    names = sorted(other.name for other in path.parent.glob("*.toml"))
+    names = [other.name for other in path.parent.glob("*.toml")]
     others = [path.parent / x for x in get_close_matches(path.name, names, n=8, cutoff=0)]
     there = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
     return f"the settings file {path} does not exist{there}. Write the path of an existing file."
