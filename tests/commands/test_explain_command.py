@@ -11,14 +11,11 @@ import jsonschema
 import pytest
 
 import xlashard
-from tests.facts import naming
 from xlashard import legacy
 from xlashard.cli import main
 from xlashard.commands import script_run
 from xlashard.commands.script_run import matches
-from xlashard.errors import ArgumentError
 from xlashard.pjit.report.script_report import ScriptReport
-from xlashard.program_runner import Script, ScriptOrModule, parse_script
 
 TRAIN = """\
 import sys
@@ -319,26 +316,6 @@ def test_a_target_is_explained(capsys, target: str, name: str, spec: str) -> Non
 def test_a_target_for_a_topology_is_refused(capsys) -> None:
     assert main(["explain", "tests.commands.programs:by_name"]) == 2
     assert "xlashard preflight --topology v5p-128" in capsys.readouterr().err
-
-
-def test_the_words_of_a_script_are_parsed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").touch()
-    script = ScriptOrModule("train.py", False, ("--json", "x"))
-    assert parse_script(["python3", "train.py", "--json", "x"]) == Script(script)
-    assert parse_script(["train.py", "--json", "x"]) == Script(script)
-    warned = parse_script([sys.executable, "-W", "error", "-u", "train.py", "--json", "x"])
-    assert warned == Script(script, options=("-W", "error", "-u"))
-    module = parse_script(["python", "-m", "pkg.mod", "-m"])
-    assert module == Script(ScriptOrModule("pkg.mod", True, ("-m",)))
-    for start in (f"#!{sys.executable}\n", "#!/usr/bin/env python3\n"):
-        Path("tool").write_text(start)
-        Path("tool").chmod(0o755)
-        tool = parse_script([str(tmp_path / "tool"), "a"])
-        assert tool == Script(ScriptOrModule(str(tmp_path / "tool"), False, ("a",)))
-    Path("tool").write_text("#!/bin/sh\n'''exec' /elsewhere/bin/python3.12 \"$0\" \"$@\"\n' '''\n")
-    with pytest.raises(ArgumentError, match=naming("/elsewhere/bin/python3.12")):
-        parse_script([str(tmp_path / "tool")])
 
 
 def test_names_match_globs_and_regular_expressions() -> None:

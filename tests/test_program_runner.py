@@ -1,0 +1,30 @@
+"""The words of a script on a command line; `tests/legacy/test_run_command.py` runs scripts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.facts import naming
+from xlashard.errors import ArgumentError
+from xlashard.program_runner import Script, ScriptOrModule, parse_script
+
+
+def test_the_words_of_a_script_are_parsed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    script = ScriptOrModule("train.py", False, ("--json", "x"))
+    assert parse_script(["python3", "train.py", "--json", "x"]) == Script(script)
+    assert parse_script(["train.py", "--json", "x"]) == Script(script)
+    warned = parse_script([sys.executable, "-W", "error", "-u", "train.py", "--json", "x"])
+    assert warned == Script(script, options=("-W", "error", "-u"))
+    module = parse_script(["python", "-m", "pkg.mod", "-m"])
+    assert module == Script(ScriptOrModule("pkg.mod", True, ("-m",)))
+    for start in (f"#!{sys.executable}\n", "#!/usr/bin/env python3\n"):
+        Path("tool").write_text(start)
+        Path("tool").chmod(0o755)
+        tool = parse_script([str(tmp_path / "tool"), "a"])
+        assert tool == Script(ScriptOrModule(str(tmp_path / "tool"), False, ("a",)))
+    Path("tool").write_text("#!/bin/sh\n'''exec' /elsewhere/bin/python3.12 \"$0\" \"$@\"\n' '''\n")
+    with pytest.raises(ArgumentError, match=naming("/elsewhere/bin/python3.12")):
+        parse_script([str(tmp_path / "tool")])
