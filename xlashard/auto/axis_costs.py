@@ -128,8 +128,8 @@ class CostModel:
     def _factor_sizes(self, number: int, factor: int) -> list[int]:
         """Return the sizes of the dimensions that a factor indexes."""
         op = self.graph.operations[number]
-        dims = ((v, required(op, factor, slot)) for slot, v in op.slots)
-        return [self.graph.values[v].shape[dim] for v, dim in dims if dim >= 0]
+        indexed = op.indexed(op.rule.factors[factor])
+        return [self.graph.values[value].shape[dim] for value, dim in indexed]
 
     def _factor_share(self, number: int, factor: int) -> float:
         """Return the work of a device over that before this axis splits a factor."""

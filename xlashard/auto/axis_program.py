@@ -17,14 +17,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from xlashard.auto.axis_costs import (
-    NEGLIGIBLE_BYTES,
-    WHOLE,
-    CostModel,
-    prescribed,
-    required,
-)
-from xlashard.auto.graph.batch_labels import factor_labels
+from xlashard.auto.axis_costs import NEGLIGIBLE_BYTES, WHOLE, CostModel, prescribed, required
 from xlashard.auto.graph.program_graph import ProgramGraph
 from xlashard.auto.rules.factors import can_shard
 
@@ -84,7 +77,7 @@ def _padded_labels(graph: ProgramGraph) -> set[int]:
         if op.rule.flops and op.fixed is None
         for factor in op.rule.factors
         if factor.most_padded
-        for label in factor_labels(graph, op, factor)
+        for label in graph.factor_labels(op, factor)
     }
     for index in (*graph.arguments, *graph.results):
         found -= frozenset() if index is None else graph.labels_of(index)
@@ -246,7 +239,7 @@ class AxisProgram:
             for k, f in enumerate(op.rule.factors):
                 if not model.can_split(number, k):
                     continue
-                if not self._restriction.allows(factor_labels(graph, op, f)):
+                if not self._restriction.allows(graph.factor_labels(op, f)):
                     continue
                 own = model.work_seconds(number, k) + model.halo_seconds(number, k)
                 choices[k] = self._variable(own * times, integer=True)

@@ -6,20 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
 
-from xlashard.auto.axis_costs import (
-    Assignment,
-    CostModel,
-)
+from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
-from xlashard.auto.graph.batch_labels import batch_labels
 from xlashard.auto.graph.graph_values import GraphOperation, spec_axes
-from xlashard.auto.graph.program_graph import ProgramGraph
-from xlashard.auto.layout_builder import (
-    INSIDE,
-    LayoutBuilder,
-    LayoutKey,
-    layout_key,
-)
+from xlashard.auto.graph.program_graph import ProgramGraph, batch_labels
+from xlashard.auto.layout_builder import INSIDE, LayoutBuilder, LayoutKey, layout_key
 from xlashard.auto.memory_model import MemoryModel
 from xlashard.auto.problem import AutoProblem, MeshAxis, ProgramLayout
 

@@ -1,7 +1,13 @@
-"""Values and operations of a program's graph, and the labels of their dimensions."""
+"""Values, operations and steps of a program's graph, and the labels of dimensions.
 
+Equal layers of a program get one layout: labels that operations use alike, in equal places, are
+joined.
+"""
+
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,7 +15,7 @@ from typing import Any
 import jax
 
 from xlashard.auto.problem import ConstraintSite
-from xlashard.auto.rules.factors import OpRule
+from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.sharding import PartitionSpec
 
 
@@ -79,6 +85,54 @@ class GraphOperation:
         every = [*enumerate(self.operands), *[(-1 - k, v) for k, v in enumerate(self.results)]]
         return [(slot, value) for slot, value in every if value is not None]
 
+    def indexed(self, factor: Factor) -> list[tuple[int, int]]:
+        """Return the operands and results that a factor indexes, with the dimension of each."""
+        pairs = [
+            *zip(self.operands, factor.operands, strict=True),
+            *zip(self.results, factor.results, strict=True),
+        ]
+        return [(value, dim) for value, dim in pairs if value is not None and dim is not None]
+
+
+@dataclass(frozen=True)
+class Carry:
+    """Carry of a loop, as indices of values; None for literals.
+
+    Attributes:
+        initial: Its initial value.
+        parameter: Its parameter in the body; None for a result of branches.
+        updated: Its result in the body.
+        result: Its final value.
+    """
+
+    initial: int | None
+    parameter: int | None
+    updated: int | None
+    result: int
+
+
+@dataclass(eq=False)
+class GraphStep:
+    """Equation of a program, as far as memory is concerned.
+
+    Attributes:
+        operands: Its operands, as indices of values; None for literals.
+        results: Its results.
+        fused: Whether its results can be computed again wherever they are used.
+        in_place: Whether its result can take the buffer of its first operand.
+        body: Steps of a loop's body, or of branches; None for other equations.
+        carries: Carries of a loop.
+        copies: Converted copies of stacks that a loop reads.
+    """
+
+    operands: Sequence[int | None]
+    results: Sequence[int]
+    fused: bool = False
+    in_place: bool = False
+    body: list["GraphStep"] | None = None
+    carries: Sequence[Carry] = ()
+    copies: Sequence[int] = ()
+
 
 class Labels:
     """Disjoint sets of labels.
@@ -110,166 +164,6 @@ class Labels:
         a, b = sorted((self.find(first), self.find(other)))
         if a != b:
             self._parent[b] = a
-
-
-class LabelledValues:
-    """Values of a program, whose dimensions carry labels.
-
-    Attributes:
-        values: The values.
-        labels: The labels.
-        clusters: Sets of values that elementwise operations connect.
-        loops: Labels of the dimensions that loops go through, which aren't sharded.
-        sums: For results of operations that are only added to one another, their sum.
-        accumulated: For results of operations that a loop only adds to a carry, its runs.
-    """
-
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self.labels = Labels()
-        self.clusters = Labels()
-        self.loops: set[int] = set()
-        self.sums: dict[int, int] = {}
-        self.accumulated: dict[int, float] = {}
-        self._additions: dict[int, tuple[int, int]] = {}
-        # Results of linear functions, with their operands.
-        self._passed: dict[int, int] = {}
-        self._cluster: list[int] = []
-
-    def label(self, value: int, dim: int) -> int:
-        """Return the label of a dimension."""
-        return self._joined[value][dim]
-
-    def labels_of(self, value: int) -> frozenset[int]:
-        """Return the labels of the dimensions of a value."""
-        return self._sets[value]
-
-    @cached_property
-    def _joined(self) -> list[tuple[int, ...]]:
-        """Labels of the dimensions of each value, once no more labels are joined."""
-        return [tuple(map(self.labels.find, value.labels)) for value in self.values]
-
-    @cached_property
-    def _sets(self) -> list[frozenset[int]]:
-        return list(map(frozenset, self._joined))
-
-    def cluster(self, value: int) -> int:
-        """Return the cluster of a value."""
-        return self.clusters.find(self._cluster[value])
-
-    def _value(
-        self,
-        aval: Any,
-        site: ConstraintSite | None = None,
-        times: float = 1,
-    ) -> int:
-        shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
-        itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
-        labels = tuple(self.labels.new(size) for size in shape)
-        value = Value(shape, itemsize, labels, times=times)
-        if site is not None:
-            value.sites.append(site)
-        self.values.append(value)
-        self._cluster.append(self.clusters.new(0))
-        return len(self.values) - 1
-
-    def _use(self, indices: Iterable[int | None]) -> None:
-        """Count a use of some values."""
-        for index in indices:
-            if index is not None:
-                self.values[index].uses += 1
-
-    def _join(self, first: int, other: int) -> None:
-        """Put two values into one cluster."""
-        self.clusters.join(self._cluster[first], self._cluster[other])
-
-    def _same(self, first: int, other: int) -> None:
-        """Give two values of one shape the same labels."""
-        a, b = self.values[first], self.values[other]
-        if a.shape != b.shape:
-            return
-        for x, y in zip(a.labels, b.labels, strict=True):
-            self.labels.join(x, y)
-        self._join(first, other)
-
-    def _slice_of(self, whole: int, part: int) -> None:
-        """Give the step of a stacked value the labels of the stack, without its first one."""
-        self.loops.add(self.values[whole].labels[0])
-        for x, y in zip(self.values[whole].labels[1:], self.values[part].labels, strict=True):
-            self.labels.join(x, y)
-        self._join(whole, part)
-        self.values[whole].is_stored = self.values[part].is_stored = True
-
-    def transfer_key(self, op: GraphOperation, slot: int, value: int) -> tuple[int, object]:
-        """Return a key that is equal for operands or results whose transfers are one.
-
-        Operations of a jaxpr share the transfer of an operand, and addends that of their sum.
-
-        Args:
-            op: The operation.
-            slot: Position of the operand, or `-1 - position` of the result.
-            value: The value at it.
-        """
-        return (value, op.scope) if slot >= 0 else (self.sums.get(value, value), None)
-
-    def _find_sums(self, operations: Iterable[GraphOperation]) -> None:
-        """Find results that run as often as their sum, and that nothing else takes."""
-        addends: dict[int, list[int]] = {
-            value: [value]
-            for op in operations
-            for value in op.results
-            if value is not None and op.fixed is None
-        }
-        for total, pair in self._additions.items():
-            times = self.values[total].times
-            if all(
-                x in addends and (self.values[x].uses, self.values[x].times) == (1, times)
-                for x in pair
-            ):
-                addends[total] = [*addends[pair[0]], *addends[pair[1]]]
-                self.sums.update(dict.fromkeys(addends[total], total))
-
-    def _addends(self, carry: int, updated: int) -> list[int]:
-        """Return the values whose sum a loop adds to a carry; empty if it does more with any.
-
-        Args:
-            carry: Parameter of the carry.
-            updated: Its result.
-        """
-        pair = self._additions.get(updated, ())
-        left = [value for value in pair if value != carry]
-        if len(left) != 1 or self.values[carry].uses != 1:
-            return []
-        found: list[int] = []
-        while left:
-            value = left.pop()
-            if self.values[value].uses != 1:
-                return []
-            if value in self._additions:
-                left += self._additions[value]
-            elif value in self._passed:
-                left.append(self._passed[value])
-            else:
-                found.append(value)
-        return found
-
-    def clusters_led_by(self, leaders: Iterable[int]) -> set[int]:
-        """Return the clusters whose largest value is one of some values."""
-        largest: dict[int, int] = {}
-        for cluster, members in self.members():
-            largest[cluster] = max(math.prod(self.values[index].shape) for index in members)
-        return {
-            self.cluster(index)
-            for index in leaders
-            if math.prod(self.values[index].shape) >= largest[self.cluster(index)]
-        }
-
-    def members(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield each cluster with its values."""
-        found: dict[int, list[int]] = {}
-        for index in range(len(self.values)):
-            found.setdefault(self.cluster(index), []).append(index)
-        yield from found.items()
 
 
 type FixedSpec = tuple[tuple[str, ...] | None, ...]
@@ -352,3 +246,72 @@ def is_pointwise(operation: GraphOperation, values: Sequence[Value]) -> bool:
             if any(n > 1 and d not in covered for d, n in enumerate(values[index].shape)):
                 return False
     return True
+
+
+_ROUNDS = 12
+"""Most refinements of colors."""
+
+
+def join_equal_labels(
+    values: Sequence[Value],
+    labels: Labels,
+    operations: Sequence[GraphOperation],
+    state: set[int],
+    loops: set[int],
+) -> None:
+    """Join the labels that all operations use alike.
+
+    Their colors are refined until they don't change: that of an operation by the colors of its
+    labels, that of a label by those of the operations that use it.
+
+    Args:
+        values: The values of the program.
+        labels: Their labels.
+        operations: The operations.
+        state: Values that are fed back.
+        loops: Labels that loops go through.
+    """
+    # A number for each fact.
+    colors: dict[Hashable, int] = defaultdict(itertools.count().__next__)
+    whole = [tuple(map(labels.find, value.labels)) for value in values]
+    through = set(map(labels.find, loops))
+    facts: dict[int, set[Hashable]] = defaultdict(set)
+    for index, (value, found) in enumerate(zip(values, whole, strict=True)):
+        for dim, label in enumerate(found):
+            facts[label].add((value.shape, value.itemsize, dim, index in state, label in through))
+    color = {label: colors[frozenset(known)] for label, known in facts.items()}
+    places = [
+        [(slot, dim, label) for slot, index in op.slots for dim, label in enumerate(whole[index])]
+        for op in operations
+    ]
+    kinds = [colors[operation_kind(op, values)] for op in operations]
+    for _ in range(_ROUNDS):
+        uses: dict[int, Counter[Hashable]] = defaultdict(Counter)
+        for kind, found in zip(kinds, places, strict=True):
+            used = colors[kind, *(color[label] for _, _, label in found)]
+            for slot, dim, label in found:
+                uses[label][used, slot, dim] += 1
+        before = len(set(color.values()))
+        color = {k: colors[c, frozenset(uses[k].items())] for k, c in color.items()}
+        if len(set(color.values())) == before:
+            break
+    # The dimensions of one value stay apart.
+    apart = set[int]()
+    for found in whole:
+        counts = Counter(color[label] for label in set(found))
+        apart.update(c for c, count in counts.items() if count > 1)
+    first: dict[int, int] = {}
+    for label, c in color.items():
+        if c not in apart:
+            labels.join(first.setdefault(c, label), label)
+
+
+def operation_kind(operation: GraphOperation, values: Sequence[Value]) -> Hashable:
+    """Return what operations have in common that cost the same if they are sharded alike.
+
+    Args:
+        operation: The operation.
+        values: The values of the program.
+    """
+    types = tuple((slot, values[k].shape, values[k].itemsize) for slot, k in operation.slots)
+    return operation.name, operation.rule, operation.fixed, operation.times, types

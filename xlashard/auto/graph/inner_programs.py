@@ -1,17 +1,183 @@
-"""Inner programs of a graph: loops and branches, entered once with the number of their runs."""
+"""Values of a program and of its inner programs: loops and branches, entered once."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import Literal, scan_operands
-from xlashard.auto.graph.graph_values import LabelledValues, Value
-from xlashard.auto.graph.live_ranges import Carry, GraphStep
+from xlashard.auto.graph.graph_values import Carry, GraphOperation, GraphStep, Labels, Value
 from xlashard.auto.problem import ConstraintSite
+from xlashard.auto.rules.factors import Factor
 
 _UNKNOWN_TRIPS = 1
 """Runs of a loop whose trip count isn't known."""
+
+
+class LabelledValues:
+    """Values of a program, whose dimensions carry labels.
+
+    Attributes:
+        values: The values.
+        labels: The labels.
+        clusters: Sets of values that elementwise operations connect.
+        loops: Labels of the dimensions that loops go through, which aren't sharded.
+        sums: For results of operations that are only added to one another, their sum.
+        accumulated: For results of operations that a loop only adds to a carry, its runs.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.labels = Labels()
+        self.clusters = Labels()
+        self.loops: set[int] = set()
+        self.sums: dict[int, int] = {}
+        self.accumulated: dict[int, float] = {}
+        self._additions: dict[int, tuple[int, int]] = {}
+        # Results of linear functions, with their operands.
+        self._passed: dict[int, int] = {}
+        self._cluster: list[int] = []
+
+    def label(self, value: int, dim: int) -> int:
+        """Return the label of a dimension."""
+        return self._joined[value][dim]
+
+    def labels_of(self, value: int) -> frozenset[int]:
+        """Return the labels of the dimensions of a value."""
+        return self._sets[value]
+
+    @cached_property
+    def _joined(self) -> list[tuple[int, ...]]:
+        """Labels of the dimensions of each value, once no more labels are joined."""
+        return [tuple(map(self.labels.find, value.labels)) for value in self.values]
+
+    @cached_property
+    def _sets(self) -> list[frozenset[int]]:
+        return list(map(frozenset, self._joined))
+
+    def cluster(self, value: int) -> int:
+        """Return the cluster of a value."""
+        return self.clusters.find(self._cluster[value])
+
+    def _value(
+        self,
+        aval: Any,
+        site: ConstraintSite | None = None,
+        times: float = 1,
+    ) -> int:
+        shape = tuple(int(d) if isinstance(d, int) else 1 for d in getattr(aval, "shape", ()))
+        itemsize = float(getattr(getattr(aval, "dtype", None), "itemsize", 4) or 4)
+        labels = tuple(self.labels.new(size) for size in shape)
+        value = Value(shape, itemsize, labels, times=times)
+        if site is not None:
+            value.sites.append(site)
+        self.values.append(value)
+        self._cluster.append(self.clusters.new(0))
+        return len(self.values) - 1
+
+    def _use(self, indices: Iterable[int | None]) -> None:
+        """Count a use of some values."""
+        for index in indices:
+            if index is not None:
+                self.values[index].uses += 1
+
+    def _join(self, first: int, other: int) -> None:
+        """Put two values into one cluster."""
+        self.clusters.join(self._cluster[first], self._cluster[other])
+
+    def _same(self, first: int, other: int) -> None:
+        """Give two values of one shape the same labels."""
+        a, b = self.values[first], self.values[other]
+        if a.shape != b.shape:
+            return
+        for x, y in zip(a.labels, b.labels, strict=True):
+            self.labels.join(x, y)
+        self._join(first, other)
+
+    def _slice_of(self, whole: int, part: int) -> None:
+        """Give the step of a stacked value the labels of the stack, without its first one."""
+        self.loops.add(self.values[whole].labels[0])
+        for x, y in zip(self.values[whole].labels[1:], self.values[part].labels, strict=True):
+            self.labels.join(x, y)
+        self._join(whole, part)
+        self.values[whole].is_stored = self.values[part].is_stored = True
+
+    def factor_labels(self, op: GraphOperation, factor: Factor) -> set[int]:
+        """Return the labels of the dimensions that a factor of an operation indexes."""
+        return {self.label(value, dim) for value, dim in op.indexed(factor)}
+
+    def transfer_key(self, op: GraphOperation, slot: int, value: int) -> tuple[int, object]:
+        """Return a key that is equal for operands or results whose transfers are one.
+
+        Operations of a jaxpr share the transfer of an operand, and addends that of their sum.
+
+        Args:
+            op: The operation.
+            slot: Position of the operand, or `-1 - position` of the result.
+            value: The value at it.
+        """
+        return (value, op.scope) if slot >= 0 else (self.sums.get(value, value), None)
+
+    def _find_sums(self, operations: Iterable[GraphOperation]) -> None:
+        """Find results that run as often as their sum, and that nothing else takes."""
+        addends: dict[int, list[int]] = {
+            value: [value]
+            for op in operations
+            for value in op.results
+            if value is not None and op.fixed is None
+        }
+        for total, pair in self._additions.items():
+            times = self.values[total].times
+            if all(
+                x in addends and (self.values[x].uses, self.values[x].times) == (1, times)
+                for x in pair
+            ):
+                addends[total] = [*addends[pair[0]], *addends[pair[1]]]
+                self.sums.update(dict.fromkeys(addends[total], total))
+
+    def _addends(self, carry: int, updated: int) -> list[int]:
+        """Return the values whose sum a loop adds to a carry; empty if it does more with any.
+
+        Args:
+            carry: Parameter of the carry.
+            updated: Its result.
+        """
+        pair = self._additions.get(updated, ())
+        left = [value for value in pair if value != carry]
+        if len(left) != 1 or self.values[carry].uses != 1:
+            return []
+        found: list[int] = []
+        while left:
+            value = left.pop()
+            if self.values[value].uses != 1:
+                return []
+            if value in self._additions:
+                left += self._additions[value]
+            elif value in self._passed:
+                left.append(self._passed[value])
+            else:
+                found.append(value)
+        return found
+
+    def clusters_led_by(self, leaders: Iterable[int]) -> set[int]:
+        """Return the clusters whose largest value is one of some values."""
+        largest: dict[int, int] = {}
+        for cluster, members in self.members():
+            largest[cluster] = max(math.prod(self.values[index].shape) for index in members)
+        return {
+            self.cluster(index)
+            for index in leaders
+            if math.prod(self.values[index].shape) >= largest[self.cluster(index)]
+        }
+
+    def members(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield each cluster with its values."""
+        found: dict[int, list[int]] = {}
+        for index in range(len(self.values)):
+            found.setdefault(self.cluster(index), []).append(index)
+        yield from found.items()
 
 
 class InnerPrograms(LabelledValues, ABC):
@@ -62,6 +228,13 @@ class InnerPrograms(LabelledValues, ABC):
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
+    def _known(self, variables: Sequence[Any], operands: Sequence[int | None]) -> list[int]:
+        """Return the values of the first variables of a jaxpr: operands, or new ones."""
+        return [
+            self._value(var.aval) if operand is None else operand
+            for var, operand in zip(variables, operands, strict=False)
+        ]
+
     def _results(self, eqn: Any, path: tuple[int, ...], times: float) -> list[int]:
         return [
             self._value(v.aval, ConstraintSite(path, "result", i), times)
@@ -76,10 +249,7 @@ class InnerPrograms(LabelledValues, ABC):
         runs = times * eqn.params["length"]
         inner = (*path, 0)
         before, self.steps = self.steps, []
-        known = [
-            self._value(v.aval) if o is None else o
-            for v, o in zip(body.invars, consts, strict=False)
-        ]
+        known = self._known(body.invars, consts)
         fresh = [
             self._value(v.aval, ConstraintSite(inner, "parameter", len(consts) + i), runs)
             for i, v in enumerate(body.invars[len(consts) :])
@@ -167,11 +337,8 @@ class InnerPrograms(LabelledValues, ABC):
                 self._same(outer, made)
             fresh.append(made)
         for jaxpr, consts, number in ((condition, cond_consts, 0), (body, body_consts, 1)):
-            known = [
-                self._value(v.aval) if o is None else o
-                for v, o in zip(jaxpr.invars, consts, strict=False)
-            ]
-            results = self._enter(jaxpr, [*known, *fresh], (*path, number), runs)
+            inputs = [*self._known(jaxpr.invars, consts), *fresh]
+            results = self._enter(jaxpr, inputs, (*path, number), runs)
             self._use(results)
         outs = self._results(eqn, path, times)
         for made, result, out in zip(fresh, results, outs, strict=True):
@@ -188,12 +355,8 @@ class InnerPrograms(LabelledValues, ABC):
         made: list[list[int | None]] = []
         before, self.steps = self.steps, []
         for number, branch in enumerate(tracing.bodies(eqn)):
-            inner = (*path, number)
-            known = [
-                self._value(v.aval) if o is None else o
-                for v, o in zip(branch.invars, operands[1:], strict=True)
-            ]
-            made.append(self._enter(branch, known, inner, times))
+            known = self._known(branch.invars, operands[1:])
+            made.append(self._enter(branch, known, (*path, number), times))
             self._use(made[-1])
         outs = self._results(eqn, path, times)
         for results in made:

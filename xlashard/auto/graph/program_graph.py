@@ -5,22 +5,24 @@ connect share the labels of their dimensions: one label is sharded alike in all 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
 from xlashard._jax.trace import tracing
-from xlashard.auto.graph.equal_layers import join_equal_labels, operation_kind
 from xlashard.auto.graph.graph_values import (
     GraphOperation,
+    GraphStep,
     boundary_specs,
     fixed_specs,
     is_pointwise,
     is_transparent,
+    join_equal_labels,
+    operation_kind,
     spec_axes,
 )
 from xlashard.auto.graph.inner_programs import InnerPrograms
-from xlashard.auto.graph.live_ranges import GraphStep
 from xlashard.auto.problem import ConstraintSite
 from xlashard.auto.rules.factors import Factor, OpRule
 from xlashard.auto.rules.op_rules import op_rule
@@ -128,10 +130,7 @@ class ProgramGraph(InnerPrograms):
             if len(bodies) == 1:
                 body = bodies[0]
                 if (len(body.invars), len(body.outvars)) == (len(eqn.invars), len(eqn.outvars)):
-                    known = [
-                        self._value(v.aval) if o is None else o
-                        for v, o in zip(body.invars, operands, strict=True)
-                    ]
+                    known = self._known(body.invars, operands)
                     if eqn.params.get("prevent_cse"):
                         # Behind the barrier against it the partitioner forgets a sharding.
                         for i, index in enumerate(known):
@@ -242,25 +241,17 @@ class ProgramGraph(InnerPrograms):
                 self.spatial.update(self.values[index].labels[d] for d in spec[2:])
 
     def _add(self, operation: GraphOperation, at: int | None = None) -> None:
-        for index in (*operation.operands, *operation.results):
-            if index is not None:
-                self.values[index].is_stored = True
-        if at is None:
-            self.operations.append(operation)
-        else:
-            self.operations.insert(at, operation)
+        for _, index in operation.slots:
+            self.values[index].is_stored = True
+        self.operations.insert(len(self.operations) if at is None else at, operation)
 
     def _unify(self, operation: GraphOperation) -> None:
         """Join the labels of an operation's operands and results along its factors."""
         for f in operation.rule.factors:
-            joined = [*zip(operation.operands, f.operands, strict=True)]
-            joined += zip(operation.results, f.results, strict=True)
-            labels = [
-                self.values[o].labels[d] for o, d in joined if o is not None and d is not None
-            ]
+            labels = [self.values[o].labels[d] for o, d in operation.indexed(f)]
             for label in labels[1:]:
                 self.labels.join(labels[0], label)
-        arrays = [o for o in (*operation.operands, *operation.results) if o is not None]
+        arrays = [index for _, index in operation.slots]
         for other in arrays[1:]:
             self._join(arrays[0], other)
         # A value without operands, such as a constant, is made where it is used.
@@ -276,7 +267,7 @@ class ProgramGraph(InnerPrograms):
         state = {self.cluster(index) for index in self.state}
         inserted = 0
         for operation, at in self._delayed:
-            arrays = [o for o in (*operation.operands, *operation.results) if o is not None]
+            arrays = [index for _, index in operation.slots]
             if len(arrays) < 2:
                 continue
             small = min(arrays, key=lambda o: self.values[o].nbytes)
@@ -314,3 +305,58 @@ _FOLLOWING = frozenset(
     }
 )
 """Reductions and broadcasts, whose small side may follow the large one."""
+
+_FAR_MORE = 4.0
+"""A second dimension is that of the batch if it splits so many times the work of the first."""
+
+
+def batch_labels(graph: ProgramGraph) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the labels of the batch, and those of its other dimension, such as of sequences.
+
+    These are the labels reached from a dimension of an argument that isn't fed back, by factors of
+    operations: from the argument whose labels split most of the work. The dimension is the first,
+    unless the second splits far more work, as in a batch whose parts are computed one by one. The
+    other one has no labels unless it splits half as much work.
+    """
+    links: dict[int, set[int]] = defaultdict(set)
+    for op in graph.operations:
+        for factor in op.rule.factors if op.fixed is None else ():
+            labels = graph.factor_labels(op, factor)
+            for label in labels:
+                links[label] |= labels
+    best, along, most = frozenset[int](), frozenset[int](), 0.0
+    for index in graph.arguments:
+        if index in graph.state:
+            continue
+        own, least = frozenset[int](), 0.0
+        found: list[tuple[float, frozenset[int]]] = []
+        for dim in range(min(len(graph.values[index].shape), 2)):
+            reached = _closure(graph.label(graph.inside.get(index, index), dim), links)
+            work = _split_work(graph, reached)
+            found.append((work, frozenset(reached)))
+            if work > least * _FAR_MORE:
+                own, least = frozenset(reached), work
+        if least > most * 1.1:
+            best, most = own, least
+            others = [each for work, each in found if own.isdisjoint(each) and 2 * work > least]
+            along = others[0] if others else frozenset()
+    return best, along
+
+
+def _closure(label: int, links: dict[int, set[int]]) -> set[int]:
+    reached, waiting = {label}, [label]
+    while waiting:
+        for other in links[waiting.pop()] - reached:
+            reached.add(other)
+            waiting.append(other)
+    return reached
+
+
+def _split_work(graph: ProgramGraph, labels: set[int]) -> float:
+    """Return the FLOP and bytes of the operations that some labels split."""
+    total = 0.0
+    for op in graph.operations:
+        if op.fixed is None and any(graph.factor_labels(op, f) & labels for f in op.rule.factors):
+            nbytes = sum(graph.values[value].nbytes for _, value in op.slots)
+            total += (op.rule.flops + nbytes) * op.times
+    return total
