@@ -45,8 +45,14 @@ from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies
 from xlashard.auto import axis_costs, axis_program, layout_builder, memory_model, search
 from xlashard.auto.graph import program_graph
-from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, ProgramLayout, machine_of
+from xlashard.auto.problem import (
+    AutoProblem,
+    ConstraintSite,
+    Machine,
+    ProgramLayout,
+    insert_constraints,
+    machine_of,
+)
 
 ODD_LAYOUTS = 3
 """Number of layouts by random costs that a program runs under."""

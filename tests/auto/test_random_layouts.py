@@ -14,7 +14,7 @@ from tests.pjit.random_programs.checking import XLA
 from tests.pjit.random_programs.generator import draw_program
 from tests.pjit.random_programs.text import program_text
 from xlashard import P
-from xlashard.auto.insertion import site_value
+from xlashard.auto.problem import site_value
 from xlashard.auto.search import Search
 
 

@@ -12,8 +12,7 @@ from tests.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.graph import program_graph
-from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis
+from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis, insert_constraints
 from xlashard.auto.search import Search, find_layouts
 from xlashard.costs.rates import rates_of
 from xlashard.tpu.generations import GENERATIONS

@@ -15,8 +15,7 @@ from typing import Any
 
 from xlashard._jax.trace.origins import source_frames
 from xlashard.auto.foreseen import UnforeseenCollective
-from xlashard.auto.insertion import site_value
-from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.auto.problem import ConstraintSite, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, Prover
 from xlashard.auto.search import Search
 

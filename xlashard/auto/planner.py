@@ -23,8 +23,7 @@ from xlashard._jax.trace.tracing import equations
 from xlashard._version import __version__
 from xlashard.auto.auto_program import AutoProgram, topology_of
 from xlashard.auto.auto_shard import PROOF_SECONDS, solve
-from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import ConstraintSite, ProgramLayout
+from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
 from xlashard.errors import ProcessesError
 from xlashard.pjit.compile import PROGRAMS
 from xlashard.pjit.function import Function

@@ -1,18 +1,26 @@
-"""Problem of a layout: a jaxpr, a mesh, the shardings that are fixed, and the machine's rates."""
+"""Problem of a layout, and the layouts that solve it.
+
+A problem is a jaxpr, a mesh, the shardings that are fixed, and the machine's rates. A layout is the
+shardings at the boundary of the jaxpr, and constraints inside, which are inserted at sites.
+"""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from xlashard._jax.trace.rewriting import InsertionSite, insert_equations
+from xlashard._jax.trace.tracing import bodies
 from xlashard.costs.gpu.nccl import NcclModel
 from xlashard.costs.rates import Rates
 from xlashard.costs.targets import network_for, rates_for
 from xlashard.hardware.base_topology import BaseTopology, axis_links
 from xlashard.hardware.chip import Chip
 from xlashard.hlo.collective_kinds import CollectiveKind
+from xlashard.pjit.constraint import constraint_p, constraint_params
 from xlashard.preflights.memory_breakdown import available_bytes
-from xlashard.sharding import Mesh, PartitionSpec
+from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.tpu.generations import GENERATIONS
 
 NOMINAL = next(g for g in GENERATIONS if g.name == "v5e")
@@ -76,6 +84,51 @@ class ProgramLayout:
     seconds: float
     memory_bytes: float
     transfers: tuple[ForeseenTransfer, ...] = ()
+
+
+def insert_constraints(
+    jaxpr: Any, mesh: Mesh, constraints: Iterable[tuple[ConstraintSite, PartitionSpec]]
+) -> Any:
+    """Return a jaxpr with sharding constraints at some places.
+
+    Nothing is traced again, so that JAX's caches of traces keep no constraint. Operands that are
+    literals are skipped, and so are sites inside `shard_map`.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        mesh: The mesh, whose axes are automatic.
+        constraints: Each place, with the spec of its value.
+
+    Raises:
+        IndexError: If a place isn't in the jaxpr.
+    """
+    sites = [
+        InsertionSite(site.path, site.kind, site.index, NamedSharding(mesh, spec))
+        for site, spec in constraints
+    ]
+    return insert_equations(jaxpr, constraint_p, constraint_params, sites)
+
+
+def site_value(jaxpr: Any, site: ConstraintSite) -> tuple[Any, Any]:
+    """Return the equation and the value of a site; the equation is None for an argument.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        site: The site.
+    """
+    path = list(site.path)
+    eqn: Any = None
+    while path:
+        eqn = jaxpr.eqns[path.pop(0)]
+        if path:
+            jaxpr = list(bodies(eqn))[path.pop(0)]
+    match site.kind:
+        case "parameter":
+            return eqn, jaxpr.invars[site.index]
+        case "operand":
+            return eqn, eqn.invars[site.index]
+        case _:
+            return eqn, eqn.outvars[site.index]
 
 
 @dataclass(frozen=True)

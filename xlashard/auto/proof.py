@@ -17,8 +17,7 @@ import jax.numpy as jnp
 
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.foreseen import UnforeseenCollective, unforeseen_collectives
-from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import Machine, ProgramLayout, machine_of
+from xlashard.auto.problem import Machine, ProgramLayout, insert_constraints, machine_of
 from xlashard.costs.network_model import NetworkCost
 from xlashard.costs.schedule import walk_schedule
 from xlashard.costs.targets import network_for, operations_for

@@ -8,7 +8,6 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard.auto.auto_program import AutoProgram
-from xlashard.auto.insertion import site_value
 from xlashard.auto.plan.auto_plan import AutoPlan
 from xlashard.auto.plan.path_rules import axis_rules, logical_axes
 from xlashard.auto.plan.plan_model import (
@@ -23,7 +22,7 @@ from xlashard.auto.plan.plan_model import (
     text_of_spec,
 )
 from xlashard.auto.plan.planned_function import fingerprint_of
-from xlashard.auto.problem import AutoProblem, ProgramLayout
+from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule
 from xlashard.errors import counted

@@ -13,8 +13,7 @@ from xlashard._jax.trace import jitted, tracing
 from xlashard._jax.trace.jaxprs import without_high_level
 from xlashard._jax.trace.tracing import equations
 from xlashard.auto.auto_program import unplaced
-from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import ProgramLayout
+from xlashard.auto.problem import ProgramLayout, insert_constraints
 from xlashard.auto.proof import call_with_layout
 from xlashard.errors import ArgumentError
 from xlashard.pjit.api import callable_of, pjit

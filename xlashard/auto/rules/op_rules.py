@@ -1,14 +1,21 @@
-"""Sharding rules of primitives: along which dimensions an operation can be split."""
+"""Sharding rules of primitives: along which dimensions an operation can be split.
+
+The rules of matrix products and convolutions stand here, with their FLOP.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xlashard.auto.rules import dimension_rules as dims
-from xlashard.auto.rules import indexing_rules, product_rules
-from xlashard.auto.rules.factors import Factor, Factors, Operation, OpRule, operation_of
-
-__all__ = ["Factor", "OpRule", "op_rule"]
+from xlashard.auto.rules.factors import (
+    Factors,
+    Operation,
+    OpRule,
+    operation_of,
+    remaining,
+    wide_pieces,
+)
 
 ELEMENTWISE = frozenset(
     (
@@ -65,7 +72,7 @@ def op_rule(eqn: Any) -> OpRule:
         return rule
     if op.name not in _RULES:
         return OpRule((), known=False)
-    return OpRule(tuple(_RULES[op.name](op)), product_rules.product_flops(op))
+    return OpRule(tuple(_RULES[op.name](op)), product_flops(op))
 
 
 def _pairs(op: Operation) -> Factors:
@@ -93,22 +100,129 @@ def _elementwise(op: Operation) -> OpRule | None:
     return OpRule(tuple(factors), elementwise=all(shape == whole for shape in arrays))
 
 
+def dot_general(op: Operation) -> Factors:
+    """Yield the factors of a matrix product: batch, rows, columns, contracted dimensions."""
+    yield from _product(op, op.params["dimension_numbers"], (), 0)
+
+
+def _product(op: Operation, numbers: Any, groups: Sequence[int], result: int) -> Factors:
+    """Yield the factors of a product, whose result's dimensions begin at `result`."""
+    (left_contracted, right_contracted), (left_batch, right_batch) = numbers
+    for left, right in zip(left_batch, right_batch, strict=True):
+        most = op.operands[0][left]
+        yield from op.factor({0: left, 1: right}, {0: result}, most_padded=most)
+        result += 1
+    others = ((*left_contracted, *left_batch), (*right_contracted, *right_batch, *groups))
+    for i, taken in enumerate(others):
+        for d in remaining(len(op.operands[i]), taken):
+            yield from op.factor({i: d}, {0: result}, most_padded=op.operands[i][d])
+            result += 1
+    for left, right in zip(left_contracted, right_contracted, strict=True):
+        most = op.operands[0][left]
+        yield from op.factor({0: left, 1: right}, {}, reduced=True, most_padded=most)
+
+
+def ragged_dot_general(op: Operation) -> Factors:
+    """Yield the factors of a product whose rows, contracted indices or batches form groups.
+
+    Neither the ragged dimension nor the groups are a factor: the compiler of TPUs gathers both. It
+    refuses groups of several sizes along a batch.
+    """
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (ragged,) = numbers.lhs_ragged_dimensions
+    # A ragged contraction puts the groups before the dimensions of the product.
+    start = int(ragged in numbers.dot_dimension_numbers[0][0])
+    batched = len(op.operands[2]) > 1
+    groups = numbers.rhs_group_dimensions
+    for factor in _product(op, numbers.dot_dimension_numbers, groups, start):
+        left = factor.operands[0]
+        if left != ragged and not (batched and left is not None):
+            yield factor
+
+
+def conv_general_dilated(op: Operation) -> Factors:
+    """Yield the factors of a convolution: batch, features, groups, and spatial dimensions."""
+    numbers = op.params["dimension_numbers"]
+    left, right, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    groups, batches = op.params["feature_group_count"], op.params["batch_group_count"]
+    if batches == 1:
+        yield from op.factor({0: left[0]}, {0: out[0]})
+    if groups > 1:
+        # Of a depthwise kernel with several outputs per feature, the compiler gathers the features.
+        if op.operands[1][right[1]] > 1 or op.operands[1][right[0]] == groups:
+            yield from op.factor({0: left[1], 1: right[0]}, {0: out[1]}, size=groups)
+    elif batches > 1:
+        yield from op.factor({0: left[0], 1: right[0]}, {0: out[1]}, size=batches)
+        yield from op.factor({0: left[1], 1: right[1]}, {}, reduced=True)
+    else:
+        yield from op.factor({1: right[0]}, {0: out[1]})
+        yield from op.factor({0: left[1], 1: right[1]}, {}, reduced=True)
+    for i in range(2, len(left)):
+        yield from _spatial(op, i)
+
+
+def _spatial(op: Operation, i: int) -> Factors:
+    """Yield the factor of a spatial dimension, whose pieces overlap by a halo.
+
+    With a window as wide as the image, as in the gradient of a kernel, the window is cut, too, and
+    the devices' results are summed.
+    """
+    params, numbers = op.params, op.params["dimension_numbers"]
+    left, right, out = (spec[i] for spec in numbers)
+    wide, window, made = op.operands[0][left], op.operands[1][right], op.results[0][out]
+    stride, spread, dilation = (
+        params[key][i - 2] for key in ("window_strides", "rhs_dilation", "lhs_dilation")
+    )
+    if not wide:
+        return
+    if wide * dilation == made * stride:
+        halo = max(0, -(((window - 1) * spread + 1 - stride) // -dilation))
+        size = wide_pieces(math.gcd(wide, made), wide, halo)
+        most = min(wide, made) // max(halo, 1)
+        yield from op.factor({0: left}, {0: out}, size=size, halo=halo / wide, most_padded=most)
+    elif dilation == params["batch_group_count"] == 1 and wide == window * spread:
+        halo = max(0, (made - 1) * stride + 1 - spread)
+        size = wide_pieces(window, wide, halo)
+        most, sides = min(wide, window) // max(halo, 1), {0: left, 1: right}
+        yield from op.factor(sides, {}, size=size, reduced=True, halo=halo / wide, most_padded=most)
+
+
+def product_flops(op: Operation) -> float:
+    """Return the FLOP of a matrix product or convolution, and 0 for any other operation."""
+    if op.name == "dot_general":
+        contracted = op.params["dimension_numbers"][0][0]
+        return 2.0 * math.prod(op.results[0]) * math.prod(op.operands[0][d] for d in contracted)
+    if op.name == "ragged_dot_general":
+        # Every row, or contracted index, is of one group at most.
+        numbers = op.params["ragged_dot_dimension_numbers"]
+        (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+        free = remaining(len(op.operands[1]), contracted, batch, numbers.rhs_group_dimensions)
+        return 2.0 * math.prod(op.operands[0]) * math.prod(op.operands[1][d] for d in free)
+    if op.name == "conv_general_dilated":
+        kernel = op.operands[1]
+        taps = math.prod(kernel) / kernel[op.params["dimension_numbers"].rhs_spec[0]]
+        # Of a dilated operand most values are zeros, which no product has to meet.
+        zeros = math.prod(op.params["lhs_dilation"])
+        return 2.0 * math.prod(op.results[0]) * taps / zeros
+    return 0.0
+
+
 _RULES: dict[str, Callable[[Operation], Factors]] = {
-    "dot_general": product_rules.dot_general,
-    "ragged_dot_general": product_rules.ragged_dot_general,
-    "conv_general_dilated": product_rules.conv_general_dilated,
-    "gather": indexing_rules.gather,
+    "dot_general": dot_general,
+    "ragged_dot_general": ragged_dot_general,
+    "conv_general_dilated": conv_general_dilated,
+    "gather": dims.gather,
     **dict.fromkeys(
         (
             *("scatter", "scatter-add", "scatter-sub", "scatter-mul"),
             *("scatter-min", "scatter-max"),
         ),
-        indexing_rules.scatter,
+        dims.scatter,
     ),
-    "dynamic_slice": indexing_rules.dynamic_slice,
-    "dynamic_update_slice": indexing_rules.dynamic_update_slice,
-    "slice": indexing_rules.slice_,
-    "pad": indexing_rules.pad,
+    "dynamic_slice": dims.dynamic_slice,
+    "dynamic_update_slice": dims.dynamic_update_slice,
+    "slice": dims.slice_,
+    "pad": dims.pad,
     "broadcast_in_dim": dims.broadcast_in_dim,
     "reshape": dims.reshape,
     "transpose": dims.transpose,

@@ -11,8 +11,7 @@ from tests.pjit.helpers import make_mesh
 from xlashard import P, pjit
 from xlashard._jax.trace.jaxprs import as_function
 from xlashard._jax.trace.tracing import bodies, with_inner_jaxprs
-from xlashard.auto.insertion import insert_constraints
-from xlashard.auto.problem import ConstraintSite
+from xlashard.auto.problem import ConstraintSite, insert_constraints
 from xlashard.pjit.constraint import constraint_p
 
 
