@@ -9,8 +9,7 @@ import pytest
 
 from tests.commands.test_preflight import Run, run
 from xlashard.auto.auto_program import read_program
-from xlashard.auto.choices import LayoutChoice, predict, prove
-from xlashard.auto.plan.layout_report import LayoutReport
+from xlashard.auto.choices import LayoutChoice, LayoutReport, predict, prove
 from xlashard.commands.automatic_layouts import remat_words, training_choices
 from xlashard.commands.preflight import read_report
 from xlashard.errors import ArgumentError

@@ -10,8 +10,7 @@ from rich.console import Console
 from xlashard._jax.trace.jitted import inner_stage
 from xlashard.auto.auto_program import AutoProgram, read_program
 from xlashard.auto.auto_shard import auto_shard
-from xlashard.auto.choices import LayoutChoice, predict, prove
-from xlashard.auto.plan.layout_report import LayoutReport, TriedLayout
+from xlashard.auto.choices import LayoutChoice, LayoutReport, TriedLayout, predict, prove
 from xlashard.commands import sweep
 from xlashard.commands.common import (
     ALL,

@@ -33,18 +33,17 @@ _LONGEST_CELL = 24
 _LONGEST_LINE = 110
 
 
-def make_environment(*packages: str, **settings: Any) -> Environment:
-    """Return an environment of the templates of packages.
-
-    Text is escaped where it is inserted, and an undefined name is an error.
+def make_environment(*packages: str, autoescape: bool = True, **settings: Any) -> Environment:
+    """Return an environment of the templates of packages, in which an undefined name is an error.
 
     Args:
         *packages: Packages whose folders `templates` have them, in the order of the search.
+        autoescape: Whether text is escaped for HTML where it is inserted.
         **settings: Further settings of the environment.
     """
     return Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in packages]),
-        autoescape=True,
+        autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

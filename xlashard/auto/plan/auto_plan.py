@@ -8,22 +8,14 @@ from rich.console import RenderableType
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.auto.auto_program import AutoProgram
-from xlashard.auto.plan.path_rules import path_rules
-from xlashard.auto.plan.plan_model import (
-    PathRule,
-    PlanFields,
-    spec_of_text,
-)
+from xlashard.auto.plan.plan_model import PathRule, PlanFields, path_rules, spec_of_text
 from xlashard.auto.plan.plan_text import plan_code, plan_sections
 from xlashard.auto.plan.planned_function import PlannedProgram, planned
 from xlashard.auto.problem import ConstraintSite, ProgramLayout
 from xlashard.auto.proof import call_with_layout
 from xlashard.documents import ReportFormat
 from xlashard.errors import ArgumentError, ProgramTooLargeError
-from xlashard.pjit.report.html import (
-    render_page,
-    report_environment,
-)
+from xlashard.pjit.report.html import render_page, report_environment
 from xlashard.pjit.report.tables import Page, SerializableReport
 from xlashard.pjit.stages.traced import Lowered, Traced
 from xlashard.sharding import Mesh, NamedSharding
@@ -209,8 +201,7 @@ class AutoPlan(SerializableReport, PlanFields):
 
     def rules(self) -> tuple[PathRule, ...]:
         """Return the layout of the arguments as rules; the first that matches a path holds."""
-        specs = {value.path: value.spec for value in self.inputs}
-        return tuple(PathRule(*rule) for rule in path_rules(specs))
+        return path_rules({value.path: value.spec for value in self.inputs})
 
     def code(self) -> str:
         """Return the layout as Python code: the mesh, shardings by rules, constraints by line."""

@@ -1,5 +1,7 @@
 """Describe a proven layout: its values, constraints with their lines, and the alternatives."""
 
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +11,6 @@ from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard.auto.auto_program import AutoProgram
 from xlashard.auto.plan.auto_plan import AutoPlan
-from xlashard.auto.plan.path_rules import axis_rules, logical_axes
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
     LogicalAxisRule,
@@ -30,7 +31,7 @@ from xlashard.hlo.collectives import along_text
 from xlashard.hlo.module import Frame
 from xlashard.pjit.report.explained_program import SourceLocator
 from xlashard.preflights.memory_breakdown import describe_temporaries
-from xlashard.sharding import NamedSharding, PartitionSpec
+from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 from xlashard.wording import typed
 
 _MOST_HELD = 20
@@ -48,11 +49,14 @@ def describe_plan(
         arguments: Arguments of the call, which may name logical axes.
     """
     best, traced = found.proven[0], program.call.traced
-    second = next((p.layout for p in found.proven[1:] if p.fits), None)
-    values = _Values(program, problem, best.layout, second)
-    inputs, outputs = values.inputs(), values.outputs()
+    jaxpr, layout = traced.jaxpr, best.layout
+    second = next((p.layout for p in found.proven[1:] if p.fits), layout)
+    in_specs = layout.in_specs, second.in_specs, problem.in_specs
+    inputs = _values(program.mesh, traced.arg_names, traced.in_avals, *in_specs)
+    inputs = inputs[program.closed_over :]
+    out_specs = layout.out_specs, second.out_specs, problem.out_specs
+    outputs = _values(program.mesh, traced.result_paths, jaxpr.out_avals, *out_specs)
     shown = [*map(_proven_text, found.proven), *map(_predicted, found.others)]
-    jaxpr = traced.jaxpr
     plan = AutoPlan(
         name=traced.name,
         devices=_devices_text(program),
@@ -61,14 +65,14 @@ def describe_plan(
         memory_bytes=round(problem.memory_bytes),
         inputs=inputs,
         outputs=outputs,
-        constraints=tuple(_constraints(program, best.layout)),
+        constraints=tuple(_constraints(program, layout)),
         layouts=tuple(shown),
         collectives=best.collectives,
         shares=best.shares,
         links="ici" if program.topology is None else program.topology.chip.links,
         fingerprint=fingerprint_of(jaxpr),
         arguments=tuple(_arguments(program)),
-        axis_rules=_axis_rules(inputs, best.layout.in_specs[program.closed_over :], arguments),
+        axis_rules=_axis_rules(inputs, layout.in_specs[program.closed_over :], arguments),
         unforeseen=tuple(_unforeseen(program, best)),
         gap=found.gap,
         least_seconds=found.least_seconds,
@@ -112,56 +116,39 @@ def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
         yield PlannedArgument(path, keyword, is_donated)
 
 
-class _Values:
-    """Arguments and results of a layout."""
+def _values(
+    mesh: Mesh,
+    paths: Sequence[str],
+    avals: Sequence[Any],
+    specs: Sequence[PartitionSpec],
+    second: Sequence[PartitionSpec],
+    fixed: Sequence[PartitionSpec | None],
+) -> tuple[PlannedValue, ...]:
+    """Describe arguments or results.
 
-    def __init__(
-        self,
-        program: AutoProgram,
-        problem: AutoProblem,
-        layout: ProgramLayout,
-        second: ProgramLayout | None,
-    ) -> None:
-        self._program, self._problem = program, problem
-        self._layout, self._second = layout, second or layout
-
-    def inputs(self) -> tuple[PlannedValue, ...]:
-        """Describe the arguments."""
-        traced, layout = self._program.call.traced, self._layout
-        specs = layout.in_specs, self._second.in_specs, self._problem.in_specs
-        rows = zip(traced.arg_names, traced.in_avals, *specs, strict=True)
-        return tuple(self._value(*row) for row in rows)[self._program.closed_over :]
-
-    def outputs(self) -> tuple[PlannedValue, ...]:
-        """Describe the results."""
-        traced, layout = self._program.call.traced, self._layout
-        specs = layout.out_specs, self._second.out_specs, self._problem.out_specs
-        rows = zip(traced.result_paths, traced.jaxpr.out_avals, *specs, strict=True)
-        return tuple(self._value(*row) for row in rows)
-
-    def _value(
-        self,
-        path: str,
-        aval: Any,
-        spec: PartitionSpec,
-        second: PartitionSpec,
-        fixed: PartitionSpec | None,
-    ) -> PlannedValue:
-        aval = shaped(aval)
-        sharding = NamedSharding(self._program.mesh, spec)
-        count = 1
-        for size in sharding.shard_shape(aval.shape):
-            count *= size
-        text, other = text_of_spec(spec), text_of_spec(second)
-        return PlannedValue(
+    Args:
+        mesh: The mesh.
+        paths: Path of each.
+        avals: Type of each.
+        specs: Spec of each in the layout.
+        second: Spec of each in the layout that came second.
+        fixed: Spec of each that is prescribed, or None.
+    """
+    found = []
+    for path, aval, spec, other, kept in zip(paths, avals, specs, second, fixed, strict=True):
+        aval, text, other_text = shaped(aval), text_of_spec(spec), text_of_spec(other)
+        shard = NamedSharding(mesh, spec).shard_shape(aval.shape)
+        value = PlannedValue(
             path=path,
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             spec=text,
-            device_bytes=count * aval.dtype.itemsize,
-            is_fixed=fixed is not None,
-            runner_up="" if other == text else other,
+            device_bytes=math.prod(shard) * aval.dtype.itemsize,
+            is_fixed=kept is not None,
+            runner_up="" if other_text == text else other_text,
         )
+        found.append(value)
+    return tuple(found)
 
 
 def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[PlannedConstraint]:
@@ -240,6 +227,53 @@ def _axis_rules(
         if value.path.endswith(path)
     ]
     return tuple(LogicalAxisRule(*rule) for rule in axis_rules(values))
+
+
+def logical_axes(args: Any) -> dict[str, tuple[str | None, ...]]:
+    """Return the names of the dimensions of arguments that carry them, by path below the root.
+
+    Flax's boxes (`nn.Partitioned`) and variables name the dimensions of the array inside.
+
+    Args:
+        args: A pytree.
+    """
+    boxes, _ = jax.tree_util.tree_flatten_with_path(args, is_leaf=lambda v: bool(_names(v)))
+    named = ((path, box) for path, box in boxes if _names(box))
+    found: dict[str, tuple[str | None, ...]] = {}
+    for path, box in named:
+        for inner, _ in jax.tree_util.tree_flatten_with_path(box)[0]:
+            found[jax.tree_util.keystr((*path, *inner))] = _names(box)
+    return found
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    """Return the names of the dimensions of a box; empty for other values."""
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct | tuple | list | dict):
+        return ()
+    metadata = value.get_metadata() if hasattr(value, "get_metadata") else {}
+    names = getattr(value, "names", None) or metadata.get("out_sharding")
+    names = names or metadata.get("sharding_names")
+    if not isinstance(names, tuple) or not any(names):
+        return ()
+    return names if all(name is None or isinstance(name, str) for name in names) else ()
+
+
+def axis_rules(
+    values: Sequence[tuple[tuple[str | None, ...], PartitionSpec, int]],
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the mesh axes of each logical axis: those that shard most of its bytes.
+
+    Args:
+        values: Names of the dimensions, spec and bytes of each value.
+    """
+    weights: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for names, spec, nbytes in values:
+        dims = [*spec, *(None,) * (len(names) - len(spec))]
+        for name, axes in zip(names, dims, strict=False):
+            if name is not None:
+                listed = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+                weights[name][tuple(map(str, listed))] += nbytes
+    return tuple((name, found.most_common(1)[0][0]) for name, found in sorted(weights.items()))
 
 
 def _held(

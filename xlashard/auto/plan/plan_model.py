@@ -1,8 +1,11 @@
 """Data model of automatic layouts: frozen values of plain types."""
 
 import ast
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from xlashard.hardware.chip import Links
 from xlashard.hlo.collectives import CollectiveTotal
@@ -135,8 +138,7 @@ class UnforeseenTransfer:
     source: SourceLine | None = None
 
 
-@dataclass(frozen=True)
-class PathRule:
+class PathRule(NamedTuple):
     """Spec of all values whose path a regular expression matches.
 
     Attributes:
@@ -240,3 +242,50 @@ def text_of_spec(spec: PartitionSpec) -> str:
     while dims and dims[-1] is None:
         dims.pop()
     return f"P({', '.join(map(repr, dims))})"
+
+
+_KEYS = re.compile(r"^[^\[.]+|\[[^\]]*\]|\.\w+")
+"""Keys of a path."""
+
+
+def path_rules(specs: Mapping[str, str]) -> tuple[PathRule, ...]:
+    r"""Return rules of which the first that `re.search` finds in a path has its spec.
+
+    They are as few as a greedy choice gives: each rule is the pattern that covers most of the
+    remaining paths and is right for all that it matches.
+
+    Args:
+        specs: Spec of each path, as text.
+
+    Example:
+        >>> path_rules({"w[0]['up']": "P('x')", "w[1]['up']": "P('x')", "w[0]['b']": "P()"})
+        (PathRule(pattern="\\['up'\\]$", spec="P('x')"), PathRule(pattern='', spec='P()'))
+    """
+    rules: list[PathRule] = []
+    remaining = dict(specs)
+    patterns = {path: _patterns(path) for path in specs}
+    while len(set(remaining.values())) > 1:
+        # The last rule takes what is left: the replicated values, if there are any.
+        usual, _ = Counter(remaining.values()).most_common(1)[0]
+        last = "P()" if "P()" in remaining.values() else usual
+        counts = Counter(p for path, s in remaining.items() if s != last for p in patterns[path])
+        for pattern in sorted(counts, key=lambda p: (-counts[p], len(p), p)):
+            matching = {path for path in remaining if re.search(pattern, path)}
+            specs_there = {remaining[path] for path in matching}
+            if len(specs_there) == 1:
+                rules.append(PathRule(pattern, specs_there.pop()))
+                remaining = {p: s for p, s in remaining.items() if p not in matching}
+                break
+    return (*rules, *(PathRule("", spec) for spec in set(remaining.values())))
+
+
+def _patterns(path: str) -> set[str]:
+    """Return patterns that match a path: its ends and its beginnings, with any layer's number."""
+    keys = _KEYS.findall(path)
+    if "".join(keys) != path:
+        return {f"^{re.escape(path)}$"}
+    escaped = [r"\[\d+\]" if re.fullmatch(r"\[\d+\]", key) else re.escape(key) for key in keys]
+    ends = ["".join(escaped[n:]) + "$" for n in range(1, len(keys))]
+    starts = ["^" + "".join(escaped[:n]) for n in range(1, len(keys))]
+    both = [f"^{a}.*{''.join(escaped[n:])}$" for n in range(2, len(keys)) for a in escaped[:1]]
+    return {*ends, *starts, *both, f"^{''.join(escaped)}$", f"^{re.escape(path)}$"}

@@ -3,12 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
+from jinja2 import Template
 from rich.console import RenderableType
 from rich.text import Text
 
-from xlashard.auto.plan.path_rules import path_rules
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
     Outcome,
@@ -17,7 +18,9 @@ from xlashard.auto.plan.plan_model import (
     PlannedLayout,
     PlannedValue,
     UnforeseenTransfer,
+    path_rules,
 )
+from xlashard.pictures.svg_html import make_environment
 from xlashard.pjit.report.tables import WIDE, Page, head, line_text, listing, section, table
 from xlashard.preflights.render.report_text import WORDS
 from xlashard.wording import in_bytes, in_percent, in_seconds
@@ -115,9 +118,19 @@ def _layouts(plan: PlanFields) -> RenderableType:
 def _verdict(layout: PlannedLayout) -> str:
     if layout.measured_seconds is not None and layout.seconds is not None:
         return f"{layout.outcome}, measured; estimated {in_seconds(layout.seconds)}"
-    reason = re.sub(_REFUSED, "", " ".join(layout.reason.split()))
+    return outcome_text(layout.outcome, re.sub(_REFUSED, "", " ".join(layout.reason.split())))
+
+
+def outcome_text(outcome: Outcome, reason: str) -> str:
+    """Return an outcome with the beginning of its reason.
+
+    Args:
+        outcome: The outcome.
+        reason: The reason, or empty.
+    """
+    reason = " ".join(reason.split())
     short = reason if len(reason) <= _REASON else f"{reason[: _REASON - 1]}…"
-    return f"{layout.outcome}: {short}" if short else layout.outcome
+    return f"{outcome}: {short}" if short else outcome
 
 
 def _held(plan: PlanFields, page: Page) -> RenderableType | None:
@@ -159,8 +172,7 @@ def _values(
 
 
 def _constraints(plan: PlanFields, page: Page) -> RenderableType | None:
-    alike = Counter((_where(c), c.operation, c.kind, c.type, c.spec) for c in plan.constraints)
-    found = [(*key, count) for key, count in alike.items()]
+    found = [(*shown, count) for shown, count in Counter(map(_shown, plan.constraints)).items()]
     if not found:
         return None
     rows = [
@@ -170,6 +182,12 @@ def _constraints(plan: PlanFields, page: Page) -> RenderableType | None:
     body = table(["line", "operation", "", "type", "spec", ">"], rows)
     note = f"{len(plan.constraints)} values, constrained in the function"
     return section("Constraints inside", note, body, page.left(len(found) - len(rows)))
+
+
+def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:
+    """Return the cells of a constraint, which equal ones share."""
+    where, kind = _where(constraint), constraint.kind
+    return where, constraint.operation, kind, constraint.type, constraint.spec
 
 
 def _where(value: PlannedConstraint | UnforeseenTransfer) -> str:
@@ -196,6 +214,13 @@ def _unforeseen(plan: PlanFields, page: Page) -> RenderableType:
     return section("Unforeseen collectives", note, body, more)
 
 
+@lru_cache(maxsize=1)
+def _code_template() -> Template:
+    made = make_environment(__package__ or "", autoescape=False, keep_trailing_newline=True)
+    made.filters["repr"] = repr
+    return made.get_template("plan_code.jinja")
+
+
 def plan_code(plan: PlanFields) -> str:
     """Return the layout as Python code.
 
@@ -203,97 +228,22 @@ def plan_code(plan: PlanFields) -> str:
         plan: The plan.
     """
     names, sizes = zip(*plan.mesh, strict=True)
-    stored = bool(plan.constraints)
-    lines = [
-        "import re",
-        *(["from pathlib import Path"] if stored else []),
-        "",
-        "import jax",
-        "from jax.sharding import AxisType, NamedSharding",
-        "from jax.sharding import PartitionSpec as P",
-        *(["", "from xlashard import AutoPlan"] if stored else []),
-        "",
-        f"axis_types = (AxisType.Auto,) * {len(names)}",
-        f"mesh = jax.make_mesh({sizes}, {names}, axis_types=axis_types)",
-        "",
-        "# Specs by regular expressions over paths: the first that matches holds.",
-    ]
-    for what, values in (("ARGUMENTS", plan.inputs), ("RESULTS", plan.outputs)):
-        rules = path_rules({value.path: value.spec for value in values})
-        lines += [f"{what} = [", *(f"    ({p!r}, {spec})," for p, spec in rules), "]"]
-    lines += [
-        "",
-        "",
-        "def shardings(rules, name, tree):",
-        "    def sharding(path, _):",
-        "        path = name + jax.tree_util.keystr(path)",
-        "        spec = next(spec for rule, spec in rules if re.search(rule, path))",
-        "        return NamedSharding(mesh, spec)",
-        "",
-        "    return jax.tree_util.tree_map_with_path(sharding, tree)",
-    ]
-    if all(argument.path for argument in plan.arguments):
-        lines += _jit_lines(plan)
-    if plan.constraints:
-        lines += [*_loader_lines(plan), *_constraint_lines(plan)]
-    return "\n".join(lines) + "\n"
-
-
-def _jit_lines(plan: PlanFields) -> list[str]:
-    """Return the lines that compile the function."""
-    name = plan.name if plan.name.isidentifier() else "fun"
+    sides = {"ARGUMENTS": plan.inputs, "RESULTS": plan.outputs}
     positional = [argument.path for argument in plan.arguments if not argument.keyword]
     named = [argument.path for argument in plan.arguments if argument.keyword]
-    call = ", ".join([name, *positional, *(f"{path}={path}" for path in named)])
-    lines = ["", ""]
-    if named:
-        # jax.jit takes no arguments by keyword beside in_shardings.
-        lines += [
-            f"{path} = jax.device_put({path}, shardings(ARGUMENTS, {path!r}, {path}))"
-            for path in (*positional, *named)
-        ]
-    else:
-        lines += [
-            "in_shardings = (",
-            *(f"    shardings(ARGUMENTS, {path!r}, {path})," for path in positional),
-            ")",
-        ]
-    lines += [
-        f'out_shardings = shardings(RESULTS, "result", jax.eval_shape({call}))',
-        f"{name}_sharded = jax.jit(",
-        f"    {name},",
-        *([] if named else ["    in_shardings=in_shardings,"]),
-        "    out_shardings=out_shardings,",
-    ]
-    donated = [n for n, argument in enumerate(plan.arguments) if argument.donated]
-    if donated and not named:
-        lines.append(f"    donate_argnums={tuple(donated)},")
-    return [*lines, ")"]
-
-
-def _loader_lines(plan: PlanFields) -> list[str]:
-    """Return a function that compiles with the constraints inside, from the stored plan."""
-    name = plan.name if plan.name.isidentifier() else "fun"
-    donated = [n for n, argument in enumerate(plan.arguments) if argument.donated]
-    options = f", donate_argnums={tuple(donated)}" if donated else ""
-    return [
-        *("", "", f"def {name}_from_plan(path):"),
-        "    # With the constraints inside, from the file of plan.to_json().",
-        "    plan = AutoPlan.from_json(Path(path).read_text())",
-        f"    return plan.apply({name}, mesh=mesh{options})",
-    ]
-
-
-def _constraint_lines(plan: PlanFields) -> list[str]:
-    """Return the constraints inside as comments with their lines of source."""
-    lines = ["", "", "# Inside the function, at these lines:"]
-    alike = dict.fromkeys(
-        (_where(c), c.operation, c.kind, c.type, c.spec) for c in plan.constraints
+    fun = plan.name if plan.name.isidentifier() else "fun"
+    return _code_template().render(
+        plan=plan,
+        names=names,
+        sizes=sizes,
+        rules={
+            table: path_rules({value.path: value.spec for value in values})
+            for table, values in sides.items()
+        },
+        fun=fun,
+        positional=positional,
+        named=named,
+        call=", ".join([fun, *positional, *(f"{path}={path}" for path in named)]),
+        donated=tuple(n for n, argument in enumerate(plan.arguments) if argument.donated),
+        constraints=dict.fromkeys(map(_shown, plan.constraints)),
     )
-    for where, operation, kind, of, spec in alike:
-        what = "result" if kind == "result" else f"{kind}"
-        lines += [
-            f"# {where or 'unknown line'}: {what} of {operation}, {of}",
-            f"#     x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, {spec}))",
-        ]
-    return lines
