@@ -1,21 +1,10 @@
 """Pictures of how arrays lie on devices: a plan as a value, then a terminal, SVG or HTML."""
 
-from xlashard.pictures.picture_plan import Cell, Panel, Picture
-from xlashard.pictures.sharding_picture import (
-    ShardingPicture,
-    TreePicture,
-    html_of,
-    read_tree,
-    visualize,
-)
-
-__all__ = [
-    "Cell",
-    "Panel",
-    "Picture",
-    "ShardingPicture",
-    "TreePicture",
-    "html_of",
-    "read_tree",
-    "visualize",
-]
+from xlashard.pictures.picture_plan import Cell as Cell
+from xlashard.pictures.picture_plan import Panel as Panel
+from xlashard.pictures.picture_plan import Picture as Picture
+from xlashard.pictures.sharding_picture import ShardingPicture as ShardingPicture
+from xlashard.pictures.sharding_picture import TreePicture as TreePicture
+from xlashard.pictures.sharding_picture import html_of as html_of
+from xlashard.pictures.sharding_picture import read_tree as read_tree
+from xlashard.pictures.sharding_picture import visualize as visualize

@@ -191,7 +191,7 @@ class Picture:
 
 
 def plan_picture(subject: PictureSubject, most: int, most_columns: int | None = None) -> Picture:
-    """Chooses what to draw.
+    """Choose what to draw.
 
     Args:
         subject: The array.

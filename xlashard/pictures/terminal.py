@@ -23,7 +23,6 @@ from xlashard.pictures.picture_plan import (
     INK,
     Borders,
     Cell,
-    Panel,
     Picture,
     line,
     plan_picture,
@@ -162,7 +161,7 @@ class _Sheet(NamedTuple):
             drawn.append(self._column_names())
         for row, cells in enumerate(panel.cells):
             drawn.append(self._border(borders, row))
-            drawn += self._row(borders, panel, row, cells)
+            drawn += self._row(borders, row, cells)
         drawn += [self._border(borders, len(panel.cells)), Text("")]
         return drawn
 
@@ -181,9 +180,7 @@ class _Sheet(NamedTuple):
             text += dash * self.column_width(number)
         return Text(text + borders.crossing(row, len(self.picture.columns), ascii_only=ascii_only))
 
-    def _row(
-        self, borders: Borders, panel: Panel, row: int, cells: Sequence[Cell | None]
-    ) -> list[Text]:
+    def _row(self, borders: Borders, row: int, cells: Sequence[Cell | None]) -> list[Text]:
         bar = partial(line, down=True, ascii_only=self.screen.ascii_only)
         height = 2 if self.picture.has_hosts and any(cells) else 1
         drawn = []

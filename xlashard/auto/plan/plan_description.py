@@ -10,7 +10,7 @@ import jax
 from xlashard._jax.trace.origins import source_frames
 from xlashard._jax.trace.tracing import bodies, shaped, source_of
 from xlashard.auto.auto_program import AutoProgram
-from xlashard.auto.plan.auto_plan import AutoPlan
+from xlashard.auto.plan.auto_plan import AutoPlan, fingerprint_of
 from xlashard.auto.plan.plan_model import (
     HeldMemory,
     LogicalAxisRule,
@@ -22,7 +22,6 @@ from xlashard.auto.plan.plan_model import (
     UnforeseenTransfer,
     text_of_spec,
 )
-from xlashard.auto.plan.planned_function import fingerprint_of
 from xlashard.auto.problem import AutoProblem, ProgramLayout, site_value
 from xlashard.auto.proof import ProvenLayout, ProvenLayouts
 from xlashard.auto.rules.op_rules import op_rule

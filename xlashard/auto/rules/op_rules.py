@@ -17,6 +17,9 @@ from xlashard.auto.rules.factors import (
     wide_pieces,
 )
 
+type Rule = Callable[[Operation], Factors]
+"""Rule of a primitive, which yields the factors of an operation."""
+
 ELEMENTWISE = frozenset(
     (
         *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan"),
@@ -207,75 +210,58 @@ def product_flops(op: Operation) -> float:
     return 0.0
 
 
-_RULES: dict[str, Callable[[Operation], Factors]] = {
-    "dot_general": dot_general,
-    "ragged_dot_general": ragged_dot_general,
-    "conv_general_dilated": conv_general_dilated,
-    "gather": dims.gather,
-    **dict.fromkeys(
-        (
-            *("scatter", "scatter-add", "scatter-sub", "scatter-mul"),
-            *("scatter-min", "scatter-max"),
-        ),
-        dims.scatter,
+_PRIMITIVES: dict[Rule, tuple[str, ...]] = {
+    dot_general: ("dot_general",),
+    ragged_dot_general: ("ragged_dot_general",),
+    conv_general_dilated: ("conv_general_dilated",),
+    dims.gather: ("gather",),
+    dims.scatter: (
+        *("scatter", "scatter-add", "scatter-sub", "scatter-mul"),
+        *("scatter-min", "scatter-max"),
     ),
-    "dynamic_slice": dims.dynamic_slice,
-    "dynamic_update_slice": dims.dynamic_update_slice,
-    "slice": dims.slice_,
-    "pad": dims.pad,
-    "broadcast_in_dim": dims.broadcast_in_dim,
-    "reshape": dims.reshape,
-    "transpose": dims.transpose,
-    "squeeze": dims.squeeze,
-    "bitcast_convert_type": dims.same_leading,
-    "rev": dims.beside("dimensions"),
-    "concatenate": dims.beside("dimension"),
-    "split": dims.beside("axis"),
-    "stack": dims.stack,
-    "unstack": dims.unstack,
-    "tile": dims.tile,
-    "sort": dims.beside("dimension"),
-    "top_k": dims.beside("axis"),
-    "approx_top_k": dims.beside("reduction_dimension"),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), dims.cumulative),
-    "cumlogsumexp": dims.beside("axis"),
-    **dict.fromkeys(
-        (
-            *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and"),
-            *("reduce_or", "reduce_xor", "argmax", "argmin"),
-        ),
-        dims.reduction,
+    dims.dynamic_slice: ("dynamic_slice",),
+    dims.dynamic_update_slice: ("dynamic_update_slice",),
+    dims.slice_: ("slice",),
+    dims.pad: ("pad",),
+    dims.broadcast_in_dim: ("broadcast_in_dim",),
+    dims.reshape: ("reshape",),
+    dims.transpose: ("transpose",),
+    dims.squeeze: ("squeeze",),
+    dims.same_leading: ("bitcast_convert_type", "random_wrap", "random_unwrap"),
+    dims.beside("dimensions"): ("rev",),
+    dims.beside("dimension"): ("concatenate", "sort"),
+    dims.beside("axis"): ("split", "top_k", "cumlogsumexp"),
+    dims.beside("reduction_dimension"): ("approx_top_k",),
+    dims.stack: ("stack",),
+    dims.unstack: ("unstack",),
+    dims.tile: ("tile",),
+    dims.cumulative: ("cumsum", "cumprod", "cummax", "cummin"),
+    dims.reduction: (
+        *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and"),
+        *("reduce_or", "reduce_xor", "argmax", "argmin"),
     ),
-    "reduce": dims.reduce,
-    **dict.fromkeys(
-        (
-            *("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
-            *("select_and_scatter", "select_and_scatter_add", "select_and_gather_add"),
-        ),
-        dims.windows,
+    dims.reduce: ("reduce",),
+    dims.windows: (
+        *("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+        *("select_and_scatter", "select_and_scatter_add", "select_and_gather_add"),
     ),
-    "fft": dims.fft,
-    "triangular_solve": dims.triangular_solve,
-    **dict.fromkeys(
-        (
-            *("cholesky", "cholesky_update", "qr", "geqrf", "geqp3", "householder_product"),
-            *("ormqr", "eig", "schur", "hessenberg", "tridiagonal", "symmetric_product"),
-        ),
-        dims.leading(2),
+    dims.fft: ("fft",),
+    dims.triangular_solve: ("triangular_solve",),
+    dims.leading(2): (
+        *("cholesky", "cholesky_update", "qr", "geqrf", "geqp3", "householder_product"),
+        *("ormqr", "eig", "schur", "hessenberg", "tridiagonal", "symmetric_product"),
     ),
-    **dict.fromkeys(("lu_pivots_to_permutation", "tridiagonal_solve"), dims.leading(1)),
-    **dict.fromkeys(("random_bits", "random_gamma", "random_split"), dims.random),
-    **dict.fromkeys(("random_wrap", "random_unwrap"), dims.same_leading),
-    **dict.fromkeys(("iota", "iota_2x32_shape", "empty", "empty2"), dims.created),
-    **dict.fromkeys(
-        (
-            *("rng_bit_generator", "rng_uniform", "create_token", "after_all", "axis_index"),
-            *("dimension_size", "dim_as_value", "platform_index", "debug_callback"),
-            *("debug_print", "dce_sink", "check"),
-            # Calls of library functions, which the compiler of TPUs does not cut along a batch.
-            *("eigh", "lu", "svd"),
-        ),
-        dims.whole,
+    dims.leading(1): ("lu_pivots_to_permutation", "tridiagonal_solve"),
+    dims.random: ("random_bits", "random_gamma", "random_split"),
+    dims.created: ("iota", "iota_2x32_shape", "empty", "empty2"),
+    dims.whole: (
+        *("rng_bit_generator", "rng_uniform", "create_token", "after_all", "axis_index"),
+        *("dimension_size", "dim_as_value", "platform_index", "debug_callback"),
+        *("debug_print", "dce_sink", "check"),
+        # Calls of library functions, which the compiler of TPUs does not cut along a batch.
+        *("eigh", "lu", "svd"),
     ),
 }
-"""Rule of each primitive that is neither elementwise nor a copy."""
+"""Primitives of each rule, those that are neither elementwise nor copies."""
+
+_RULES = {name: rule for rule, names in _PRIMITIVES.items() for name in names}
