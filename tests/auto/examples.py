@@ -8,6 +8,7 @@ import optax
 
 from xlashard import AutoPlan, P, auto_shard, pjit
 from xlashard.auto.problem import ProgramLayout
+from xlashard.auto.search import Search
 
 OPTIMIZER = optax.adam(1e-3)
 WIDTH, HIDDEN, ROWS = 32, 64, 64
@@ -93,3 +94,8 @@ def hand_layout(call, name, state=WHOLE, batch=WHOLE):
         1.0,
         1.0,
     )
+
+
+def find_layouts(problem, seconds=60.0):
+    """The layouts of a problem that a search finds, the fastest by prediction first."""
+    return tuple(sorted(Search(problem, seconds).run(), key=lambda layout: layout.seconds))

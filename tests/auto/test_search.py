@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.auto.examples import find_layouts
 from tests.auto.random_layouts import check_layout
 from tests.pjit.helpers import make_mesh
 from xlashard import P
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.graph import program_graph
 from xlashard.auto.problem import AutoProblem, ConstraintSite, Machine, MeshAxis, insert_constraints
-from xlashard.auto.search import Search, find_layouts
+from xlashard.auto.search import Search
 from xlashard.costs.rates import rates_of
 from xlashard.tpu.generations import GENERATIONS
 

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.auto.examples import find_layouts
 from tests.auto.test_search import LATENCY, machine
 from xlashard import P
 from xlashard.auto.axis_costs import PARTIAL, WHOLE, Assignment, CostModel
 from xlashard.auto.problem import AutoProblem
-from xlashard.auto.search import Search, find_layouts
+from xlashard.auto.search import Search
 
 
 def train(state, x):

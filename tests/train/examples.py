@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.auto.examples import find_layouts
 from xlashard.auto import planner
-from xlashard.auto.search import find_layouts
 from xlashard.train.config.schema import read
 from xlashard.train.config.settings import Settings
 

@@ -23,20 +23,6 @@ _SMALL_SHARE = 1e-3
 """Share of the memory below which an argument may as well be replicated."""
 
 
-def find_layouts(problem: AutoProblem, seconds: float = 60.0) -> tuple[ProgramLayout, ...]:
-    """Return layouts of a program, the fastest by prediction first.
-
-    Among them are the usual ones: `data`, `fsdp`, `tensor`, and pairs of them on the axes.
-
-    Args:
-        problem: Program, machine and requirements.
-        seconds: Time limit of the search, in seconds.
-    """
-    search = Search(problem, seconds)
-    found = search.run()
-    return tuple(sorted(found, key=lambda layout: layout.seconds))
-
-
 @dataclass(frozen=True)
 class _Start:
     """Starting point of a search: its name, the order of axes, and what each may do."""
