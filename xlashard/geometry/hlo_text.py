@@ -1,4 +1,4 @@
-"""The syntax of HLO shardings, read into its plain parts."""
+"""Syntax of HLO shardings, read into its plain parts."""
 
 import re
 from typing import Any, Literal, NoReturn, get_args
@@ -32,7 +32,7 @@ _BLANKS = r"(?:\s|/\*.*?\*/)*+"
 
 
 class _Reader:
-    """A cursor over the text of a sharding."""
+    """Cursor over the text of a sharding."""
 
     def __init__(self, text: str) -> None:
         self.text = text

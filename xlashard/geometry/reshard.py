@@ -224,7 +224,7 @@ def _blocks(start: int, stop: int, extent: int) -> list[_Block]:
 def _edges(
     tiling: Tiling, shape: Sequence[int], coordinates: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Start and stops `[..., dims]` of the tiles at coordinates `[..., dims]`."""
+    """Return starts and stops `[..., dims]` of the tiles at coordinates `[..., dims]`."""
     extents = np.array(tiling.shard_shape(shape, uneven=True), np.int64)
     sizes = np.array(shape, np.int64)
     starts = np.minimum(coordinates * extents, sizes)

@@ -48,7 +48,7 @@ class _Entry:
 
 @dataclass(frozen=True, repr=False)
 class NoSharding(_Entry):
-    """The dimension is not cut.
+    """Dimension that is not cut.
 
     Example:
         >>> ShardingSpec((Chunked((2,)), NoSharding()), (ShardedAxis(0),)).mesh_shape
@@ -58,7 +58,7 @@ class NoSharding(_Entry):
 
 @dataclass(frozen=True, repr=False)
 class Chunked(_Entry):
-    """The dimension is cut into equal chunks.
+    """Dimension that is cut into equal chunks.
 
     Attributes:
         chunks: Into how many, as one or several factors, major to minor; each factor takes a
@@ -86,7 +86,7 @@ class Chunked(_Entry):
 
 @dataclass(frozen=True, repr=False)
 class Unstacked(_Entry):
-    """Each device holds one index of the dimension, so that its shard lacks this dimension.
+    """Dimension of which each device holds one index, so that its shard lacks this dimension.
 
     Attributes:
         size: Of the dimension, in elements.
@@ -107,7 +107,7 @@ class Unstacked(_Entry):
 
 @dataclass(frozen=True, repr=False)
 class ShardedAxis(_Entry):
-    """An axis of the device grid that takes a cut of the array.
+    """Axis of the device grid that takes a cut of the array.
 
     Attributes:
         axis: The number of the cut, counted over all dimensions from the first on.
@@ -129,7 +129,7 @@ class ShardedAxis(_Entry):
 
 @dataclass(frozen=True, repr=False)
 class Replicated(_Entry):
-    """An axis of the device grid along which devices hold the same.
+    """Axis of the device grid along which devices hold the same.
 
     Attributes:
         replicas: Its size.

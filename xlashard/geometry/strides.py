@@ -289,7 +289,7 @@ def tiles_of_indices(
 
 
 def _bounds(position: int, shape: Sequence[int], index: Sequence[slice]) -> list[tuple[int, int]]:
-    """Start and stop per dimension of one device's index."""
+    """Return start and stop per dimension of one device's index."""
     if not isinstance(index, tuple | list) or len(index) > len(shape):
         raise TilingError(
             f"the index {index!r} of device {position} is not a tuple of at most "

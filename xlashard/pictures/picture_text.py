@@ -1,4 +1,4 @@
-"""The words of a picture, the same in a terminal, in SVG and in HTML."""
+"""Words of a picture, the same in a terminal, in SVG and in HTML."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -77,7 +77,7 @@ def hosts_text(cell: Cell, most: int) -> str:
 
 
 def placed_text(picture: Picture, cell: Cell, most: int = 200) -> str:
-    """Devices and hosts of a tile in one line."""
+    """Return devices and hosts of a tile in one line."""
     if len(cell.by_host) < 2 or not cell.ids.is_whole:
         hosts = hosts_text(cell, most) if picture.has_hosts else ""
         return devices_text(picture, cell, most) + (f" on {hosts}" if hosts else "")
@@ -112,7 +112,7 @@ def platform_of(subject: PictureSubject) -> str:
 
 
 def type_text(subject: PictureSubject) -> str:
-    """Dtype and shape: `float32[8,16]`."""
+    """Return dtype and shape: `float32[8,16]`."""
     return typed(subject.dtype or "", subject.shape)
 
 
@@ -123,7 +123,7 @@ def title_text(subject: PictureSubject) -> str:
 
 
 def facts(picture: Picture) -> Iterator[tuple[str, str]]:
-    """Return further facts about the sharding, as pairs of a label and a sentence."""
+    """Yield further facts about the sharding, as pairs of a label and a sentence."""
     subject = picture.subject
     yield "devices", _devices_fact(subject)
     if subject.devices is None:

@@ -191,7 +191,7 @@ def _held(subject: PictureSubject) -> str:
 
 
 def _small_picture(subject: PictureSubject, room: int, screen: TerminalCapabilities) -> Text:
-    """Yield a line per row of tiles, each in its colour with its devices."""
+    """Return a line per row of tiles, each in its colour with its devices."""
     picture = plan_picture(subject, _SMALL)
     rows = list(_lines(picture))
     names = [[screen.encoded(_name(cell)) for cell in row] for row in rows]
@@ -211,7 +211,7 @@ def _small_picture(subject: PictureSubject, room: int, screen: TerminalCapabilit
 
 
 def _lines(picture: Picture) -> Iterator[tuple[Cell | None, ...]]:
-    """Return the rows of all panels, one under the other."""
+    """Yield the rows of all panels, one under the other."""
     for panel in picture.panels:
         if panel is None:
             yield (None,)

@@ -128,7 +128,7 @@ class _Sheet(NamedTuple):
         return len(self.screen.encoded(self.picture.columns.left_out_text)) + 2
 
     def lines(self) -> list[Text]:
-        """Yield the lines of the panels, as many side by side as fit."""
+        """Return the lines of the panels, as many side by side as fit."""
         picture = self.picture
         if not picture.panel_dims:
             return self._panel(0)[:-1]

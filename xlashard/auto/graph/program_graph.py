@@ -208,25 +208,22 @@ class ProgramGraph(InnerPrograms):
             times=times,
             fixed=fixed_specs(eqn),
         )
-        fused = operation.fixed is None and (
-            rule.pairwise
-            or operation.name == "broadcast_in_dim"
-            or is_transparent(operation, self.values)
-            or is_pointwise(operation, self.values)
-        )
+        is_free = operation.fixed is None
+        transparent = is_free and is_transparent(operation, self.values)
+        pointwise = is_free and is_pointwise(operation, self.values)
+        copied = is_free and (rule.pairwise or operation.name == "broadcast_in_dim")
+        fused = copied or transparent or pointwise
         if operation.name == "conv_general_dilated":
             self._note_spatial(operation, eqn.params["dimension_numbers"])
         in_place = operation.name in _IN_PLACE
         self.steps.append(GraphStep(operands, outs, fused=fused, in_place=in_place))
-        if operation.fixed is None and rule.pairwise:
+        if is_free and rule.pairwise:
             for taken, result in zip(operands, outs, strict=False):
                 if taken is not None:
                     self._same(taken, result)
-        elif operation.fixed is None and is_transparent(operation, self.values):
+        elif transparent:
             self._unify(operation)
-        elif operation.fixed is None and (
-            operation.name in _FOLLOWING or is_pointwise(operation, self.values)
-        ):
+        elif pointwise or (is_free and operation.name in _FOLLOWING):
             self._delayed.append((operation, len(self.operations)))
         else:
             self._add(operation)
