@@ -52,10 +52,14 @@ class UnforeseenCollective:
     axes: tuple[str, ...] = ()
 
 
-def foreseen_transfers(
+type StateChange = tuple[str, int, int, int, int, int]
+"""Mesh axis, operation, slot, value, and its states as it is stored and as it is needed."""
+
+
+def state_changes(
     graph: ProgramGraph, axes: Sequence[str], assignment: Assignment
-) -> Iterator[ForeseenTransfer]:
-    """Yield the transfers of an assignment.
+) -> Iterator[StateChange]:
+    """Yield the changes of states between storage and operations; those that are shared, once.
 
     Args:
         graph: The graph of the program.
@@ -67,20 +71,33 @@ def foreseen_transfers(
         for slot, value in op.slots:
             stored = assignment.state(graph, axis, value)
             needed = assignment.needed(graph, axis, number, slot)
-            source, target = (stored, needed) if slot >= 0 else (needed, stored)
-            if source is None or target is None or source in (target, WHOLE):
-                continue
             key = axis, graph.transfer_key(op, slot, value), needed
-            if key in shared:
-                continue
-            shared.add(key)
-            elements = math.prod(graph.values[value].shape)
-            if source == PARTIAL and _is_reduced_whole(graph, axes, assignment, number, slot):
-                target = WHOLE
-            kind, times = _kind(source, target), op.times
-            if kind == "all-reduce":
-                times /= graph.accumulated.get(value, 1.0)
-            yield ForeseenTransfer(axis, kind, elements, times)
+            if needed is not None and needed != stored and key not in shared:
+                shared.add(key)
+                yield axis, number, slot, value, stored, needed
+
+
+def foreseen_transfers(
+    graph: ProgramGraph, axes: Sequence[str], assignment: Assignment
+) -> Iterator[ForeseenTransfer]:
+    """Yield the transfers of an assignment.
+
+    Args:
+        graph: The graph of the program.
+        axes: Names of the mesh axes.
+        assignment: The assignment.
+    """
+    for axis, number, slot, value, stored, needed in state_changes(graph, axes, assignment):
+        source, target = (stored, needed) if slot >= 0 else (needed, stored)
+        if source == WHOLE:
+            continue
+        elements = math.prod(graph.values[value].shape)
+        if source == PARTIAL and _is_reduced_whole(graph, axes, assignment, number, slot):
+            target = WHOLE
+        kind, times = _kind(source, target), graph.operations[number].times
+        if kind == "all-reduce":
+            times /= graph.accumulated.get(value, 1.0)
+        yield ForeseenTransfer(axis, kind, elements, times)
     for value, label, times in graph.reductions:
         elements = math.prod(graph.values[value].shape)
         for axis in axes:

@@ -8,6 +8,7 @@ from itertools import permutations, product
 
 from xlashard.auto.axis_costs import Assignment, CostModel
 from xlashard.auto.axis_program import AxisProgram, AxisSolution, RaisedCosts, Restriction
+from xlashard.auto.foreseen import state_changes
 from xlashard.auto.graph.graph_values import GraphOperation, spec_axes
 from xlashard.auto.graph.program_graph import ProgramGraph, batch_labels
 from xlashard.auto.layout_builder import INSIDE, LayoutBuilder, LayoutKey, layout_key
@@ -328,20 +329,11 @@ class Search:
         others, overlap = assignment.without(axis.name), restriction.overlap
         model = CostModel(self.graph, self.problem.machine, axis, others, restriction.whole)
         seconds = 0.0
-        counted: set[tuple[object, int]] = set()
-        for number, op in enumerate(self.graph.operations):
-            for slot, value in op.slots:
-                stored = assignment.state(self.graph, axis.name, value)
-                needed = assignment.needed(self.graph, axis.name, number, slot)
-                if needed is None or stored == needed:
-                    continue
-                key = self.graph.transfer_key(op, slot, value), needed
-                if key in counted:
-                    continue
-                counted.add(key)
-                share = overlap if self.graph.is_state(value) else 1.0
-                once = model.conversion(value, number, slot, stored, needed)
-                seconds += once * op.times * share
+        changes = state_changes(self.graph, (axis.name,), assignment)
+        for _, number, slot, value, stored, needed in changes:
+            share = overlap if self.graph.is_state(value) else 1.0
+            once = model.conversion(value, number, slot, stored, needed)
+            seconds += once * self.graph.operations[number].times * share
         for value, label, times in self.graph.reductions:
             if self.graph.labels.find(label) in assignment.labels[axis.name]:
                 seconds += model.reduce_value(value) * times
