@@ -1,6 +1,7 @@
 """Syntax of HLO shardings, read into its plain parts."""
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, NoReturn, get_args
 
 from xlashard.errors import ShardingTextError
@@ -65,6 +66,15 @@ class _Reader:
         """Read one number from 0 on."""
         return int(self.expect(_NUMBER, what))
 
+    def items(self) -> Iterator[None]:
+        """Yield before each item of a list, with commas between, until a brace ends it."""
+        first = True
+        while self.take(r"\}") is None:
+            if not first:
+                self.expect(",", "',' or '}'")
+            first = False
+            yield
+
     def end(self) -> None:
         """Check that nothing but blanks is left."""
         if self.take("$") is None:
@@ -109,12 +119,7 @@ def _sharding(reader: _Reader, *, nested: bool) -> Maker:
 
 
 def _tuple(reader: _Reader) -> Maker:
-    elements: list[Maker] = []
-    while reader.take(r"\}") is None:
-        if elements:
-            reader.expect(",", "',' or '}'")
-        elements.append(_sharding(reader, nested=True))
-    return "tuple_of", tuple(elements)
+    return "tuple_of", tuple(_sharding(reader, nested=True) for _ in reader.items())
 
 
 def _tiled(reader: _Reader) -> Maker:
@@ -142,12 +147,8 @@ def _subgroups(reader: _Reader) -> tuple[str, ...]:
     if reader.take(r"last_tile_dims\s*=\s*\{") is None:
         return ()
     known = get_args(Subgroup.__value__)
-    kinds: list[str] = []
-    while reader.take(r"\}") is None:
-        if kinds:
-            reader.expect(",", "',' or '}'")
-        kinds.append(reader.expect(rf"(?:{'|'.join(known)})\b", " or ".join(known)))
-    return tuple(kinds)
+    kind = rf"(?:{'|'.join(known)})\b"
+    return tuple(reader.expect(kind, " or ".join(known)) for _ in reader.items())
 
 
 def _skip_braces(reader: _Reader) -> None:
