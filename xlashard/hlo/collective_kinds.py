@@ -1,8 +1,9 @@
 """Kinds of collectives, and how each of them moves data.
 
 To add a kind, enter it here. The readers of HLO, the network models, reports, budgets and
-assertions take it from this table; only traffic of a new form needs a formula in
-`xlashard.costs.network_model` and in `xlashard.costs.gpu.nccl`.
+assertions take it from this table. Only traffic of a new form needs formulas: the bytes of
+`xlashard.hlo.collectives`, and the times of `xlashard.costs.network_model` (TPUs and what GPUs
+share) and `xlashard.costs.gpu.nccl`.
 """
 
 from collections.abc import Mapping

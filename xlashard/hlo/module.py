@@ -12,24 +12,22 @@ from xlashard.hlo.shapes import KNOWN_DTYPES, Shape
 from xlashard.lazily import dataclass
 
 _OPCODES = """
-    abs acos acosh add add-dependency after-all all-gather all-gather-done all-gather-start
-    all-reduce all-reduce-done all-reduce-start all-to-all and asin asinh async-done async-start
-    async-update atan2 atanh batch-norm-grad batch-norm-inference batch-norm-training bitcast
-    bitcast-convert broadcast call cbrt ceil cholesky clamp count-leading-zeros
-    collective-broadcast collective-permute collective-permute-done collective-permute-start
-    compare complex concatenate conditional constant convert convolution copy copy-done copy-start
-    cosine cosh custom-call divide domain dot dynamic-reshape dynamic-slice dynamic-update-slice
-    erf exponential exponential-2 exponential-minus-one fft floor fusion gather get-dimension-size
-    get-tuple-element imag infeed iota is-finite log log-2 log-plus-one logistic map maximum
-    minimum multiply multiply-high negate not opt-barrier or outfeed pad parameter partition-id
-    popcnt power ragged-all-to-all ragged-dot real recv recv-done reduce reduce-precision
-    reduce-scatter reduce-window remainder replica-id reshape reverse rng rng-bit-generator
-    rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scaled-dot scatter select
-    select-and-scatter send send-done set-dimension-size shift-left shift-right-arithmetic
-    shift-right-logical sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh topk
-    transpose triangular-solve tuple while xor
+    abs acos acosh add add-dependency after-all all-gather-done all-gather-start all-reduce-done
+    all-reduce-start and asin asinh async-done async-start async-update atan2 atanh batch-norm-grad
+    batch-norm-inference batch-norm-training bitcast bitcast-convert broadcast call cbrt ceil
+    cholesky clamp count-leading-zeros collective-permute-done collective-permute-start compare
+    complex concatenate conditional constant convert convolution copy copy-done copy-start cosine
+    cosh custom-call divide domain dot dynamic-reshape dynamic-slice dynamic-update-slice erf
+    exponential exponential-2 exponential-minus-one fft floor fusion gather get-dimension-size
+    get-tuple-element imag infeed iota is-finite log log-2 log-plus-one logistic map maximum minimum
+    multiply multiply-high negate not opt-barrier or outfeed pad parameter partition-id popcnt power
+    ragged-dot real recv recv-done reduce reduce-precision reduce-window remainder replica-id
+    reshape reverse rng rng-bit-generator rng-get-and-update-state round-nearest-afz
+    round-nearest-even rsqrt scaled-dot scatter select select-and-scatter send send-done
+    set-dimension-size shift-left shift-right-arithmetic shift-right-logical sign sine sinh slice
+    sort sqrt stochastic-convert subtract tan tanh topk transpose triangular-solve tuple while xor
 """
-OPCODES = frozenset(_OPCODES.split())
+OPCODES = frozenset((*_OPCODES.split(), *KINDS))
 """Opcodes that the analysis knows, of xla/hlo/ir/hlo_opcode.h.
 
 Asynchronous forms of others, such as `slice-start`, are known by their base.

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,6 +78,24 @@ def test_the_route_is_the_one_that_is_taken(
     assert report.peak_bytes == peak
     device_put(x, target)
     assert tuple(taken) == route
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "strategy"), [(jnp.float32, "host memory"), (jnp.int4, "compiled")]
+)
+def test_the_route_depends_on_the_dtype(
+    dtype: Any, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    run = execute._run
+    monkeypatch.setattr(
+        execute, "_run", lambda strategy, task: (taken.append(strategy), run(strategy, task))[1]
+    )
+    x = device_put(V.astype(dtype), ROWS)
+    assert reshard_plan(x, COLUMNS).route == (strategy,)
+    device_put(x, COLUMNS)
+    assert taken == [strategy]
 
 
 def test_shapes_do_for_arrays() -> None:

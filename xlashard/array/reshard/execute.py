@@ -132,7 +132,7 @@ def reshard(
         moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
         return _as_bytes(moved, handle.dtype)
     first = handle
-    for step in plan.plan_steps(source, target, packed=bits_of(handle.dtype) in (4, 6)):
+    for step in plan.plan_steps(source, target, handle.dtype):
         task = ReshardTask(handle, source, step.target, donate, fresh)
         before, handle = handle, _run(step.strategy, task)
         if before is not first:

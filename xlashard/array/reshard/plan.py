@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.transfer import bits_of
 from xlashard.array.placement.target import ResolvedSharding, resolve_sharding
 from xlashard.geometry import Tiling, refine, transfer_load
 from xlashard.lazily import dataclass
@@ -58,16 +63,15 @@ def in_one_memory(*shardings: ResolvedSharding) -> bool:
     )
 
 
-def plan_steps(
-    source: ResolvedSharding, target: ResolvedSharding, *, packed: bool = False
-) -> tuple[Step, ...]:
+def plan_steps(source: ResolvedSharding, target: ResolvedSharding, dtype: Any) -> tuple[Step, ...]:
     """Return the steps of a reshard; each begins at the target of the one before.
 
     Args:
         source: The sharding of the array.
         target: The sharding of the result.
-        packed: Whether a byte holds parts of several elements, which the host cannot slice.
+        dtype: The dtype of the array. The host cannot slice elements that share a byte.
     """
+    packed = not jnp.issubdtype(dtype, jax.dtypes.extended) and bits_of(dtype) in (4, 6)
     return _steps(source, target, not packed and in_one_memory(source, target))
 
 

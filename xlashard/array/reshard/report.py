@@ -240,7 +240,7 @@ def _report(
 ) -> ReshardReport:
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
         dtype = jnp.dtype(dtype)
-    route = plan_steps(here, there)
+    route = plan_steps(here, there, dtype)
     plan, devices = _transfers(shape, dtype.itemsize, here, there)
     shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (here, there)]
     return ReshardReport(
