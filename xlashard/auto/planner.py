@@ -28,7 +28,7 @@ from xlashard.errors import ProcessesError
 from xlashard.pjit.compile import PROGRAMS
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import LoweredSignature, LoweringRequest
-from xlashard.pjit.recompile.history import CacheMiss
+from xlashard.pjit.recompile.cache_miss import CacheMiss
 from xlashard.pjit.shardings.automatic import ChosenLayout
 from xlashard.pjit.trace import Call
 from xlashard.processes import processes_of, store

@@ -4,7 +4,7 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any, get_args
 
 import jax
@@ -284,7 +284,7 @@ def _use(enabled: bool, timeout: float | None) -> Policy:
     return CONSISTENCY.use(policy)
 
 
-@cache
+@lru_cache(maxsize=1)
 def watch_jit_programs() -> None:
     """Compare programs of `jax.jit` as long as the policy of this process includes them."""
     watch_first_runs(_admit)

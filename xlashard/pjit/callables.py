@@ -29,7 +29,7 @@ from xlashard.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.pjit.constraint import boundary_p, constraint_params, only_places
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import LoweringRequest, is_hoisted
-from xlashard.pjit.recompile.history import DERIVED_PROGRAMS, CacheMiss
+from xlashard.pjit.recompile.cache_miss import DERIVED_PROGRAMS, CacheMiss
 from xlashard.pjit.shardings.device_assignment import ShardingRequest, names_devices
 from xlashard.pjit.shardings.resolve import resolve
 from xlashard.pjit.signature import Parameters

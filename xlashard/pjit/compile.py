@@ -14,7 +14,7 @@ from xlashard._jax.trace.tracing import mesh_of_type, shaped
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare_values
 from xlashard.pjit.lower import ClosedValues, LoweredSignature, LoweringRequest, lower_jaxpr
-from xlashard.pjit.recompile.history import CacheMiss
+from xlashard.pjit.recompile.cache_miss import CacheMiss
 from xlashard.pjit.shardings.device_assignment import mesh_of, mesh_over
 from xlashard.pjit.shardings.resolve import ProgramPlacement
 from xlashard.program.annotate import is_open

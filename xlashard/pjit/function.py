@@ -37,8 +37,8 @@ from xlashard.pjit.lower import (
     named_value,
 )
 from xlashard.pjit.options import PjitOptions, Selected
+from xlashard.pjit.recompile.cache_miss import CacheMiss
 from xlashard.pjit.recompile.compile_log import CompileLog
-from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.shardings.automatic import planned_call, report_replicated
 from xlashard.pjit.shardings.device_assignment import ShardingRequest
 from xlashard.pjit.shardings.resolve import resolve

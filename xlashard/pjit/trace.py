@@ -21,7 +21,7 @@ from xlashard.pjit.arguments import Argument, are_arrays, check_values
 from xlashard.pjit.constraint import boundary_p, constraint_p, constraints_in
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions
-from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
+from xlashard.pjit.recompile.cache_miss import CacheMiss, CallKey, StaticValue
 from xlashard.pjit.shardings.device_assignment import names_devices
 from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import Auto, FromGda, Resource, ResourceTree, expand

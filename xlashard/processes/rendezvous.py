@@ -45,6 +45,17 @@ class BarrierTimeoutError(Exception):
         self.processes = tuple(processes)
         self.doing = doing
 
+    def missing(self, missed: str, count: int = 0) -> str:
+        """Name the missing processes, what they missed, and what they do where it is known.
+
+        Args:
+            missed: What they missed, such as `did not arrive`.
+            count: Number of processes that the barrier waits for; 0 leaves it out.
+        """
+        total = f" of {count}" if count else ""
+        doing = f" ({self.doing})" if self.doing else ""
+        return f"{format_processes(self.processes)}{total} {missed}{doing}"
+
     def after(self, seconds: float, count: int) -> str:
         """Describe the timeout of a function that all processes must call.
 
@@ -56,9 +67,7 @@ class BarrierTimeoutError(Exception):
             >>> BarrierTimeoutError([3, 7]).after(5, 8)
             'waited 5 s, and processes 3, 7 of 8 did not call it'
         """
-        doing = f" ({self.doing})" if self.doing else ""
-        who = f"{format_processes(self.processes)} of {count}"
-        return f"waited {seconds:g} s, and {who} did not call it{doing}"
+        return f"waited {seconds:g} s, and {self.missing('did not call it', count)}"
 
 
 # Largest timeout in seconds; system clocks reject larger ones.

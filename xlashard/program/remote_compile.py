@@ -285,7 +285,7 @@ class _Sharing:
             came = RENDEZVOUS.exchange(barrier, json.dumps(status))
         except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"{what} {name} waited {timeout:g} s for {format_processes(error.processes)}: "
+                f"{what} {name} waited {timeout:g} s for {error.missing('to compile it')}: "
                 "under share_binary=True one process compiles for all, so all must compile it, in "
                 "the same order",
                 processes=error.processes,

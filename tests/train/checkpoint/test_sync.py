@@ -35,7 +35,7 @@ def test_those_who_are_absent_are_waited_for_once(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(RENDEZVOUS, "exchange", in_vain(calls))
-    text = r"save step 1: processes 1, 2 did not arrive within 5 s: process 1 waits at barrier"
+    text = r"save step 1: processes 1, 2 did not arrive within 5 s \(process 1 waits at barrier"
     with pytest.raises(MissingProcessError, match=text):
         ProcessSync("test", 5.0).exchange("save step 1")
     arrays = ArrayFiles(5.0)

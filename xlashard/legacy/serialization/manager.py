@@ -114,10 +114,9 @@ class AsyncManager:
                 barrier, json.dumps("" if own is None else _first_line(own))
             )
         except BarrierTimeoutError as missed:
-            text = f"{what}: waited {self._timeout_secs:g} s, and {missed}"
-            doing = f" ({missed.doing})" if missed.doing else ""
             return own or ProcessesError(
-                f"{text}{doing}. Look for its error, or increase "
+                f"{what}: waited {self._timeout_secs:g} s, and {missed.missing('did not come')}. "
+                "Look for its error, or increase "
                 "GlobalAsyncCheckpointManager(timeout_secs=...)",
                 processes=missed.processes,
             )

@@ -9,7 +9,7 @@ from xlashard._jax.runtime.global_state import changed_settings
 from xlashard._jax.runtime.shardings import Device
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.recompile.history import CallKey, StaticValue, shortened
+from xlashard.pjit.recompile.cache_miss import CallKey, StaticValue, shortened
 from xlashard.pjit.shardings.resources import described
 from xlashard.sharding import Mesh, Sharding, XLACompatibleSharding
 

@@ -21,7 +21,7 @@ from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.options import Selected
-from xlashard.pjit.recompile.history import (
+from xlashard.pjit.recompile.cache_miss import (
     CLEAR_COUNTER,
     DERIVED_PROGRAMS,
     KEPT,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlashard.errors import counted
 from xlashard.lazily import dataclass
+from xlashard.pjit.recompile.cache_miss import DerivedProgram, MissRecord
 from xlashard.pjit.recompile.call_differences import CallDifference, differences
-from xlashard.pjit.recompile.history import DerivedProgram, MissRecord
 from xlashard.wording import in_seconds
 
 if TYPE_CHECKING:

@@ -168,11 +168,10 @@ class ConsistencyGroup:
         try:
             came = RENDEZVOUS.exchange(barrier, proposal.to_json())
         except BarrierTimeoutError as error:
-            doing = f" ({error.doing})" if error.doing else ""
+            absent = error.missing("to run it, too", len(self._processes))
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"{name} waited {timeout:g} s for {format_processes(error.processes)} of "
-                f"{len(self._processes)} to run it, too{doing}: a program over several processes "
-                "must be called by all of them, in the same order. If they only need longer, set "
+                f"{name} waited {timeout:g} s for {absent}: a program over several processes must "
+                "be called by all of them, in the same order. If they only need longer, set "
                 f"{PROGRAMS_TIMEOUT}, in seconds",
                 processes=error.processes,
             ) from None

@@ -26,7 +26,6 @@ from xlashard.processes import (
     Barrier,
     BarrierTimeoutError,
     format_by_process,
-    format_processes,
 )
 from xlashard.train.errors import CheckpointError
 
@@ -88,11 +87,8 @@ class ProcessSync:
         try:
             received = RENDEZVOUS.exchange(barrier, json.dumps([what, problem, word]))
         except BarrierTimeoutError as missed:
-            doing = f": {missed.doing}" if missed.doing else ""
-            raise MissingProcessError(
-                f"{what}: {format_processes(missed.processes)} did not arrive within "
-                f"{self.timeout:g} s{doing}"
-            ) from None
+            absent = missed.missing(f"did not arrive within {self.timeout:g} s")
+            raise MissingProcessError(f"{what}: {absent}") from None
         except DeadlockError as error:
             raise MissingProcessError(str(error)) from None
         values = {process: json.loads(word) for process, word in received.items()}

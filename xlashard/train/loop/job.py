@@ -14,7 +14,7 @@ import numpy as np
 
 from xlashard.multihost import Watchdog
 from xlashard.pictures import TreePicture, read_tree
-from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.config.schema import to_toml
 from xlashard.train.config.settings import Settings, change_text, setting_changes
@@ -107,8 +107,7 @@ def form_group(settings: Settings, task: str) -> Group:
         received = RENDEZVOUS.exchange(barrier, json.dumps(own))
     except BarrierTimeoutError as error:
         raise PeerError(
-            f"{format_processes(error.processes)} of {count} did not start training in "
-            f"{_START_TIMEOUT:g} s"
+            error.missing(f"did not start training in {_START_TIMEOUT:g} s", count)
         ) from None
     first, *others = [json.loads(received[number]) for number in range(count)]
     for number, other in enumerate(others, 1):

@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 from xlashard import multihost
 from xlashard.background import listening_to_signals, start_background
 from xlashard.documents import JsonRecord
-from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store
 from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.train.errors import PeerError, RunError
 from xlashard.wording import print_error
@@ -203,8 +203,7 @@ class Stop:
             return RENDEZVOUS.exchange(self._barrier(what, _BARRIER_TIMEOUT), subject)
         except BarrierTimeoutError as error:
             raise PeerError(
-                f"{format_processes(error.processes)} did not reach {what!r} "
-                f"within {_BARRIER_TIMEOUT:g} s"
+                error.missing(f"did not reach {what!r} within {_BARRIER_TIMEOUT:g} s")
             ) from None
 
     def broadcast(self, name: str, make: Callable[[], object]) -> str:
