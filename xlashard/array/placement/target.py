@@ -343,8 +343,9 @@ def broadcast_prefix(
     if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
         return [prefix] * jax.tree.structure(tree).num_leaves
     entries, children = child_nodes(prefix), child_nodes(tree)
-    keys = [key for key, _ in children]
-    if type(prefix) is not type(tree) or keys != [key for key, _ in entries]:
+    # As text: keys of a user's node may lack an equality.
+    same_keys = [str(key) for key, _ in entries] == [str(key) for key, _ in children]
+    if type(prefix) is not type(tree) or not same_keys:
         steps = jax.tree_util.keystr(path)
         # no-catalogue: the errors of the callers
         raise error(PrefixMismatch(prefix, tree, name, tree_name, steps))
