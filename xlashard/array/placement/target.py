@@ -347,7 +347,6 @@ def broadcast_prefix(
     same_keys = [str(key) for key, _ in entries] == [str(key) for key, _ in children]
     if type(prefix) is not type(tree) or not same_keys:
         steps = jax.tree_util.keystr(path)
-        # no-catalogue: the errors of the callers
         raise error(PrefixMismatch(prefix, tree, name, tree_name, steps))
     spread: list[Any] = []
     for (key, entry), (_, child) in zip(entries, children, strict=True):
