@@ -1,9 +1,8 @@
 """Kinds of collectives, and how each of them moves data.
 
 To add a kind, enter it here. The readers of HLO, the network models, reports, budgets and
-assertions take it from this table. Only traffic of a new form needs formulas: the bytes of
-`xlashard.hlo.collectives`, and the times of `xlashard.costs.network_model` (TPUs and what GPUs
-share) and `xlashard.costs.gpu.nccl`.
+assertions take it from this table. Only traffic of a new form needs formulas: its bytes here, its
+time in `xlashard.costs.network_model` (TPUs and what GPUs share) and `xlashard.costs.gpu.nccl`.
 """
 
 from collections.abc import Mapping
@@ -41,6 +40,17 @@ class CollectiveTraits:
     rounds: int = 1
     reduces: bool = False
     gathers: bool = False
+
+    def sent_bytes(self, payload: int, size: int) -> int:
+        """Return the bytes that a device sends under an optimal algorithm.
+
+        That is `(n-1)/n` of the payload in each round.
+
+        Args:
+            payload: Bytes of the whole value.
+            size: Devices of a group.
+        """
+        return payload * (size - 1) * self.rounds // size
 
     @property
     def reduced_share(self) -> float:

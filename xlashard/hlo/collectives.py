@@ -85,8 +85,7 @@ class Collective:
         if isinstance(self.groups, SourceTargetPairs):
             named = len({device for pair in self.groups.pairs for device in pair})
             return payload * self.groups.moving // max(named, 1)
-        size = max(self.groups.size, 1)
-        return payload * (size - 1) * self.traits.rounds // size
+        return self.traits.sent_bytes(payload, max(self.groups.size, 1))
 
     def axes(
         self, mesh: MeshGrid | jax.sharding.Mesh, order: Sequence[int] | None = None

@@ -183,7 +183,7 @@ class BoundedCache:
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key, made where the cache has none."""
-        value = self.get(key)
+        value = self._values.get(key)
         if value is None:
             value = make()
             self.add(key, value)

@@ -115,10 +115,10 @@ def callers() -> Iterator[FrameType]:
 
 def calling_line() -> tuple[str, int]:
     """Return file and line of the innermost frame that is neither ours nor a library's."""
-    frame = sys._getframe()
-    for frame in callers():
-        if not _is_passed_by(frame.f_code.co_filename):
-            break
+    # On the path of every first call, so without a generator.
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_passed_by(frame.f_code.co_filename):
+        frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 

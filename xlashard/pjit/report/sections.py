@@ -379,8 +379,9 @@ FINDINGS: tuple[Findings[Any], ...] = (
         },
     ),
 )
-"""Sections of what a program does without a request, of `explain` and of a preflight. A new one
-needs a class in `model.py` and a field of the reports; all outputs follow from these."""
+"""Sections of what a program does without a request, of `explain` and of a preflight. A new one has
+its rows in `model.py`, a field of the report, and a function in `explain.py` that fills the field;
+the terminal, the page and JSON follow from these."""
 
 MOVES = Findings[MoveReport](
     field="moves",
