@@ -27,7 +27,7 @@ def reports(output: str, *facts: str) -> int:
     return sum(re.match(naming(*facts), line) is not None for line in output.splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_one_host_alone_fails_with_the_launch_command() -> None:
     variables = {
         "SLURM_JOB_ID": "1",
@@ -55,14 +55,14 @@ def test_one_host_alone_fails_with_the_launch_command() -> None:
     assert "srun --ntasks=4 python -c 'from xlashard import multihost; " in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_barriers_and_watchdogs_in_a_pod(tmp_path: Path) -> None:
     done = ran("pod_liveness.py", 3, XLASHARD_TEST_FOLDER=str(tmp_path))
     assert done.verdict.well, done.report()
     assert all("all is well" in output for output in done.outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
 def test_a_killed_process_ends_its_peers(victim: int) -> None:
     done = ran("pod_ending.py", 3, "killed", str(victim))
@@ -78,7 +78,7 @@ def test_a_killed_process_ends_its_peers(victim: int) -> None:
             assert "not reached" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_waiting_for_an_ended_process_raises() -> None:
     done = ran("pod_ending.py", 3, "raised", "1")
     assert list(done.verdict.codes) == [1, 1, 1] and not done.verdict.ended, done.report()
@@ -87,7 +87,7 @@ def test_waiting_for_an_ended_process_raises() -> None:
         assert reports(done.outputs[process], *facts, "(ValueError: no such file)"), done.report()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
 def test_collective_with_a_failed_process_exits(victim: int) -> None:
     done = ran("pod_ending.py", 2, "failed", str(victim))
@@ -101,14 +101,14 @@ def test_collective_with_a_failed_process_exits(victim: int) -> None:
     assert "Polled an error" not in done.outputs[victim], "nothing of JAX's comes after"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_collective_with_a_finished_process_is_reported() -> None:
     done = ran("pod_ending.py", 2, "over", "1")
     facts = ("xlashard: ", "process 1 of 2 has completed", "process 0 is in pod_ending.py:")
     assert reports(done.outputs[0], *facts) == 1, done.report()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_finished_process_exits_cleanly_when_process_0_fails() -> None:
     done = ran("pod_ending.py", 2, "left", "1")
     assert done.verdict.codes == (1, 75), done.report()
@@ -118,14 +118,14 @@ def test_finished_process_exits_cleanly_when_process_0_fails() -> None:
     assert "Fatal Python error" not in done.outputs[1], done.report()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_finished_processes_wait_for_the_program_of_a_peer() -> None:
     done = ran("pod_ending.py", 3, "early", "2")
     assert done.verdict.codes == (0, 0, 0), done.report()
     assert "not reached by all" in done.outputs[2]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_watchdog_with_crash_ends_the_process() -> None:
     done = ran("pod_ending.py", 2, "crash", "1")
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()

@@ -61,7 +61,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_programs_that_differ(cases, name):
     kind, facts = DIFFERENT[name]
@@ -77,7 +77,7 @@ def test_programs_that_differ(cases, name):
     assert "XLASHARD_CHECK_PROGRAMS=0" in text
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_an_operation_is_shown_with_its_line_in_both_processes(cases):
     lines = cases["branch"][0]["text"].splitlines()
     source = SCRIPT.read_text().splitlines()
@@ -88,12 +88,12 @@ def test_an_operation_is_shown_with_its_line_in_both_processes(cases):
     assert len(lines) < 20
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_flags_that_may_differ_are_ignored(cases):
     assert "xla_dump_to" not in cases["flags"][0]["text"]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_after_each_case_all_run_a_program_together(cases):
     assert set(cases) == set(agreeing.CASES)
     for number, name in enumerate(agreeing.CASES):
@@ -111,13 +111,13 @@ SAME = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SAME)
 def test_no_process_is_refused_or_awaited_without_a_reason(cases, name):
     assert [outcome.get("result", outcome) for outcome in cases[name]] == [SAME[name]] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_process_that_does_not_come_is_named(cases):
     waited, other = cases["missing"]
     assert "error" not in other
@@ -127,7 +127,7 @@ def test_a_process_that_does_not_come_is_named(cases):
     assert "XLASHARD_PROGRAMS_TIMEOUT" in waited["text"]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_process_that_does_not_compare_is_named(cases):
     waited, other = cases["unchecked"]
     assert other["result"] == 52.0
@@ -136,7 +136,7 @@ def test_a_process_that_does_not_compare_is_named(cases):
     assert "turned off in process 1 (XLASHARD_CHECK_PROGRAMS=0" in waited["text"]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_most_processes_are_taken_for_right():
     found = run_cases(4, 1, "branch", "order")
     for name, function in (("branch", "step"), ("order", "train_step")):
@@ -148,13 +148,13 @@ def test_most_processes_are_taken_for_right():
         assert [outcome["processes"] for outcome in found[name]] == [[3]] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_process_that_waits_elsewhere_or_ends_is_named():
     script = SCRIPT.with_name("branching.py")
     assert "all found out" in run_many(script, 2, 2)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_script_of_plain_jax_is_compared_without_a_change(monkeypatch):
     monkeypatch.setenv("XLASHARD_CHECK_PROGRAMS", "1")
     command = Path(xlashard.__file__).with_name("__main__.py")

@@ -7,7 +7,7 @@ import pytest
 from tests.processes import run_many
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_one_process_compiles_and_the_other_loads():
     script = Path(__file__).with_name("sharing.py")
     for output in run_many(script, 2, 2):

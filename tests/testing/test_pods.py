@@ -21,7 +21,7 @@ from xlashard.testing import Pod, pod, worker_pool
 from xlashard.testing.pod_worker import name_of
 from xlashard.testing.supervision import is_paused
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 SCRIPT = Path(__file__).with_name("pod_script.py")
 # The last bytes of 127.0.0.1, alone and within an address of IPv6, as the kernel writes them.

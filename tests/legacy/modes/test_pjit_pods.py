@@ -15,7 +15,7 @@ from xlashard.errors import BoxError
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.pod(processes=2, devices=2)
 def test_each_process_has_its_part_of_a_mesh_and_of_types() -> None:
     devices = np.array(jax.devices()).reshape(2, 2)
@@ -60,7 +60,7 @@ def test_each_process_has_its_part_of_a_mesh_and_of_types() -> None:
     assert not maps.Mesh(devices[:, :1], ("x", "y")).empty
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_program_that_reaches_inside_runs_unchanged() -> None:
     here = Path(__file__)
     environment = {**os.environ, "PYTHONPATH": str(here.parents[3])}
