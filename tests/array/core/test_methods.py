@@ -12,6 +12,7 @@ from tests.array.cases import named, same
 from tests.facts import naming
 from tests.together import sweep
 from xlashard import Array, device_put
+from xlashard.array.core.members import _Method
 from xlashard.errors import DeletedError
 
 V = np.array([[3.0, 1.0, 2.0, 0.0], [5.0, 7.0, 6.0, 4.0]], np.float32)
@@ -236,3 +237,22 @@ def test_deleted_arrays_are_named() -> None:
             use()
     assert gone.is_deleted()
     assert gone.shape == (2, 4)
+
+
+def test_an_override_calls_a_method_that_is_not_generated_yet_by_super() -> None:
+    class Generated(Array):
+        """Class with a method of its own to generate."""
+
+    class Override(Generated):
+        """Class that overrides the method."""
+
+        def cumsum(self) -> Any:
+            calls.append("cumsum")
+            return super().cumsum()
+
+    calls: list[str] = []
+    Generated.cumsum = _Method(Generated, "cumsum")
+    x = Override()
+    x._handle = device_put(np.arange(4))._handle
+    np.testing.assert_array_equal(x.cumsum(), [0, 1, 3, 6])
+    assert calls == ["cumsum"]

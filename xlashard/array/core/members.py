@@ -33,10 +33,10 @@ class _Method:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         call = getattr(HandleType, self._name)
-        wrapper = wrap_jax_function(call, self._name, None, self._operands)
-        # If several threads generate it at once, all get the last one.
-        setattr(self._kind, self._name, update_wrapper(wrapper, call))
-        return getattr(owner if instance is None else instance, self._name)
+        wrapper = update_wrapper(wrap_jax_function(call, self._name, None, self._operands), call)
+        setattr(self._kind, self._name, wrapper)
+        # Not by `getattr`: a subclass that overrides the method calls it by `super()`.
+        return wrapper.__get__(instance, owner)
 
 
 class Operators(ArrayBase):
