@@ -1,5 +1,6 @@
 """The suite over every class of sharding, and the properties of each class."""
 
+import copy
 import pickle
 from typing import Any, ClassVar
 
@@ -280,6 +281,10 @@ class TestAUsersOwnByRank(ShardingSuite):
 
     def test_memories(self, sharding: Sharding) -> None:
         assert sharding.memory_kind == jax.devices()[0].default_memory().kind
+
+    def test_it_can_be_copied_once_it_was_used(self, sharding: Sharding) -> None:
+        used = sharding.devices_indices_map((3, 8))
+        assert copy.deepcopy(sharding).devices_indices_map((3, 8)) == used
 
     def test_too_low_a_rank_is_refused_with_the_numbers(self, sharding: Sharding) -> None:
         with pytest.raises(RankError, match=r"1 dimension.* 0.*P\(\)"):

@@ -170,6 +170,10 @@ class BoundedCache:
         self._values: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Objects that have a cache can be copied and pickled; the copies begin with an empty one.
+        return BoundedCache, (self._most,)
+
     def get(self, key: Hashable) -> Any:
         """Return the value of a key; None where the cache has none."""
         return self._values.get(key)
