@@ -8,7 +8,7 @@
 | `launcher`, `guard` | start, events and termination of the processes of a pod |
 | `supervision` | timeouts, grace periods, the final verdict, filtering of output |
 | `pod_command` | the command `xlashard pod` |
-| `worker_pool`, `pod_worker` | processes that stay alive and serve requests |
+| `worker_pool`, `pod_worker`, `bootstrap` | processes that stay alive and serve requests |
 | `pytest_plugin/` | implementation of the marker `pod` |
 """
 

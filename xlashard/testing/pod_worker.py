@@ -321,14 +321,8 @@ class ChannelHandover:
     setup: Any
 
 
-def main(descriptor: int) -> None:
-    """Join the pod, then serve requests until the launcher exits.
-
-    Args:
-        descriptor: File descriptor of the channel to the launcher.
-    """
-    channel = socket.socket(fileno=descriptor)
-    channel.set_inheritable(False)
+def main(channel: socket.socket) -> None:
+    """Join the pod, then serve requests until the launcher exits."""
     channel.sendall(pack(_join()))
     try:
         while True:

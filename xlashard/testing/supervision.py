@@ -34,9 +34,9 @@ _NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.|Extens
 
 # Frames below a test or a function in the stacks of a worker.
 _MACHINERY = re.compile(
-    r'  File "(?:<string>", line 1 in <module>'
-    r"|[^\"]*/(?:_pytest/|pluggy/|xlashard/testing/(?:pytest_plugin/in_worker|pod_worker)\.py)"
-    r'.*", line \d+ in .*)\n'
+    r'  File "[^"]*/(?:_pytest/|pluggy/|xlashard/testing/(?:'
+    r"pytest_plugin/in_worker|pod_worker|bootstrap)\.py)"
+    r'.*", line \d+ in .*\n'
 )
 
 

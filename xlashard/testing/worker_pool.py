@@ -1,11 +1,13 @@
 """Pool of the worker processes of a pod, which all serve the same requests."""
 
 import contextlib
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from xlashard.errors import PodError
@@ -31,11 +33,8 @@ from xlashard.testing.supervision import (
     without_noise,
 )
 
-# Starts a worker with the import path of this process, which includes folders that tests added.
-_START = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from xlashard.testing.pod_worker import main; main(int(sys.argv[1]))"
-)
+_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+_WORKER = "xlashard.testing.pod_worker"
 _START_TIMEOUT = 300.0
 
 
@@ -175,15 +174,15 @@ class WorkerPool:
         self._unpackers = [Unpacker() for _ in range(size.processes)]
         self._launch = Launch(
             LaunchPlan(
-                [*_python(size, environment), "-c", _START, CHANNEL, *sys.path],
+                [*_python(size, environment), str(_BOOTSTRAP), CHANNEL],
                 size,
                 environment=environment,
                 one_stream=True,
                 channels=True,
             )
         )
-        # Each worker replies once it has joined the others.
-        began = self._round((), EndingRules(_START_TIMEOUT))
+        start = json.dumps({"path": sys.path, "module": _WORKER}).encode() + b"\n"
+        began = self._round([start] * size.processes, EndingRules(_START_TIMEOUT))
         if not began.well:
             self.close()
             # no-catalogue: needs processes that fail
