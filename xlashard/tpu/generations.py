@@ -22,6 +22,7 @@ class Generation(Chip):
         vmem_bandwidth: Bytes per second per chip between VMEM and the units of its TensorCores.
         host_bounds: Chips per host of a large slice, along x, y and z.
         single_host_shapes: Larger slices that still lie on a single host.
+        counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
         pod_shape: Shape of the largest slice, in chips.
         ring_size: Dimension size at which links wrap around: in two dimensions exactly this size,
             in three dimensions every slice made of whole cubes of this size.
@@ -37,6 +38,7 @@ class Generation(Chip):
     vmem_bandwidth: float
     host_bounds: tuple[int, int, int] = (2, 2, 1)
     single_host_shapes: tuple[tuple[int, ...], ...] = ()
+    counts_cores: bool
     pod_shape: tuple[int, ...]
     ring_size: int
     ici_links: int
@@ -64,11 +66,6 @@ class Generation(Chip):
     def devices_per_host(self) -> int:
         """Devices per host of a large slice."""
         return self.chips_per_host * self.devices_per_chip
-
-    @property
-    def counts_cores(self) -> bool:
-        """True if the number in `v5p-128` counts TensorCores, of which a chip has several."""
-        return self.cores_per_chip > 1
 
     @property
     def is_megacore(self) -> bool:
@@ -101,7 +98,7 @@ _SEVENTH = f"{_DOCS}/tpu7x"
 def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
     """Return `page` as the source of every figure except `others`."""
     figures = {
-        **dict.fromkeys(("cores_per_chip", "pod_shape"), page),
+        **dict.fromkeys(("cores_per_chip", "pod_shape", "counts_cores"), page),
         **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
         "host_bandwidth": f"{_BOOK}: PCIe of a chip",
         "vmem_bandwidth": _NO_VMEM,
@@ -135,6 +132,7 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v2",
         cores_per_chip=2,
         devices_per_chip=2,
+        counts_cores=True,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=16 * GIB,
@@ -163,6 +161,7 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v3",
         cores_per_chip=2,
         devices_per_chip=2,
+        counts_cores=True,
         pod_shape=(32, 32),
         ring_size=32,
         hbm_bytes=32 * GIB,
@@ -190,6 +189,7 @@ GENERATIONS: tuple[Generation, ...] = (
         title="TPU v4",
         device_kind="TPU v4",
         cores_per_chip=2,
+        counts_cores=True,
         pod_shape=(16, 16, 16),
         ring_size=4,
         hbm_bytes=32 * GIB,
@@ -215,6 +215,7 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v5 lite",
         cores_per_chip=1,
         single_host_shapes=((2, 4),),
+        counts_cores=False,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=16 * GIB,
@@ -239,6 +240,7 @@ GENERATIONS: tuple[Generation, ...] = (
         title="TPU v5p",
         device_kind="TPU v5",
         cores_per_chip=2,
+        counts_cores=True,
         pod_shape=(16, 16, 24),
         ring_size=4,
         hbm_bytes=96 * GIB,
@@ -266,6 +268,7 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU v6 lite",
         cores_per_chip=1,
         single_host_shapes=((2, 4),),
+        counts_cores=False,
         pod_shape=(16, 16),
         ring_size=16,
         hbm_bytes=32 * GIB,
@@ -290,6 +293,7 @@ GENERATIONS: tuple[Generation, ...] = (
         device_kind="TPU7x",
         cores_per_chip=2,
         devices_per_chip=2,
+        counts_cores=True,
         pod_shape=(16, 24, 24),
         ring_size=4,
         hbm_bytes=192 * GIB,

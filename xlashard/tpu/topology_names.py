@@ -99,7 +99,7 @@ def accelerator_type(slice_name: SliceName) -> str:
     """Return the Cloud TPU name of the slice size: `v5p-128`, `v5litepod-16`."""
     generation = slice_name.generation
     prefix = "v5litepod" if generation.name == "v5e" else generation.name
-    return f"{prefix}-{math.prod(slice_name.shape) * generation.cores_per_chip}"
+    return f"{prefix}-{math.prod(slice_name.shape) * _units(generation)}"
 
 
 def default_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
@@ -216,8 +216,13 @@ def _dimensions(name: str, generation: Generation, sizes: tuple[int, ...]) -> tu
     )
 
 
+def _units(generation: Generation) -> int:
+    """Return the number of units per chip that an accelerator type counts."""
+    return generation.cores_per_chip if generation.counts_cores else 1
+
+
 def _shape_of_count(name: str, generation: Generation, count: int) -> tuple[int, ...]:
-    chips, left = divmod(count, generation.cores_per_chip)
+    chips, left = divmod(count, _units(generation))
     shape = None if left else default_shape(generation, chips)
     if shape is not None:
         return shape
@@ -228,7 +233,7 @@ def _shape_of_count(name: str, generation: Generation, count: int) -> tuple[int,
     )
     raise TopologyError(
         f"no slice of {generation.title} has the {counted} of {name!r}: "
-        f"{_nearest_text(generation, count / generation.cores_per_chip)}"
+        f"{_nearest_text(generation, count / _units(generation))}"
     )
 
 
