@@ -1,6 +1,8 @@
 """Operators: NumPy's results, on the devices, for any type of the other operand."""
 
+import collections
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -181,3 +183,29 @@ def test_arrays_outside_the_devices_memory_are_pointed_at() -> None:
     (note,) = [note for note in caught.value.__notes__ if "pinned_host" in note]
     assert "float32[8,8], is in pinned_host memory" in note
     assert ".sharding.with_memory_kind('device'))" in note
+
+
+class Pair(tuple):
+    """Operand with operators of its own, which cannot be rebuilt from its elements."""
+
+    def __new__(cls, x: Any, y: Any) -> "Pair":
+        return super().__new__(cls, (x, y))
+
+    def __rmul__(self, other: Any) -> str:
+        return "multiplied by the pair"
+
+
+def test_an_operand_that_jax_does_not_know_decides_itself() -> None:
+    a = device_put(np.arange(4))
+    assert a * Pair(a, a) == "multiplied by the pair"
+    assert operator.eq(a, Pair(a, a)) is False
+    assert operator.eq(a, collections.defaultdict(list, k=a)) is False
+
+
+def test_a_bound_operator_can_be_pickled() -> None:
+    a = device_put(np.arange(4))
+    for name in ("__add__", "__rsub__", "sum"):
+        bound = getattr(a, name)
+        copied = pickle.loads(pickle.dumps(bound))
+        args = () if name == "sum" else (a,)
+        np.testing.assert_array_equal(copied(*args), bound(*args))

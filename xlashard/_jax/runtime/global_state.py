@@ -5,7 +5,6 @@ transfer itself then runs unguarded: its implementation is internal.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
@@ -168,10 +167,9 @@ class BoundedCache:
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._values: dict[Hashable, Any] = {}
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Objects that have a cache can be copied and pickled; the copies begin with an empty one.
+        # Values such as devices cannot be copied; a copy of the owner begins with an empty cache.
         return BoundedCache, (self._most,)
 
     def get(self, key: Hashable) -> Any:
@@ -180,10 +178,12 @@ class BoundedCache:
 
     def add(self, key: Hashable, value: Any = True) -> None:
         """Keep the value of a key."""
-        with self._lock:
-            while len(self._values) >= self._most:
-                del self._values[next(iter(self._values))]
-            self._values[key] = value
+        # Without a lock: a signal handler or a finalizer may come here meanwhile.
+        values = self._values
+        if len(values) >= self._most:
+            for old in list(values)[: len(values) - self._most + 1]:
+                values.pop(old, None)
+        values[key] = value
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key, made where the cache has none."""

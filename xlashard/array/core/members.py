@@ -33,7 +33,10 @@ class _Method:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         call = getattr(HandleType, self._name)
-        wrapper = update_wrapper(wrap_jax_function(call, self._name, None, self._operands), call)
+        wrapper: Any = wrap_jax_function(call, self._name, None, self._operands)
+        update_wrapper(wrapper, call)
+        # Not JAX's private name: bound methods are pickled by name.
+        wrapper.__name__ = wrapper.__qualname__ = self._name
         setattr(self._kind, self._name, wrapper)
         # Not by `getattr`: a subclass that overrides the method calls it by `super()`.
         return wrapper.__get__(instance, owner)

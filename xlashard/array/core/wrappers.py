@@ -167,7 +167,11 @@ def wrap_jax_function(
         is_packing = any(p.kind in _PACKED for p in parameters)
     except ValueError:
         parameters, is_packing = [], True
-    source = _packing(kind is None) if is_packing else _written(parameters, kind is None)
+    source = (
+        _packing(kind is None)
+        if is_packing
+        else _written(parameters, kind is None, is_operator=bool(operands))
+    )
     names = {f"default_{p.name}_": p.default for p in parameters} | {
         "jax_function_": jax_function,
         "type_": type,
@@ -205,13 +209,19 @@ def _packing(is_method: bool) -> str:
     )
 
 
-def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
+def _written(
+    parameters: list[inspect.Parameter], is_method: bool, *, is_operator: bool = False
+) -> str:
     """Return the source of a function with these parameters."""
     first = parameters[0].name if is_method else ""
     kind = f"type_({first})" if is_method else "kind_"
     positional = [p.name for p in parameters if p.kind is not _KINDS.KEYWORD_ONLY]
     keywords = [p.name for p in parameters if p.kind is _KINDS.KEYWORD_ONLY]
     values = [f"{p.name}._handle" if p.name == first else _value(p, kind) for p in parameters]
+    if is_operator:
+        # JAX leaves operands that it does not know to their own operators.
+        other = parameters[1].name
+        values[1] = f"({other}._handle if type_({other}) is {kind} else {other})"
     return _TEMPLATE.format(
         parameters=_heading(parameters),
         call=_call(parameters, values),
