@@ -243,8 +243,9 @@ def source_files(module: str) -> list[Path]:
         if name in found or not file or not file.endswith(".py"):
             continue
         found[name] = None
-        if is_users_file(file):
-            found[name] = path = Path(file).resolve()
+        path = Path(file).resolve()
+        if is_users_file(file) and is_users_file(str(path)):
+            found[name] = path
             waiting += _imports(path, name)
     return sorted(path for path in found.values() if path is not None)
 
