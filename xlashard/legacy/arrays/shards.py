@@ -148,8 +148,17 @@ def get_shard_indices_replica_ids(
     return tiled.by_device(zip(tiled.indices(global_shape), tiled.copies, strict=True))
 
 
-get_shard_indices_replica_ids_uncached = unwrap(get_shard_indices_replica_ids)
-"""The same function without its cache."""
+def get_shard_indices_replica_ids_uncached(
+    global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
+) -> Mapping[Device, tuple[Index, int]]:
+    """Return `get_shard_indices_replica_ids` without its cache.
+
+    Args:
+        global_shape: The shape of the global array.
+        global_mesh: As for `get_shard_indices`.
+        mesh_axes: As for `get_shard_indices`.
+    """
+    return unwrap(get_shard_indices_replica_ids)(global_shape, global_mesh, mesh_axes)
 
 
 @_cached(_SHAPES_KEPT)

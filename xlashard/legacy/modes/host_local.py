@@ -363,3 +363,6 @@ def compiled_ir(self: Any) -> list[Any]:
 
 
 lowered_ir, lowered_text = _with_mhlo(jax.stages.Lowered)
+for _name, _function in (("lowered_ir", lowered_ir), ("lowered_text", lowered_text)):
+    # Functions are pickled by name.
+    _function.__name__ = _function.__qualname__ = _name

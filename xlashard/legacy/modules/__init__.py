@@ -12,7 +12,7 @@ and docs/guides/legacy.md read those entries.
 | `numpy` | functions of arrays, and the keys of `jax.random` |
 | `arrays` | the array classes before `jax.Array`, and their checkpoints |
 | `sharding` | `jax.sharding`, and `PartitionSpec` in each of its modules |
-| `interpreters` | `jax.experimental.pjit`, `jax.interpreters` and `jax.lib` |
+| `interpreters`, `pjit` | `jax.interpreters` and `jax.lib`; `jax.experimental.pjit` |
 | `maps`, `multihost_utils`, `host_callback` | other modules of `jax.experimental` |
 | `entry` | `Entry`, which describes one name, and `RemovedApi`, whose use raises an error |
 """

@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from xlashard._jax.legacy_api import core, linear_util, util
+from xlashard.lazily import dataclass
 from xlashard.legacy.modules.entry import EntryTable, RemovedApi, moved, refused, works
 
 type Shape = Sequence[Any]
@@ -44,7 +45,8 @@ def gensym(jaxprs: Any = None, suffix: str = "") -> Any:
     return core.Var
 
 
-class AxisFrame(NamedTuple):
+@dataclass(eq=False)
+class AxisFrame:
     """Named axis of a mapped function.
 
     Attributes:
