@@ -303,10 +303,12 @@ def _weight_traffic(settings: Settings) -> _Sent:
     rules, model = settings.sharding.rules, settings.model
     one, times = ITEM_BYTES[model.compute], settings.training.accumulate
     for path, matrix in declared_arrays(model).items():
-        others = [axis for axis in matrix.axes if axis != "embed"]
-        spread = {name for axis in matrix.axes if axis for name in getattr(rules, axis)}
+        # A device gathers the layers of the others one by one, so they lessen no traffic.
+        axes = [axis for axis in matrix.axes if axis != "layers"]
+        others = [axis for axis in axes if axis != "embed"]
+        spread = {name for axis in axes if axis for name in getattr(rules, axis)}
         whole = times * matrix.size / ways(settings, others)
-        own = times * matrix.size / ways(settings, matrix.axes)
+        own = times * matrix.size / ways(settings, axes)
         alone = path == "head" and model.vocab_parts <= 1
         summed = 4 if alone or path == "layers.mlp.router" else one
         rest = tuple(name for name in rules.batch if name not in spread)

@@ -4,7 +4,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
@@ -350,9 +350,12 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     return replace(settings, run=replace(settings.run, name=path.stem))
 
 
+def _closeness(one: Path, other: Path) -> float:
+    return SequenceMatcher(None, one.name, other.name).ratio()
+
+
 def _missing(path: Path) -> str:
-    names = [other.name for other in path.parent.glob("*.toml")]
-    others = [path.parent / x for x in get_close_matches(path.name, names, n=8, cutoff=0)]
+    others = sorted(path.parent.glob("*.toml"), key=lambda x: (-_closeness(x, path), x))[:8]
     there = f"; {path.parent} has: {', '.join(map(str, others))}" if others else ""
     return f"the settings file {path} does not exist{there}. Write the path of an existing file."
 
