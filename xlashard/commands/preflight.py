@@ -99,6 +99,9 @@ def _run(arguments: argparse.Namespace) -> int:
     sweep.check_no_sweep(arguments)
     check_outputs(arguments, takes_folder=True)
     limits = read_budget(arguments.budget)
+    if arguments.price is not None:
+        parse_price(arguments.price)
+    read_kernel_cost_words(arguments.kernel_cost)
     failed = 0
     if arguments.script:
         make_absolute(arguments, *RESULTS, *OF_ONE_REPORT)
