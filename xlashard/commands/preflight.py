@@ -99,6 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     sweep.check_no_sweep(arguments)
     check_outputs(arguments, takes_folder=True)
     limits = read_budget(arguments.budget)
+    # Refused here, before a script runs for an hour.
     if arguments.price is not None:
         parse_price(arguments.price)
     read_kernel_cost_words(arguments.kernel_cost)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
-from inspect import unwrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +143,7 @@ def get_shard_indices_replica_ids(
         >>> get_shard_indices_replica_ids((4,), mesh, ("y",))[2]
         ((slice(0, 2, None),), 1)
     """
-    tiled = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
-    return tiled.by_device(zip(tiled.indices(global_shape), tiled.copies, strict=True))
+    return get_shard_indices_replica_ids_uncached(global_shape, global_mesh, mesh_axes)
 
 
 def get_shard_indices_replica_ids_uncached(
@@ -158,7 +156,8 @@ def get_shard_indices_replica_ids_uncached(
         global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
     """
-    return unwrap(get_shard_indices_replica_ids)(global_shape, global_mesh, mesh_axes)
+    tiled = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
+    return tiled.by_device(zip(tiled.indices(global_shape), tiled.copies, strict=True))
 
 
 @_cached(_SHAPES_KEPT)
