@@ -5,7 +5,7 @@
 Refused are calls that pass a donated buffer twice, and calls with an array that lost a shard.
 After each refused call every array must hold its value, and programs over all devices must still
 finish. After each interrupt the state of a bound step must be that of before or after the step
-which was interrupted. `tests/pjit/test_step.py` runs a few of both.
+which was interrupted. `tests/pjit/stages/test_bound_step.py` runs a few of both.
 """
 
 import argparse

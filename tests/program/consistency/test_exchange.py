@@ -8,9 +8,9 @@ import pytest
 
 import xlashard
 from tests.processes import run_many
-from tests.program import agreeing
+from tests.program.consistency import differing_programs
 
-SCRIPT = Path(agreeing.__file__)
+SCRIPT = Path(differing_programs.__file__)
 ODD = 1
 
 
@@ -95,8 +95,8 @@ def test_flags_that_may_differ_are_ignored(cases):
 
 @pytest.mark.integration
 def test_after_each_case_all_run_a_program_together(cases):
-    assert set(cases) == set(agreeing.CASES)
-    for number, name in enumerate(agreeing.CASES):
+    assert set(cases) == set(differing_programs.CASES)
+    for number, name in enumerate(differing_programs.CASES):
         if name != "unchecked":
             assert [outcome["after"] for outcome in cases[name]] == [8.0 * number] * 2, name
 

@@ -147,7 +147,7 @@ def test_explain_lists_uneven_dimensions(mesh):
     assert (row.whole_bytes, row.result, row.source.file) == (400, "", __file__)
     assert ProgramReport.from_json(report.to_json()) == report
     text = plain_text(report.renderable(), 200)
-    assert "240 B" in text and "test_strict.py" in text and "3 of padding alone" in text
+    assert "240 B" in text and "test_uneven.py" in text and "3 of padding alone" in text
     old = json.loads(report.to_json())
     del old["uneven"]
     assert ProgramReport.from_json(json.dumps(old)).uneven == ()

@@ -208,7 +208,7 @@ def test_trees_with_functions_in_them_are_given():
     with pytest.raises(SavedProgramError) as caught:
         Compiled.deserialize(data)
     advice = str(caught.value)
-    assert "tests.pjit.test_trees.TrainState" in advice
+    assert "tests.pjit.stages.test_saved_trees.TrainState" in advice
     ins = "in_tree=jax.tree.structure(((state, x), {'scale': scale}))"
     assert f"deserialize(data, {ins}, out_tree=jax.tree.structure(result))" in advice
     scale, x = 2.0, f32(4, 3)

@@ -35,7 +35,7 @@ from xlashard.errors import ArgumentError, DeletedError, SavedProgramError
 from xlashard.program import saved_format
 from xlashard.program.environment import Environment, differences
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,9 @@ def test_calls_of_jax_jit_are_counted_and_located():
     assert (first.argument_bytes, other.result_bytes) == (16, 32)
     lines = Path(__file__).read_text().splitlines()
     start = double.__code__.co_firstlineno
-    assert first.source == f"tests/pjit/test_recorded.py:{start}"
+    assert first.source == f"tests/pjit/stages/test_recorded.py:{start}"
     file, _, line = first.caller.rpartition(":")
-    assert file == "tests/pjit/test_recorded.py"
+    assert file == "tests/pjit/stages/test_recorded.py"
     assert lines[int(line) - 1].endswith("# the recorded line")
     assert {p.name for p in programs if p.is_operation} == {"add"}
     assert "double at tests/pjit" in repr(first)

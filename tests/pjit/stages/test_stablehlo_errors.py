@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import make_mesh
-from tests.pjit.test_stablehlo import MATMUL, X, double
+from tests.pjit.stages.test_stablehlo import MATMUL, X, double
 from xlashard import NamedSharding, P, compile_stablehlo
 from xlashard.errors import (
     ArgumentError,

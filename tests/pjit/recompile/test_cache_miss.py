@@ -55,7 +55,7 @@ def test_the_first_compilation():
     (made,) = explain_recompile(f).explanations
     assert (made.number, made.kind, made.reason, made.nearest) == (1, "compilation", "first", None)
     assert (made.file, made.line) == (__file__, line)
-    assert made.place == f"test_recompile.py:{line}"
+    assert made.place == f"test_cache_miss.py:{line}"
     assert made.executable == "the compiler"
     assert 0 < made.trace_seconds < made.seconds
     assert made.seconds == made.trace_seconds + made.lower_seconds + made.compile_seconds

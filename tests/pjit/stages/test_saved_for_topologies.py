@@ -29,7 +29,7 @@ from xlashard.program.environment import (
 )
 from xlashard.tpu import topology
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TABLE = np.arange(64 * 8, dtype=np.float32).reshape(64, 8) / 512
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.program import traced_before
+from tests.program.consistency import traced_before
 from xlashard import Mesh, NamedSharding, P, pjit
 from xlashard.pjit.lower import ClosedValues
 from xlashard.program.consistency.difference import (
@@ -28,7 +28,7 @@ from xlashard.program.consistency.fingerprint import (
     source_lines,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def digests(when: str, seed: str) -> dict[str, str]:
