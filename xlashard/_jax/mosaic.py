@@ -117,13 +117,13 @@ def read_kernel(body: bytes) -> KernelModule | None:
             if "stable_mosaic.version" in module.operation.attributes:
                 serde = "builtin.module(mosaic-serde{serialize=false})"
                 passmanager.PassManager.parse(serde).run(module.operation)
-            return _Reader().module(module)
+            return _MosaicReader().module(module)
     except (ir.MLIRError, ValueError, RuntimeError):
         return None
 
 
 @dataclass
-class _Reader:
+class _MosaicReader:
     """Numbers of values by MLIR value."""
 
     numbers: dict[Any, int] = field(default_factory=dict)

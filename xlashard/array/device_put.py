@@ -41,7 +41,7 @@ from xlashard.array.transfer_plan import (
 from xlashard.errors import XlashardError
 
 
-class _Options(TypedDict, total=False):
+class _DevicePutOptions(TypedDict, total=False):
     """Keywords of `device_put`, for type checkers."""
 
     src: Any
@@ -56,27 +56,31 @@ class _NamedTuple(Protocol):
 
 
 @overload
-def device_put(x: ArrayLike, device: Any = ..., **options: Unpack[_Options]) -> Array: ...
+def device_put(x: ArrayLike, device: Any = ..., **options: Unpack[_DevicePutOptions]) -> Array: ...
 @overload
 def device_put[K, V: ArrayLike](
-    x: dict[K, V], device: Any = ..., **options: Unpack[_Options]
+    x: dict[K, V], device: Any = ..., **options: Unpack[_DevicePutOptions]
 ) -> dict[K, Array]: ...
 @overload
 def device_put[V: ArrayLike](
-    x: list[V], device: Any = ..., **options: Unpack[_Options]
+    x: list[V], device: Any = ..., **options: Unpack[_DevicePutOptions]
 ) -> list[Array]: ...
 @overload
-def device_put[T: _NamedTuple](x: T, device: Any = ..., **options: Unpack[_Options]) -> T: ...
+def device_put[T: _NamedTuple](
+    x: T, device: Any = ..., **options: Unpack[_DevicePutOptions]
+) -> T: ...
 @overload
 def device_put[V: ArrayLike](
-    x: tuple[V, ...], device: Any = ..., **options: Unpack[_Options]
+    x: tuple[V, ...], device: Any = ..., **options: Unpack[_DevicePutOptions]
 ) -> tuple[Array, ...]: ...
 @overload
 def device_put(
-    x: dict[Any, Any] | list[Any] | tuple[Any, ...], device: Any = ..., **options: Unpack[_Options]
+    x: dict[Any, Any] | list[Any] | tuple[Any, ...],
+    device: Any = ...,
+    **options: Unpack[_DevicePutOptions],
 ) -> Any: ...
 @overload
-def device_put[T](x: T, device: Any = ..., **options: Unpack[_Options]) -> T: ...
+def device_put[T](x: T, device: Any = ..., **options: Unpack[_DevicePutOptions]) -> T: ...
 def device_put(
     x: Any,
     device: Any = None,

@@ -146,7 +146,7 @@ def _checked(arguments: argparse.Namespace) -> tuple[str, BaseTopology]:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _LayoutSource:
     """Program by its settings.
 
     Attributes:
@@ -201,7 +201,7 @@ def _chosen(
     """Return the program with the mesh and the settings that were chosen, and what was tried."""
     of_settings = target.endswith(".toml")
     words = (*arguments.set, "sharding=auto") if of_settings else tuple(arguments.set)
-    source = _Source(target, place, words, rates)
+    source = _LayoutSource(target, place, words, rates)
     meshes = _meshes(arguments, place)
     batches, policies = [None], [""]
     if arguments.batch or arguments.remat:

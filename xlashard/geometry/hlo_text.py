@@ -19,7 +19,7 @@ def read_sharding(text: str) -> Maker:
     Raises:
         ShardingTextError: The text is not in that syntax.
     """
-    reader = _Reader(text)
+    reader = _ShardingReader(text)
     parsed = _sharding(reader, nested=False)
     reader.end()
     return parsed
@@ -32,7 +32,7 @@ _NUMBER = r"\d{1,18}\b"
 _BLANKS = r"(?:\s|/\*.*?\*/)*+"
 
 
-class _Reader:
+class _ShardingReader:
     """Cursor over the text of a sharding."""
 
     def __init__(self, text: str) -> None:
@@ -94,7 +94,7 @@ class _Reader:
 _WORDS = ("replicated", "manual", "unreduced", "unknown")
 
 
-def _sharding(reader: _Reader, *, nested: bool) -> Maker:
+def _sharding(reader: _ShardingReader, *, nested: bool) -> Maker:
     reader.expect(r"\{", "'{'")
     if reader.take(r"(?=\{|\})") is not None:
         if nested:
@@ -118,11 +118,11 @@ def _sharding(reader: _Reader, *, nested: bool) -> Maker:
     return parsed
 
 
-def _tuple(reader: _Reader) -> Maker:
+def _tuple(reader: _ShardingReader) -> Maker:
     return "tuple_of", tuple(_sharding(reader, nested=True) for _ in reader.items())
 
 
-def _tiled(reader: _Reader) -> Maker:
+def _tiled(reader: _ShardingReader) -> Maker:
     reader.expect(r"=\s*\[", "'=['")
     dims = reader.numbers("tile dims")
     reader.expect(r"\]", "']'")
@@ -141,7 +141,7 @@ def _tiled(reader: _Reader) -> Maker:
     return "iota", (dims, reshape_dims, perm, _subgroups(reader))
 
 
-def _subgroups(reader: _Reader) -> tuple[str, ...]:
+def _subgroups(reader: _ShardingReader) -> tuple[str, ...]:
     if reader.take(r"last_tile_dim_replicate\b") is not None:
         return ("replicated",)
     if reader.take(r"last_tile_dims\s*=\s*\{") is None:
@@ -151,7 +151,7 @@ def _subgroups(reader: _Reader) -> tuple[str, ...]:
     return tuple(reader.expect(kind, " or ".join(known)) for _ in reader.items())
 
 
-def _skip_braces(reader: _Reader) -> None:
+def _skip_braces(reader: _ShardingReader) -> None:
     depth = 0
     while True:
         token = reader.expect(r'[{}]|"(?:[^"\\]|\\.)*"|[^{}"]+', "'}' after metadata")

@@ -75,7 +75,7 @@ def svg_text(picture: Picture) -> str:
     title, sentences = title_text(picture.subject), list(facts(picture))
     rows = [title, *(f"{word:<9}{sentence}" for word, sentence in sentences)]
     head = [row if len(row) <= _LONGEST_LINE else row[: _LONGEST_LINE - 1] + "…" for row in rows]
-    sheet = _Sheet(picture, head)
+    sheet = _PixelGrid(picture, head)
     return render("file.svg", title=title, facts=sentences, sheet=sheet)
 
 
@@ -90,7 +90,7 @@ def fragment(picture: Picture, value: str = "") -> str:
         "fragment.html",
         title=title_text(picture.subject),
         facts=list(facts(picture)),
-        sheet=_Sheet(picture),
+        sheet=_PixelGrid(picture),
         value=value,
     )
 
@@ -110,7 +110,7 @@ def page(picture: Picture) -> str:
     )
 
 
-class _Sheet:
+class _PixelGrid:
     """Coordinates of the picture, in pixels.
 
     Args:

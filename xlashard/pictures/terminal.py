@@ -99,8 +99,8 @@ def terminal_lines(
         yield text
 
 
-class _Sheet(NamedTuple):
-    """A picture with the widths of its parts.
+class _CellGrid(NamedTuple):
+    """Widths of the parts of a picture, in characters.
 
     Attributes:
         picture: The picture.
@@ -211,7 +211,7 @@ class _Sheet(NamedTuple):
         return self.screen.encoded(text)
 
 
-def _fitting(subject: PictureSubject, most: int, screen: TerminalCapabilities) -> _Sheet:
+def _fitting(subject: PictureSubject, most: int, screen: TerminalCapabilities) -> _CellGrid:
     """Return the picture with most columns, and then with the longest texts, that fits."""
     columns = most
     while True:
@@ -226,7 +226,7 @@ def _fitting(subject: PictureSubject, most: int, screen: TerminalCapabilities) -
         columns = min(columns, len(picture.columns)) - 1
 
 
-def _sized(picture: Picture, screen: TerminalCapabilities, longest: int) -> _Sheet:
+def _sized(picture: Picture, screen: TerminalCapabilities, longest: int) -> _CellGrid:
     """Return a sheet whose cells fit their text, up to a maximum length."""
     platform = longest > 7
     words = [
@@ -241,7 +241,7 @@ def _sized(picture: Picture, screen: TerminalCapabilities, longest: int) -> _She
     words += [name for number, name in pairs if number is not None]
     names = [len(screen.encoded(name)) for name in picture.row_names]
     cell = max(len(screen.encoded(word)) for word in words) + 2
-    return _Sheet(picture, screen, cell, max(names) + 3 if names else 2, platform)
+    return _CellGrid(picture, screen, cell, max(names) + 3 if names else 2, platform)
 
 
 def _side_by_side(panels: Sequence[list[Text]], width: int) -> list[Text]:

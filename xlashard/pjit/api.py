@@ -79,7 +79,7 @@ class _Decorator(Protocol):
     def __call__[**P, R](self, fun: Callable[P, R], /) -> Jitted[P, R]: ...
 
 
-class _Options(TypedDict, total=False):
+class _PjitOptions(TypedDict, total=False):
     """Keywords of `pjit`, for type checkers."""
 
     static_argnames: str | Sequence[str] | None
@@ -103,7 +103,7 @@ def pjit[**P, R](
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
-    **options: Unpack[_Options],
+    **options: Unpack[_PjitOptions],
 ) -> Jitted[P, R]: ...
 @overload
 def pjit(
@@ -112,7 +112,7 @@ def pjit(
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
     donate_argnums: int | Sequence[int] | None = ...,
-    **options: Unpack[_Options],
+    **options: Unpack[_PjitOptions],
 ) -> _Decorator: ...
 def pjit(
     fun: Any = UNSPECIFIED,

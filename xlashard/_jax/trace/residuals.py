@@ -21,7 +21,7 @@ type Jaxpr = Any
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
+class _ResidualSource:
     """Source of a value of the forward part.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Linearized:
 
     forward: Jaxpr
     backward: Jaxpr
-    sources: tuple[_Source, ...]
+    sources: tuple[_ResidualSource, ...]
     count: tuple[int, int, int]
     structure: Any
     handed_on: tuple[int | None, ...]
@@ -143,7 +143,7 @@ def _parts(
     sources = _sources(forward, count[0], stays, is_placing)
     own = [i for i, s in enumerate(sources) if not s.is_argument and s.position == i]
     position = {i: k for k, i in enumerate(own)}
-    settled = tuple(s if s.is_argument else _Source(position[s.position]) for s in sources)
+    settled = tuple(s if s.is_argument else _ResidualSource(position[s.position]) for s in sources)
     # The backward part takes residuals, then tangents, then structured residuals.
     taken = [i for i, at in enumerate(handed_on) if at is None]
     last = len(backward.invars) - count[2]
@@ -166,9 +166,9 @@ def _parts(
 
 def _sources(
     jaxpr: Jaxpr, results: int, stays: Sequence[bool], is_placing: Callable[[Any], bool]
-) -> list[_Source]:
+) -> list[_ResidualSource]:
     """Return the source of each result of a forward part, with positions before pruning."""
-    held = {id(v): _Source(i, is_argument=True) for i, v in enumerate(jaxpr.invars)}
+    held = {id(v): _ResidualSource(i, is_argument=True) for i, v in enumerate(jaxpr.invars)}
     staying = {key: source for key, source in held.items() if stays[source.position]}
     unplaced: dict[int, Any] = {}
     for eqn in filter(is_placing, jaxpr.eqns):
@@ -179,7 +179,7 @@ def _sources(
     sources = []
     for i, value in enumerate(jaxpr.outvars):
         # A result keeps its own sharding; a residual can be any array of equal value.
-        source = (staying if i < results else held).get(id(value)) or _Source(i)
+        source = (staying if i < results else held).get(id(value)) or _ResidualSource(i)
         sources.append(source)
         if not source.is_argument:
             held.setdefault(id(value), source)

@@ -49,7 +49,7 @@ def widened(index: Any) -> Any:
 type Bounds = tuple[tuple[int, int], ...]
 
 
-class _Part(NamedTuple):
+class _SelectedBounds(NamedTuple):
     """Bounds that an index selects.
 
     Attributes:
@@ -120,7 +120,7 @@ def _holder(sharding: Any, shape: tuple[int, ...], bounds: Bounds) -> int | None
     return None if tile is None else tiling.replicas(tile)[0]
 
 
-def _static_part(index: Any, shape: tuple[int, ...]) -> _Part | None:
+def _static_part(index: Any, shape: tuple[int, ...]) -> _SelectedBounds | None:
     """Return the bounds of an index of integers and plain slices; None for any other index."""
     entries = list(index) if type(index) is tuple else [index]
     dots = [number for number, entry in enumerate(entries) if entry is Ellipsis]
@@ -140,7 +140,7 @@ def _static_part(index: Any, shape: tuple[int, ...]) -> _Part | None:
             dropped.append(dim)
         else:
             return None
-    return _Part(tuple(bounds), tuple(dropped))
+    return _SelectedBounds(tuple(bounds), tuple(dropped))
 
 
 def _is_plain(cut: slice) -> bool:

@@ -43,14 +43,14 @@ class Shard:
     ) -> None:
         self.device = device
         self.data = data
-        self._whole = _Whole(sharding, tuple(global_shape))
+        self._whole = _ShardIndices(sharding, tuple(global_shape))
 
     @classmethod
     def all_of(
         cls, sharding: Sharding, global_shape: tuple[int, ...], data: Sequence[Any]
     ) -> list[Self]:
         """Return the shards of this process, one per item of `data`, in device order."""
-        whole = _Whole(sharding, tuple(global_shape))
+        whole = _ShardIndices(sharding, tuple(global_shape))
         shards = []
         for position, piece in zip(sharding.addressable_positions, data, strict=True):
             shard = cls.__new__(cls)
@@ -82,7 +82,7 @@ class Shard:
         )
 
 
-class _Whole:
+class _ShardIndices:
     """Indices of the shards of one array, computed once for all devices of this process."""
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:

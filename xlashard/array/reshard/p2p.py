@@ -102,7 +102,7 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
     shards: list[Any] = [None] * len(pieces_by_target)
     for number, piece in in_turn(senders, pieces_by_target):
         buffer, device = buffers[piece.source], target.devices[number]
-        whole = _Whole(
+        whole = _WholeShards(
             extent_of(piece.source_index) == buffer.shape, len(pieces_by_target[number]) == 1
         )
         if not traffic.admits(piece, whole):
@@ -121,7 +121,7 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
     return carry_shards(task, shards, fresh=False)
 
 
-class _Whole(NamedTuple):
+class _WholeShards(NamedTuple):
     """Extent of a piece, in comparison with the shards of both sides.
 
     Attributes:
@@ -145,7 +145,7 @@ class TransferWindow:
     room: int
     held: Counter[int] = field(default_factory=Counter)
 
-    def admits(self, piece: Piece, whole: _Whole) -> bool:
+    def admits(self, piece: Piece, whole: _WholeShards) -> bool:
         """Admit a piece that is going to be sliced and copied, if there is room for it."""
         needed: Counter[int] = Counter()
         if not whole.source:
@@ -183,7 +183,7 @@ def _starts(index: Index) -> np.ndarray:
     return np.array([s.start for s in index], np.int32)
 
 
-def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handle:
+def _taken(buffer: Handle, piece: Piece, whole: _WholeShards, device: Device) -> Handle:
     """Return a piece on its target device."""
     block = buffer if whole.source else cut(buffer, piece.source_index)
     if piece.source == piece.destination:
@@ -256,7 +256,7 @@ def _blank(count: int, shape: tuple[int, ...], dtype: np.dtype) -> Sequence[np.n
     return [aligned_empty(shape, dtype) for _ in range(count)]
 
 
-class _Part(NamedTuple):
+class _TilePart(NamedTuple):
     """Part of a tile, and its position in the source.
 
     Attributes:
@@ -285,8 +285,8 @@ class _CopyPlan(NamedTuple):
 
     num_tiles: int
     tile_numbers: tuple[int, ...]
-    whole: tuple[_Part, ...]
-    parts: tuple[_Part, ...]
+    whole: tuple[_TilePart, ...]
+    parts: tuple[_TilePart, ...]
 
 
 @lru_cache(maxsize=_PLANS_KEPT)
@@ -303,7 +303,7 @@ def _copy_plan(
             first.append(device)
     position = {sender: n for n, sender in enumerate(senders)}
     parts = [
-        _Part(n, position[p.source], (*p.destination_index, ...), (*p.source_index, ...))
+        _TilePart(n, position[p.source], (*p.destination_index, ...), (*p.source_index, ...))
         for n, device in enumerate(first)
         for p in pieces_by_target[device]
     ]
@@ -316,7 +316,7 @@ def _copy_plan(
 
 
 def _copies(
-    parts: Sequence[_Part], windows: Sequence[np.ndarray], blocks: Mapping[int, np.ndarray]
+    parts: Sequence[_TilePart], windows: Sequence[np.ndarray], blocks: Mapping[int, np.ndarray]
 ) -> list[Copy]:
     return [
         (blocks[tile][tile_index], windows[source][source_index])
@@ -326,12 +326,12 @@ def _copies(
 
 def _copy_and_free(
     handle: Handle,
-    parts: Sequence[_Part],
+    parts: Sequence[_TilePart],
     windows: list[np.ndarray],
     blocks: Mapping[int, np.ndarray],
 ) -> None:
     """Copy buffer by buffer; blocks take up memory only as they are written."""
-    by_source: dict[int, list[_Part]] = {n: [] for n in range(len(windows))}
+    by_source: dict[int, list[_TilePart]] = {n: [] for n in range(len(windows))}
     for part in parts:
         by_source[part.source].append(part)
     buffers = split(handle)

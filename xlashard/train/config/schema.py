@@ -115,7 +115,7 @@ def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -
         >>> read(Settings, {"model": {"layers": 2}}, ["model.heads=8"]).model.heads
         8
     """
-    reader = _Reader(cls)
+    reader = _SettingsReader(cls)
     reader.read_table(cls, table, "")
     for word in words:
         reader.read_word(word)
@@ -146,7 +146,7 @@ def _fields(cls: type) -> list[tuple[Field[Any], Any]]:
     return [(spec, hints[spec.name]) for spec in fields(cls)]
 
 
-class _Reader:
+class _SettingsReader:
     """Values and problems of the documents and words that were read."""
 
     def __init__(self, cls: type) -> None:
