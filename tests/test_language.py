@@ -30,6 +30,11 @@ _BANNED = re.compile(
 )
 """Words that a machine does not do, people who are not users, and private idioms."""
 
+_BANNED_NAMES = frozenset(
+    ("said", "told", "given", "wanted", "found", "asked", "heard", "mine", "ours", "theirs")
+)
+"""Variables and parameters of the package that have no noun."""
+
 _OPENINGS = re.compile(r"(What|Who|Whom|Whose|Whether|Of|Which|How|Where|Why)\b")
 """First words of a docstring that begins with a clause instead of a verb or a noun."""
 
@@ -91,6 +96,18 @@ def _comment_findings(path: str, source: str) -> Iterator[Finding]:
             yield from _words(path, token.start[0], token.string)
 
 
+def variable_findings(path: str, source: str) -> Iterator[Finding]:
+    """Yield variables and parameters of functions that are named by a verb or a pronoun."""
+    if _BANNED_NAMES.isdisjoint(re.findall(r"\w+", source)):
+        return
+    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
+    for node in {inner for function in functions for inner in ast.walk(function)}:
+        is_variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        name = node.id if is_variable else node.arg if isinstance(node, ast.arg) else ""
+        if name in _BANNED_NAMES:
+            yield Finding(path, node.lineno, f"variable: {name!r}")
+
+
 def document_findings(path: str, text: str) -> Iterator[Finding]:
     """Yield banned words of a Markdown document, outside of code."""
     blank = _CODE.sub(lambda block: re.sub(r"[^\n]", "", block[0]), text)
@@ -122,6 +139,20 @@ def test_files_use_the_vocabulary() -> None:
     assert len(files) > 400
     found = [finding for file in files for finding in findings(file)]
     assert not found, "\n".join(map(str, found))
+
+
+def test_variables_of_the_package_are_nouns() -> None:
+    files = [*(ROOT / "xlashard").rglob("*.py"), *(ROOT / "xlashard_pytest").rglob("*.py")]
+    assert len(files) > 300
+    sources = [(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")) for file in files]
+    names = [finding for source in sources for finding in variable_findings(*source)]
+    assert not names, "\n".join(map(str, names))
+
+
+def test_findings_in_variables() -> None:
+    source = "class A:\n    found: int\n    def f(self, told):\n        found = g(asked=1)\n"
+    findings = {(finding.line, finding.text) for finding in variable_findings("a.py", source)}
+    assert findings == {(3, "variable: 'told'"), (4, "variable: 'found'")}
 
 
 def test_findings_in_a_source() -> None:

@@ -104,16 +104,16 @@ def listening_to_signals(
         return
 
     def read() -> None:
-        while numbers := ours.recv(64):
+        while numbers := receiver.recv(64):
             for number in numbers:
                 if number in SIGNALS:
                     listen(number)
 
-    ours, kernels = socket.socketpair()
-    kernels.setblocking(False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
     listener = threading.Thread(target=read, name=name, daemon=True)
     before = {number: signal.signal(number, handle) for number in SIGNALS}
-    woken = signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
+    woken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     listener.start()
     try:
         yield
@@ -122,9 +122,9 @@ def listening_to_signals(
         for number, handler in before.items():
             # None: a handler that Python did not set cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        kernels.close()
+        sender.close()
         listener.join()
-        ours.close()
+        receiver.close()
 
 
 atexit.register(_end_all)

@@ -195,18 +195,18 @@ def _value(text: str, expected: Unit, *, plain: bool) -> float | None:
         expected: Expected unit.
         plain: Whether a number without a unit is accepted for bytes, FLOP and numbers.
     """
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*",
         text.lower().replace("\N{GREEK SMALL LETTER MU}", "µ"),
     )
-    if found is None:
+    if match is None:
         return None
     units = _UNITS[expected]
-    unit = found[2]
+    unit = match[2]
     is_clear = plain and expected in ("bytes", "flop", "number")
     factor = units.get(unit) if unit else 1.0 if is_clear else None
     try:
-        value = float(found[1])
+        value = float(match[1])
     except ValueError:
         return None
     return None if factor is None or not math.isfinite(value) else value * factor

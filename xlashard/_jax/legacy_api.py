@@ -319,8 +319,8 @@ def parse_with_absl(flags: Sequence[Flag], arguments: Sequence[str]) -> None:
     for flag in flags:
         _define(flag)
     names = tuple(f"--{sign}{flag.name}" for flag in flags for sign in ("", "no"))
-    ours = [a for a in takewhile(lambda a: a != "--", arguments) if a.split("=")[0] in names]
-    jax.config.absl_flags.FLAGS(["", *ours], known_only=True)
+    own = [a for a in takewhile(lambda a: a != "--", arguments) if a.split("=")[0] in names]
+    jax.config.absl_flags.FLAGS(["", *own], known_only=True)
     take_from_absl(flags)
 
 

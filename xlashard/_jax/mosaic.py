@@ -130,14 +130,16 @@ class _MosaicReader:
     types: list[KernelType] = field(default_factory=list)
 
     def module(self, module: Any) -> KernelModule | None:
-        found = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-        if not found:
+        entries = [
+            op.operation for op in module.body.operations if op.operation.name == "func.func"
+        ]
+        if not entries:
             return None
         functions = {
             ir.StringAttr(op.attributes["sym_name"]).value: self._block(op.regions[0].blocks[0])
-            for op in found
+            for op in entries
         }
-        attributes = found[0].attributes
+        attributes = entries[0].attributes
         read = {name: _plain(attributes[name]) for name in _OF_FUNCTIONS if name in attributes}
         return KernelModule(
             functions,

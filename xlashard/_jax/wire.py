@@ -72,10 +72,10 @@ class Message:
 
     def numbers(self, field: int) -> tuple[int, ...]:
         """Return the integers of a repeated field, packed or not."""
-        found: list[int] = []
+        numbers: list[int] = []
         for value in self._values(field):
             if isinstance(value, int):
-                found.append(value)
+                numbers.append(value)
                 continue
             at, end = 0, len(value)
             while at < end:
@@ -83,8 +83,8 @@ class Message:
                 at += 1
                 if number > 127:
                     number, at = _varint(value, at - 1)
-                found.append(number)
-        return tuple(n if n < 1 << 63 else n - (1 << 64) for n in found)
+                numbers.append(number)
+        return tuple(n if n < 1 << 63 else n - (1 << 64) for n in numbers)
 
     def data(self, field: int) -> bytes:
         """Return the bytes of a field; empty where it is not set."""

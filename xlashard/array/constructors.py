@@ -336,14 +336,14 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
         _distinct_per_dim(tiling, np.flatnonzero(processes == process))
         for process in np.unique(processes)
     ]
-    mine = _distinct_per_dim(tiling, sharding.addressable_positions)
-    if any(share != mine for share in shares):
+    counts = _distinct_per_dim(tiling, sharding.addressable_positions)
+    if any(share != counts for share in shares):
         raise PlacementError(  # no-catalogue: needs several processes
-            f"this process holds {mine} distinct tiles per dimension and others hold "
-            f"{sorted(set(shares) - {mine})[0]}, so that the local data do not determine the "
+            f"this process holds {counts} distinct tiles per dimension and others hold "
+            f"{sorted(set(shares) - {counts})[0]}, so that the local data do not determine the "
             "global shape: give global_shape=(...)"
         )
-    for dim, (size, held) in enumerate(zip(local, mine, strict=True)):
+    for dim, (size, held) in enumerate(zip(local, counts, strict=True)):
         if size % held:
             raise PlacementError(  # no-catalogue: needs several processes
                 f"dimension {dim} of local data of shape {local} has {size} elements, but this "
@@ -351,7 +351,7 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
                 f"{-(-size // held) * held}"
             )
     return tuple(
-        size // held * count for size, held, count in zip(local, mine, tiling.counts, strict=True)
+        size // held * count for size, held, count in zip(local, counts, tiling.counts, strict=True)
     )
 
 
@@ -380,11 +380,11 @@ def _windows(
         elif size == extent * len(distinct):
             starts = np.searchsorted(distinct, held) * extent
         else:
-            mine = extent * len(distinct)
-            share = f" or {mine} (this process's {len(distinct)} tiles of {extent})"
+            local_size = extent * len(distinct)
+            share = f" or {local_size} (this process's {len(distinct)} tiles of {extent})"
             raise PlacementError(
                 f"dimension {dim} of local data of shape {local} has {size} elements; accepted: "
-                f"{whole} (the whole of {shape}){share if mine != whole else ''}"
+                f"{whole} (the whole of {shape}){share if local_size != whole else ''}"
             )
         columns.append([slice(start, start + extent) for start in starts.tolist()])
     return list(zip(*columns, strict=True))

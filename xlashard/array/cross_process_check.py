@@ -177,12 +177,12 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     """Return the arrays of which every process has a copy, after an exchange of types."""
     own = []
     for group, its in _by_processes(unclear):
-        mine = [
+        local = [
             [type_text(leaf.x), sorted(device.id for device in _data(leaf.x).sharding.device_set)]
             for leaf in its
         ]
         try:
-            came = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(mine))
+            came = processes.RENDEZVOUS.exchange(_barrier(group), json.dumps(local))
         except processes.BarrierTimeoutError as error:
             # no-catalogue: needs several processes
             raise _timeout_error(error, its, group) from None

@@ -78,9 +78,9 @@ class AutoProgram:
         if fixed:
             paths = (*traced.arg_names, *traced.result_paths)
             avals = (*traced.in_avals, *traced.jaxpr.out_avals)
-            found = self._fixed(fixed, dict(zip(paths, avals, strict=True)))
-            ins = [found.get(p, spec) for p, spec in zip(traced.arg_names, ins, strict=True)]
-            outs = [found.get(p, spec) for p, spec in zip(traced.result_paths, outs, strict=True)]
+            specs = self._fixed(fixed, dict(zip(paths, avals, strict=True)))
+            ins = [specs.get(p, spec) for p, spec in zip(traced.arg_names, ins, strict=True)]
+            outs = [specs.get(p, spec) for p, spec in zip(traced.result_paths, outs, strict=True)]
         return AutoProblem(
             jaxpr=traced.jaxpr,
             machine=machine,
@@ -101,8 +101,8 @@ class AutoProgram:
             ArgumentError: If the file is invalid, or of another chip.
         """
         chip = chip_of(self.topology)
-        found = read_calibrations(rates, [chip]).get(chip.name)
-        return self if found is None else replace(self, rates=found.rates(chip))
+        calibration = read_calibrations(rates, [chip]).get(chip.name)
+        return self if calibration is None else replace(self, rates=calibration.rates(chip))
 
     def _requested(self, shardings: Sequence[Any]) -> list[PartitionSpec | None]:
         return [s.spec if isinstance(s, NamedSharding) else None for s in shardings]
@@ -110,7 +110,7 @@ class AutoProgram:
     def _fixed(
         self, fixed: Mapping[str, PartitionSpec], avals: Mapping[str, Any]
     ) -> dict[str, PartitionSpec]:
-        found: dict[str, PartitionSpec] = {}
+        specs: dict[str, PartitionSpec] = {}
         for pattern, spec in fixed.items():
             matching = [path for path in avals if re.search(pattern, path)]
             if not matching:
@@ -121,8 +121,8 @@ class AutoProgram:
             sharding = NamedSharding(self.mesh, spec)
             for path in matching:
                 sharding.check_compatible_aval(avals[path].shape)
-                found.setdefault(path, spec)
-        return found
+                specs.setdefault(path, spec)
+        return specs
 
 
 def read_program(
@@ -262,8 +262,8 @@ def topology_of(mesh: Mesh) -> BaseTopology | None:
     if device.platform != "tpu" and not is_compile_only(device):
         return None
     number, _, name = topology_name(device).rpartition(" slices of ")
-    found = find_topology(name, int(number or 1))
-    return found if found.num_devices == mesh.size else None
+    topology = find_topology(name, int(number or 1))
+    return topology if topology.num_devices == mesh.size else None
 
 
 def unplaced(value: Any) -> Any:
@@ -301,11 +301,11 @@ def fed_back(call: Call) -> tuple[tuple[int, int], ...]:
         if not leaves or (len(leaves) == 1 and not call.donated[leaves[0]]):
             return False
         for candidate in (results, *_children(results)):
-            found, other = jax.tree.flatten(candidate)
-            if structure != other or not tied.keys().isdisjoint(found):
+            candidate_leaves, other = jax.tree.flatten(candidate)
+            if structure != other or not tied.keys().isdisjoint(candidate_leaves):
                 continue
-            if [ins[i] for i in leaves] == [outs[i] for i in found]:
-                tied.update(zip(found, leaves, strict=True))
+            if [ins[i] for i in leaves] == [outs[i] for i in candidate_leaves]:
+                tied.update(zip(candidate_leaves, leaves, strict=True))
                 return True
         return False
 

@@ -106,10 +106,10 @@ def auto_shard(
             solved.append(
                 (program, problem, solve(program, problem, time_limit, timeout=compile_timeout))
             )
-        program, problem, found = min(solved, key=lambda each: each[-1].proven[0].rank)
+        program, problem, layouts = min(solved, key=lambda each: each[-1].proven[0].rank)
         if measure:
-            found = _measured(program, found, measure)
-        plan = describe_plan(program, problem, found, (args, kwargs))
+            layouts = _measured(program, layouts, measure)
+        plan = describe_plan(program, problem, layouts, (args, kwargs))
         if plan.fits or program.topology is None:
             return plan
         larger = read_larger(fun, args, kwargs, program)
@@ -123,15 +123,15 @@ def _promising(
     time_limit: float,
 ) -> list[tuple[AutoProgram, AutoProblem]]:
     """Return a program with its problem, or of several those of the fastest predicted layouts."""
-    found = [(program, program.problem(memory, fixed)) for program in programs]
-    if len(found) == 1:
-        return found
-    limit = time_limit / len(found)
+    problems = [(program, program.problem(memory, fixed)) for program in programs]
+    if len(problems) == 1:
+        return problems
+    limit = time_limit / len(problems)
     fastest = {
         id(problem): min(layout.seconds for layout in Search(problem, limit).run())
-        for _, problem in found
+        for _, problem in problems
     }
-    return sorted(found, key=lambda each: fastest[id(each[1])])[:_MESHES]
+    return sorted(problems, key=lambda each: fastest[id(each[1])])[:_MESHES]
 
 
 def _check_options(memory: float, measure: int, timeout: float) -> None:
@@ -158,15 +158,15 @@ def _check_devices(program: AutoProgram, measure: int) -> None:
         )
 
 
-def _measured(program: AutoProgram, found: ProvenLayouts, count: int) -> ProvenLayouts:
+def _measured(program: AutoProgram, layouts: ProvenLayouts, count: int) -> ProvenLayouts:
     """Return the layouts after the fastest were run."""
-    fitting = [p for p in found.proven if p.fits][:count]
+    fitting = [p for p in layouts.proven if p.fits][:count]
     mesh = program.at_hand
     assert mesh is not None
     seconds = run_programs(program.function, program.call, [p.layout for p in fitting], mesh)
     timed = [replace(p, measured_seconds=s) for p, s in zip(fitting, seconds, strict=True)]
-    rest = [p for p in found.proven if p not in fitting]
-    return replace(found, proven=tuple(sorted((*timed, *rest), key=lambda p: p.rank)))
+    rest = [p for p in layouts.proven if p not in fitting]
+    return replace(layouts, proven=tuple(sorted((*timed, *rest), key=lambda p: p.rank)))
 
 
 def solve(
@@ -202,15 +202,15 @@ def solve(
             layouts = sorted(search.run(), key=lambda layout: layout.seconds)
             longest = _HOPELESS * layouts[0].seconds
             promising = [layout for layout in layouts if layout.seconds <= longest]
-            found = prover.prove(promising, count, seconds)
+            latest = prover.prove(promising, count, seconds)
             if program.topology is not None:
-                for fastest in sorted([*proven, *found], key=lambda p: p.rank)[:_THINNED]:
+                for fastest in sorted([*proven, *latest], key=lambda p: p.rank)[:_THINNED]:
                     thinned = search.thinned(fastest.layout)
-                    found += prover.prove(thinned, len(thinned))
+                    latest += prover.prove(thinned, len(thinned))
                 fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
-                found += lightened(found, prover, search, fastest)
-                found += corrected(found, prover, search, fastest)
-            proven += found
+                latest += lightened(latest, prover, search, fastest)
+                latest += corrected(latest, prover, search, fastest)
+            proven += latest
             others |= {layout.name: layout for layout in reversed(layouts)}
             fastest = min((p.seconds for p in proven if p.fits), default=math.inf)
             unpredicted = [

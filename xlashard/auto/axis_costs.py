@@ -154,11 +154,11 @@ class CostModel:
             operation: An operation that takes or makes it, in place of how it is stored.
             slot: Its position among the operands, or `-1 - position` among the results.
         """
-        found = self._local.get((value, operation, slot))
-        if found is None:
-            found = self.graph.values[value].nbytes / self._pieces(value, operation, slot)
-            self._local[value, operation, slot] = found
-        return found
+        nbytes = self._local.get((value, operation, slot))
+        if nbytes is None:
+            nbytes = self.graph.values[value].nbytes / self._pieces(value, operation, slot)
+            self._local[value, operation, slot] = nbytes
+        return nbytes
 
     def _pieces(self, value: int, operation: int | None, slot: int) -> float:
         if operation is None:
@@ -236,7 +236,7 @@ class CostModel:
         self, value: int, number: int, slot: int, source: int
     ) -> list[tuple[MeshAxis, int]]:
         """Return the other axes that gather or reduce a value alike, with their target states."""
-        op, found = self.graph.operations[number], []
+        op, transfers = self.graph.operations[number], []
         for axis in self.machine.axes:
             if axis.name not in self._sizes or axis.size == 1:
                 continue
@@ -245,10 +245,10 @@ class CostModel:
             before, after = (kept, made) if slot >= 0 else (made, kept)
             if PARTIAL in (source, before):
                 if source == before:
-                    found.append((axis, after))
+                    transfers.append((axis, after))
             elif before != WHOLE == after:
-                found.append((axis, after))
-        return found
+                transfers.append((axis, after))
+        return transfers
 
     def _share(self, others: Sequence[tuple[MeshAxis, int]]) -> float:
         """Return the share of a transfer along this and other axes that this axis takes."""

@@ -71,7 +71,7 @@ def _padded_labels(graph: ProgramGraph) -> set[int]:
 
     All of their dimensions have one size.
     """
-    found = {
+    padded = {
         label
         for op in graph.operations
         if op.rule.flops and op.fixed is None
@@ -80,12 +80,12 @@ def _padded_labels(graph: ProgramGraph) -> set[int]:
         for label in graph.factor_labels(op, factor)
     }
     for index in (*graph.arguments, *graph.results):
-        found -= frozenset() if index is None else graph.labels_of(index)
+        padded -= frozenset() if index is None else graph.labels_of(index)
     for index, value in enumerate(graph.values):
         labels = (graph.label(index, dim) for dim in range(len(value.shape)))
         pairs = zip(labels, value.shape, strict=True)
-        found -= {label for label, size in pairs if graph.labels.sizes[label] != size}
-    return found
+        padded -= {label for label, size in pairs if graph.labels.sizes[label] != size}
+    return padded
 
 
 type AxisSolution = tuple[frozenset[int], dict[int, int], float, float]
@@ -146,8 +146,8 @@ class AxisProgram:
         for label in self._allowed_labels():
             self._labels[label] = self._variable(integer=True)
             if label in self._fixed or label in self._restriction.sharded:
-                wanted = float(self._fixed.get(label, True))
-                self._row({self._labels[label]: 1.0}, wanted, wanted)
+                required = float(self._fixed.get(label, True))
+                self._row({self._labels[label]: 1.0}, required, required)
         together = {self._graph.labels_of(k) for k in range(len(self._graph.values))}
         if "fsdp" in self._restriction.mode:
             self._shard_state(together)
@@ -158,7 +158,7 @@ class AxisProgram:
 
     def _allowed_labels(self) -> list[int]:
         graph, n = self._graph, self._model.axis.size
-        found: dict[int, None] = {}
+        candidates: dict[int, None] = {}
         padded = _padded_labels(graph)
         refused = {graph.labels.find(label) for label in graph.loops}
         refused |= self._restriction.whole | self._restriction.unsharded
@@ -170,13 +170,13 @@ class AxisProgram:
                 fits = can_shard(size, pieces) if label in padded else size % pieces == 0
                 if not fits or labels.count(label) > 1:
                     refused.add(label)
-                found[label] = None
+                candidates[label] = None
             if graph.is_state(index):
                 of_state.update(labels)
         free = of_state if "fsdp" in self._restriction.mode else set()
         return [
             label
-            for label in found
+            for label in candidates
             if label not in refused
             and (label in self._fixed or label in free or self._restriction.allows({label}))
         ]
@@ -215,10 +215,10 @@ class AxisProgram:
             nbytes = model.local_bytes(value)
             self._save(value, _WHOLE_SHARE * nbytes / model.machine.rates.hbm_bytes)
         for value, label, times in graph.reductions:
-            found = graph.labels.find(label)
-            if found in self._labels and n > 1:
+            root = graph.labels.find(label)
+            if root in self._labels and n > 1:
                 seconds = model.reduce_value(value) * times
-                self._cost[self._labels[found]] += seconds
+                self._cost[self._labels[root]] += seconds
 
     def _save(self, value: int, seconds: float) -> None:
         """Add a time that is divided with a value."""
@@ -353,21 +353,21 @@ class AxisProgram:
         lower: Any = np.array([low for _, low, _ in self._rows])
         upper: Any = np.array([high for _, _, high in self._rows])
         limits: Any = np.where(np.array(self._integer) == 1, 1.0, np.inf)
-        found = milp(
+        solution = milp(
             np.array(self._cost) * 1e3,
             constraints=LinearConstraint(matrix, lower, upper),
             integrality=np.array(self._integer),
             bounds=Bounds(0.0, limits),
             options={"time_limit": seconds, "mip_rel_gap": 0.005},
         )
-        if found.x is None:
+        if solution.x is None:
             return frozenset(), {}, math.inf, math.inf
-        labels = frozenset(k for k, variable in self._labels.items() if found.x[variable] > 0.5)
+        labels = frozenset(k for k, variable in self._labels.items() if solution.x[variable] > 0.5)
         factors = {
             number: factor
             for number, choices in self._factors.items()
             for factor, variable in choices.items()
-            if factor is not None and found.x[variable] > 0.5
+            if factor is not None and solution.x[variable] > 0.5
         }
-        gap = float(getattr(found, "mip_gap", 0.0) or 0.0)
-        return labels, factors, float(found.fun) / 1e3 + self.offset, gap
+        gap = float(getattr(solution, "mip_gap", 0.0) or 0.0)
+        return labels, factors, float(solution.fun) / 1e3 + self.offset, gap

@@ -144,8 +144,8 @@ def predict(
         memory: Share of a device's memory that a program may use.
         time_limit: Seconds that a search may take.
     """
-    found = (_predicted(choice, memory, time_limit) for choice in choices)
-    return sorted(found, key=lambda p: p.rank)
+    predictions = (_predicted(choice, memory, time_limit) for choice in choices)
+    return sorted(predictions, key=lambda p: p.rank)
 
 
 def _predicted(choice: LayoutChoice, memory: float, time_limit: float) -> PredictedChoice:

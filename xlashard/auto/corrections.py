@@ -51,18 +51,18 @@ def corrected(
     Returns:
         The corrected layouts, proven.
     """
-    found: list[ProvenLayout] = []
+    compiled: list[ProvenLayout] = []
     done: set[str] = set()
     for _ in range(_ROUNDS):
-        promising = _promising([*proven, *found], seconds)
+        promising = _promising([*proven, *compiled], seconds)
         for each in [p for p in promising if p.layout.name not in done][:_MOST]:
             done.add(each.layout.name)
             layouts = [
                 *corrections(each.layout, each.unforeseen, search.problem.jaxpr),
                 *search.dearer(each.layout, _unforeseen_seconds(each, search)),
             ]
-            found += prover.prove(layouts, len(layouts))
-    return found
+            compiled += prover.prove(layouts, len(layouts))
+    return compiled
 
 
 def lightened(
@@ -79,10 +79,10 @@ def lightened(
     Returns:
         The layouts with less memory, proven.
     """
-    found: list[ProvenLayout] = []
+    compiled: list[ProvenLayout] = []
     done: set[str] = set()
     for _ in range(_ROUNDS):
-        every = [*proven, *found]
+        every = [*proven, *compiled]
         fastest = min([seconds, *(p.seconds for p in every if p.fits)])
         over = {
             p: p.memory_bytes - (1 - _SPARE) * prover.memory_bytes
@@ -97,8 +97,8 @@ def lightened(
         for each in sorted(near, key=lambda p: p.seconds)[:_MOST]:
             done.add(each.layout.name)
             layouts = search.lighter(each.layout, over[each])
-            found += prover.prove(layouts, len(layouts))
-    return found
+            compiled += prover.prove(layouts, len(layouts))
+    return compiled
 
 
 def _promising(proven: Sequence[ProvenLayout], seconds: float) -> list[ProvenLayout]:
@@ -141,14 +141,14 @@ def corrections(
         for site, _ in layout.constraints
         if site.path and _line(site_value(jaxpr, site)[0]) in lines
     }
-    found = {layout.constraints: layout}
+    layouts = {layout.constraints: layout}
     for what, keeps in _KEPT.items():
         constraints = tuple(
             each for each in layout.constraints if each[0] not in there or keeps(each[0])
         )
         name = f"{layout.name}; corrected: {what}"
-        found.setdefault(constraints, replace(layout, name=name, constraints=constraints))
-    return list(found.values())[1:]
+        layouts.setdefault(constraints, replace(layout, name=name, constraints=constraints))
+    return list(layouts.values())[1:]
 
 
 def _unforeseen_seconds(proven: ProvenLayout, search: Search) -> dict[tuple[str, int], float]:

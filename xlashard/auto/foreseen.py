@@ -140,7 +140,7 @@ def unforeseen_collectives(
     sizes = [size for size in mesh.shape.values() if size > 1]
     pieces = {math.prod(c) for n in range(len(sizes) + 1) for c in itertools.combinations(sizes, n)}
     left = [_Remaining(transfer, transfer.times) for transfer in transfers]
-    found = []
+    unforeseen = []
     totals = [(c.times * cost.expected_seconds, c, cost.resource) for c, cost in costs]
     for total, collective, resource in sorted(totals, key=lambda each: -each[0]):
         if total < _NEGLIGIBLE_SHARE * step_seconds:
@@ -154,8 +154,10 @@ def unforeseen_collectives(
         share = _nbytes(unknown) / max(_nbytes(shapes), 1)
         if total * share >= _NEGLIGIBLE_SHARE * step_seconds:
             axes = tuple(name for name in mesh.axis_names if name in names)
-            found.append(UnforeseenCollective(collective, unknown, total * share, resource, axes))
-    return found
+            unforeseen.append(
+                UnforeseenCollective(collective, unknown, total * share, resource, axes)
+            )
+    return unforeseen
 
 
 @dataclass

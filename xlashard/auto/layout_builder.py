@@ -139,14 +139,14 @@ class LayoutBuilder:
         Their addends stay as they are made, and the sum is reduced once.
         """
         graph = self._graph
-        found: dict[int, list[dict[str, int | None]]] = {}
+        requirements: dict[int, list[dict[str, int | None]]] = {}
         for number, op in enumerate(graph.operations):
             for slot, value in op.slots:
                 if slot < 0 and value in graph.sums:
                     needed = self._needed(assignment, number, slot)
-                    found.setdefault(graph.sums[value], []).append(needed)
+                    requirements.setdefault(graph.sums[value], []).append(needed)
         sums = {}
-        for value, every in found.items():
+        for value, every in requirements.items():
             stored = assignment.states(graph, self._axes, value)
             made = self._made(stored, every[0], sums_whole=True)
             alike = made != stored and all(needed == every[0] for needed in every)

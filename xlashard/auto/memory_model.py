@@ -37,7 +37,9 @@ class MemoryModel:
         self._axes = {axis.name: axis.size for axis in problem.machine.axes if axis.size > 1}
         self._spatial = {graph.labels.find(label) for label in graph.spatial}
         tied = dict(problem.tied)
-        donated = {k for k, given in enumerate(problem.donated) if given and k not in tied}
+        donated = {
+            k for k, is_donated in enumerate(problem.donated) if is_donated and k not in tied
+        }
         results = [index for index in graph.results if index is not None]
         aliases = {
             made: graph.arguments[argument]
@@ -160,11 +162,11 @@ class _LiveRanges:
             self._define(step, 2 * number, is_begin)
         for number, (step, is_begin) in reversed([*enumerate(self._order)]):
             self._use(step, 2 * number, is_begin)
-        found: dict[int, list[int]] = {}
+        buffers: dict[int, list[int]] = {}
         for index in {*self._stored, *self._last.keys() - self._first.keys()}:
-            found.setdefault(self._buffers.find(index), []).append(index)
+            buffers.setdefault(self._buffers.find(index), []).append(index)
         stored = []
-        for members in found.values():
+        for members in buffers.values():
             # An argument, or what is made last: a constant has no sharding of its own.
             whole = [index for index in members if index not in self._first]
             stored.append(min(whole) if whole else max(members))

@@ -202,12 +202,12 @@ class Prover:
         for text, proven in self._proofs(self._candidates(layouts, budget, lowered, refused)):
             budget.seconds -= proven.cpu_seconds
             self._proven[text] = proven
-        found = [
+        compiled = [
             replace(self._proven[text], layout=layout)
             for layout, text in lowered
             if text in self._proven
         ]
-        return sorted([*found, *refused], key=lambda p: p.rank)
+        return sorted([*compiled, *refused], key=lambda p: p.rank)
 
     def _candidates(
         self,
@@ -255,26 +255,26 @@ class Prover:
             return
         started: dict[Estimate | None, _Candidate] = {}
         estimates = (started.setdefault(c.estimate, c).estimate for c in candidates)
-        for estimate, found in compile_estimates(filter(None, estimates), self._pool):
+        for estimate, compilation in compile_estimates(filter(None, estimates), self._pool):
             candidate = started.pop(estimate)
-            if isinstance(found, Exception):
-                proven = _refused(candidate.layout, found)
+            if isinstance(compilation, Exception):
+                proven = _refused(candidate.layout, compilation)
             else:
-                proven = self._proof(candidate.layout, found)
+                proven = self._proof(candidate.layout, compilation)
             yield candidate.text, replace(proven, cpu_seconds=estimate.cpu_seconds)
 
     def _proof(self, layout: ProgramLayout, compilation: Compilation) -> ProvenLayout:
         topology, mesh = self._topology, self._mesh
         module = compilation.module
-        found = compilation.collectives(mesh)
+        collectives = compilation.collectives(mesh)
         if topology is None:
             rates = self._machine.rates
-            costs = [(c, nominal_cost(c, self._machine, mesh)) for c in found]
+            costs = [(c, nominal_cost(c, self._machine, mesh)) for c in collectives]
             schedule = walk_schedule(module, costs, operations_for(module, rates), rates)
             seconds = schedule.seconds
         else:
             network = network_for(topology, mesh, self._rates)
-            costs = [(c, network.of(c)) for c in found]
+            costs = [(c, network.of(c)) for c in collectives]
             schedule = schedule_step(compilation, topology, mesh, rates=self._rates)
             time = estimate_time(compilation, topology, mesh, schedule=schedule, rates=self._rates)
             seconds = time.seconds
@@ -286,7 +286,7 @@ class Prover:
             memory_bytes=memory,
             fits=not compilation.too_large and memory <= self.memory_bytes,
             shares=tuple(sorted(schedule.by_resource().items(), key=lambda item: -item[1])),
-            collectives=summarize(found, mesh),
+            collectives=summarize(collectives, mesh),
             unforeseen=tuple(unforeseen),
             compilation=compilation,
         )

@@ -62,13 +62,13 @@ class Search:
 
     def run(self) -> list[ProgramLayout]:
         """Return the layouts that were found, without repetitions."""
-        found: dict[LayoutKey, ProgramLayout] = {}
+        layouts: dict[LayoutKey, ProgramLayout] = {}
         best, best_seconds = Assignment(), math.inf
         starts = self._starts()
         for start in starts:
             assignment, seconds = self._descend(start, Assignment())
             layout = self._layout(start.name, assignment, seconds)
-            found.setdefault(layout_key(layout), layout)
+            layouts.setdefault(layout_key(layout), layout)
             if seconds < best_seconds:
                 best, best_seconds = assignment, seconds
         small = self._small_state()
@@ -79,8 +79,8 @@ class Search:
                 begun.labels.update({axis: begun.labels[axis] - whole for axis in self._axes})
                 free = dict.fromkeys(self._axes, Restriction(whole=whole))
                 layout = self._layout(name, *self._descend(self._start(name, free), begun))
-                found.setdefault(layout_key(layout), layout)
-        return list(found.values())
+                layouts.setdefault(layout_key(layout), layout)
+        return list(layouts.values())
 
     def lighter(self, layout: ProgramLayout, nbytes: float) -> list[ProgramLayout]:
         """Return a layout near one of this search that takes less memory; none if none does.
@@ -108,9 +108,9 @@ class Search:
         free = dict.fromkeys(self._axes, Restriction(memory_bytes=limit))
         for restrictions in (kept, free):
             start = self._start(f"{name}, lighter", restrictions)
-            found = self._layout(start.name, *self._descend(start, begun.without("")))
-            if found.memory_bytes <= limit:
-                return self._alike_inside(found, layout)
+            lighter = self._layout(start.name, *self._descend(start, begun.without("")))
+            if lighter.memory_bytes <= limit:
+                return self._alike_inside(lighter, layout)
         return []
 
     def dearer(
@@ -145,12 +145,12 @@ class Search:
             return []
         return self._alike_inside(self._layout(start.name, assignment, predicted), layout)
 
-    def _alike_inside(self, found: ProgramLayout, layout: ProgramLayout) -> list[ProgramLayout]:
+    def _alike_inside(self, lighter: ProgramLayout, layout: ProgramLayout) -> list[ProgramLayout]:
         """Return a layout with the kinds of constraints inside that another one has."""
         inside = layout.name.partition(INSIDE)[2]
         if not inside:
-            return [found]
-        return [each for each in self.thinned(found) if each.name.endswith(INSIDE + inside)]
+            return [lighter]
+        return [each for each in self.thinned(lighter) if each.name.endswith(INSIDE + inside)]
 
     def least_seconds(self) -> float:
         """Return a time that no layout is predicted to beat.

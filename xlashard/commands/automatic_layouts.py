@@ -79,12 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
             title=target,
             **options,
         )
-    found = LayoutReport(target, tried, plan, report)
+    layouts = LayoutReport(target, tried, plan, report)
     if not (prints_results(arguments) or arguments.trace == "-"):
-        Console().print(found.renderable(all=arguments.all, print_all=ALL))
+        Console().print(layouts.renderable(all=arguments.all, print_all=ALL))
     for path, text in (
-        (arguments.json, found.to_json),
-        (arguments.html, found.to_html),
+        (arguments.json, layouts.to_json),
+        (arguments.html, layouts.to_html),
         (arguments.trace, report.to_trace),
     ):
         if path:
@@ -235,9 +235,9 @@ def _meshes(arguments: argparse.Namespace, place: BaseTopology) -> list[dict[str
     if not sweep.is_sweep(arguments):
         return [read_mesh(arguments.mesh)]
     axes = read_axes(_AXES) if arguments.mesh.strip() == _AUTO else parse_axes(arguments.mesh)
-    found = factorisations(place.num_devices, axes)
+    meshes = factorisations(place.num_devices, axes)
     # An axis of size 1 shards nothing, and the same mesh under another name is another choice.
-    return [dict(sizes) for sizes in _distinct(found)]
+    return [dict(sizes) for sizes in _distinct(meshes)]
 
 
 def _distinct(meshes: Sequence[Mapping[str, int]]) -> Iterator[Mapping[str, int]]:

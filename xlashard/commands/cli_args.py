@@ -142,11 +142,11 @@ def seconds(text: str) -> float:
         text: Command line text.
     """
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = 0.0
-    if 0 < found < float("inf"):
-        return found
+        value = 0.0
+    if 0 < value < float("inf"):
+        return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 

@@ -108,16 +108,16 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         >>> read_options(["xla_a=true", "xla_b=3", "xla_c=fast"])
         {'xla_a': True, 'xla_b': 3, 'xla_c': 'fast'}
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
         if not (name and equals):
             raise ArgumentError(f"--option {word} has no value: write --option {name}=true")
         try:
-            found[name] = parse_json(value)
+            options[name] = parse_json(value)
         except ValueError:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def preflight_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -148,15 +148,15 @@ def check_budget(report: PreflightReport, limits: Sequence[Limit], *, named: boo
         named: Whether to name the program.
     """
     broken = broken_limits(report, limits)
-    found = [str(breach) for breach in broken]
+    problems = [str(breach) for breach in broken]
     if not report.fits:
-        found.insert(0, "it does not fit")
+        problems.insert(0, "it does not fit")
     prefix = f"{report.title} on {report.topology.name}: " if named else ""
     if report.is_estimate:
         prefix += "estimate: "
-    for text in found:
+    for text in problems:
         print(f"{prefix}{text}", file=sys.stderr)
-    return not found
+    return not problems
 
 
 @contextmanager

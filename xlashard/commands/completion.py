@@ -92,12 +92,12 @@ def candidates(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterato
     assert isinstance(commands, argparse._SubParsersAction)
     if not before:
         summaries = [(each.dest, each.help or "") for each in commands._choices_actions]
-        found = iter([*summaries, *_options(parser)])
+        candidates_with_notes = iter([*summaries, *_options(parser)])
     elif before[0] in commands.choices:
-        found = _of_command(commands.choices[before[0]], before[1:], word)
+        candidates_with_notes = _of_command(commands.choices[before[0]], before[1:], word)
     else:
         return
-    for candidate, note in found:
+    for candidate, note in candidates_with_notes:
         # Options are for those who begin one.
         if candidate.startswith(word) and (word or not candidate.startswith("-")):
             yield candidate, re.split(r"\.\s|[:;]?\n|;", note)[0]
@@ -112,11 +112,11 @@ def _of_command(
     options = parser._option_string_actions
     # bash takes `=` for a word of its own.
     words = [each for each in before if each != "="]
-    given = [index for index, each in enumerate(words) if each in options]
-    if given and not word.startswith("-"):
-        option = options[words[given[-1]]]
+    option_positions = [index for index, each in enumerate(words) if each in options]
+    if option_positions and not word.startswith("-"):
+        option = options[words[option_positions[-1]]]
         # An option with one value takes the next word, one with several all words up to an option.
-        if option.nargs == "+" or (option.nargs != 0 and given[-1] == len(words) - 1):
+        if option.nargs == "+" or (option.nargs != 0 and option_positions[-1] == len(words) - 1):
             yield from _values(option, word)
             return
     yield from _options(parser)

@@ -132,18 +132,18 @@ def _parsed(requirements: Iterable[str]) -> Iterator[_Requirement]:
             yield _Requirement(_normal(match[1]), versions, extra[1] if extra else "")
 
 
-def meets(version: str, wanted: str) -> bool:
+def meets(version: str, requirement: str) -> bool:
     """Return whether a version meets a version specifier.
 
     Args:
         version: A version.
-        wanted: Clauses of `==`, `!=`, `<`, `<=`, `>` and `>=`; others are ignored.
+        requirement: Clauses of `==`, `!=`, `<`, `<=`, `>` and `>=`; others are ignored.
 
     Example:
         >>> meets("0.12.0.1", ">=0.11.2,<0.13"), meets("0.0.51", "==0.0.50.*")
         (True, False)
     """
-    for clause in wanted.split(","):
+    for clause in requirement.split(","):
         match = re.fullmatch(r"\s*(==|!=|<=|>=|<|>)\s*([\w.+]+?)(\.\*)?\s*", clause)
         if match is None:
             continue
@@ -180,19 +180,19 @@ def check_packages(
     """
     plugins = sorted(filter(_PLUGIN.fullmatch, installed))
     needed = ("xlashard", "jax", "jaxlib", "numpy")
-    wanted: dict[str, list[tuple[str, str]]] = {}
+    required: dict[str, list[tuple[str, str]]] = {}
     for name in (*needed, *plugins):
         for each in _parsed(requirements(name)):
             # An extra of JAX pins a plugin, which also works if pip installed it by its own name.
             if not each.extra or _PLUGIN.fullmatch(each.name):
-                wanted.setdefault(each.name, []).append((name, each.versions))
+                required.setdefault(each.name, []).append((name, each.versions))
     for name in (*needed, *plugins):
         version = installed.get(name)
         if version is None:
             yield Check(name, "fail", "not installed", f"pip install {name}")
             continue
         broken = [
-            pair for pair in dict.fromkeys(wanted.get(name, ())) if not meets(version, pair[1])
+            pair for pair in dict.fromkeys(required.get(name, ())) if not meets(version, pair[1])
         ]
         if not broken:
             yield Check(name, "ok", version)

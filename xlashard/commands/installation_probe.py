@@ -50,10 +50,10 @@ def check_devices(subject: str) -> Check:
     if devices[0].platform != "cpu":
         return Check(subject, "ok", observed)
     for chip, (patterns, install) in _CHIPS.items():
-        found = sorted(path for pattern in patterns for path in glob.glob(pattern))
-        if not found:
+        paths = sorted(path for pattern in patterns for path in glob.glob(pattern))
+        if not paths:
             continue
-        observed += f"; {found[0]} exists, but JAX does not use the {chip}"
+        observed += f"; {paths[0]} exists, but JAX does not use the {chip}"
         platforms = os.environ.get("JAX_PLATFORMS", "")
         if "cpu" in platforms:
             return Check(subject, "note", observed, f"JAX_PLATFORMS is {platforms}: unset it")

@@ -53,15 +53,17 @@ def check_measured(arguments: argparse.Namespace, *, is_sweep: bool) -> None:
     Raises:
         ArgumentError: If they exclude each other, or a file can't be written.
     """
-    found = {name: getattr(arguments, name) for name in OF_ONE_REPORT if getattr(arguments, name)}
-    if is_sweep and found:
-        name, path = next(iter(found.items()))
+    requested = {
+        name: getattr(arguments, name) for name in OF_ONE_REPORT if getattr(arguments, name)
+    }
+    if is_sweep and requested:
+        name, path = next(iter(requested.items()))
         raise ArgumentError(f"--{name} {path} is of one mesh: write its axes, such as data=4")
-    if "calibrate" in found and "measured" not in found:
+    if "calibrate" in requested and "measured" not in requested:
         raise ArgumentError(
             f"--calibrate {arguments.calibrate} needs a measurement: write --measured PROFILE, too"
         )
-    if "calibrate" in found and arguments.rates:
+    if "calibrate" in requested and arguments.rates:
         raise ArgumentError(
             f"--calibrate {arguments.calibrate} compares with published rates: write it without "
             f"--rates {arguments.rates}"

@@ -127,8 +127,8 @@ def _multiplied_dtype(instruction: Instruction, left: Shape, right: Shape) -> st
 
 def _bits(dtype: str) -> int:
     """Return the number of bits in the name of a dtype."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 1
+    match = re.search(r"\d+", dtype)
+    return int(match[0]) if match else 1
 
 
 def _convolution(instruction: Instruction, left: Shape, right: Shape, result: Shape) -> int:
@@ -140,15 +140,15 @@ def _convolution(instruction: Instruction, left: Shape, right: Shape, result: Sh
     labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
     if labels is None:
         return 0
-    taken, kernel, given = labels.groups()
-    counted = result.dims[given.index("b")] * result.dims[given.index("f")]
+    left_labels, right_labels, result_labels = labels.groups()
+    counted = result.dims[result_labels.index("b")] * result.dims[result_labels.index("f")]
     # With feature or batch groups, operands and result hold the share of one group.
-    counted *= right.dims[kernel.index("i")]
+    counted *= right.dims[right_labels.index("i")]
     windows = instruction.attributes.window
-    for digit in (label for label in given if label.isdigit()):
+    for digit in (label for label in result_labels if label.isdigit()):
         window = windows[int(digit)] if int(digit) < len(windows) else WindowDimension()
-        size = left.dims[taken.index(digit)]
-        counted *= _places(window, size, result.dims[given.index(digit)])
+        size = left.dims[left_labels.index(digit)]
+        counted *= _places(window, size, result.dims[result_labels.index(digit)])
     return counted
 
 
@@ -317,11 +317,11 @@ class _CostCounter:
     def _count(self, computation: Computation, fused: bool) -> CostAnalysis:
         total = CostAnalysis()
         for instruction in computation.instructions.values():
-            found = instruction_flops(self._module, computation, instruction)
-            if found.matmul_flops:
-                total.multiply(found.dtype, found.matmul_flops)
-            total.elementwise += found.elementwise
-            total.transcendental += found.transcendental
+            flops = instruction_flops(self._module, computation, instruction)
+            if flops.matmul_flops:
+                total.multiply(flops.dtype, flops.matmul_flops)
+            total.elementwise += flops.elementwise
+            total.transcendental += flops.transcendental
             if instruction.opcode == "custom-call":
                 self._add_custom_call(total, computation, instruction)
             elif instruction.opcode in _UNCOUNTED:

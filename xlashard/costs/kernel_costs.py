@@ -101,11 +101,11 @@ def read_kernel_cost_words(words: Iterable[str]) -> dict[str, KernelCost]:
         >>> {n: c.seconds for n, c in read_kernel_cost_words(["fwd=1.2ms", "bwd=0.003"]).items()}
         {'fwd': 0.0012, 'bwd': 0.003}
     """
-    found: dict[str, KernelCost] = {}
+    costs: dict[str, KernelCost] = {}
     with short_tracebacks:
         for word in words:
-            found |= _read_file(word) if word.endswith(".toml") else _read_word(word)
-    return found
+            costs |= _read_file(word) if word.endswith(".toml") else _read_word(word)
+    return costs
 
 
 def _read_word(word: str) -> dict[str, KernelCost]:

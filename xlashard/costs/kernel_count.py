@@ -346,8 +346,8 @@ def _is_buffer(value: KernelType) -> bool:
 
 
 def _bits(element: str) -> int:
-    found = re.search(r"\d+", element)
-    return max(int(found[0]), 4) if found else 32
+    match = re.search(r"\d+", element)
+    return max(int(match[0]), 4) if match else 32
 
 
 def _nbytes(array: KernelType) -> int:

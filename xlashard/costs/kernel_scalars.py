@@ -86,25 +86,25 @@ class KernelScalars:
         size = self._kernel.grid[axis]
         if size is not None:
             return size
-        found = [
+        bounds = [
             bound
             for block in self._kernel.functions.values()
             for bound in self._loaded_with(block, axis)
         ]
-        self.unbounded += not found
-        return min(found, default=1)
+        self.unbounded += not bounds
+        return min(bounds, default=1)
 
     def _loaded_with(self, block: KernelBlock, axis: int) -> list[int]:
         """Return the sizes of scalar arrays that a step number indexes: it is less than those."""
-        numbers, found = {block.arguments[axis]}, []
+        numbers, sizes = {block.arguments[axis]}, []
         for op in block.walk():
             if op.name in ("arith.index_cast", "arith.extsi") and op.operands[0] in numbers:
                 numbers.update(op.results)
             elif op.name == "memref.load":
                 shape = self._kernel.types[op.operands[0]].shape or ()
                 indexed = zip(op.operands[1:], shape, strict=False)
-                found += [size for n, size in indexed if n in numbers and size is not None]
-        return found
+                sizes += [size for n, size in indexed if n in numbers and size is not None]
+        return sizes
 
     def along(self, axis: int) -> Scalar:
         """Return the indices along a dimension."""

@@ -64,7 +64,7 @@ def kernel_work(
     module: HloModule,
     computation: Computation,
     call: Instruction,
-    given: Mapping[str, KernelCost] | None = None,
+    costs: Mapping[str, KernelCost] | None = None,
 ) -> KernelWork | None:
     """Return the work of one run of a kernel, or None if it is unknown.
 
@@ -76,9 +76,9 @@ def kernel_work(
         module: The module.
         computation: Computation of the call.
         call: Custom call of the kernel.
-        given: Costs by kernel name or op name.
+        costs: Costs by kernel name or op name.
     """
-    cost = cost_of(call, given or {})
+    cost = cost_of(call, costs or {})
     if cost is not None:
         return KernelWork(
             {cost.dtype: cost.flops} if cost.flops else {},
@@ -114,30 +114,30 @@ def kernel_estimate(call: Instruction) -> dict[str, float]:
     Args:
         call: Custom call of a Pallas kernel.
     """
-    found = _ESTIMATE.search(call.attributes.backend_config)
-    return {name: float(n) for name, n in _ESTIMATED.findall(found[1])} if found else {}
+    match = _ESTIMATE.search(call.attributes.backend_config)
+    return {name: float(n) for name, n in _ESTIMATED.findall(match[1])} if match else {}
 
 
-def cost_of(call: Instruction, given: Mapping[str, KernelCost]) -> KernelCost | None:
+def cost_of(call: Instruction, costs: Mapping[str, KernelCost]) -> KernelCost | None:
     """Return the caller's cost of a kernel.
 
     Args:
         call: Custom call of the kernel.
-        given: Costs by kernel name, op name or name of the instruction.
+        costs: Costs by kernel name, op name or name of the instruction.
     """
-    return next((given[name] for name in _names(call) if name in given), None)
+    return next((costs[name] for name in _names(call) if name in costs), None)
 
 
 def _names(call: Instruction) -> tuple[str, ...]:
     return kernel_name(call), call.op_name, call.name, _without_number(call.name)
 
 
-def unmatched_costs(module: HloModule, given: Mapping[str, KernelCost]) -> tuple[str, ...]:
+def unmatched_costs(module: HloModule, costs: Mapping[str, KernelCost]) -> tuple[str, ...]:
     """Return the names of costs that no kernel of a module has.
 
     Args:
         module: The module.
-        given: Costs by name, as `cost_of` takes them.
+        costs: Costs by name, as `cost_of` takes them.
     """
     names = {
         name
@@ -146,12 +146,12 @@ def unmatched_costs(module: HloModule, given: Mapping[str, KernelCost]) -> tuple
         if is_kernel(call)
         for name in _names(call)
     }
-    return tuple(sorted(set(given) - names))
+    return tuple(sorted(set(costs) - names))
 
 
 def _counted(module: HloModule, computation: Computation, call: Instruction) -> KernelWork | None:
-    found = _BODY.search(call.attributes.backend_config)
-    kernel = _read(found[1]) if found else None
+    match = _BODY.search(call.attributes.backend_config)
+    kernel = _read(match[1]) if match else None
     if kernel is None:
         return None
     # The sizes of dimensions of the grid that are known at run time precede the other operands.

@@ -250,21 +250,21 @@ class OperationModel[R: Rates]:
         return self._fused[name]
 
     def _product(self, computation: Computation, instruction: Instruction) -> Work:
-        found = instruction_flops(self._module, computation, instruction)
-        if not found.matmul_flops:
+        flops = instruction_flops(self._module, computation, instruction)
+        if not flops.matmul_flops:
             return Work()
         operands = computation.operand_arrays(instruction)
         labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.dim_labels)
         if len(operands) < 2 or labels is None or not instruction.shape.arrays:
-            return Work({found.dtype: found.matmul_flops})
+            return Work({flops.dtype: flops.matmul_flops})
         _, kernel, result = labels.groups()
         out = instruction.shape.arrays[0]
         depth = operands[1].dims[kernel.index("i")]
         rows, columns = out.dims[result.index("b")], out.dims[result.index("f")]
         if not (depth and rows and columns):
-            return Work({found.dtype: found.matmul_flops})
+            return Work({flops.dtype: flops.matmul_flops})
         ratio = padding(rows, depth, columns, self._rates.matrix_size)
-        work = Work({found.dtype: found.matmul_flops * ratio})
+        work = Work({flops.dtype: flops.matmul_flops * ratio})
         work.add(self._repeated(computation, instruction, (kernel, result)))
         return work
 

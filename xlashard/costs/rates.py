@@ -257,13 +257,13 @@ def borrowed_rates(generation: Generation, rates: Rates | None = None) -> list[R
     rates = rates or rates_of(generation)
     if rates.kernels is not None:
         return []
-    found = []
+    borrowed = []
     if generation.name not in _KERNEL_SHARES:
         for matrix, hbm in _KERNEL_SHARES.values():
-            found.append(replace(rates, kernel_matrix_share=matrix, kernel_hbm_share=hbm))
+            borrowed.append(replace(rates, kernel_matrix_share=matrix, kernel_hbm_share=hbm))
     if generation.name not in _PRODUCT_KERNEL_SHARES:
         for matrix, hbm in _PRODUCT_KERNEL_SHARES.values():
-            found.append(
+            borrowed.append(
                 replace(rates, product_kernel_matrix_share=matrix, product_kernel_hbm_share=hbm)
             )
-    return found
+    return borrowed

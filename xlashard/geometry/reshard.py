@@ -385,11 +385,11 @@ def transfer_load(shape: Sequence[int], source: Tiling, target: Tiling) -> Trans
 
 def _primes(number: int) -> list[int]:
     """Return the prime factors, largest first."""
-    found, factor = [], 2
+    primes, factor = [], 2
     while number > 1:
         if number % factor == 0:
-            found.append(factor)
+            primes.append(factor)
             number //= factor
         else:
             factor = factor + 1 if factor * factor <= number else number
-    return found[::-1]
+    return primes[::-1]

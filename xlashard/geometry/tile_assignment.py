@@ -331,7 +331,7 @@ def _whole(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> Subgroup | Non
         kind for kind, size in zip(kinds, dims[tiles:], strict=True) if size > 1
     }
     # On a single device no sub-group is spread, and each of them spans everything.
-    found: set[Subgroup] = spread or set(kinds)
-    if len(found) == 1:
-        return found.pop()
+    subgroups: set[Subgroup] = spread or set(kinds)
+    if len(subgroups) == 1:
+        return subgroups.pop()
     return None if tiles or spread else "replicated"

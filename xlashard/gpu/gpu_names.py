@@ -152,8 +152,8 @@ def parse_gpu_name(name: str, times: int = 1) -> GpuGroup:
     if (shape := _SHAPE.fullmatch(text)) and shape["kind"] in _ALIASES:
         model = _ALIASES[shape["kind"]]
         return _checked(name, GpuGroup(model, times * int(shape["nodes"]), int(shape["gpus"])))
-    if found := _machines(text, times):
-        return found
+    if machines := _machines(text, times):
+        return machines
     if (counted := _COUNT.fullmatch(text)) and counted["kind"] in _ALIASES:
         return _of_count(name, _ALIASES[counted["kind"]], int(counted["count"]), times)
     if (several := _TIMES.fullmatch(text)) and several["kind"] in _ALIASES:
@@ -171,15 +171,15 @@ def _sizes(text: str) -> list[int]:
 
 def _machines(text: str, times: int) -> GpuGroup | None:
     """Return the group of a machine type or of a rack, or None for another name."""
-    found = _TIMES.fullmatch(text)
-    sizes = _sizes(found["sizes"]) if found else []
-    if found is None or len(sizes) > 1:
+    match = _TIMES.fullmatch(text)
+    sizes = _sizes(match["sizes"]) if match else []
+    if match is None or len(sizes) > 1:
         return None
     count = times * (sizes or [1])[0]
-    if found["kind"] == _NODE:
+    if match["kind"] == _NODE:
         model = BY_NAME["gb200"]
         return GpuGroup(model, count, model.max_node) if count else None
-    machine = MACHINES_BY_NAME.get(found["kind"])
+    machine = MACHINES_BY_NAME.get(match["kind"])
     if machine is None or not count:
         return None
     # NVLink joins the machines of a rack: as many of them as are one domain.

@@ -246,13 +246,13 @@ def mesh_coordinates(topology: BaseTopology, mesh: Mesh) -> npt.NDArray[np.int64
     """
     positions = topology.positions
     try:
-        found = [positions[device.id] for device in mesh.devices.flat]
+        device_positions = [positions[device.id] for device in mesh.devices.flat]
     except KeyError as error:
         raise TopologyError(
             f"the mesh has device {error} of platform {mesh.devices.flat[0].platform}, which is "
             f"not in {topology}: make it by topology({topology.name!r}).mesh(axes)"
         ) from None
-    return topology.coordinates[np.array(found)].reshape(*mesh.devices.shape, -1)
+    return topology.coordinates[np.array(device_positions)].reshape(*mesh.devices.shape, -1)
 
 
 def _domains_spanned(topology: BaseTopology, mesh: Mesh, axes: Sequence[str]) -> int:

@@ -115,13 +115,13 @@ def lay_out_axes(
         """Return the best factors of this axis and the following ones."""
         if axis == len(sizes):
             return _Choice(0, 0.0, ())
-        found = []
+        choices = []
         for factors in _factorings(sizes[axis], left):
             later = best(axis + 1, tuple(a // b for a, b in zip(left, factors, strict=True)))
             links = usable_links(_parts(torus, factors, left))
             seconds = (1 - 1 / sizes[axis]) / links if links else 0.0
             cuts = sum(1 for f, size in zip(factors, left, strict=True) if 1 < f < size)
-            found.append(
+            choices.append(
                 _Choice(
                     later.cuts + cuts,
                     round(seconds + later.seconds / _PRECEDENCE, 12),
@@ -129,13 +129,13 @@ def lay_out_axes(
                 )
             )
         # Ties leave the first dimensions to later axes.
-        return min(found)
+        return min(choices)
 
-    left, laid = whole, []
+    left, layout = whole, []
     for factors in best(0, whole).factors:
-        laid.append(tuple(p for p in _parts(torus, factors, left) if p.size > 1))
+        layout.append(tuple(p for p in _parts(torus, factors, left) if p.size > 1))
         left = tuple(a // b for a, b in zip(left, factors, strict=True))
-    return tuple(laid)
+    return tuple(layout)
 
 
 def _parts(
@@ -237,8 +237,8 @@ def _digits(
     # From the inside out: an axis with much communication has neighbours, and devices keep the
     # order of their numbers, which is the only one that XLA's compiler for GPUs plans with.
     inner = _shared(cores, left, tuple(left), inwards=False)
-    laid = lay_out_axes(torus, tuple(left.values()))
-    middle = [(name, p) for name, parts in zip(left, laid, strict=True) for p in parts]
+    layout = lay_out_axes(torus, tuple(left.values()))
+    middle = [(name, p) for name, parts in zip(left, layout, strict=True) for p in parts]
     return [*outer, *middle, *inner]
 
 

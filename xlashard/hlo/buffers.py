@@ -145,11 +145,11 @@ def live_ranges_of(values: Iterable[BufferValue]) -> Iterator[LiveRange]:
     for value in values:
         if value.live is not None and value.size:
             places.setdefault((value.offset, value.size), []).append((*value.live, value))
-    for (offset, size), found in places.items():
-        found.sort(key=lambda f: f[:2])
-        start, end, first = found[0]
+    for (offset, size), uses in places.items():
+        uses.sort(key=lambda f: f[:2])
+        start, end, first = uses[0]
         together = [first]
-        for other, last, value in found[1:]:
+        for other, last, value in uses[1:]:
             if other > end:
                 yield LiveRange(offset, size, start, end, tuple(together))
                 start, end, together = other, last, []
@@ -253,14 +253,14 @@ def read_allocations(
         # is_entry_computation_parameter = 5, parameter_number = 6, maybe_live_out = 7,
         # color = 8, assigned = 9, parameter_shape_index = 10, is_constant = 12.
         Allocation(
-            number=found.number(1),
-            size=found.number(2),
-            memory=found.number(8),
-            parameter=found.number(6) if found.number(5) else None,
-            index=found.numbers(10),
-            holds_result=bool(found.number(7)),
-            constant=bool(found.number(12)),
-            thread_local=bool(found.number(3)),
+            number=allocation.number(1),
+            size=allocation.number(2),
+            memory=allocation.number(8),
+            parameter=allocation.number(6) if allocation.number(5) else None,
+            index=allocation.numbers(10),
+            holds_result=bool(allocation.number(7)),
+            constant=bool(allocation.number(12)),
+            thread_local=bool(allocation.number(3)),
             values=tuple(
                 BufferValue(
                     name=instruction.text(1),
@@ -271,12 +271,12 @@ def read_allocations(
                     live=lives.get(assigned.number(1)),
                 )
                 # Assigned: logical_buffer_id = 1, offset = 2, size = 3.
-                for assigned in found.messages(9)
+                for assigned in allocation.messages(9)
                 for instruction, index in [places[assigned.number(1)]]
                 if instruction is not None
             ),
         )
-        for found in assignment.messages(3)
+        for allocation in assignment.messages(3)
     )
 
 

@@ -209,17 +209,17 @@ def find_collectives(module: HloModule, call_sites: Mapping[str, CallSite]) -> l
         module: The module.
         call_sites: Call sites of its computations.
     """
-    standing: list[tuple[Computation, Instruction, CollectiveKind, CallSite]] = [
+    collectives: list[tuple[Computation, Instruction, CollectiveKind, CallSite]] = [
         (computation, instruction, kind, call_sites[computation.name])
         for computation in module.computations.values()
         if computation.name in call_sites
         for instruction in computation.instructions.values()
         if (kind := _kind(instruction)) is not None
     ]
-    started = {_channel(i) for c, i, _, _ in standing if _STARTS in c.targets}
+    started = {_channel(i) for c, i, _, _ in collectives if _STARTS in c.targets}
     return [
         _collective(module, computation, instruction, kind, run)
-        for computation, instruction, kind, run in standing
+        for computation, instruction, kind, run in collectives
         if not (_is_later_part(computation, run) and _channel(instruction) in started)
     ]
 

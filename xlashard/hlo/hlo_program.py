@@ -103,17 +103,17 @@ def read(source: Any) -> HloProgram:
         ('f32[8]', (), {})
     """
     with short_tracebacks:
-        found = _read_all(source)
-        if len(found) != 1:
+        modules = _read_all(source)
+        if len(modules) != 1:
             instead = (
                 "xlashard.hlo.read_modules(source) returns all of them"
-                if found
+                if modules
                 else "pass text that begins with HloModule, or the pathlib.Path of a file"
             )
             raise ArgumentError(
-                f"source holds {counted(len(found), 'HLO module')}, not one: {instead}"
+                f"source holds {counted(len(modules), 'HLO module')}, not one: {instead}"
             )
-        return found[0]
+        return modules[0]
 
 
 def read_modules(source: Any) -> tuple[HloProgram, ...]:
@@ -224,12 +224,12 @@ def multislice_collectives(module: HloProgram, mesh: jax.sharding.Mesh | None) -
         module: The compiled module.
         mesh: Its mesh, whose order replica groups index; None if it has none.
     """
-    found = list(module.collectives)
+    collectives = list(module.collectives)
     # GPUs, and slices that the program names itself, have numbers of all devices.
     if mesh is None or module.num_partitions * module.num_replicas == mesh.size:
-        return found
+        return collectives
     slices = _slices(mesh)
-    spread = [replace(c, groups=_in_all(c.groups, slices)) for c in found]
+    spread = [replace(c, groups=_in_all(c.groups, slices)) for c in collectives]
     return [*spread, *_transfers(module, slices)]
 
 

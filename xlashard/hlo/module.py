@@ -214,8 +214,8 @@ class Computation:
     @cached_property
     def parameters(self) -> list[Instruction]:
         """Return its parameters by number."""
-        found = (i for i in self.instructions.values() if i.opcode == "parameter")
-        return sorted(found, key=lambda i: i.attributes.parameter_number)
+        parameters = (i for i in self.instructions.values() if i.opcode == "parameter")
+        return sorted(parameters, key=lambda i: i.attributes.parameter_number)
 
     @cached_property
     def targets(self) -> frozenset[str]:
@@ -279,12 +279,12 @@ class HloModule:
         Lines and fields that the reader did not understand, opcodes and dtypes that are unknown,
         invalid replica groups, and calls of computations that the module lacks.
         """
-        found = dict(self.unread)
+        counts = dict(self.unread)
         for computation in self.computations.values():
             for instruction in computation.instructions.values():
                 for what in self._strange(instruction):
-                    found[what] = found.get(what, 0) + 1
-        return found
+                    counts[what] = counts.get(what, 0) + 1
+        return counts
 
     def inside(
         self, computation: Computation, instruction: Instruction

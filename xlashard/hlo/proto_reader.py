@@ -70,7 +70,7 @@ class _ModuleReader:
         self._computation_names = {c.number(5): c.text(1) for c in self._computations}
         self._instructions = [c.messages(2) for c in self._computations]
         # HloInstructionProto: name = 1, id = 35; the other fields are read where they are used.
-        self._by_id = {i.number(35): i for found in self._instructions for i in found}
+        self._by_id = {i.number(35): i for instructions in self._instructions for i in instructions}
         self._names = {number: i.text(1) for number, i in self._by_id.items()}
         self._frames: dict[int, tuple[Frame, ...]] = {}
         # HloScheduleProto: sequences = 1, a map from computations to their instruction_ids = 1.
@@ -86,8 +86,8 @@ class _ModuleReader:
         pairs = zip(self._computations, self._instructions, strict=True)
         # An asynchronous start stands for a computation of one operation.
         computations = {
-            m.text(1): self._computation(m, found)
-            for m, found in pairs
+            m.text(1): self._computation(m, instructions)
+            for m, instructions in pairs
             if m.number(5) not in self._wrapped
         }
         entry = self._computation_names.get(self._module.number(6), "")
@@ -147,7 +147,7 @@ class _ModuleReader:
     @cached_property
     def _wrapped(self) -> dict[int, Message]:
         """The only operation, on all parameters in order, of each computation that is started."""
-        found = {}
+        wrapped = {}
         starts = (m for m in self._by_id.values() if m.data(2) == b"async-start")
         started = {number for start in starts for number in start.numbers(38)}
         for computation, instructions in zip(self._computations, self._instructions, strict=True):
@@ -159,8 +159,8 @@ class _ModuleReader:
             places = {i.number(35): i.number(9) for i in instructions if i is not others[0]}
             operands = [places.get(n) for n in others[0].numbers(36)]
             if operands == list(range(len(places))):
-                found[computation.number(5)] = others[0]
-        return found
+                wrapped[computation.number(5)] = others[0]
+        return wrapped
 
     def _attributes(self, own: Message, message: Message, opcode: str) -> Attributes:
         """Return the attributes of an instruction.
@@ -263,11 +263,11 @@ class _ModuleReader:
     def _aliases(self) -> dict[int, int]:
         # HloInputOutputAliasProto: entries = 1 with output_shape_index = 1, parameter_number = 2,
         # parameter_shape_index = 3, whose first number counts where arguments are one tuple.
-        found = {}
+        aliases = {}
         for entry in self._module.message(8).messages(1):
             result, part = entry.numbers(1), entry.numbers(3)
-            found[result[0] if result else 0] = part[0] if part else entry.number(2)
-        return found
+            aliases[result[0] if result else 0] = part[0] if part else entry.number(2)
+        return aliases
 
     def _shardings(self) -> tuple[tuple[str, ...], str] | None:
         if 12 not in self._module:

@@ -100,8 +100,8 @@ class Shape:
 
     @property
     def _dtype_bits(self) -> int:
-        found = re.search(r"\d+", self.dtype)
-        return int(found[0]) if found else 8
+        match = re.search(r"\d+", self.dtype)
+        return int(match[0]) if match else 8
 
     def at(self, index: tuple[int, ...]) -> "Shape":
         """Return the type at an index into nested tuples.
@@ -162,7 +162,7 @@ def dtype_name(dtype: str) -> str:
     """
     if dtype == "pred":
         return "bool"
-    found = re.fullmatch(r"([a-z]+)(\d+)(e\w+)?", dtype)
-    if found is None or found[1] not in _NUMPY_NAMES:
+    match = re.fullmatch(r"([a-z]+)(\d+)(e\w+)?", dtype)
+    if match is None or match[1] not in _NUMPY_NAMES:
         return dtype
-    return f"{_NUMPY_NAMES[found[1]]}{found[2]}" + (f"_{found[3]}" if found[3] else "")
+    return f"{_NUMPY_NAMES[match[1]]}{match[2]}" + (f"_{match[3]}" if match[3] else "")

@@ -147,59 +147,60 @@ class _TextReader:
         return Frame(_unquoted(name), _row_number(row, "line"), _unquoted(function or ""))
 
     def _attributes(self, opcode: str, shape: Shape, operands: str, rest: str) -> Attributes:
-        found = _attributes(rest)
-        metadata = _attributes(found.get("metadata", "{}")[1:-1], _BLANK)
-        frontend = _attributes(found.get("frontend_attributes", "{}")[1:-1])
+        attributes = _attributes(rest)
+        metadata = _attributes(attributes.get("metadata", "{}")[1:-1], _BLANK)
+        frontend = _attributes(attributes.get("frontend_attributes", "{}")[1:-1])
         integers = _integers(operands, shape) if opcode == "constant" else ()
         number = opcode == "parameter" and operands.isdecimal()
-        channel, pairs, strange = found.get("channel_id"), found.get("source_target_pairs"), []
-        precision = tuple(re.findall(r"\w+", found.get("operand_precision", "")))
+        channel, pairs = attributes.get("channel_id"), attributes.get("source_target_pairs")
+        strange: list[str] = []
+        precision = tuple(re.findall(r"\w+", attributes.get("operand_precision", "")))
         return Attributes(
             op_name=_unquoted(metadata.get("op_name", "")),
             frames=self._frames(metadata),
             parameter_number=int(operands) if number else 0,
-            tuple_index=int(found["index"]) if "index" in found else None,
+            tuple_index=int(attributes["index"]) if "index" in attributes else None,
             integers=integers,
-            direction=found.get("direction", ""),
-            call_target=_unquoted(found.get("custom_call_target", "")),
+            direction=attributes.get("direction", ""),
+            call_target=_unquoted(attributes.get("custom_call_target", "")),
             channel=int(channel) if channel else None,
-            groups=groups_or_strange(lambda: self._groups(opcode, found), strange),
+            groups=groups_or_strange(lambda: self._groups(opcode, attributes), strange),
             pairs=None
             if pairs is None
             else groups_or_strange(
                 lambda: read_pairs(pairs), strange, "source-target pairs, taken as none"
             ),
-            global_ids=found.get("use_global_device_ids") == "true",
-            contracting_dims=_numbers(found.get("lhs_contracting_dims", "")),
-            dim_labels=found.get("dim_labels", ""),
-            window=_window(found.get("window", "")),
-            fft_length=_numbers(found.get("fft_length", "")),
-            slice_sizes=_numbers(found.get("slice_sizes", "")),
-            window_dims=_numbers(found.get("update_window_dims", "")),
-            inserted_dims=_numbers(found.get("inserted_window_dims", "")),
+            global_ids=attributes.get("use_global_device_ids") == "true",
+            contracting_dims=_numbers(attributes.get("lhs_contracting_dims", "")),
+            dim_labels=attributes.get("dim_labels", ""),
+            window=_window(attributes.get("window", "")),
+            fft_length=_numbers(attributes.get("fft_length", "")),
+            slice_sizes=_numbers(attributes.get("slice_sizes", "")),
+            window_dims=_numbers(attributes.get("update_window_dims", "")),
+            inserted_dims=_numbers(attributes.get("inserted_window_dims", "")),
             precision=precision if set(precision) - {"default"} else (),
-            backend_config=_unquoted(found.get("backend_config", "")),
+            backend_config=_unquoted(attributes.get("backend_config", "")),
             frontend={name: _unquoted(value) for name, value in frontend.items()},
-            sharding=found.get("sharding", ""),
-            control_predecessors=tuple(_NAME.findall(found.get("control-predecessors", ""))),
+            sharding=attributes.get("sharding", ""),
+            control_predecessors=tuple(_NAME.findall(attributes.get("control-predecessors", ""))),
             strange=tuple(strange),
         )
 
-    def _groups(self, opcode: str, found: dict[str, str]) -> ReplicaGroups | None:
-        text = found.get("replica_groups")
+    def _groups(self, opcode: str, attributes: dict[str, str]) -> ReplicaGroups | None:
+        text = attributes.get("replica_groups")
         if text is None:
             has_groups = opcode.startswith(GROUPED_KINDS) and not opcode.endswith("-done")
             return ReplicaGroups.everyone(self._devices) if has_groups else None
-        if "device_ids" in found:
-            text = f"{text}, device_ids={found['device_ids']}"
+        if "device_ids" in attributes:
+            text = f"{text}, device_ids={attributes['device_ids']}"
         return read_groups(text, self._devices)
 
 
 def _integers(operands: str, shape: Shape) -> tuple[int, ...]:
     """Return the values of a constant of integers; nothing if the text leaves them out."""
-    found = re.findall(r"-?\d+", operands)
-    known = shape.dtype[0] in "su" and len(found) == shape.size
-    return tuple(map(int, found)) if known and (shape.dims or found[0] == operands) else ()
+    numbers = re.findall(r"-?\d+", operands)
+    known = shape.dtype[0] in "su" and len(numbers) == shape.size
+    return tuple(map(int, numbers)) if known and (shape.dims or numbers[0] == operands) else ()
 
 
 _COMMA, _BLANK = re.compile(r"[\s,]*,[\s,]*"), re.compile(r"[\s,]+")
@@ -210,7 +211,7 @@ _MARK = re.compile(r'[\[{(]|[\]})]|"(?:[^"\\]|\\.)*"|[\s,]+')
 
 def _attributes(text: str, separator: re.Pattern[str] = _COMMA) -> dict[str, str]:
     """Return the attributes of a text by name; what stands between them has none."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     at = 0
     while at < len(text):
         key = _KEY.match(text, at)
@@ -220,7 +221,7 @@ def _attributes(text: str, separator: re.Pattern[str] = _COMMA) -> dict[str, str
             with suppress(ValueError):
                 # The compiler's configuration, which is long.
                 _, start_of_next = _JSON.raw_decode(text, start)
-                found[key[1] if key else ""] = text[start:start_of_next]
+                attributes[key[1] if key else ""] = text[start:start_of_next]
                 at = start_of_next + 1
                 continue
         for mark in _MARK.finditer(text, start):
@@ -232,9 +233,9 @@ def _attributes(text: str, separator: re.Pattern[str] = _COMMA) -> dict[str, str
                 end = mark.start()
                 break
         if key is not None:
-            found[key[1]] = text[start:end].rstrip()
+            attributes[key[1]] = text[start:end].rstrip()
         at = end + 1
-    return found
+    return attributes
 
 
 _CALLED = re.compile(

@@ -264,13 +264,14 @@ def _agreed(info: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
     """Return the detected cluster, provided that the arguments do not contradict it."""
     if request.processes == 1:
         return ClusterInfo(_ONE, 1, 0, "", None)
-    for name, here, asked in (
+    for name, known, requested in (
         ("processes", info.processes, request.processes),
         ("process_id", info.process_id, request.process_id),
     ):
-        if asked is not None and asked != here:
+        if requested is not None and requested != known:
             raise ProcessesError(  # no-catalogue: needs the environment of a launcher
-                f"initialize({name}={asked}): {info.environment.title} specifies {name}={here}. "
+                f"initialize({name}={requested}): {info.environment.title} specifies "
+                f"{name}={known}. "
                 f"{start_text(info.environment, request.processes or info.processes)}",
                 processes=(info.process_id,),
             )

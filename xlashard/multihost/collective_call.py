@@ -198,7 +198,7 @@ class CollectiveCall:
         group = self.processes or tuple(range(jax.process_count()))
         return Barrier(group, self.series, self.timeout, what=self.name)
 
-    def exchange(self, mine: Contribution) -> dict[int, Contribution]:
+    def exchange(self, contribution: Contribution) -> dict[int, Contribution]:
         """Exchange contributions; return them by process.
 
         Raises:
@@ -206,9 +206,9 @@ class CollectiveCall:
         """
         message = {
             "call": self.name,
-            "digest": mine.digest,
-            "note": mine.note,
-            "data": base64.b64encode(mine.data).decode(),
+            "digest": contribution.digest,
+            "note": contribution.note,
+            "data": base64.b64encode(contribution.data).decode(),
         }
         everyone = self._meet(message)
         return {

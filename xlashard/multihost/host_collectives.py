@@ -203,9 +203,9 @@ def _broadcast(
 def _check_one_source(sources: Sequence[int]) -> int:
     if len(sources) == 1:
         return sources[0]
-    who = f"{format_processes(sources)} are" if sources else "no process is"
+    subject = f"{format_processes(sources)} are" if sources else "no process is"
     raise ProcessesError(
-        f"broadcast_one_to_all requires exactly one source, but {who} the source: write "
+        f"broadcast_one_to_all requires exactly one source, but {subject} the source: write "
         "broadcast_one_to_all(x, is_source=jax.process_index() == 0)",
         processes=sources,
     )
@@ -239,11 +239,11 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
         call = CollectiveCall("assert_equal", timeout)
         with call.abort_together():
             leaves = read_leaves(in_tree, "assert_equal", whole=True)
-            mine = [_named(leaf) for leaf in leaves]
+            values = [_named(leaf) for leaf in leaves]
             copies = tile_digests(leaves)
         if jax.process_count() == 1:
             return
-        unequal = _differences(call, mine, copies, leaves) if can_meet() else _by_devices(mine)
+        unequal = _differences(call, values, copies, leaves) if can_meet() else _by_devices(values)
         if unequal:
             text = format_differences(unequal)
             raise UnequalError(  # no-catalogue: needs several processes
@@ -255,34 +255,34 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
 
 def _differences(
     call: CollectiveCall,
-    mine: Sequence[NamedValue],
+    values: Sequence[NamedValue],
     copies: PieceDigests,
     leaves: Sequence[HostLeaf],
 ) -> Sequence[ValueDifference]:
-    entries = json.dumps([named.entry() for named in mine])
+    entries = json.dumps([named.entry() for named in values])
     came = call.exchange(
         Contribution(hashlib.sha256(entries.encode()).hexdigest(), json.dumps(copies))
     )
     if len({they.digest for they in came.values()}) > 1:
-        return call.differences(mine)
+        return call.differences(values)
     if any(they.note != "{}" for they in came.values()):
         return unequal_tiles({p: json.loads(c.note) for p, c in came.items()}, leaves)
     return ()
 
 
-def _by_devices(mine: Sequence[NamedValue]) -> Sequence[ValueDifference]:
+def _by_devices(values: Sequence[NamedValue]) -> Sequence[ValueDifference]:
     """Compare digests by a device collective, without a store: types first, then values."""
-    types = json.dumps([named.entry()[:3] for named in mine])
+    types = json.dumps([named.entry()[:3] for named in values])
     rows = gathered_by_devices(np.frombuffer(hashlib.sha256(types.encode()).digest(), np.uint8))
     odd = minority({process: bytes(row) for process, row in enumerate(rows)})
     if odd:
         return (ValueDifference("in_tree", odd, "its leaves or their dtypes and shapes"),)
-    sums = b"".join(digest(named.value) for named in mine)
+    sums = b"".join(digest(named.value) for named in values)
     table = gathered_by_devices(np.frombuffer(sums, np.uint8))
-    columns = np.split(table, len(mine), axis=1) if mine else []
+    columns = np.split(table, len(values), axis=1) if values else []
     odds = [minority({p: bytes(sum_) for p, sum_ in enumerate(column)}) for column in columns]
     return [
-        ValueDifference(named.path, odd, "") for named, odd in zip(mine, odds, strict=True) if odd
+        ValueDifference(named.path, odd, "") for named, odd in zip(values, odds, strict=True) if odd
     ]
 
 
@@ -332,8 +332,8 @@ def gathered_by_devices(block: np.ndarray) -> np.ndarray:
 def broadcast_by_devices(block: np.ndarray, *, is_source: bool) -> np.ndarray:
     """Return the block of the source process; others pass a block of the same size."""
     with allow_transfers():
-        mine = block if is_source else np.zeros_like(block)
-        return _bytes_of(_summed(_mesh())(_sharded_rows(mine)), block.nbytes)
+        contribution = block if is_source else np.zeros_like(block)
+        return _bytes_of(_summed(_mesh())(_sharded_rows(contribution)), block.nbytes)
 
 
 def _sharded_rows(block: np.ndarray) -> Array:

@@ -135,17 +135,17 @@ def _host_mesh(mesh: Mesh) -> HostMesh:
         if box is None:
             # no-catalogue: needs several processes
             raise BoxError(_gap_text(grid, owners, process))
-    mine = boxes.get(me)
-    if mine is None:
+    own_box = boxes.get(me)
+    if own_box is None:
         raise BoxError(  # no-catalogue: needs several processes
             f"global_mesh has no device of this process, {me}; its {counted(mesh.size, 'device')} "
             f"belong to {format_processes(tuple(boxes))}: call the function only in processes that "
             f"own a device of the mesh, under `if jax.process_index() in {list(boxes)}:`"
         )
-    window = tuple(slice(at, at + n) for at, n in zip(mine.offsets, mine.sizes, strict=True))
+    window = tuple(slice(at, at + n) for at, n in zip(own_box.offsets, own_box.sizes, strict=True))
     local = Mesh(mesh.devices[window], mesh.axis_names, axis_types=mesh.axis_types)
     local = mesh if local.size == mesh.size else local
-    return HostMesh(mesh, local, mine.offsets, tuple(boxes))
+    return HostMesh(mesh, local, own_box.offsets, tuple(boxes))
 
 
 def host_mesh(mesh: Any) -> HostMesh:

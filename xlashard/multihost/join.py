@@ -213,8 +213,8 @@ def _join(request: InitializeRequest) -> Pod:
 
 def _check_same(pod: Pod, request: InitializeRequest) -> None:
     now = (pod.coordinator, pod.count, pod.process)
-    asked = (request.coordinator, request.processes, request.process_id)
-    if all(value is None or value == known for value, known in zip(asked, now, strict=True)):
+    requested = (request.coordinator, request.processes, request.process_id)
+    if all(value is None or value == known for value, known in zip(requested, now, strict=True)):
         return
     raise ProcessesError(  # no-catalogue: needs several processes
         f"this process has already joined as number {pod.process} of {pod.count}, with the "

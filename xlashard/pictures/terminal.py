@@ -218,9 +218,9 @@ def _fitting(subject: PictureSubject, most: int, screen: TerminalCapabilities) -
         picture = plan_picture(subject, most, columns)
         sheets = [_sized(picture, screen, longest) for longest in (_LONGEST, 14, 7)]
         fitting = (s for s in sheets if s.width <= screen.width)
-        found = next(fitting, None)
-        if found is not None:
-            return found
+        fitting_sheet = next(fitting, None)
+        if fitting_sheet is not None:
+            return fitting_sheet
         if columns <= 2 or len(picture.columns) <= 2:
             return sheets[-1]
         columns = min(columns, len(picture.columns)) - 1

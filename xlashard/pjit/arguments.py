@@ -274,10 +274,12 @@ def may_share(donated: Sequence[Any], others: Sequence[Any]) -> bool:
         return True
     if all_exclusive:
         return False
-    given = list(_handles(donated))
-    if not given:
+    donated_handles = list(_handles(donated))
+    if not donated_handles:
         return False
-    return shared_pair([*given, *_handles(others)], range(len(given))) is not None
+    return (
+        shared_pair([*donated_handles, *_handles(others)], range(len(donated_handles))) is not None
+    )
 
 
 def check_unshared(

@@ -120,10 +120,10 @@ def dispatcher_of(function: DispatchTarget) -> Any:
 def _named(call: Any) -> str | None:
     """Return the name under which a module other than `__main__` has a callable, or None."""
     module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", "")
-    found = None if module == "__main__" else sys.modules.get(module or "")
+    value = None if module == "__main__" else sys.modules.get(module or "")
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return name if found is call else None
+        value = getattr(value, part, None)
+    return name if value is call else None
 
 
 class _Attributes(dict[str, Any]):
@@ -231,14 +231,16 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     """
     body = weakref.ref(jaxpr)
     results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
-    given = None
+    donation = None
     if any(piece.donated):
         paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        given = DonationInfo(piece.donated, tuple(paths), piece.name, DonationTracker(piece.name))
+        donation = DonationInfo(
+            piece.donated, tuple(paths), piece.name, DonationTracker(piece.name)
+        )
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         compiled = _compiled(args, body(), piece)
-        return *run_repeatably(compiled, args, results, given, body()), False
+        return *run_repeatably(compiled, args, results, donation, body()), False
 
     def evaluate(*args: Any) -> list[Any]:
         return as_function(body())(*args)

@@ -96,7 +96,7 @@ def pad_to_mesh(
         padded, masks = [], []
         for leaf, resource, path, fill in zip(leaves, resources, paths, fills, strict=True):
             aval = _checked(leaf, path)
-            on = chosen if isinstance(resource.given, PartitionSpec) else None
+            on = chosen if isinstance(resource.value, PartitionSpec) else None
             sharding = to_sharding(resource, on, "the sharding", path)
             shape = _padded_shape(sharding, aval, path)
             _check_fill(fill, aval, path)

@@ -198,9 +198,9 @@ def trace_call(
 
 def _auto(ins: Sequence[Resource], requested: Sequence[Resource]) -> tuple[bool, ...] | None:
     """Return the arguments under `AUTO`; None if nothing is."""
-    if not any([isinstance(resource.given, Auto) for resource in requested]):
+    if not any([isinstance(resource.value, Auto) for resource in requested]):
         return None
-    return tuple([isinstance(resource.given, Auto) for resource in ins])
+    return tuple([isinstance(resource.value, Auto) for resource in ins])
 
 
 def _check_from_gda(
@@ -212,7 +212,7 @@ def _check_from_gda(
         ResourceError: With the path of the first of them.
     """
     for resource, value, path in zip(resources, values, paths, strict=True):
-        if type(resource.given) is not FromGda or isinstance(value, jax.Array):
+        if type(resource.value) is not FromGda or isinstance(value, jax.Array):
             continue
         if getattr(value, "sharding", None) is None:
             raise ResourceError(
@@ -295,7 +295,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     known = OF_CONSTRAINED_BODIES.get(jaxpr)
     if known is not None:
         return known
-    found: dict[Sharding, None] = {}
+    shardings: dict[Sharding, None] = {}
     others = []
     for eqn in jaxpr.eqns:
         params = eqn.params
@@ -303,17 +303,17 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
             continue
         primitive = eqn.primitive
         if type(primitive) is CallPrimitive:
-            found |= dict.fromkeys(inner_shardings(params["jaxpr"]))
+            shardings |= dict.fromkeys(inner_shardings(params["jaxpr"]))
         elif primitive is constraint_p or primitive is boundary_p:
             if names_devices(params["sharding"]):
-                found[params["sharding"]] = None
+                shardings[params["sharding"]] = None
         elif tracing.may_name_shardings(params.values()):
             others.append(eqn)
     if others:
         rest = jaxpr.replace(eqns=others)
-        found |= dict.fromkeys(constraints_in(rest))
-        found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
-    return tuple(found)
+        shardings |= dict.fromkeys(constraints_in(rest))
+        shardings |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
+    return tuple(shardings)
 
 
 # Found with those of the jaxpr inside, so that the equations of a nested call are read once.

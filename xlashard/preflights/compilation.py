@@ -86,17 +86,19 @@ def compile_for_report(
         with Estimate.saved(lowered, options, forgotten=forgotten) as started:
             return started.result(run_job(started.runner, started.request))
     compiled, error = None, None
-    given = dict(options or {})
+    requested = dict(options or {})
     with temporary_dump_folder() as folder:
         began = time.perf_counter()
         try:
-            compiled = lowered.compile(given | _dumps_to(folder))
+            compiled = lowered.compile(requested | _dumps_to(folder))
         except ProgramTooLargeError as raised:
             error = raised
         seconds = time.perf_counter() - began
         module = _read(folder, compiled, lowered.fun_name, error)
     program = _program(lowered, compiled, module, forgotten)
-    return Compilation(program, compiled, module, seconds, tuple(given.items()), error is not None)
+    return Compilation(
+        program, compiled, module, seconds, tuple(requested.items()), error is not None
+    )
 
 
 class Estimate:

@@ -69,8 +69,8 @@ def describe_temporaries(module: HloProgram, sources: SourceLocator) -> tuple[Te
         report = _describe(held, operations, sources)
         alike.setdefault(replace(report, name="", device_bytes=0), []).append(report)
     together = [
-        replace(found[0], device_bytes=sum(r.device_bytes for r in found), count=len(found))
-        for found in alike.values()
+        replace(reports[0], device_bytes=sum(r.device_bytes for r in reports), count=len(reports))
+        for reports in alike.values()
     ]
     return tuple(sorted(together, key=lambda r: -r.device_bytes))
 
@@ -174,8 +174,8 @@ def _find(
     """Return the allocation of a result, past instructions that pass it on."""
     index: ShapeIndex = ()
     while (instruction := entry.instructions.get(name)) is not None:
-        if (found := holding.get((name, index))) is not None:
-            return found
+        if (holder := holding.get((name, index))) is not None:
+            return holder
         operands = instruction.operands
         if not operands:
             return None
@@ -292,12 +292,12 @@ def runtime_memory(module: HloProgram) -> tuple[RuntimeMemory, ...]:
     Args:
         module: The compiled module.
     """
-    found = [RuntimeMemory("CUDA context", _CONTEXT_BYTES, _CONTEXT_SOURCE)]
+    buffers = [RuntimeMemory("CUDA context", _CONTEXT_BYTES, _CONTEXT_SOURCE)]
     groups = {collective.groups for collective in module.collectives}
     if groups:
         nbytes = len(groups) * _CHANNELS * _CONNECTION_BYTES
-        found.append(RuntimeMemory("NCCL buffers", nbytes, _NCCL_SOURCE))
-    return tuple(found)
+        buffers.append(RuntimeMemory("NCCL buffers", nbytes, _NCCL_SOURCE))
+    return tuple(buffers)
 
 
 def available_bytes(chip: Chip) -> int:

@@ -124,7 +124,7 @@ def meshes_of_function(fun: Any) -> dict[str, MeshLike]:
     requested: list[Any] = []
     if isinstance(own, Function):
         resources = (*own.options.in_resources.leaves, *own.options.out_resources.leaves)
-        requested = [resource.given for resource in resources]
+        requested = [resource.value for resource in resources]
     elif inner is not None:
         requested = jitted.requested_shardings(inner)
     for sharding in requested:

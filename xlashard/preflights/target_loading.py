@@ -170,16 +170,16 @@ def load_function(target: str) -> Callable[..., Any]:
     if here not in sys.path:
         sys.path.insert(0, here)
     module = _module(name, target)
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=2)
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(part, dir(value), n=2)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ArgumentError(f"{name} has no function {attribute}{meant}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ArgumentError(f"{target} has type {type(found).__name__}, expected a function")
-    return found
+        value = getattr(value, part)
+    if not callable(value):
+        raise ArgumentError(f"{target} has type {type(value).__name__}, expected a function")
+    return value
 
 
 def _module(name: str, target: str) -> Any:

@@ -252,11 +252,11 @@ def _bound(shares: Mapping[str, float], resources: Mapping[Bound, float]) -> Bou
 
 def _runs_of_kernels(schedule: StepSchedule, *, known: bool) -> dict[str, int]:
     """Return the number of runs of kernels of known or unknown cost, by name."""
-    found: dict[str, int] = defaultdict(int)
+    runs_by_name: dict[str, int] = defaultdict(int)
     for operation, runs in schedule:
         if operation.known == known and is_kernel(operation.instruction):
-            found[kernel_name(operation.instruction)] += round(runs)
-    return dict(found)
+            runs_by_name[kernel_name(operation.instruction)] += round(runs)
+    return dict(runs_by_name)
 
 
 def compute_seconds(matmul_flops: Mapping[str, float], chip: Chip) -> float:
@@ -294,8 +294,8 @@ def _traffic(
                 total = sums.setdefault((along, network), [0.0, 0.0])
                 total[0] += collective.times * sent
                 total[1] += collective.times * seconds
-    found = [
+    traffic = [
         AxisTraffic(along, "dcn" if network == "dcn" else "ici", round(sent), seconds)
         for (along, network), (sent, seconds) in sums.items()
     ]
-    return tuple(sorted(found, key=lambda t: (-t.seconds, -t.sent_bytes, t.along)))
+    return tuple(sorted(traffic, key=lambda t: (-t.seconds, -t.sent_bytes, t.along)))

@@ -117,8 +117,8 @@ def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDi
     Raises:
         BarrierTimeoutError: Some processes did not arrive.
     """
-    mine = [named.entry() for named in values]
-    everything = json.dumps(mine)
+    entries_here = [named.entry() for named in values]
+    everything = json.dumps(entries_here)
     came = RENDEZVOUS.exchange(barrier, hashlib.sha256(everything.encode()).hexdigest())
     if len(set(came.values())) < 2:
         return ()

@@ -162,11 +162,11 @@ class JobPool:
         """Yield the results that are available soon, and remove workers that ended."""
         ready = {key.data for key, _ in self._selector.select(_TICK)}
         for worker in list(self._workers):
-            found = worker.answer() if worker in ready else worker.overdue(self._limits)
-            if found is not None and worker.job is not None:
-                if found.get("outcome") == FAILED:
-                    found["seconds"] = worker.seconds
-                yield worker.done(), found
+            answer = worker.answer() if worker in ready else worker.overdue(self._limits)
+            if answer is not None and worker.job is not None:
+                if answer.get("outcome") == FAILED:
+                    answer["seconds"] = worker.seconds
+                yield worker.done(), answer
             if not worker.is_alive:
                 self._remove(worker)
 

@@ -187,8 +187,8 @@ def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) 
     return UnusedDonation(value, _nothing_near(plan, value))
 
 
-def _taken(plan: ProgramPlan, result: ValuePlan, taker: int | None) -> str:
-    taker_name = "another argument" if taker is None else _name(plan.args[taker])
+def _taken(plan: ProgramPlan, result: ValuePlan, consumer: int | None) -> str:
+    taker_name = "another argument" if consumer is None else _name(plan.args[consumer])
     return (
         f"{_described(result)} has room for it, but takes over the buffers of {taker_name} already"
     )
@@ -233,8 +233,8 @@ def _layout(value: ValuePlan) -> str:
 def _nothing_near(plan: ProgramPlan, value: ValuePlan) -> str:
     if not plan.results:
         return "the function returns no array"
-    mine = prod(value.shape) or 1
-    nearest = min(plan.results, key=lambda r: abs(log((prod(r.shape) or 1) / mine)))
+    count = prod(value.shape) or 1
+    nearest = min(plan.results, key=lambda r: abs(log((prod(r.shape) or 1) / count)))
     both = value.is_settled and nearest.is_settled
     size, other = (_size_text(v if both else replace(v, sharding=None)) for v in (value, nearest))
     return (

@@ -99,7 +99,7 @@ class Program:
         executable = self.executable
         if used is not None and used is not own and request is not None:
             stacks = zip(_stacks(own), _stacks(used), strict=True)
-            if any(place(mine) != place(other) for mine, other in stacks):
+            if any(place(own_stack) != place(other) for own_stack, other in stacks):
                 executable = compiler.compile_uncached(own, request)
         return executable
 

@@ -141,10 +141,10 @@ def crash_text(reason: str) -> str:
     """
     if not re.match(_CRASHED, reason):
         return reason
-    found = re.search(r", in the pass ([\w-]+)$", reason)
+    match = re.search(r", in the pass ([\w-]+)$", reason)
     without = "change shapes or shardings"
-    if found is not None and not re.search(_NEEDED, found[1]):
-        option = f"xla_disable_hlo_passes={found[1]}"
+    if match is not None and not re.search(_NEEDED, match[1]):
+        option = f"xla_disable_hlo_passes={match[1]}"
         without = f"leave the pass out by the compiler option {option}, or {without}"
     return f"{reason}. It is a fault of XLA: {without}"
 
@@ -295,10 +295,12 @@ class _Sharing:
 
 def _machine(fingerprint: ProgramFingerprint) -> str:
     """Return a digest of the machine that the code must fit."""
-    mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
-    here = Environment.of(mine[:1])
+    local_devices = [
+        d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()
+    ]
+    here = Environment.of(local_devices[:1])
     facts: list[Any] = [here.platform, here.runtime, here.machine, sorted(here.features)]
-    facts.append(sorted({device.device_kind for device in mine}))
+    facts.append(sorted({device.device_kind for device in local_devices}))
     return sha256(json.dumps(facts).encode()).hexdigest()
 
 

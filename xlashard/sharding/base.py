@@ -267,16 +267,16 @@ class XLACompatibleSharding(Sharding):
                 and self.rank_tiling(ndim).same_tiles(from_other)
             )
         try:
-            mine = self.rank_tiling(ndim)
+            own_tiling = self.rank_tiling(ndim)
         except GeometryError:
             return False
         devices = tuple(other._device_assignment)
         if devices == self.devices:
-            return mine.same_tiles(from_other)
+            return own_tiling.same_tiles(from_other)
         if set(devices) != set(self.devices):
             return False
         place = {device: position for position, device in enumerate(devices)}
-        return mine.same_tiles(from_other.reordered([place[d] for d in self.devices]))
+        return own_tiling.same_tiles(from_other.reordered([place[d] for d in self.devices]))
 
 
 def _is_abstract(sharding: "JaxSharding | Sharding") -> bool:

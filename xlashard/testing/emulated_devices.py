@@ -123,11 +123,12 @@ def emulated_devices(count: int) -> EmulatedDevices:
         return devices
 
 
-def _too_few_text(asked: int, count: int) -> str:
+def _too_few_text(devices: int, count: int) -> str:
     if read_flags(os.environ).pod is not None:
+        each = -(-devices // 2)
         return (
-            f"emulated_devices({asked}) in a pod that has {counted(count, 'device')} in all; ask "
-            f"for more where it is started: @pytest.mark.pod(processes=2, devices={-(-asked // 2)})"
+            f"emulated_devices({devices}) in a pod that has {counted(count, 'device')} in all; ask "
+            f"for more where it is started: @pytest.mark.pod(processes=2, devices={each})"
         )
     late = flagged_devices(os.environ.get("XLA_FLAGS", ""))
     flag = (
@@ -137,35 +138,35 @@ def _too_few_text(asked: int, count: int) -> str:
         else ""
     )
     return (
-        f"emulated_devices({asked}) comes too late: JAX runs already, with "
+        f"emulated_devices({devices}) comes too late: JAX runs already, with "
         f"{counted(count, 'CPU device')}.{flag} {_STARTS} Ask for devices before that, at the top "
         "of conftest.py or of the program:\n"
         "  from xlashard.testing import emulated_devices\n\n"
-        f"  emulated_devices({asked})\n"
+        f"  emulated_devices({devices})\n"
         "or before Python starts:\n"
-        f"  export XLA_FLAGS={DEVICE_COUNT_FLAG}={asked}"
+        f"  export XLA_FLAGS={DEVICE_COUNT_FLAG}={devices}"
     )
 
 
 def late_flags_text() -> str:
     """Return a note about `XLA_FLAGS` that were set after JAX started; "" if they took effect."""
-    asked = flagged_devices(os.environ.get("XLA_FLAGS", ""))
+    number = flagged_devices(os.environ.get("XLA_FLAGS", ""))
     if (
-        asked is None
+        number is None
         or not backend_has_started()
         or jax.config.jax_platforms not in ("cpu", "", None)
     ):
         return ""
     by_option = jax.config.values.get("jax_num_cpu_devices", -1)
     count = len(jax.local_devices(backend="cpu"))
-    if count == asked or by_option == count:
+    if count == number or by_option == count:
         return ""
     return (
-        f"XLA_FLAGS requests {counted(asked, 'emulated device')}, but JAX runs with {count}: the "
+        f"XLA_FLAGS requests {counted(number, 'emulated device')}, but JAX runs with {count}: the "
         f"variable was set too late. JAX reads it once, when it starts. {_STARTS} Write at the top "
         "of conftest.py, or of the program:\n"
         "  from xlashard.testing import emulated_devices\n\n"
-        f"  emulated_devices({asked})"
+        f"  emulated_devices({number})"
     )
 
 

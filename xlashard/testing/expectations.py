@@ -106,15 +106,15 @@ class _Limit:
         kinds = _NAMES[self.name]
         if self.name == _OTHERS:
             kinds = tuple(kind for kind in KINDS if kind.replace("-", "_") not in named)
-        mine = [c for c in collectives if c.kind in kinds]
-        count, sent = sum(c.count for c in mine), sum(c.sent_bytes for c in mine)
-        asked = f"{self.word}={self.value}"
+        counted = [c for c in collectives if c.kind in kinds]
+        count, sent = sum(c.count for c in counted), sum(c.sent_bytes for c in counted)
+        expectation = f"{self.word}={self.value}"
         if self.measure == "_bytes_at_most":
             if sent <= self.value:
                 return ""
-            return f"{asked}: a device sends {sent:,} bytes ({in_bytes(sent)})"
+            return f"{expectation}: a device sends {sent:,} bytes ({in_bytes(sent)})"
         right = count <= self.value if self.measure else count == self.value
-        return "" if right else f"{asked}: the program has {count}"
+        return "" if right else f"{expectation}: the program has {count}"
 
 
 def _limit(word: str, value: Any) -> _Limit:
@@ -234,15 +234,15 @@ def peak_bytes(memory: MemoryReport) -> int:
     return memory.argument_bytes + own_results + memory.temporary_bytes
 
 
-def _report(who: str, f: Any, args: Any) -> ProgramReport:
+def _report(name: str, f: Any, args: Any) -> ProgramReport:
     if not isinstance(args, tuple | list):
         raise ArgumentError(
-            f"{who} takes the arguments of the call as a tuple, not {type(args).__name__}: "
-            f"{who}(f, (x,), ...)"
+            f"{name} takes the arguments of the call as a tuple, not {type(args).__name__}: "
+            f"{name}(f, (x,), ...)"
         )
     if not callable(f) and inner_stage(f) is None:
         raise ArgumentError(
-            f"{who} takes a function or one of its stages, not {type(f).__name__}: write "
-            f"{who}(f, (x,), ...)"
+            f"{name} takes a function or one of its stages, not {type(f).__name__}: write "
+            f"{name}(f, (x,), ...)"
         )
     return explain(f, *args)

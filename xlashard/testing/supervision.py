@@ -223,13 +223,13 @@ class Supervisor:
 
 def show_stacks(launch: Launch, processes: Iterable[int]) -> None:
     """Make Python processes print the stacks of their threads and exit."""
-    asked = launch.running.intersection(processes)
-    for number in asked:
+    signalled = launch.running.intersection(processes)
+    for number in signalled:
         _forbid_core(launch.pids[number])
     # Python's fault handler reacts to SIGABRT in any call; a suspended process must be resumed
     # first.
-    launch.signal(signal.SIGABRT, asked)
-    launch.signal(signal.SIGCONT, asked)
+    launch.signal(signal.SIGABRT, signalled)
+    launch.signal(signal.SIGCONT, signalled)
 
 
 def _forbid_core(pid: int) -> None:

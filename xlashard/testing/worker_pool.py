@@ -101,8 +101,8 @@ class PoolResult:
 
     def order(self) -> list[int]:
         """Return all processes, in the order of their replies or exits."""
-        heard = [*self.heard, *self.late, *range(self.size.processes)]
-        return list(dict.fromkeys(heard))
+        processes = [*self.heard, *self.late, *range(self.size.processes)]
+        return list(dict.fromkeys(processes))
 
     def groups(self) -> list[tuple[list[int], str]]:
         """Group processes by the text of their failure, earliest failure first."""
@@ -121,8 +121,8 @@ def pod_error(title: str, result: PoolResult) -> PodError:
     """Return the error that describes a failed request."""
     parts = [title]
     for processes, text in result.groups():
-        who = f"{format_processes(sorted(processes))} of {result.size.processes}"
-        parts.append(f"--- {who} ---\n{text.rstrip()}")
+        subject = f"{format_processes(sorted(processes))} of {result.size.processes}"
+        parts.append(f"--- {subject} ---\n{text.rstrip()}")
     outputs = {process: result.output(process) for process in range(result.size.processes)}
     for process, text in outputs.items():
         if text.strip():

@@ -170,20 +170,20 @@ def topology(name: str, slices: int = 1) -> Topology:
         Topology('v6e:4x4': 32 chips on 8 hosts in 2 slices)
     """
     with short_tracebacks:
-        found = parse_topology_name(name)
-        _check_slices(name, found, slices)
-        return _made(found, slices)
+        slice_name = parse_topology_name(name)
+        _check_slices(name, slice_name, slices)
+        return _made(slice_name, slices)
 
 
-def _check_slices(name: str, found: SliceName, slices: int) -> None:
+def _check_slices(name: str, slice_name: SliceName, slices: int) -> None:
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise TopologyError(
             f"slices={slices!r} is invalid: expected 1 or more", topology=name, slices=2
         )
-    if slices > 1 and not found.generation.dcn_bandwidth:
+    if slices > 1 and not slice_name.generation.dcn_bandwidth:
         raise TopologyError(
-            f"slices={slices} is invalid: {found.generation.title} supports a single slice",
-            topology=found.text,
+            f"slices={slices} is invalid: {slice_name.generation.title} supports a single slice",
+            topology=slice_name.text,
         )
 
 

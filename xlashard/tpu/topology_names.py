@@ -84,12 +84,12 @@ def parse_topology_name(name: str) -> SliceName:
     if machine and machine["machine"] in _MACHINES:
         generation = BY_NAME[_MACHINES[machine["machine"]]]
         return SliceName(generation, _machine_shape(name, generation, int(machine["chips"])))
-    found = _NAME.fullmatch(text)
-    if found is None or found["kind"] not in _ALIASES:
+    match = _NAME.fullmatch(text)
+    if match is None or match["kind"] not in _ALIASES:
         raise TopologyError(_unknown(name, text))
-    generation = BY_NAME[_ALIASES[found["kind"]]]
-    twisted = _is_twisted(name, found["twist"])
-    sizes = tuple(map(int, found["size"].split("x")))
+    generation = BY_NAME[_ALIASES[match["kind"]]]
+    twisted = _is_twisted(name, match["twist"])
+    sizes = tuple(map(int, match["size"].split("x")))
     if len(sizes) == 1:
         sizes = _shape_of_count(name, generation, sizes[0])
     return validate(SliceName(generation, _dimensions(name, generation, sizes), twisted))

@@ -301,13 +301,13 @@ def _layout(text: str) -> Any:
 
 def describe(executable: Executable) -> bytes:
     """Serialize the properties of a compiled program, for a file."""
-    found = OfflineExecutable.of(executable)
+    offline = OfflineExecutable.of(executable)
     properties = {
-        "modules": [module.text for module in found.modules],
-        "cost": found.cost or {},
-        "memory": found.memory,
-        "layouts": found.layouts,
-        "memory_kinds": found.memory_kinds,
+        "modules": [module.text for module in offline.modules],
+        "cost": offline.cost or {},
+        "memory": offline.memory,
+        "layouts": offline.layouts,
+        "memory_kinds": offline.memory_kinds,
     }
     return zlib.compress(json.dumps(properties).encode())
 

@@ -79,11 +79,11 @@ def _arranged(create: Callable[..., Any], devices: Mapping[Device, Device]) -> C
     def arrange(*args: Any, **kwargs: Any) -> Any:
         names = ("mesh_shape", "dcn_mesh_shape") if "hybrid" in create.__name__ else ("mesh_shape",)
         named = {**dict(zip((*names, "devices"), args, strict=False)), **kwargs}
-        given = named.get("devices")
-        given = jax.devices() if given is None else list(given)
-        if not devices.keys() >= set(given):
+        requested = named.get("devices")
+        requested = jax.devices() if requested is None else list(requested)
+        if not devices.keys() >= set(requested):
             return create(*args, **kwargs)
-        grid = create(**{**named, "devices": [devices[device] for device in given]})
+        grid = create(**{**named, "devices": [devices[device] for device in requested]})
         return np.vectorize(emulated.get, otypes=[object])(grid)
 
     return arrange

@@ -154,8 +154,8 @@ def _operands(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
         if eqn.invars[0].aval.shape[before] == eqn.outvars[0].aval.shape[dim]:
             yield eqn.invars[0], before
     elif name in _REDUCTIONS or name == "squeeze":
-        gone = params["dimensions"] if name == "squeeze" else params["axes"]
-        yield eqn.invars[0], [d for d in range(eqn.invars[0].aval.ndim) if d not in gone][dim]
+        removed = params["dimensions"] if name == "squeeze" else params["axes"]
+        yield eqn.invars[0], [d for d in range(eqn.invars[0].aval.ndim) if d not in removed][dim]
 
 
 def _factors(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:

@@ -158,14 +158,14 @@ def _problem(error: BaseException, last: FrameType) -> InvalidSpec | TypeDiffere
     local = last.f_locals
     match last.f_code.co_name:
         case "_check_mesh_resource_axis":
-            found = InvalidSpec(local["mesh"], local["pspec"], None)
+            invalid = InvalidSpec(local["mesh"], local["pspec"], None)
         case "_check_unique_resources" if isinstance(error, DuplicateSpecError):
-            found = InvalidSpec(error.mesh, error.pspec, None)
+            invalid = InvalidSpec(error.mesh, error.pspec, None)
         case "_check_divisibility":
             sharding = local["sharding"]
-            found = InvalidSpec(sharding.mesh, sharding.spec, tuple(local["shape"]))
+            invalid = InvalidSpec(sharding.mesh, sharding.spec, tuple(local["shape"]))
         case "get_sharding" if "out_s" in local:
-            found = InvalidSpec(local["out_s"].mesh, local["out_s"].spec, tuple(local["shape"]))
+            invalid = InvalidSpec(local["out_s"].mesh, local["out_s"].spec, tuple(local["shape"]))
         case "_check_carry_type":
             before, after = local["in_carry"], local["out_carry"]
             carry = local.get("carry_name") or "carry"
@@ -176,8 +176,8 @@ def _problem(error: BaseException, last: FrameType) -> InvalidSpec | TypeDiffere
             return _difference(local["api_name"], "", names, first.paths, first, second)
         case _:
             return None
-    is_explicit = found.mesh is not None and getattr(found.mesh, "_any_axis_explicit", False)
-    return found if is_explicit else None
+    is_explicit = invalid.mesh is not None and getattr(invalid.mesh, "_any_axis_explicit", False)
+    return invalid if is_explicit else None
 
 
 def _difference(

@@ -89,22 +89,22 @@ def likely_donations(handle: Any) -> list[str]:
     return sorted(tracker.takes(path) for tracker, path in paths if path is not None)
 
 
-def deletion_cause(handle: Any, taker: str | None) -> str:
+def deletion_cause(handle: Any, consumer: str | None) -> str:
     """Describe why a handle is deleted.
 
     Args:
         handle: The deleted handle.
-        taker: The callable that it was donated to, if known.
+        consumer: The callable that it was donated to, if known.
     """
-    if taker == SHARD:
+    if consumer == SHARD:
         return "one of its shards was deleted or donated by itself"
-    if taker is not None:
-        target = "one of its shards" if taker.startswith(SHARD) else "it"
-        taker = taker.removeprefix(SHARD)
+    if consumer is not None:
+        target = "one of its shards" if consumer.startswith(SHARD) else "it"
+        consumer = consumer.removeprefix(SHARD)
         return (
             f"{DELETE} was called on {target}"
-            if taker == DELETE
-            else f"{target} was donated to {taker}"
+            if consumer == DELETE
+            else f"{target} was donated to {consumer}"
         )
     likely = likely_donations(handle)
     if not likely:
@@ -141,18 +141,18 @@ def arrays_with_shard(handle: Any) -> list[Any]:
     return [whole for known in wholes if (whole := known()) is not None]
 
 
-def release_shards(values: Iterable[Any], taker: str) -> None:
+def release_shards(values: Iterable[Any], consumer: str) -> None:
     """Delete the Arrays that lost a shard because values were deleted or donated.
 
     Args:
         values: Leaves of donated arguments, whether a program has taken them over or not.
-        taker: The callable that they were donated to, or `DELETE`.
+        consumer: The callable that they were donated to, or `DELETE`.
     """
     for value in values:
         handle = getattr(value, "_buffers", value)
         if id(handle) in SHARDS and handle.is_deleted():
             for array in arrays_with_shard(handle):
-                array._lose_shard(taker)
+                array._lose_shard(consumer)
 
 
 # Slots that may be unset; an unset slot reads as None.
@@ -217,18 +217,18 @@ class ArrayBase(jax.Array):
             for whole in arrays_with_shard(handle):
                 whole._expose()
 
-    def _lose_shard(self, taker: str) -> Handle:
+    def _lose_shard(self, consumer: str) -> Handle:
         """Become a deleted array; Arrays over its other shards stay alive.
 
         The runtime would start a program with the other shards, and wait for the missing device.
 
         Args:
-            taker: The callable that the lost shard was donated to, `DELETE`, or "" if unknown.
+            consumer: The callable that the lost shard was donated to, `DELETE`, or "" if unknown.
         """
         exposed = self._exposed
         self._buffers = dead = deleted_like(self._buffers if exposed is None else exposed)
         if self._deleted_by is None:
-            self._deleted_by = SHARD + taker
+            self._deleted_by = SHARD + consumer
         self._value_cache = None
         return dead
 
@@ -313,8 +313,8 @@ def check_alive_as(name: Callable[[], str], x: Any) -> None:
         raise DeletedError(f"{name()}: {error}") from None
 
 
-def _deleted_text(handle: Handle, taker: str | None) -> str:
-    how = deletion_cause(handle, taker)
+def _deleted_text(handle: Handle, consumer: str | None) -> str:
+    how = deletion_cause(handle, consumer)
     advice = "use what that call returned instead" if "donated to" in how else "make it anew"
     return f"an Array {type_text(handle)} has been deleted: {how}; {advice}"
 

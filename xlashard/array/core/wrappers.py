@@ -303,11 +303,11 @@ class JaxCall:
     def operands(self) -> list[tuple[str, Any]]:
         """Return every array among the arguments with its path."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(self._bound())
-        found = []
+        operands = []
         for (first, *rest), leaf in leaves:
             if isinstance(leaf, ArrayBase) or type(leaf) is HandleType:
-                found.append((f"{first.key}{jax.tree_util.keystr(tuple(rest))}", leaf))
-        return found
+                operands.append((f"{first.key}{jax.tree_util.keystr(tuple(rest))}", leaf))
+        return operands
 
     def _bound(self) -> dict[str, Any]:
         if self.names:
@@ -366,12 +366,12 @@ def _check_devices(call: JaxCall) -> None:
     bound = [(name, x) for name, x in call.operands() if x.committed]
     for name, x in bound[1:]:
         first, other = bound[0]
-        mine, its = ([d.id for d in y.sharding._device_assignment] for y in (other, x))
-        if mine != its:
+        other_ids, ids = ([d.id for d in y.sharding._device_assignment] for y in (other, x))
+        if other_ids != ids:
             raise DeviceMismatchError(
                 f"{call.name} needs its arrays on the same devices in the same order: {first}, "
-                f"{type_text(other)}, is on {_ids_text(mine)} and {name}, {type_text(x)}, on "
-                f"{_ids_text(its)}; move one of them, for example "
+                f"{type_text(other)}, is on {_ids_text(other_ids)} and {name}, {type_text(x)}, on "
+                f"{_ids_text(ids)}; move one of them, for example "
                 f"device_put({name}, {first}.sharding)"
             ) from None
 

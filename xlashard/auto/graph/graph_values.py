@@ -276,8 +276,8 @@ def join_equal_labels(
     whole = [tuple(map(labels.find, value.labels)) for value in values]
     through = set(map(labels.find, loops))
     facts: dict[int, set[Hashable]] = defaultdict(set)
-    for index, (value, found) in enumerate(zip(values, whole, strict=True)):
-        for dim, label in enumerate(found):
+    for index, (value, value_labels) in enumerate(zip(values, whole, strict=True)):
+        for dim, label in enumerate(value_labels):
             facts[label].add((value.shape, value.itemsize, dim, index in state, label in through))
     color = {label: colors[frozenset(known)] for label, known in facts.items()}
     places = [
@@ -287,9 +287,9 @@ def join_equal_labels(
     kinds = [colors[operation_kind(op, values)] for op in operations]
     for _ in range(_ROUNDS):
         uses: dict[int, Counter[Hashable]] = defaultdict(Counter)
-        for kind, found in zip(kinds, places, strict=True):
-            used = colors[kind, *(color[label] for _, _, label in found)]
-            for slot, dim, label in found:
+        for kind, uses_of in zip(kinds, places, strict=True):
+            used = colors[kind, *(color[label] for _, _, label in uses_of)]
+            for slot, dim, label in uses_of:
                 uses[label][used, slot, dim] += 1
         before = len(set(color.values()))
         color = {k: colors[c, frozenset(uses[k].items())] for k, c in color.items()}
@@ -297,8 +297,8 @@ def join_equal_labels(
             break
     # The dimensions of one value stay apart.
     apart = set[int]()
-    for found in whole:
-        counts = Counter(color[label] for label in set(found))
+    for value_labels in whole:
+        counts = Counter(color[label] for label in set(value_labels))
         apart.update(c for c, count in counts.items() if count > 1)
     first: dict[int, int] = {}
     for label, c in color.items():

@@ -148,7 +148,7 @@ class LabelledValues:
         left = [value for value in pair if value != carry]
         if len(left) != 1 or self.values[carry].uses != 1:
             return []
-        found: list[int] = []
+        addends: list[int] = []
         while left:
             value = left.pop()
             if self.values[value].uses != 1:
@@ -158,8 +158,8 @@ class LabelledValues:
             elif value in self._passed:
                 left.append(self._passed[value])
             else:
-                found.append(value)
-        return found
+                addends.append(value)
+        return addends
 
     def clusters_led_by(self, leaders: Iterable[int]) -> set[int]:
         """Return the clusters whose largest value is one of some values."""
@@ -174,10 +174,10 @@ class LabelledValues:
 
     def members(self) -> Iterator[tuple[int, list[int]]]:
         """Yield each cluster with its values."""
-        found: dict[int, list[int]] = {}
+        clusters: dict[int, list[int]] = {}
         for index in range(len(self.values)):
-            found.setdefault(self.cluster(index), []).append(index)
-        yield from found.items()
+            clusters.setdefault(self.cluster(index), []).append(index)
+        yield from clusters.items()
 
 
 class InnerPrograms(LabelledValues, ABC):

@@ -106,11 +106,11 @@ class ProgramGraph(InnerPrograms):
     @cached_property
     def alike(self) -> list[tuple[int, ...]]:
         """Operations that cost the same, as those of equal layers do, whose labels are the same."""
-        found: dict[Hashable, list[int]] = {}
+        groups: dict[Hashable, list[int]] = {}
         for number, op in enumerate(self.operations):
             labels = tuple((self._joined[index], self.is_state(index)) for _, index in op.slots)
-            found.setdefault((operation_kind(op, self.values), labels), []).append(number)
-        return [tuple(numbers) for numbers in found.values()]
+            groups.setdefault((operation_kind(op, self.values), labels), []).append(number)
+        return [tuple(numbers) for numbers in groups.values()]
 
     def is_state(self, value: int) -> bool:
         """Return True for a value in a cluster of the state."""
@@ -326,16 +326,16 @@ def batch_labels(graph: ProgramGraph) -> tuple[frozenset[int], frozenset[int]]:
         if index in graph.state:
             continue
         own, least = frozenset[int](), 0.0
-        found: list[tuple[float, frozenset[int]]] = []
+        splits: list[tuple[float, frozenset[int]]] = []
         for dim in range(min(len(graph.values[index].shape), 2)):
             reached = _closure(graph.label(graph.inside.get(index, index), dim), links)
             work = _split_work(graph, reached)
-            found.append((work, frozenset(reached)))
+            splits.append((work, frozenset(reached)))
             if work > least * _FAR_MORE:
                 own, least = frozenset(reached), work
         if least > most * 1.1:
             best, most = own, least
-            others = [each for work, each in found if own.isdisjoint(each) and 2 * work > least]
+            others = [each for work, each in splits if own.isdisjoint(each) and 2 * work > least]
             along = others[0] if others else frozenset()
     return best, along
 

@@ -92,8 +92,8 @@ class AutoPlan(SerializableReport, PlanFields):
 
     def with_slice(self, topology: str) -> Self:
         """Return the plan with the smallest slice that would do."""
-        found = replace(self, smallest_slice=topology)
-        return found if self._program is None else found.bound_to(self._program)
+        plan = replace(self, smallest_slice=topology)
+        return plan if self._program is None else plan.bound_to(self._program)
 
     @property
     def layout(self) -> ProgramLayout:

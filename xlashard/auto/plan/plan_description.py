@@ -37,25 +37,25 @@ _MOST_HELD = 20
 
 
 def describe_plan(
-    program: AutoProgram, problem: AutoProblem, found: ProvenLayouts, arguments: Any
+    program: AutoProgram, problem: AutoProblem, layouts: ProvenLayouts, arguments: Any
 ) -> AutoPlan:
     """Return the report of the best layout.
 
     Args:
         program: The program.
         problem: The problem that was solved.
-        found: The layouts.
+        layouts: The layouts.
         arguments: Arguments of the call, which may name logical axes.
     """
-    best, traced = found.proven[0], program.call.traced
+    best, traced = layouts.proven[0], program.call.traced
     jaxpr, layout = traced.jaxpr, best.layout
-    second = next((p.layout for p in found.proven[1:] if p.fits), layout)
+    second = next((p.layout for p in layouts.proven[1:] if p.fits), layout)
     in_specs = layout.in_specs, second.in_specs, problem.in_specs
     inputs = _values(program.mesh, traced.arg_names, traced.in_avals, *in_specs)
     inputs = inputs[program.closed_over :]
     out_specs = layout.out_specs, second.out_specs, problem.out_specs
     outputs = _values(program.mesh, traced.result_paths, jaxpr.out_avals, *out_specs)
-    shown = [*map(_proven_text, found.proven), *map(_predicted, found.others)]
+    shown = [*map(_proven_text, layouts.proven), *map(_predicted, layouts.others)]
     plan = AutoPlan(
         name=traced.name,
         devices=_devices_text(program),
@@ -73,8 +73,8 @@ def describe_plan(
         arguments=tuple(_arguments(program)),
         axis_rules=_axis_rules(inputs, layout.in_specs[program.closed_over :], arguments),
         unforeseen=tuple(_unforeseen(program, best)),
-        gap=found.gap,
-        least_seconds=found.least_seconds,
+        gap=layouts.gap,
+        least_seconds=layouts.least_seconds,
         unknown_primitives=unknown_primitives(jaxpr),
         held=() if best.fits else _held(best, inputs, source_of(jaxpr)),
     )
@@ -87,15 +87,15 @@ def unknown_primitives(jaxpr: Any) -> tuple[str, ...]:
     Args:
         jaxpr: The closed jaxpr.
     """
-    found: set[str] = set()
+    unknown: set[str] = set()
     for eqn in jaxpr.eqns:
         inner = list(bodies(eqn))
         # Inside shard_map each device runs what is written.
         if eqn.primitive.name != "shard_map":
-            found.update(*map(unknown_primitives, inner))
+            unknown.update(*map(unknown_primitives, inner))
         if not inner and not op_rule(eqn).known:
-            found.add(eqn.primitive.name)
-    return tuple(sorted(found))
+            unknown.add(eqn.primitive.name)
+    return tuple(sorted(unknown))
 
 
 def _arguments(program: AutoProgram) -> Iterator[PlannedArgument]:
@@ -133,7 +133,7 @@ def _values(
         second: Spec of each in the layout that came second.
         fixed: Spec of each that is prescribed, or None.
     """
-    found = []
+    values = []
     for path, aval, spec, other, kept in zip(paths, avals, specs, second, fixed, strict=True):
         aval, text, other_text = shaped(aval), text_of_spec(spec), text_of_spec(other)
         shard = NamedSharding(mesh, spec).shard_shape(aval.shape)
@@ -146,8 +146,8 @@ def _values(
             is_fixed=kept is not None,
             runner_up="" if other_text == text else other_text,
         )
-        found.append(value)
-    return tuple(found)
+        values.append(value)
+    return tuple(values)
 
 
 def _constraints(program: AutoProgram, layout: ProgramLayout) -> Iterator[PlannedConstraint]:
@@ -238,11 +238,11 @@ def logical_axes(args: Any) -> dict[str, tuple[str | None, ...]]:
     """
     boxes, _ = jax.tree_util.tree_flatten_with_path(args, is_leaf=lambda v: bool(_names(v)))
     named = ((path, box) for path, box in boxes if _names(box))
-    found: dict[str, tuple[str | None, ...]] = {}
+    axes: dict[str, tuple[str | None, ...]] = {}
     for path, box in named:
         for inner, _ in jax.tree_util.tree_flatten_with_path(box)[0]:
-            found[jax.tree_util.keystr((*path, *inner))] = _names(box)
-    return found
+            axes[jax.tree_util.keystr((*path, *inner))] = _names(box)
+    return axes
 
 
 def _names(value: Any) -> tuple[Any, ...]:
@@ -272,7 +272,7 @@ def axis_rules(
             if name is not None:
                 listed = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
                 weights[name][tuple(map(str, listed))] += nbytes
-    return tuple((name, found.most_common(1)[0][0]) for name, found in sorted(weights.items()))
+    return tuple((name, counts.most_common(1)[0][0]) for name, counts in sorted(weights.items()))
 
 
 def _held(

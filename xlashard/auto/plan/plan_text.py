@@ -172,16 +172,18 @@ def _values(
 
 
 def _constraints(plan: PlanFields, page: Page) -> RenderableType | None:
-    found = [(*shown, count) for shown, count in Counter(map(_shown, plan.constraints)).items()]
-    if not found:
+    constraints = [
+        (*shown, count) for shown, count in Counter(map(_shown, plan.constraints)).items()
+    ]
+    if not constraints:
         return None
     rows = [
         (line, operation, kind, of, spec, f"{count} x" if count > 1 else "")
-        for line, operation, kind, of, spec, count in page.rows(found)
+        for line, operation, kind, of, spec, count in page.rows(constraints)
     ]
     body = table(["line", "operation", "", "type", "spec", ">"], rows)
     note = f"{len(plan.constraints)} values, constrained in the function"
-    return section("Constraints inside", note, body, page.left(len(found) - len(rows)))
+    return section("Constraints inside", note, body, page.left(len(constraints) - len(rows)))
 
 
 def _shown(constraint: PlannedConstraint) -> tuple[str, ...]:

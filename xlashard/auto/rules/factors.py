@@ -148,8 +148,8 @@ def operation_of(eqn: Any) -> Operation:
 
 def remaining(rank: int, *taken: Any) -> list[int]:
     """Return the dimensions of a rank that none of some collections contains."""
-    gone = {d for dims in taken for d in dims}
-    return [d for d in range(rank) if d not in gone]
+    removed = {d for dims in taken for d in dims}
+    return [d for d in range(rank) if d not in removed]
 
 
 def wide_pieces(size: int, wide: int, halo: int) -> int:

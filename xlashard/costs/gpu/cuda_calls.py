@@ -59,8 +59,8 @@ def contracted_dims(product: Instruction) -> tuple[int, ...]:
     """
     if product.opcode == "dot":
         return product.attributes.contracting_dims
-    found = _CONTRACTED.search(product.attributes.backend_config)
-    return tuple(int(n) for n in re.findall(r"\d+", found[1])) if found else ()
+    match = _CONTRACTED.search(product.attributes.backend_config)
+    return tuple(int(n) for n in re.findall(r"\d+", match[1])) if match else ()
 
 
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]')

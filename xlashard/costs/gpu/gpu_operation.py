@@ -195,10 +195,10 @@ class GpuOperationModel(OperationModel[GpuRates]):
         return OperationTime(arithmetic, launch=launch)
 
     def _product(self, computation: Computation, instruction: Instruction) -> Work:
-        found = instruction_flops(self._module, computation, instruction)
-        if not found.matmul_flops:
+        flops = instruction_flops(self._module, computation, instruction)
+        if not flops.matmul_flops:
             return Work()
-        dtype, padding = found.dtype, 1.0
+        dtype, padding = flops.dtype, 1.0
         operands = computation.operand_arrays(instruction)
         if operands[0].dtype == operands[1].dtype == "f32":
             # The tensor cores of a GPU take float32 with fewer bits.
@@ -207,7 +207,7 @@ class GpuOperationModel(OperationModel[GpuRates]):
         left, right = operands[:2]
         if not convolved(instruction, left, right, instruction.shape.arrays[0]):
             padding = self._padding(operands, instruction)
-        return Work({dtype: found.matmul_flops * padding})
+        return Work({dtype: flops.matmul_flops * padding})
 
     def _padding(self, operands: list[Shape], product: Instruction) -> float:
         left, right = operands[0].size, operands[1].size

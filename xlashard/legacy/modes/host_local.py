@@ -218,8 +218,8 @@ def _goes_as_it_is(value: Any, spec: Any) -> bool:
 
 
 def _spec(resource: Resource, mesh: Mesh, what: str) -> Any:
-    if isinstance(resource.given, FromGda | Auto):
-        return resource.given
+    if isinstance(resource.value, FromGda | Auto):
+        return resource.value
     sharding = to_sharding(resource, mesh, what)
     if not isinstance(sharding, NamedSharding):
         raise ResourceError(  # no-catalogue: needs several processes

@@ -140,7 +140,7 @@ class ModeFunction(Function):
         every = zip(call.values, arguments, resources, call.in_shardings, strict=True)
         for value, argument, resource, request in every:
             if not is_global(value):
-                if not isinstance(resource.given, FromGda):
+                if not isinstance(resource.value, FromGda):
                     argument = argument.unbound()
                 elif not isinstance(value, jax.ShapeDtypeStruct):
                     path = argument.path
@@ -200,7 +200,7 @@ def _check_not_auto(options: PjitOptions) -> None:
 def _holding(options: PjitOptions, kind: type) -> str | None:
     """Return the name of the resources that contain an instance of a class."""
     for tree in (options.in_resources, options.out_resources):
-        if any(isinstance(leaf.given, kind) for leaf in tree.leaves):
+        if any(isinstance(leaf.value, kind) for leaf in tree.leaves):
             return tree.what
     return None
 

@@ -199,8 +199,8 @@ class CompileLog:
         recreated = explanation.reason == "recreated"
         if recreated and level == logging.INFO and not self._site[0].is_due():
             return
-        found = recompile_report.hints([explanation], records, self._site[0].num_functions)
-        advice = "".join([f"\n  hint: {hint}" for hint in found])
+        hints = recompile_report.hints([explanation], records, self._site[0].num_functions)
+        advice = "".join([f"\n  hint: {hint}" for hint in hints])
         LOGGER.log(level, "%s%s", explanation.text(self._function), advice)
 
     def report(self) -> "recompile_report.RecompileReport":

@@ -112,7 +112,7 @@ def explain_record(
         earlier: The earlier records, in order.
         of_others: Digests of calls for which other functions of the same source missed the cache.
     """
-    reason, nearest, found = _reason(record, _candidates(record, earlier))
+    reason, nearest, differences = _reason(record, _candidates(record, earlier))
     if reason == "first" and record.key.digest() in of_others:
         reason = "recreated"
     return Explanation(
@@ -126,7 +126,7 @@ def explain_record(
         executable=record.executable_source,
         reason=reason,
         nearest=nearest.number if nearest else None,
-        differences=found,
+        differences=differences,
     )
 
 
@@ -177,17 +177,17 @@ def hints(
         records: All records of the function, to count the distinct values of what changed.
         num_functions: Number of jitted functions of the same source with a cache miss.
     """
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     if any(explanation.reason == "recreated" for explanation in explained):
         hint = (
             f"{num_functions} jitted functions were made of this source: make it once, outside of "
             "the loop or function that runs repeatedly, and pass varying values as arguments"
         )
-        found[hint] = None
+        texts[hint] = None
     for difference in (d for explanation in explained for d in explanation.differences):
         for hint in _hints_of(difference, records):
-            found[hint] = None
-    return tuple(found)
+            texts[hint] = None
+    return tuple(texts)
 
 
 def _hints_of(difference: CallDifference, records: Sequence[MissRecord]) -> Iterator[str]:

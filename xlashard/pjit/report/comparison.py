@@ -158,7 +158,7 @@ class Comparison(PrintableReport):
             _amounts_section(self.amounts, page),
             _uses_section("Memory by leaf", "of one device", self.memory, page),
             _uses_section("Collectives", "what each device sends", self.traffic, page),
-            *(_facts_section(title, found, page) for title, found in self._texts.items()),
+            *(_facts_section(title, facts, page) for title, facts in self._texts.items()),
         ]
         shown = [part for part in parts if part is not None]
         yield from shown or [Text("\nnothing changed", style="dim")]
@@ -201,8 +201,8 @@ class Comparison(PrintableReport):
                 ],
             ),
         ]
-        for title, found in {"Facts": self.facts, **self._texts}.items():
-            rows = [(f.name, f.old or "–", f.new or "–") for f in found]
+        for title, facts in {"Facts": self.facts, **self._texts}.items():
+            rows = [(f.name, f.old or "–", f.new or "–") for f in facts]
             parts.append(_markdown(title, ("what", "before", "after"), rows))
         shown = [part for part in parts if part]
         return "\n\n".join(shown if len(shown) > 1 else [*shown, "Nothing changed."]) + "\n"
@@ -235,19 +235,19 @@ def _use_text(use: UsageChange) -> str:
     return f"{use.what}{at} sends {in_bytes(use.new_bytes - use.old_bytes)}"
 
 
-def _facts_section(title: str, found: Sequence[FactChange], page: Page) -> RenderableType | None:
-    if not found:
+def _facts_section(title: str, facts: Sequence[FactChange], page: Page) -> RenderableType | None:
+    if not facts:
         return None
     rows = [
         (page.path(f.name) if "[" in f.name else f.name, f.old or "–", "→", f.new or "–")
-        for f in page.rows(found)
+        for f in page.rows(facts)
     ]
-    rest = page.left(len(found) - len(rows))
+    rest = page.left(len(facts) - len(rows))
     return section(title, "", table(("", "", "", ""), rows), rest)
 
 
-def _amounts_section(found: Sequence[AmountChange], page: Page) -> RenderableType | None:
-    shown = [a for a in found if page.is_full or _differs(a)]
+def _amounts_section(amounts: Sequence[AmountChange], page: Page) -> RenderableType | None:
+    shown = [a for a in amounts if page.is_full or _differs(a)]
     if not shown:
         return None
     rows = [(a.name, _amount(a, a.old), "→", _amount(a, a.new), _by(a)) for a in shown]
@@ -280,12 +280,12 @@ def _by(a: AmountChange) -> Text:
 
 
 def _uses_section(
-    title: str, note: str, found: Sequence[UsageChange], page: Page
+    title: str, note: str, changes: Sequence[UsageChange], page: Page
 ) -> RenderableType | None:
-    if not found:
+    if not changes:
         return None
     rows: list[Sequence[RenderableType]] = []
-    for u in page.rows(found):
+    for u in page.rows(changes):
         what = Text.assemble(u.what, (f"  {u.where}" if u.where else "", "dim"))
         row: list[RenderableType] = [
             Text(u.change, _COLOURS[u.change]),
@@ -301,5 +301,5 @@ def _uses_section(
             )
         rows.append((*row, what))
     columns = ["", ">", "", ">", *([""] if page.width >= WIDE else []), ""]
-    rest = page.left(len(found) - len(rows))
+    rest = page.left(len(changes) - len(rows))
     return section(title, note, table(columns, rows), rest)

@@ -114,8 +114,8 @@ def describe_repeated(
         shared.update(dict.fromkeys(remedies[product][0], product.flops * sum(times)))
     reports = []
     for product, times in runs.items():
-        found, constraint = remedies[product]
-        remedy = max(found, key=lambda each: shared[each], default=("", ""))
+        arguments, constraint = remedies[product]
+        remedy = max(arguments, key=lambda each: shared[each], default=("", ""))
         at = None if remedy[0] else constraint
         reports.append(_report(product, times, total, program, (remedy[0], remedy[1], at)))
     return tuple(sorted((r for r in reports if r.share >= _LEAST_SHARE), key=lambda r: -r.flops))
@@ -210,7 +210,7 @@ def _remedies(
     assert program.call is not None
     variables = program.call.traced.jaxpr.invars
     by_variable = dict(zip(variables, program.arguments, strict=True))
-    found: dict[_Remedy, None] = {}
+    remedies: dict[_Remedy, None] = {}
     constraint = None
     for value, dim in product.dims():
         if not is_variable(value):
@@ -221,8 +221,8 @@ def _remedies(
                 continue
             spec = _spec(origin, by_variable, mesh)
             if spec:
-                found[by_variable[origin.variable].path, spec] = None
-    return list(found), constraint
+                remedies[by_variable[origin.variable].path, spec] = None
+    return list(remedies), constraint
 
 
 def _spec(origin: Origin, arguments: Mapping[Any, ProgramValue], mesh: Mesh) -> str:

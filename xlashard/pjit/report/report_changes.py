@@ -72,19 +72,19 @@ def usage_changes(old: Sequence[BytesUse], new: Sequence[BytesUse]) -> tuple[Usa
     """Return the uses whose bytes differ, largest change first."""
     before, after = _by_key(old), _by_key(new)
     changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
-    found = [change for change in changes if change.old_bytes != change.new_bytes]
-    return tuple(sorted(found, key=lambda c: -abs(c.new_bytes - c.old_bytes)))
+    changed = [change for change in changes if change.old_bytes != change.new_bytes]
+    return tuple(sorted(changed, key=lambda c: -abs(c.new_bytes - c.old_bytes)))
 
 
 def _by_key(uses: Sequence[BytesUse]) -> dict[tuple[str, ...], BytesUse]:
-    found: dict[tuple[str, ...], BytesUse] = {}
+    totals: dict[tuple[str, ...], BytesUse] = {}
     for use in uses:
-        known = found.get(use.key)
+        known = totals.get(use.key)
         if known is not None:
             nbytes, seconds = use.nbytes + known.nbytes, use.seconds + known.seconds
             use = BytesUse(use.key, known.what, known.where, nbytes, seconds)
-        found[use.key] = use
-    return found
+        totals[use.key] = use
+    return totals
 
 
 def _use_change(old: BytesUse | None, new: BytesUse | None) -> UsageChange:
@@ -108,8 +108,8 @@ def fact_changes[R](facts: Facts[R], old: R, new: R) -> tuple[FactChange, ...]:
 
 def amount_changes[R](amounts: Amounts[R], old: R, new: R) -> tuple[AmountChange, ...]:
     """Return the numbers of two reports that at least one of them has."""
-    found = [AmountChange(name, unit, of(old), of(new)) for name, (unit, of) in amounts.items()]
-    return tuple(change for change in found if change.old or change.new)
+    changes = [AmountChange(name, unit, of(old), of(new)) for name, (unit, of) in amounts.items()]
+    return tuple(change for change in changes if change.old or change.new)
 
 
 def value_changes(old: Any, new: Any) -> dict[str, tuple[FactChange, ...]]:
@@ -281,8 +281,8 @@ def find_breaches[R](
         limits: Limits from `parse_limits`.
         keys: The figures that can be limited.
     """
-    found = (_breach(report, limit, keys[limit.key]) for limit in limits)
-    return tuple(breach for breach in found if breach is not None)
+    breaches = (_breach(report, limit, keys[limit.key]) for limit in limits)
+    return tuple(breach for breach in breaches if breach is not None)
 
 
 def _breach[R](report: R, limit: Limit, key: BudgetKey[R]) -> Breach | None:

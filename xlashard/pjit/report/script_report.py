@@ -236,8 +236,8 @@ class ScriptComparison(PrintableReport):
     def _others(self) -> list[tuple[str, str]]:
         """Return the names of programs without changes, and of those in one report only."""
         same = [comparison.new for comparison in self.programs if comparison.is_same]
-        found = (("Unchanged", same), ("Only before", self.removed), ("Only after", self.added))
-        return [(title, ", ".join(names)) for title, names in found if names]
+        groups = (("Unchanged", same), ("Only before", self.removed), ("Only after", self.added))
+        return [(title, ", ".join(names)) for title, names in groups if names]
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
         for comparison in self._changed:

@@ -248,17 +248,19 @@ class Findings[T]:
     printed: Mapping[str, str]
     merged: Callable[[Sequence[T]], Sequence[T]] | None = None
 
-    def section(self, found: Sequence[T], page: Page) -> RenderableType | None:
+    def section(self, findings: Sequence[T], page: Page) -> RenderableType | None:
         """Return the section of a printed report; None without findings."""
         if self.merged is not None and not page.is_full:
-            found = self.merged(found)
+            findings = self.merged(findings)
         heading, columns = (self.title, self.note), list(self.printed)
-        return listing(page, heading, columns, found, partial(self._row, page), *self._amount)
+        return listing(page, heading, columns, findings, partial(self._row, page), *self._amount)
 
-    def summarize(self, found: Sequence[T]) -> str:
+    def summarize(self, findings: Sequence[T]) -> str:
         """Return the words beside the title on a page."""
         amount, shown = self._amount
-        return self.summary.format(count=f"{len(found):,}", total=shown(sum(map(amount, found))))
+        return self.summary.format(
+            count=f"{len(findings):,}", total=shown(sum(map(amount, findings)))
+        )
 
     @property
     def _amount(self) -> tuple[Callable[[T], Any], Callable[[float], str]]:

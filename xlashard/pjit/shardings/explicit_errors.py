@@ -66,21 +66,21 @@ def _place(failure: TypeFailure) -> str:
 
 def _invalid_spec(problem: InvalidSpec, failure: TypeFailure) -> str:
     spec, shape = problem.spec, problem.shape
-    found = f"the sharding {spec} at {_place(failure)}"
+    subject = f"the sharding {spec} at {_place(failure)}"
     axes = [entry_axes(entry) for entry in spec.partitions]
     if shape is not None and len(axes) > len(shape):
         return (
-            f"{found} has {len(axes)} entries for an array of shape {shape}: give at most "
+            f"{subject} has {len(axes)} entries for an array of shape {shape}: give at most "
             f"{counted(len(shape), 'entry', 'entries')}, such as {_spec(axes[: len(shape)])}"
         )
     try:
         validate_spec(spec_of(spec), grid_of(problem.mesh), shape)
     except DivisibilityError as error:
         axes[error.dim] = ()
-        return f"{found}: {error}. Pad it, or leave it whole: {_spec(axes)}"
+        return f"{subject}: {error}. Pad it, or leave it whole: {_spec(axes)}"
     except GeometryError as error:
-        return f"{found}: {error}"
-    return f"{found}: {failure.text}"
+        return f"{subject}: {error}"
+    return f"{subject}: {failure.text}"
 
 
 def _difference(problem: TypeDifference, failure: TypeFailure) -> str:
@@ -251,7 +251,7 @@ def _reshape(operand: Operand, sizes: Sequence[int]) -> str:
 
 def _mapped(operands: Sequence[Operand], dims: Sequence[int]) -> str:
     axes = [_dims(o)[d] if _dims(o) else () for o, d in zip(operands, dims, strict=True)]
-    wrong = next(i for i, found in enumerate(axes) if found != axes[0])
+    wrong = next(i for i, names in enumerate(axes) if names != axes[0])
     first, other = operands[0], operands[wrong]
     return (
         f"the mapped dimension is sharded over {_names(axes[0])} in {_label(first)} and over "
@@ -294,7 +294,7 @@ def _whole(operands: Sequence[Operand], dims: Collection[int]) -> str:
         axes = _dims(operand)
         cut = [d for d in sorted(dims) if d < len(axes) and axes[d]]
         if cut:
-            spec = [() if d in dims else found for d, found in enumerate(axes)]
+            spec = [() if d in dims else names for d, names in enumerate(axes)]
             return (
                 f"dimension {cut[0]} is sharded over {_names(axes[cut[0]])}, and the operation "
                 f"takes it whole: write {_resharded(operand, _spec(spec))}"
@@ -334,7 +334,7 @@ def _twice(spec: Any) -> str:
     """Return which dimensions of a result would be sharded over one axis."""
     axes = [] if spec is None else [entry_axes(entry) for entry in spec.partitions]
     for axis in _flat(axes):
-        dims = [d for d, found in enumerate(axes) if axis in found]
+        dims = [d for d, names in enumerate(axes) if axis in names]
         if len(dims) > 1:
             listed = " and ".join(map(str, dims))
             return f"dimensions {listed} of the result would be sharded over {axis!r}"
@@ -361,13 +361,13 @@ def _resharded(operand: Operand, spec: object) -> str:
     if operand.is_internal:
         names = " and ".join(operand.origins) or "x"
         return f"jax.sharding.reshard({names}, P()) before the call of JAX's function around it"
-    which = "" if operand.name else f" for the {dtype_name(operand.aval)}"
-    return f"jax.sharding.reshard({operand.name or 'value'}, {spec}){which}"
+    suffix = "" if operand.name else f" for the {dtype_name(operand.aval)}"
+    return f"jax.sharding.reshard({operand.name or 'value'}, {spec}){suffix}"
 
 
 def _with_axes(dims: Sequence[Axes], dim: int, axes: Axes) -> str:
     """Return a spec with other axes for one dimension; no other dimension keeps them."""
-    rest = [tuple(a for a in found if a not in axes) for found in dims]
+    rest = [tuple(a for a in names if a not in axes) for names in dims]
     rest[dim] = axes
     return _spec(rest)
 

@@ -155,7 +155,7 @@ def to_sharding(resource: Resource, mesh: Mesh | None, *value: str) -> Sharding 
         ResourceError: For a spec that does not fit the mesh, or names manual axes of a `shard_map`
             around the call.
     """
-    requested = resource.given
+    requested = resource.value
     if isinstance(requested, INFERRED):
         return None
     if requested is None:

@@ -73,18 +73,18 @@ class Resource:
     """One leaf of a tree of resources.
 
     Attributes:
-        given: The value that the user wrote: None, a PartitionSpec, a Sharding, `AUTO`, `FROM_GDA`
+        value: The value that the user wrote: None, a PartitionSpec, a Sharding, `AUTO`, `FROM_GDA`
             or `UNSPECIFIED`.
         layout: The layout that came with it in a `Format`, or None.
     """
 
-    given: Any
+    value: Any
     layout: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        if isinstance(self.given, UnspecifiedValue):
+        if isinstance(self.value, UnspecifiedValue):
             return _unspecified_with, (self.layout,)
-        return Resource, (self.given, self.layout)
+        return Resource, (self.value, self.layout)
 
 
 def _unspecified_with(layout: Any) -> Resource:
@@ -111,7 +111,7 @@ class ResourceTree:
 
     def text(self) -> str:
         """Return the tree as code."""
-        return repr(self.treedef.unflatten([leaf.given for leaf in self.leaves]))
+        return repr(self.treedef.unflatten([leaf.value for leaf in self.leaves]))
 
     def __reduce__(self) -> tuple[object, ...]:
         return tree_of_resources, (self.what, self.tree())
@@ -138,7 +138,7 @@ def refuse_from_gda(resources: ResourceTree) -> None:
     Raises:
         ResourceError: If one is `FROM_GDA`.
     """
-    if any([isinstance(leaf.given, FromGda) for leaf in resources.leaves]):
+    if any([isinstance(leaf.value, FromGda) for leaf in resources.leaves]):
         raise ResourceError(
             f"{resources.what} holds FROM_GDA, which takes the sharding of an argument; a result "
             "has none before it is made: give None (replicated), P(...), or UNSPECIFIED"
@@ -152,12 +152,12 @@ def refuse_unconstrained(resources: ResourceTree) -> None:
         ResourceError: With the path of the first such spec.
     """
     for i, leaf in enumerate(resources.leaves):
-        spec = leaf.given.spec if isinstance(leaf.given, NamedSharding) else leaf.given
+        spec = leaf.value.spec if isinstance(leaf.value, NamedSharding) else leaf.value
         if isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec.partitions:
             path, _ = jax.tree_util.tree_flatten_with_path(resources.tree())[0][i]
             name = resources.what + jax.tree_util.keystr(path)
             raise ResourceError(
-                f"{name} is {leaf.given}, which leaves a dimension UNCONSTRAINED: pass "
+                f"{name} is {leaf.value}, which leaves a dimension UNCONSTRAINED: pass "
                 "UNSPECIFIED, and call with_sharding_constraint with that spec inside the function",
                 path=name,
             )
@@ -185,7 +185,7 @@ _LEAF = jax.tree_util.tree_structure(0)
 def _read_leaf(leaf: Any, path: str) -> Resource:
     if isinstance(leaf, Format):
         requested = UNSPECIFIED if leaf.sharding is None else leaf.sharding
-        return Resource(_read_leaf(requested, path).given, leaf.layout)
+        return Resource(_read_leaf(requested, path).value, leaf.layout)
     if leaf is None or isinstance(leaf, _RESOURCES):
         return Resource(leaf)
     if isinstance(leaf, JaxSharding):

@@ -202,11 +202,11 @@ def uneven_dimensions(
 @cached_by_jaxpr
 def uneven_constraints(jaxpr: Any) -> tuple[UnevenConstraint, ...]:
     """Find the uneven constraints in a jaxpr and its inner jaxprs, of ours and of JAX."""
-    found: list[UnevenConstraint] = []
+    constraints: list[UnevenConstraint] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != CONSTRAINT:
             for body in tracing.bodies(eqn):
-                found += uneven_constraints(body)
+                constraints += uneven_constraints(body)
             continue
         try:
             sharding = from_jax(eqn.params["sharding"])
@@ -216,8 +216,8 @@ def uneven_constraints(jaxpr: Any) -> tuple[UnevenConstraint, ...]:
         if isinstance(sharding, XLACompatibleSharding):
             dims = uneven_dimensions(sharding, aval.shape)
             if dims:
-                found.append(UnevenConstraint(sharding, aval, dims, eqn))
-    return tuple(found)
+                constraints.append(UnevenConstraint(sharding, aval, dims, eqn))
+    return tuple(constraints)
 
 
 def report_uneven_value(
@@ -246,12 +246,14 @@ def report_uneven_value(
     warn(text, UnevenShardingWarning)
 
 
-def report_uneven_constraints(jaxpr: Any, ours: Any, function: str, strict: bool | None) -> None:
+def report_uneven_constraints(
+    jaxpr: Any, own_primitive: Any, function: str, strict: bool | None
+) -> None:
     """Report the uneven constraints of a program that is about to be lowered.
 
     Args:
         jaxpr: The closed jaxpr.
-        ours: The primitive of this package, whose call has warned already.
+        own_primitive: The primitive of this package, whose call has warned already.
         function: The name of the function.
         strict: The option of the function.
 
@@ -264,7 +266,7 @@ def report_uneven_constraints(jaxpr: Any, ours: Any, function: str, strict: bool
             at = "" if line is None else f" at {line[0]}:{line[1]}"
             text = constraint.describe(f"a with_sharding_constraint of {function}{at}")
             raise _error(constraint, text, "")
-        if constraint.eqn.primitive is not ours:
+        if constraint.eqn.primitive is not own_primitive:
             subject = f"a with_sharding_constraint of {function}"
             warn(constraint.describe(subject), UnevenShardingWarning, line)
 

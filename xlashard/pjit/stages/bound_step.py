@@ -263,12 +263,12 @@ class BoundStep:
         return explained_nan(error, plan.name, self._body, values, paths)
 
     def _note_donated(self, rest: tuple[Any, ...]) -> None:
-        taker = f"the bound step {self._plan.name}"
+        consumer = f"the bound step {self._plan.name}"
         leaves = jax.tree_util.tree_leaves(rest)
-        release_shards([*self._given, *compress(leaves, self._plan.donated_inputs)], taker)
+        release_shards([*self._given, *compress(leaves, self._plan.donated_inputs)], consumer)
         for array in self._given:
             if isinstance(array, Array):
-                array._deleted_by = taker
+                array._deleted_by = consumer
         self._given.clear()
 
 

@@ -288,9 +288,9 @@ class _Side:
     resources: tuple[Resource, ...]
 
     @classmethod
-    def of(cls, option: str, given: Any, path: str, values: tuple[ModuleValue, ...]) -> "_Side":
+    def of(cls, option: str, requested: Any, path: str, values: tuple[ModuleValue, ...]) -> "_Side":
         tree = jax.tree_util.tree_structure((0,) * len(values))
-        return cls(option, values, tuple(expand(read_resources(given, option), tree, path)))
+        return cls(option, values, tuple(expand(read_resources(requested, option), tree, path)))
 
     def shardings(self, mesh: Mesh | None) -> tuple[Any, ...]:
         pairs = zip(self.resources, self.values, strict=True)
@@ -357,9 +357,9 @@ def _devices(
         sources.append(("the mesh", mesh._flat_devices_tuple))
     for side in sides:
         for resource, value in zip(side.resources, side.values, strict=True):
-            if isinstance(resource.given, Sharding) and names_devices(resource.given):
+            if isinstance(resource.value, Sharding) and names_devices(resource.value):
                 where = f"the {side.option} of {value.path}"
-                sources.append((where, tuple(resource.given.devices)))
+                sources.append((where, tuple(resource.value.devices)))
     if not sources:
         return parsed.default_devices()
     name, first = sources[0]

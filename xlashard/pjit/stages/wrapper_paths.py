@@ -60,19 +60,19 @@ class NnxPaths:
         if len(holders[0]) != len(holders[1]) or not isinstance(out[1], dict):
             return None
         roots: dict[Any, str] = {}
-        taken, given = list(arg_names), [""] * out_tree.num_leaves
+        argument_paths, result_paths = list(arg_names), [""] * out_tree.num_leaves
         for path, index, below in _leaves(args):
             root = arg_names[index].removesuffix(keystr(path[2:]))
             roots[_key(path[0]), _key(path[1])] = root
-            taken[index] = root + keystr(below[2:])
+            argument_paths[index] = root + keystr(below[2:])
         position = dict(zip(holders[1], holders[0], strict=True))
         for path, index, below in _leaves(out):
             side, root, rest = _key(path[0]), "result", below[1:]
             if side < 2:
                 key = _key(path[1]) if side else position[_key(path[1])]
                 root, rest = roots[side, key], below[2:]
-            given[index] = root + keystr(rest)
-        return cls(tuple(taken), tuple(given))
+            result_paths[index] = root + keystr(rest)
+        return cls(tuple(argument_paths), tuple(result_paths))
 
 
 def cached_arguments(fun: Any) -> tuple[Any, tuple[Any, ...]] | None:

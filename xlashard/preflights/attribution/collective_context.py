@@ -68,13 +68,13 @@ class CollectiveContext:
         for op_name, frames in operations:
             operation = operation_of(op_name)
             for line in lines_of(frames):
-                found = [
+                equations = [
                     (scope, eqn)
                     for scope, eqn in self.shardings.equations.get(line, ())
                     if eqn.primitive.name == operation
                 ]
-                if found:
-                    return found
+                if equations:
+                    return equations
         return []
 
     @cached_property
@@ -113,8 +113,8 @@ def collective_context(
         names = instruction.operands
         # The second operand of a send is a token.
         names = names[:1] if instruction.opcode == "send" else names
-        found = {dataflow.argument(home, name) for name in names}
-        argument = found.pop() if len(found) == 1 else ""
+        arguments = {dataflow.argument(home, name) for name in names}
+        argument = arguments.pop() if len(arguments) == 1 else ""
     windowed = next(filter(None, map(dataflow.windowed, dataflow.sites(home))), "")
     moves = collective.traits.traffic == "pairs"
     if moves and not windowed and _is_of_ring(collective, grid):
@@ -169,11 +169,11 @@ class SuggestionFinder:
 
     def text(self) -> str:
         """Return the suggestion, or at least the lines to look at."""
-        found = self._by_equations() or self._by_argument(self.context.argument)
-        if not found and not self.context.collective.frames:
+        suggestion = self._by_equations() or self._by_argument(self.context.argument)
+        if not suggestion and not self.context.collective.frames:
             argument_paths = self.context.argument_paths
-            found = self._by_argument(min(argument_paths)) if len(argument_paths) == 1 else ""
-        return found or self._where()
+            suggestion = self._by_argument(min(argument_paths)) if len(argument_paths) == 1 else ""
+        return suggestion or self._where()
 
     def _by_equations(self) -> str:
         """Suggest sharding the source of the value as the operation requires."""
@@ -181,13 +181,13 @@ class SuggestionFinder:
             values = [v for v in eqn.invars if is_variable(v) and v.aval.shape]
             values.sort(key=lambda v: not self._is_made_there(scope, v))
             sources = [self.context.shardings.sources(scope, v) for v in values]
-            for index, mine in enumerate(sources):
+            for index, own_sources in enumerate(sources):
                 others = [s for i, s in enumerate(sources) if i != index]
-                moved = [s for dim in mine for s in dim if self.context.axes & set(s.axes)]
+                moved = [s for dim in own_sources for s in dim if self.context.axes & set(s.axes)]
                 if not moved or not self._is_meant(moved):
                     continue
-                required = self._required_axes(eqn, values[index], mine, others)
-                return self._suggest(moved[0], mine, required)
+                required = self._required_axes(eqn, values[index], own_sources, others)
+                return self._suggest(moved[0], own_sources, required)
         return ""
 
     def _is_meant(self, moved: Sequence[DimensionSource]) -> bool:
@@ -204,11 +204,11 @@ class SuggestionFinder:
         self,
         eqn: Any,
         value: Any,
-        mine: list[list[DimensionSource]],
+        own_sources: list[list[DimensionSource]],
         others: list[list[list[DimensionSource]]],
     ) -> list[Axes]:
         """Return the axes that an operation requires on each dimension of a value."""
-        now = [_cut(dim) for dim in mine]
+        now = [_cut(dim) for dim in own_sources]
         shape = value.aval.shape
         name = eqn.primitive.name
         free = [tuple(a for a in axes if a not in self.context.axes) for axes in now]
@@ -230,13 +230,13 @@ class SuggestionFinder:
         others: list[list[list[DimensionSource]]],
     ) -> list[Axes]:
         """Return the axes of the other operand for contracted and batch dimensions."""
-        mine, other_axes = zip(*eqn.params["dimension_numbers"], strict=True)
+        own_dims, other_dims = zip(*eqn.params["dimension_numbers"], strict=True)
         if value is not eqn.invars[0]:
-            mine, other_axes = other_axes, mine
+            own_dims, other_dims = other_dims, own_dims
         required = list(free)
         for other in others:
-            for dim, their_dim in zip(sum(mine, ()), sum(other_axes, ()), strict=True):
-                cut = _cut(other[their_dim])
+            for dim, other_dim in zip(sum(own_dims, ()), sum(other_dims, ()), strict=True):
+                cut = _cut(other[other_dim])
                 elsewhere = {a for i, axes in enumerate(free) if i != dim for a in axes}
                 if now[dim] != free[dim] and cut and not elsewhere & set(cut):
                     required[dim] = cut
@@ -253,11 +253,14 @@ class SuggestionFinder:
         return free
 
     def _suggest(
-        self, source: DimensionSource, mine: list[list[DimensionSource]], required: list[Axes]
+        self,
+        source: DimensionSource,
+        own_sources: list[list[DimensionSource]],
+        required: list[Axes],
     ) -> str:
         """Return the suggestion that gives the source of a value the required sharding."""
         dims = axes_of(source.sharding, len(source.shape))
-        for dim, each in enumerate(mine):
+        for dim, each in enumerate(own_sources):
             for s in each:
                 if (s.path, s.line) == (source.path, source.line):
                     dims[s.dim] = required[dim]

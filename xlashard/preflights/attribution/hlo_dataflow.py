@@ -63,11 +63,11 @@ class HloDataflow:
         if entry is None or entry.root is None:
             return {}
         names = entry.root.operands if entry.root.opcode == "tuple" else [entry.root.name]
-        found = {}
+        numbers = {}
         for number, name in enumerate(names):
             if collective := self.producing_collective(entry, name):
-                found[collective] = number
-        return found
+                numbers[collective] = number
+        return numbers
 
     def arguments(self, computation: Computation, instruction: Instruction) -> frozenset[str]:
         """Return the paths of all arguments that a value of the entry depends on."""
@@ -172,15 +172,15 @@ class HloDataflow:
             return None
         home, name, path = body, names[index], ()
         for _ in range(200):
-            found = home.instructions.get(name)
-            if found is None:
+            instruction = home.instructions.get(name)
+            if instruction is None:
                 return None
-            if found.opcode == "parameter" and home is body:
+            if instruction.opcode == "parameter" and home is body:
                 return path[0] if path else None
-            if found.opcode.startswith("collective-permute"):
-                name, path = found.operands[0], ()
+            if instruction.opcode.startswith("collective-permute"):
+                name, path = instruction.operands[0], ()
                 continue
-            step = self._step(home, found, path)
+            step = self._step(home, instruction, path)
             if step is None:
                 return None
             home, name, path = step
@@ -192,8 +192,8 @@ class HloDataflow:
         TPU's compiler splits a product with a gathered operand or a scattered result into steps,
         and sends the data of the next step while it multiplies.
         """
-        found = re.search(r"windowed_dot_general_body_(ag|rs)", computation.name)
-        return {"ag": "gather", "rs": "scatter"}[found[1]] if found else ""
+        match = re.search(r"windowed_dot_general_body_(ag|rs)", computation.name)
+        return {"ag": "gather", "rs": "scatter"}[match[1]] if match else ""
 
     def unrolled(self, computation: Computation, step: Instruction) -> str:
         """Return the kind of windowed product that an unrolled loop step belongs to.
@@ -271,17 +271,17 @@ class ValueOwners:
         room: Instruction | None = None
         while waiting:
             position = waiting.popleft()
-            found = self.instruction(position[0])
-            if position in seen or found is None:
+            instruction = self.instruction(position[0])
+            if position in seen or instruction is None:
                 continue
             seen.add(position)
-            if self._has_op_name(found):
-                if found.attributes.call_target != _MAKES_ROOM:
-                    return found
+            if self._has_op_name(instruction):
+                if instruction.attributes.call_target != _MAKES_ROOM:
+                    return instruction
                 # Values written to the buffer identify the operation better.
-                room = room or found
+                room = room or instruction
                 continue
-            waiting.extend(self._before(found, position[1]))
+            waiting.extend(self._before(instruction, position[1]))
         return room or self._user(name)
 
     def _has_op_name(self, instruction: Instruction) -> bool:
@@ -297,22 +297,22 @@ class ValueOwners:
         computations = self.module.computations.values()
         return {name: home for home in computations for name in home.instructions}
 
-    def _before(self, found: Instruction, index: ShapeIndex) -> Iterator[_Position]:
+    def _before(self, instruction: Instruction, index: ShapeIndex) -> Iterator[_Position]:
         """Yield the values that a value comes from, most likely first."""
-        operands = found.operands
-        match found.opcode:
+        operands = instruction.operands
+        match instruction.opcode:
             case "tuple" if index and index[0] < len(operands):
                 yield operands[index[0]], index[1:]
             case "get-tuple-element" if operands:
-                yield operands[0], (found.attributes.tuple_index or 0, *index)
+                yield operands[0], (instruction.attributes.tuple_index or 0, *index)
             case "while":
-                yield from self._roots(found.calls[:1], index)
+                yield from self._roots(instruction.calls[:1], index)
                 yield from ((name, index) for name in operands[:1])
             case "parameter":
-                yield from self._passed(found, index)
+                yield from self._passed(instruction, index)
             case _:
-                yield from self._roots(found.calls, index)
-                yield from self._inside(found)
+                yield from self._roots(instruction.calls, index)
+                yield from self._inside(instruction)
                 # Other elements, such as the second element of a start, are the source.
                 yield from ((name, ()) for name in operands[:1])
 
@@ -329,8 +329,8 @@ class ValueOwners:
         for callee in caller.calls:
             home = self.module.computations.get(callee)
             if home is not None:
-                found = reversed(home.instructions.values())
-                yield from ((i.name, ()) for i in found if i.opcode != "parameter")
+                instructions = reversed(home.instructions.values())
+                yield from ((i.name, ()) for i in instructions if i.opcode != "parameter")
 
     def _passed(self, parameter: Instruction, index: ShapeIndex) -> Iterator[_Position]:
         """Yield the values passed for a parameter: loop body results first, then initial values."""

@@ -181,8 +181,8 @@ class StepLines:
         instruction: Instruction | None = operation.instruction
         while instruction is not None:
             name = instruction.rendezvous or instruction.name
-            if (found := self._by_name.get(name)) is not None:
-                return found
+            if (collective := self._by_name.get(name)) is not None:
+                return collective
             if instruction.opcode == "fusion":
                 return next(self._fused(instruction), None)
             before = instruction.operands[:1]
@@ -223,8 +223,8 @@ class StepLines:
 
     def _reached(self) -> list[str]:
         """Return the computations with operations, callers first."""
-        found = [name for name in self.schedule.operations if self.schedule.runs.get(name)]
-        return found[::-1]
+        names = [name for name in self.schedule.operations if self.schedule.runs.get(name)]
+        return names[::-1]
 
     def _least_seconds(self, names: Sequence[str]) -> float:
         times = [

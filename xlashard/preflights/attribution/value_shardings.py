@@ -83,13 +83,13 @@ class ValueShardings:
     @cached_property
     def equations(self) -> Mapping[Line, list[tuple[Scope, Any]]]:
         """Equations by source line, with their scopes."""
-        found: dict[Line, list[tuple[Scope, Any]]] = {}
+        equations: dict[Line, list[tuple[Scope, Any]]] = {}
         for scope in self._top.all():
             for eqn in scope.jaxpr.eqns:
                 line = source_line(eqn)
                 if line is not None:
-                    found.setdefault(line, []).append((scope, eqn))
-        return found
+                    equations.setdefault(line, []).append((scope, eqn))
+        return equations
 
     @cached_property
     def constraints(self) -> tuple[tuple[Scope, Any, NamedSharding], ...]:
@@ -104,7 +104,7 @@ class ValueShardings:
     @cached_property
     def changes(self) -> tuple[ConstraintChange, ...]:
         """Constraints that differ from arguments and other constraints."""
-        found = []
+        changes = []
         for scope, eqn, sharding in self.constraints:
             value = eqn.invars[0]
             own = axes_of(sharding, value.aval.ndim)
@@ -118,10 +118,10 @@ class ValueShardings:
                 if line is not None:
                     lines |= {line}
                 used = frozenset(axis for axes in own for axis in axes)
-                found.append(
+                changes.append(
                     ConstraintChange(lines, paths, frozenset(moved), frozenset(moved - used), used)
                 )
-        return tuple(found)
+        return tuple(changes)
 
     def sources(self, scope: Scope, value: Any) -> list[list[DimensionSource]]:
         """Return the sharding sources of each dimension of a value.

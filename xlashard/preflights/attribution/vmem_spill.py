@@ -52,15 +52,15 @@ class SpillFinder:
         """Return the scores by source line, the largest first."""
         cores = self.generation.cores_per_chip // self.generation.devices_per_chip
         vmem = _VMEM_BYTES.get(self.generation.name, 0) * cores
-        found: dict[tuple[object, str], SpillReport] = {}
+        spills: dict[tuple[object, str], SpillReport] = {}
         for name, site in self.module.call_sites.items() if vmem else ():
             computation = self.module.computations[name]
             for instruction in computation.instructions.values():
                 for report in self._of(computation, instruction, vmem):
                     key = report.source, report.type
-                    runs = site.times + (found[key].runs if key in found else 0)
-                    found[key] = replace(report, runs=runs)
-        return tuple(sorted(found.values(), key=lambda r: -r.device_bytes))
+                    runs = site.times + (spills[key].runs if key in spills else 0)
+                    spills[key] = replace(report, runs=runs)
+        return tuple(sorted(spills.values(), key=lambda r: -r.device_bytes))
 
     def _of(
         self, computation: Computation, instruction: Instruction, vmem: int

@@ -172,12 +172,12 @@ def timeline_ticks(time: TimeEstimate) -> list[tuple[float, str]]:
 
 def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | None:
     """Return the memory over the folded time, or None if it is unknown."""
-    found: Sequence[tuple[float, int]] = () if time.timeline is None else time.timeline.memory
-    if time.timeline is None or not found:
+    points: Sequence[tuple[float, int]] = () if time.timeline is None else time.timeline.memory
+    if time.timeline is None or not points:
         return None
     whole = FoldedTimeline(time.timeline).seconds or 1.0
-    place, peak = max(found, key=lambda point: point[1])
-    least = min(nbytes for _, nbytes in found)
+    place, peak = max(points, key=lambda point: point[1])
+    least = min(nbytes for _, nbytes in points)
     top = memory.available_bytes if memory.available_bytes < 2 * peak else peak
     top = max(top, peak) * 1.05
 
@@ -185,9 +185,9 @@ def memory_curve(time: TimeEstimate, memory: MemoryBreakdown) -> MemoryCurve | N
         x, y = _WIDTH * seconds / whole, _HEIGHT * (1 - nbytes / top)
         return f"{x:.2f},{y:.2f}"
 
-    corners = [corner(0.0, 0), corner(0.0, found[0][1])]
-    corners += [corner(seconds, nbytes) for seconds, nbytes in found]
-    corners += [corner(whole, found[-1][1]), corner(whole, 0)]
+    corners = [corner(0.0, 0), corner(0.0, points[0][1])]
+    corners += [corner(seconds, nbytes) for seconds, nbytes in points]
+    corners += [corner(whole, points[-1][1]), corner(whole, 0)]
     limit = _HEIGHT * (1 - memory.available_bytes / top)
     words = f"between {in_bytes(least)} and {in_bytes(peak)}, at its most after {in_seconds(place)}"
     return MemoryCurve(" ".join(corners), limit if limit >= 0 else None, words)

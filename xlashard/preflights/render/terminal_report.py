@@ -226,8 +226,8 @@ def _lines(report: PreflightFields, page: Page) -> RenderableType | None:
     return section("Time by source line", note, table(columns, rows), rest)
 
 
-def _spills(found: Sequence[SpillReport], page: Page) -> RenderableType | None:
-    if not found:
+def _spills(spills: Sequence[SpillReport], page: Page) -> RenderableType | None:
+    if not spills:
         return None
     rows = [
         (
@@ -237,19 +237,19 @@ def _spills(found: Sequence[SpillReport], page: Page) -> RenderableType | None:
             _operation_of(spill.source, spill.op_name),
             spill_remedy(spill),
         )
-        for spill in page.rows(found)
+        for spill in page.rows(spills)
     ]
-    note = f"attention scores that pass through HBM; VMEM has {in_bytes(found[0].vmem_bytes)}"
+    note = f"attention scores that pass through HBM; VMEM has {in_bytes(spills[0].vmem_bytes)}"
     columns = (">bytes", ">runs", "type", "of", "remedy")
-    return section("VMEM spill", note, table(columns, rows), page.left(len(found) - len(rows)))
+    return section("VMEM spill", note, table(columns, rows), page.left(len(spills) - len(rows)))
 
 
 def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
-    found, networks = report.traffic, words_of(report.topology).networks
-    if not found:
+    traffic, networks = report.traffic, words_of(report.topology).networks
+    if not traffic:
         return None
     narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
-    shown = [(t, t.collective) for t in page.rows(found)]
+    shown = [(t, t.collective) for t in page.rows(traffic)]
     columns = {
         ">takes": [in_seconds(t.seconds) for t, _ in shown],
         ">sends": [in_bytes(c.sent_bytes) for _, c in shown],
@@ -267,7 +267,7 @@ def _collectives(report: PreflightFields, page: Page) -> RenderableType | None:
         "Collectives",
         "of each device in one execution",
         table(list(columns), list(zip(*columns.values(), strict=True))),
-        page.rest(found, lambda t: t.collective.sent_bytes),
+        page.rest(traffic, lambda t: t.collective.sent_bytes),
     )
 
 
@@ -280,20 +280,20 @@ def _origin(t: TrafficReport, page: Page) -> Text:
     return Text(text, "" if t.requested else "yellow")
 
 
-def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:
-    unasked = [t for t in found if not t.requested and t.suggestion]
+def _unasked(traffic: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+    unasked = [t for t in traffic if not t.requested and t.suggestion]
     if not unasked:
         return None
     alike: dict[tuple[str, str, str], float] = {}
     for t in unasked:
         key = (t.collective.kind, t.collective.along, t.suggestion)
         alike[key] = alike.get(key, 0.0) + t.seconds
-    found_rows = sorted(alike.items(), key=lambda item: -item[1])
+    ordered = sorted(alike.items(), key=lambda item: -item[1])
     rows = [
         (in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), suggestion)
-        for (kind, along, suggestion), seconds in page.rows(found_rows)
+        for (kind, along, suggestion), seconds in page.rows(ordered)
     ]
-    left = len(found_rows) - len(rows)
+    left = len(ordered) - len(rows)
     return section(
         "Not required",
         "inserted by the partitioner, with suggestions that remove them",
@@ -304,7 +304,7 @@ def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | Non
 
 def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
     reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
-    found = [v for v in report.replicated if v.path not in reused]
+    values = [v for v in report.replicated if v.path not in reused]
     return listing(
         page,
         (
@@ -312,7 +312,7 @@ def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
             f"arguments and results of {in_bytes(report.replicated_above)} or more",
         ),
         (">each device", "path", "type", "sharding × copies"),
-        found if page.is_full else sorted(merged_values(found), key=lambda v: -v.device_bytes),
+        values if page.is_full else sorted(merged_values(values), key=lambda v: -v.device_bytes),
         lambda v: (in_bytes(v.device_bytes), page.path(v.path), short_type(v), sharding_text(v)),
         lambda v: v.device_bytes,
     )

@@ -236,9 +236,9 @@ def _largest(report: PreflightReport) -> list[str]:
     """Return the largest buffers in HBM."""
     m = report.memory
     fresh = [h for h in m.results if not h.aliased]
-    found = [(h.device_bytes, f"{h.path} {h.type}") for h in (*m.arguments, *fresh)]
-    found += _temporaries(report)
-    return [f"{in_bytes(size)} {what}" for size, what in sorted(found, reverse=True) if size]
+    sizes = [(h.device_bytes, f"{h.path} {h.type}") for h in (*m.arguments, *fresh)]
+    sizes += _temporaries(report)
+    return [f"{in_bytes(size)} {what}" for size, what in sorted(sizes, reverse=True) if size]
 
 
 def _temporaries(report: PreflightReport) -> list[tuple[int, str]]:
@@ -254,14 +254,14 @@ def _temporaries(report: PreflightReport) -> list[tuple[int, str]]:
 
 def _waits(report: PreflightReport) -> list[str]:
     t, bounds = report.time, words_of(report.topology).bounds
-    found = [
+    times = [
         (t.compute_seconds, "of arithmetic"),
         (t.hbm_seconds, "of HBM"),
         (t.ici_seconds, f"of {bounds['ici']}"),
         (t.dcn_seconds, f"of the {bounds['dcn']}"),
         (t.seconds, "by the schedule"),
     ]
-    return [f"{in_seconds(s)} {what}" for s, what in sorted(found, reverse=True) if s]
+    return [f"{in_seconds(s)} {what}" for s, what in sorted(times, reverse=True) if s]
 
 
 KEYS: dict[str, BudgetKey[PreflightReport]] = {

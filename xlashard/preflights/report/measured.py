@@ -85,7 +85,7 @@ class MeasuredStep(PrintableReport):
 
     def slowdowns(self) -> dict[str, float]:
         """Return by unit the median of measured by predicted time, weighted by measured time."""
-        return {unit: _median(found) for unit, found in self.ratios.items() if found}
+        return {unit: _median(ratios) for unit, ratios in self.ratios.items() if ratios}
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
         ratio = self.profile.seconds / self.predicted_seconds - 1
@@ -191,7 +191,7 @@ def _ratios(
     timeline: Timeline, lines: Sequence[LineTime], profile: Profile
 ) -> dict[str, tuple[tuple[float, float], ...]]:
     """Return measured by predicted time of the operations that both have by name."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_unit: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for block in timeline.blocks:
         waited = {span.name for span in block.spans if span.track == CORES}
         for span in block.spans:
@@ -206,8 +206,8 @@ def _ratios(
                 measured = profile.operations.get(span.name)
                 seconds = None if measured is None else measured.seconds / measured.runs
             if seconds is not None and seconds > 0:
-                found[_kind(span, lines)].append((seconds / span.seconds, seconds))
-    return {unit: tuple(ratios) for unit, ratios in found.items()}
+                by_unit[_kind(span, lines)].append((seconds / span.seconds, seconds))
+    return {unit: tuple(ratios) for unit, ratios in by_unit.items()}
 
 
 def _kind(span: TimelineSpan, lines: Sequence[LineTime]) -> str:
@@ -284,23 +284,23 @@ class Calibration:
         Args:
             chip: Figures of the chip.
         """
-        usual = found = rates_for(chip)
+        usual = corrected = rates_for(chip)
         slowdown = dict(self.slowdown)
         kernel, reduction = slowdown.pop(KERNEL, None), slowdown.pop(REDUCTION, None)
         if reduction is not None:
             slowdown.setdefault("ici", reduction)
         for unit, ratio in slowdown.items():
-            found = _slower(found, _UNITS[unit], ratio)
+            corrected = _slower(corrected, _UNITS[unit], ratio)
         if kernel is not None:
             names = (*_APART[KERNEL], *(_SCORES if isinstance(usual, GpuRates) else ()))
             apart = _slower(usual, names, kernel)
             step = usual.kernel_step_seconds * kernel
-            found = replace(found, kernels=replace(apart, kernel_step_seconds=step))
+            corrected = replace(corrected, kernels=replace(apart, kernel_step_seconds=step))
         if reduction is not None:
             # Between slices, reductions take the network as others do.
             apart = _slower(usual, _APART[REDUCTION], reduction)
-            found = replace(found, reductions=replace(apart, dcn_share=found.dcn_share))
-        return found
+            corrected = replace(corrected, reductions=replace(apart, dcn_share=corrected.dcn_share))
+        return corrected
 
     def __str__(self) -> str:
         return " ".join(f"{unit} {ratio:.3g}" for unit, ratio in self.slowdown.items())
@@ -320,7 +320,7 @@ def calibration_text(step: MeasuredStep, chip: str) -> str:
         step: The prediction, made without such a file, and the measurement.
         chip: Generation of the chips: `v6e`.
     """
-    found = {unit: ratio for unit, ratio in step.slowdowns().items() if unit in _CORRECTED}
+    slowdowns = {unit: ratio for unit, ratio in step.slowdowns().items() if unit in _CORRECTED}
     lines = [
         "# Measured by predicted time: the median over the operations that each unit bounds.",
         f"# xlashard preflight --rates takes it. From {step.profile.module}, "
@@ -328,7 +328,7 @@ def calibration_text(step: MeasuredStep, chip: str) -> str:
         f'chip = "{chip}"',
         "",
         "[slowdown]",
-        *(f"{unit} = {ratio:.3f}  # {len(step.ratios[unit])}" for unit, ratio in found.items()),
+        *(f"{unit} = {ratio:.3f}  # {len(step.ratios[unit])}" for unit, ratio in slowdowns.items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -351,7 +351,7 @@ def read_calibrations(
         is_one = isinstance(sources, str | os.PathLike | Mapping | Calibration)
         several = [sources] if is_one else list(sources)
         names = list(dict.fromkeys(chip.name for chip in chips))
-        found: dict[str, Calibration] = {}
+        calibrations: dict[str, Calibration] = {}
         for source in several:
             calibration = _read(source)
             if calibration.chip not in names:
@@ -359,12 +359,12 @@ def read_calibrations(
                     f"{_path(source)} is of {calibration.chip}, but the topology has "
                     f"{' or '.join(names)}: pass the file of that chip"
                 )
-            if calibration.chip in found:
+            if calibration.chip in calibrations:
                 raise ArgumentError(
                     f"{_path(source)} is the second of {calibration.chip}: pass one for each chip"
                 )
-            found[calibration.chip] = calibration
-        return found
+            calibrations[calibration.chip] = calibration
+        return calibrations
 
 
 def _path(source: RatesSource) -> str:
@@ -376,11 +376,11 @@ def _read(source: RatesSource) -> Calibration:
         return source
     path = _path(source)
     try:
-        found = source if isinstance(source, Mapping) else read_toml(Path(source))
+        document = source if isinstance(source, Mapping) else read_toml(Path(source))
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{path} can't be read: {error}") from None
-    slowdown = found.get("slowdown")
-    if not isinstance(slowdown, Mapping) or "chip" not in found:
+    slowdown = document.get("slowdown")
+    if not isinstance(slowdown, Mapping) or "chip" not in document:
         raise ArgumentError(
             f"{path} has no chip and [slowdown]: write the file with xlashard preflight "
             "--measured PROFILE --calibrate FILE"
@@ -391,7 +391,7 @@ def _read(source: RatesSource) -> Calibration:
                 f"slowdown.{unit} = {ratio!r} in {path} is invalid: expected a number from 0.01 to "
                 f"100 for one of {', '.join(_CORRECTED)}"
             )
-    return Calibration(str(found["chip"]), {str(u): float(r) for u, r in slowdown.items()})
+    return Calibration(str(document["chip"]), {str(u): float(r) for u, r in slowdown.items()})
 
 
 def _slower(rates: Rates, names: Iterable[str], ratio: float) -> Rates:

@@ -77,9 +77,9 @@ class PreflightReport(SerializableReport, PreflightFields):
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
         kind = "estimate, " if self.is_estimate else ""
-        found = f"{kind}{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
+        facts = f"{kind}{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
         chips = topology_text(self.topology)
-        return f"<PreflightReport of {self.name} on {chips}: {found}; print it>"
+        return f"<PreflightReport of {self.name} on {chips}: {facts}; print it>"
 
     def to_html(self) -> str:
         """Return the report as a self-contained HTML page, to be written in UTF-8.

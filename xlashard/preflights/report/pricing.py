@@ -91,14 +91,14 @@ def parse_price(value: float | str) -> Price:
         Price(chip_hour=4.2, currency='USD')
     """
     if isinstance(value, str):
-        found = _PRICE.fullmatch(value)
-        if found is None or (found["before"] and found["after"]):
+        match = _PRICE.fullmatch(value)
+        if match is None or (match["before"] and match["after"]):
             raise ArgumentError(
                 f"price={value!r} is invalid: expected the cost per chip-hour, such as "
                 "4.2 or '4.20 USD'"
             )
-        amount = float(found["amount"].replace(",", ""))
-        currency = found["before"] or found["after"] or ""
+        amount = float(match["amount"].replace(",", ""))
+        currency = match["before"] or match["after"] or ""
     elif isinstance(value, int | float) and not isinstance(value, bool):
         amount, currency = float(value), ""
     else:

@@ -87,16 +87,16 @@ def _read(path: str | os.PathLike[str]) -> Profile:
         ) from None
     devices = sorted((p for p in planes if p.name.startswith("/device:")), key=lambda p: p.name)
     for plane in devices:
-        if (found := _of_device(str(file), plane)) is not None:
-            return found
+        if (profile := _of_device(str(file), plane)) is not None:
+            return profile
     host = next((p for p in planes if p.name == "/host:CPU"), None)
-    found = None if host is None else _of_host(str(file), host)
-    if found is None:
+    profile = None if host is None else _of_host(str(file), host)
+    if profile is None:
         raise ArgumentError(  # no-catalogue: needs a profile without operations
             f"{path} has no operations of a program: profile some steps, "
             "with jax.profiler.trace(folder): step(...)"
         )
-    return found
+    return profile
 
 
 def _newest(path: Path) -> Path:
@@ -133,24 +133,26 @@ def _of_device(path: str, plane: Any) -> Profile | None:
 
 def _of_host(path: str, plane: Any) -> Profile | None:
     """Return the profile of the CPU's first device, whose operations are on several threads."""
-    found: dict[str, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
+    events_by_module: dict[str, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
     executions: dict[str, set[Any]] = defaultdict(set)
     for number, line in enumerate(plane.lines):
         for event in line.events:
             stats = dict(event.stats)
             if stats.get("hlo_op") and not stats.get("device_ordinal"):
                 module = str(stats.get("hlo_module", ""))
-                found[module][number].append(_event(event, stats))
+                events_by_module[module][number].append(_event(event, stats))
                 executions[module].add(stats.get("run_id"))
-    if not found:
+    if not events_by_module:
         return None
 
     def length(module: str) -> float:
-        return sum(e.end - e.start for events in found[module].values() for e in events)
+        return sum(e.end - e.start for events in events_by_module[module].values() for e in events)
 
-    name = max(found, key=length)
+    name = max(events_by_module, key=length)
     # Operations nest within a thread only.
-    threads = [sorted(part, key=lambda e: (e.start, -e.end)) for part in found[name].values()]
+    threads = [
+        sorted(part, key=lambda e: (e.start, -e.end)) for part in events_by_module[name].values()
+    ]
     runs = len(executions[name])
     operations = _sums(threads, runs)
     return Profile(path, name, runs, sum(o.seconds for o in operations.values()), operations)

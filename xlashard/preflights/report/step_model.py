@@ -152,14 +152,14 @@ class FoldedTimeline:
     @cached_property
     def lengths(self) -> tuple[float, ...]:
         """Folded seconds of one run of each block."""
-        found: dict[int, float] = {}
+        lengths: dict[int, float] = {}
 
         def length(number: int) -> float:
-            if number not in found:
+            if number not in lengths:
                 block = self.timeline.blocks[number]
                 saved = sum(s.seconds - length(s.block) for s in block.spans if s.block >= 0)
-                found[number] = max(block.seconds - saved, 0.0)
-            return found[number]
+                lengths[number] = max(block.seconds - saved, 0.0)
+            return lengths[number]
 
         return tuple(map(length, range(len(self.timeline.blocks))))
 

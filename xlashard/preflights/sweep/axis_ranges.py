@@ -79,13 +79,13 @@ def _range(name: str, size: AxisSizes) -> AxisRange:
         return AxisRange()
     if text.isascii() and text.isdecimal() and int(text):
         return AxisRange(int(text), int(text))
-    found = _RANGE.fullmatch(text)
-    if found is None or text == "..":
+    match = _RANGE.fullmatch(text)
+    if match is None or text == "..":
         raise ArgumentError(
             f"mesh axis {name!r} has the invalid size {size!r}: write a number of devices, auto, "
             f"or a range such as {name}=2..8 or {name}=..8"
         )
-    return AxisRange(int(found[1] or 1), int(found[2]) if found[2] else None)
+    return AxisRange(int(match[1] or 1), int(match[2]) if match[2] else None)
 
 
 def parse_axes(text: str) -> dict[str, AxisRange]:
@@ -98,16 +98,16 @@ def parse_axes(text: str) -> dict[str, AxisRange]:
         >>> {name: str(sizes) for name, sizes in parse_axes("data=auto,tensor=..8").items()}
         {'data': 'auto', 'tensor': '..8'}
     """
-    found: dict[str, AxisRange] = {}
+    ranges: dict[str, AxisRange] = {}
     for part in text.split(","):
         name, equals, size = (word.strip() for word in part.partition("="))
-        if not equals or not name or name in found:
+        if not equals or not name or name in ranges:
             raise ArgumentError(
                 f"--mesh {text}: {part!r} is not NAME=SIZE; write --mesh "
                 "data=auto,tensor=..8,expert=4"
             )
-        found[name] = _range(name, size)
-    return found
+        ranges[name] = _range(name, size)
+    return ranges
 
 
 def factorisations(count: int, axes: Mapping[str, AxisRange]) -> tuple[dict[str, int], ...]:
@@ -127,16 +127,16 @@ def factorisations(count: int, axes: Mapping[str, AxisRange]) -> tuple[dict[str,
         >>> factorisations(8, {"data": AxisRange(), "model": AxisRange(most=2)})
         ({'data': 8, 'model': 1}, {'data': 4, 'model': 2})
     """
-    found = tuple(
+    meshes = tuple(
         dict(zip(axes, sizes, strict=True)) for sizes in _products(count, tuple(axes.values()))
     )
-    if not found:
+    if not meshes:
         size = ", ".join(f"{name}={sizes}" for name, sizes in axes.items())
         raise ArgumentError(
             f"no mesh of {size} has {count:,} devices: the axis sizes must multiply to that; "
             f"make one of them auto"
         )
-    return found
+    return meshes
 
 
 def _products(count: int, ranges: tuple[AxisRange, ...]) -> Iterator[tuple[int, ...]]:

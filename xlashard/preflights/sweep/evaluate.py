@@ -235,19 +235,19 @@ def source_files(module: str) -> list[Path]:
     Args:
         module: Name of an imported module.
     """
-    found: dict[str, Path | None] = {}
+    files: dict[str, Path | None] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
         file = getattr(sys.modules.get(name), "__file__", None)
-        if name in found or not file or not file.endswith(".py"):
+        if name in files or not file or not file.endswith(".py"):
             continue
-        found[name] = None
+        files[name] = None
         path = Path(file).resolve()
         if is_users_file(file) and is_users_file(str(path)):
-            found[name] = path
+            files[name] = path
             waiting += _imports(path, name)
-    return sorted(path for path in found.values() if path is not None)
+    return sorted(path for path in files.values() if path is not None)
 
 
 def _imports(file: Path, module: str) -> Iterator[str]:

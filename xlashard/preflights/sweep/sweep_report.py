@@ -100,9 +100,9 @@ def _million_tokens(price: PriceReport | None) -> str:
     return price_with_currency(price.billion_tokens / 1000, price.currency)
 
 
-def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
-    rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(found)]
-    rest = page.left(len(found) - len(rows))
+def _left_out(title: str, results: Sequence[SweepResult], page: Page) -> RenderableType:
+    rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(results)]
+    rest = page.left(len(results) - len(rows))
     return section(title, "", table(["topology", "mesh", "why"], rows), rest)
 
 
@@ -249,10 +249,10 @@ class SweepReport(SerializableReport):
     @property
     def best_by_topology(self) -> tuple[SweepResult, ...]:
         """The fastest mesh of each topology; the cheapest first if all chips have prices."""
-        found: dict[str, SweepResult] = {}
+        best_by_place: dict[str, SweepResult] = {}
         for result in self.fitting:
-            found.setdefault(result.where, result)
-        best = tuple(found.values())
+            best_by_place.setdefault(result.where, result)
+        best = tuple(best_by_place.values())
         return best if self.cheapest is None else tuple(sorted(best, key=self._cost))
 
     def _cost(self, result: SweepResult) -> float:
@@ -268,8 +268,8 @@ class SweepReport(SerializableReport):
         if not colon and result.facts is not None:
             chip = result.facts.chip  # A machine type of a cloud, such as `p5.48xlarge`.
         known = {price.generation: price for price in self.prices}
-        found = known.get(chip) or known.get("")
-        return None if found is None else Price(found.chip_hour, found.currency)
+        price = known.get(chip) or known.get("")
+        return None if price is None else Price(price.chip_hour, price.currency)
 
     def step_price(self, result: SweepResult) -> PriceReport | None:
         """Return the cost of one execution, or None without a price or an estimate."""
@@ -293,7 +293,7 @@ class SweepReport(SerializableReport):
             )
         file = Path(self.folder) / result.report
         try:
-            found = PreflightReport.from_json(read_text(file))
+            report = PreflightReport.from_json(read_text(file))
         except (OSError, ValueError) as error:
             raise ArgumentError(
                 f"the report of {result.axes} on {result.where} can't be read: {error}; run the "
@@ -301,10 +301,10 @@ class SweepReport(SerializableReport):
             ) from None
         price = self.price(result)
         if price is None:
-            return found
-        tokens = None if found.throughput is None else found.throughput.workload.tokens
-        cost = describe_price(price, found.time.seconds, found.topology.chips, tokens)
-        return replace(found, price=cost)
+            return report
+        tokens = None if report.throughput is None else report.throughput.workload.tokens
+        cost = describe_price(price, report.time.seconds, report.topology.chips, tokens)
+        return replace(report, price=cost)
 
     def _sections(self, page: Page) -> Iterator[RenderableType]:
         yield _head(self)
@@ -316,9 +316,9 @@ class SweepReport(SerializableReport):
             note = "by the estimated time of a step"
             yield _ranking(self, self.fitting, page, "Fastest first", note)
         for outcome, title in _TITLES.items():
-            found = [r for r in self.results if r.outcome == outcome]
-            if found:
-                yield _left_out(title, found, page)
+            results = [r for r in self.results if r.outcome == outcome]
+            if results:
+                yield _left_out(title, results, page)
         if self.skipped_topologies:
             rows = [(t.where, Text(t.reason, style="dim")) for t in self.skipped_topologies]
             yield section("Without a mesh", "", table(["topology", "why"], rows))

@@ -213,12 +213,12 @@ class ResultStore:
                 f"the folder of the sweep, {self.folder}, can't be read ({_LINES}: "
                 f"{error.strerror}); specify another one"
             ) from None
-        found = {}
+        results = {}
         for line in text.splitlines():
             with contextlib.suppress(ArgumentError):
                 result = _RESULT_FORMAT.read(SweepResult, line)
-                found[result.key] = result
-        return {k: r for k, r in found.items() if self._is_whole(r)}
+                results[result.key] = result
+        return {k: r for k, r in results.items() if self._is_whole(r)}
 
     def _is_whole(self, result: SweepResult) -> bool:
         return not result.report or (self.folder / result.report).exists()

@@ -188,8 +188,8 @@ def find_topologies(
     requested = [names] if isinstance(names, str | BaseTopology) else list(names)
     if not requested:
         raise ArgumentError("topologies is empty: write topologies=['v5e-16', 'v5p-16']")
-    found = (find_topology(t, slices) for t in requested)
-    return tuple(dict.fromkeys(found))
+    topologies = (find_topology(t, slices) for t in requested)
+    return tuple(dict.fromkeys(topologies))
 
 
 def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
@@ -198,8 +198,8 @@ def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
         return ()
     by_generation = price if isinstance(price, Mapping) else {"": price}
     with short_tracebacks:
-        found = {name: parse_price(value) for name, value in by_generation.items()}
-        return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in found.items())
+        prices = {name: parse_price(value) for name, value in by_generation.items()}
+        return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in prices.items())
 
 
 def run_sweep(
@@ -228,7 +228,7 @@ def run_sweep(
     known = {k: r for k, r in store.known().items() if k in requests and r.outcome != "failed"}
     if again:
         known = {}
-    found = dict(known)
+    results_by_key = dict(known)
     progress.start(len(requests), tuple(known.values()))
     jobs = [
         WorkerJob(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
@@ -242,16 +242,16 @@ def run_sweep(
         for job, answer in answers:
             result = _result(requests[job.key], job.key, answer)
             store.keep(result)
-            found[job.key] = result
+            results_by_key[job.key] = result
             progress.update(result)
-    results = ranked(found.values())
+    results = ranked(results_by_key.values())
     kind = sweep.estimate
     return SweepReport(sweep.title, str(folder), results, len(known), prices, without, kind)
 
 
 def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
     """Return the requests by cache key."""
-    found = {}
+    requests = {}
     for place, sizes in meshes:
         calibration = sweep.calibrations.get(place.chip.name)
         request = SweepRequest(
@@ -266,8 +266,8 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
             rates=None if calibration is None else asdict(calibration),
             workload=None if sweep.workload is None else asdict(sweep.workload),
         )
-        found[cache_key(request.to_json(), sweep.sources)] = request
-    return found
+        requests[cache_key(request.to_json(), sweep.sources)] = request
+    return requests
 
 
 def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
@@ -276,16 +276,16 @@ def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
     Raises:
         ArgumentError: If no topology has a mesh with these axes.
     """
-    found: list[tuple[BaseTopology, dict[str, int]]] = []
+    meshes: list[tuple[BaseTopology, dict[str, int]]] = []
     refusals: list[tuple[BaseTopology, ArgumentError]] = []
     for place in sweep.topologies:
         try:
-            found += ((place, sizes) for sizes in factorisations(place.num_devices, sweep.axes))
+            meshes += ((place, sizes) for sizes in factorisations(place.num_devices, sweep.axes))
         except ArgumentError as error:
             refusals.append((place, error))
-    if not found:
+    if not meshes:
         raise refusals[0][1]  # no-catalogue: raises an error of factorisations() again
-    return found, tuple(SkippedTopology(t.name, t.slices, str(error)) for t, error in refusals)
+    return meshes, tuple(SkippedTopology(t.name, t.slices, str(error)) for t, error in refusals)
 
 
 def _result(request: SweepRequest, key: str, answer: Mapping[str, Any]) -> SweepResult:

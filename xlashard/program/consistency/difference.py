@@ -84,8 +84,8 @@ def _of_programs(
     """Return the comparison of a text about the program."""
 
     def look(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-        mine, peer = text(one), text(other)
-        return None if mine == peer else Difference(kind, title, mine, peer, fix)
+        local, peer = text(one), text(other)
+        return None if local == peer else Difference(kind, title, local, peer, fix)
 
     return look
 
@@ -95,9 +95,9 @@ def _of_values(kind: str, title: str, text: Callable[[ValueDescription], str], f
 
     def look(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
         for path, *pair in _values(one, other):
-            mine, peer = map(text, pair)
-            if mine != peer:
-                return Difference(kind, title.format(path), mine, peer, fix)
+            local, peer = map(text, pair)
+            if local != peer:
+                return Difference(kind, title.format(path), local, peer, fix)
         return None
 
     return look
@@ -132,10 +132,10 @@ def _path(value: ValueDescription, number: int) -> str:
 def _values(
     one: ProgramDescription, other: ProgramDescription
 ) -> Iterator[tuple[str, ValueDescription, ValueDescription]]:
-    for number, (mine, peer) in enumerate(zip(one.arguments, other.arguments, strict=True)):
-        yield f"the argument {_path(mine, number)}", mine, peer
-    for number, (mine, peer) in enumerate(zip(one.results, other.results, strict=False)):
-        yield mine.path or f"the result {number}", mine, peer
+    for number, (local, peer) in enumerate(zip(one.arguments, other.arguments, strict=True)):
+        yield f"the argument {_path(local, number)}", local, peer
+    for number, (local, peer) in enumerate(zip(one.results, other.results, strict=False)):
+        yield local.path or f"the result {number}", local, peer
 
 
 def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
@@ -153,12 +153,12 @@ def _settings(one: ProgramDescription, other: ProgramDescription) -> Difference 
 
 
 def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
-    for mine, peer in zip(one.closed, other.closed, strict=False):
-        if mine != peer:
+    for local, peer in zip(one.closed, other.closed, strict=False):
+        if local != peer:
             return Difference(
                 "closed over",
-                f"Its values are not the same: {mine[0]}",
-                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (mine, peer)),
+                f"Its values are not the same: {local[0]}",
+                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (local, peer)),
                 fix="compute or read it alike in every process (the same seed, the same file), or "
                 "send one process's by xlashard.multihost.broadcast_one_to_all",
             )
@@ -168,19 +168,19 @@ def _closed(one: ProgramDescription, other: ProgramDescription) -> Difference | 
 def _operations(one: ProgramDescription, other: ProgramDescription) -> Difference | None:
     if not one.text or not other.text:
         return None
-    mine, peer = Listing(one.text), Listing(other.text)
-    number = first_difference(mine.lines, peer.lines)
+    local, peer = Listing(one.text), Listing(other.text)
+    number = first_difference(local.lines, peer.lines)
     if number is None:
         return None
     return Difference(
         "operation",
         f"The first operation that differs, in line {number + 1} of the module:",
-        place_text(mine.place(number), one.code),
+        place_text(local.place(number), one.code),
         place_text(peer.place(number), other.code),
         "let nothing that differs between processes (jax.process_index(), the time, a random "
         "number of Python or NumPy, the order of a set) reach the traced function; what must "
         "differ goes in as data",
-        tuple(small_diff(mine.lines, peer.lines, number)),
+        tuple(small_diff(local.lines, peer.lines, number)),
     )
 
 

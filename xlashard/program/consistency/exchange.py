@@ -96,11 +96,11 @@ class ConsistencyGroup:
         with self._changed:
             if digest in self._agreed:
                 return
-            mine = self._waiting.setdefault(digest, _Waiting(fingerprint, naming))
-            mine.threads += 1
+            waiting = self._waiting.setdefault(digest, _Waiting(fingerprint, naming))
+            waiting.threads += 1
             self._changed.notify_all()
         try:
-            while not self._is_settled(digest, mine):
+            while not self._is_settled(digest, waiting):
                 try:
                     self._exchange_round(timeout)
                 finally:
@@ -109,17 +109,17 @@ class ConsistencyGroup:
                         self._changed.notify_all()
         finally:
             with self._changed:
-                mine.threads -= 1
-                if not mine.threads and self._waiting.get(digest) is mine:
+                waiting.threads -= 1
+                if not waiting.threads and self._waiting.get(digest) is waiting:
                     del self._waiting[digest]
-        if mine.failure is not None:
-            raise mine.failure()  # no-catalogue: needs several processes
+        if waiting.failure is not None:
+            raise waiting.failure()  # no-catalogue: needs several processes
 
-    def _is_settled(self, digest: str, mine: _Waiting) -> bool:
+    def _is_settled(self, digest: str, waiting: _Waiting) -> bool:
         """Wait while another thread runs an exchange; return False if this thread runs the next."""
         with self._changed:
             while True:
-                if digest in self._agreed or mine.failure is not None:
+                if digest in self._agreed or waiting.failure is not None:
                     return True
                 if not self._is_exchanging:
                     self._is_exchanging = True

@@ -229,8 +229,10 @@ def _devices_text(plan: ProgramPlan) -> str:
 
 def shared_environment(fingerprint: ProgramFingerprint) -> dict[str, str]:
     """Return the versions and compiler flags that all processes must share."""
-    mine = [d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()]
-    environment = Environment.of(mine[:1])
+    local_devices = [
+        d for d in fingerprint.plan.devices if d.process_index == coordination.process_index()
+    ]
+    environment = Environment.of(local_devices[:1])
     values = {
         "xlashard": __version__,
         "jax": environment.jax,

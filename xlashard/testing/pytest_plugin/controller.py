@@ -115,13 +115,13 @@ def _marker_problem(marker: pytest.Mark) -> str:
     if marker.args or unknown:
         what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
         return f"it {what}; valid arguments are {', '.join(known)}"
-    asked = PodMarker(**marker.kwargs)
+    requested = PodMarker(**marker.kwargs)
     for name in ("processes", "devices"):
-        value = getattr(asked, name)
+        value = getattr(requested, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             return f"{name} is {value!r}, not a whole number of 1 or more"
-    if not isinstance(asked.timeout, int | float) or asked.timeout <= 0:
-        return f"timeout is {asked.timeout!r}, not a number of seconds above 0"
+    if not isinstance(requested.timeout, int | float) or requested.timeout <= 0:
+        return f"timeout is {requested.timeout!r}, not a number of seconds above 0"
     return ""
 
 
@@ -183,15 +183,15 @@ class PoolCache:
 
     def run(self, item: pytest.Function) -> None:
         """Run a test and raise its outcome."""
-        asked = PodMarker.of_test(item)
-        pool = self._pool(item, asked)
+        requested = PodMarker.of_test(item)
+        pool = self._pool(item, requested)
         if isinstance(pool, str):
             pytest.fail(pool, pytrace=False)
         folder = item.funcargs.get("tmp_path")
         request = TestRequest(str(item.path), item.nodeid, None if folder is None else str(folder))
-        result = pool.request(request, EndingRules(asked.timeout))
-        if asked.fresh:
-            self._end(asked.size)
+        result = pool.request(request, EndingRules(requested.timeout))
+        if requested.fresh:
+            self._end(requested.size)
         merged = _merge(self._config, result)
         if self._live:
             merged.sections.clear()
@@ -212,20 +212,20 @@ class PoolCache:
         if merged is not None and call.when == "call":
             _update_report(report, merged)
 
-    def _pool(self, item: pytest.Function, asked: PodMarker) -> WorkerPool | str:
+    def _pool(self, item: pytest.Function, requested: PodMarker) -> WorkerPool | str:
         """Return the workers for a test, or the reason why they could not start."""
         for size, pool in list(self._pools.items()):
-            if not pool.usable or (asked.fresh and size == asked.size):
+            if not pool.usable or (requested.fresh and size == requested.size):
                 self._end(size)
         # Most recently used pool last.
-        pool = self._pools.pop(asked.size, None)
+        pool = self._pools.pop(requested.size, None)
         if pool is None:
-            self._make_room(asked.processes)
+            self._make_room(requested.processes)
             try:
-                pool = self._start(item, asked)
+                pool = self._start(item, requested)
             except (PodError, LaunchError) as error:
                 return str(error)
-        self._pools[asked.size] = pool
+        self._pools[requested.size] = pool
         return pool
 
     def _make_room(self, processes: int) -> None:
@@ -237,10 +237,10 @@ class PoolCache:
     def _end(self, size: PodSize) -> None:
         self._pools.pop(size).close()
 
-    def _start(self, item: pytest.Function, asked: PodMarker) -> WorkerPool:
-        printer = PrefixPrinter(sys.stdout, sys.stdout, asked.processes)
+    def _start(self, item: pytest.Function, requested: PodMarker) -> WorkerPool:
+        printer = PrefixPrinter(sys.stdout, sys.stdout, requested.processes)
         pool = WorkerPool(
-            asked.size, on_output=printer.show if self._live else lambda printed: None
+            requested.size, on_output=printer.show if self._live else lambda printed: None
         )
         self._started += 1
         temporary: Any = item.funcargs["tmp_path_factory"]
@@ -252,7 +252,7 @@ class PoolCache:
             ChannelHandover(
                 name, WorkerPytestSetup({**options, "basetemp": str(base / str(n))}, str(item.path))
             )
-            for n in range(asked.processes)
+            for n in range(requested.processes)
         ]
         began = pool.request_each(setups, EndingRules(_TIMEOUT))
         if not began.well:

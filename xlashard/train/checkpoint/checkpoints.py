@@ -193,8 +193,8 @@ class Checkpoints:
     def _chosen(self, step: int | None) -> int:
         chosen = self.latest() if step is None else step
         if chosen is None or chosen not in self.steps():
-            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise CheckpointError(f"{self.folder} has {which}: {self._explain_missing()}")
+            missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise CheckpointError(f"{self.folder} has {missing}: {self._explain_missing()}")
         return chosen
 
     def _explain_missing(self) -> str:

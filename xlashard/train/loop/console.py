@@ -77,13 +77,13 @@ class Screen:
         self._steps = 0
         self._bar: Progress | None = None
 
-    def show(self, thing: Any) -> None:
+    def show(self, shown: Any) -> None:
         """Print a line or a renderable, above the bar if there is one."""
-        if isinstance(thing, str):
+        if isinstance(shown, str):
             # Brackets in paths are not rich markup; lines of a log are not wrapped.
-            self._console.print(Text(printable(thing)), soft_wrap=not self._console.is_terminal)
+            self._console.print(Text(printable(shown)), soft_wrap=not self._console.is_terminal)
         else:
-            self._console.print(thing)
+            self._console.print(shown)
         self._console.file.flush()
 
     def begin(self, steps: int, done: int = 0) -> None:

@@ -375,19 +375,19 @@ def on_signal(request: Callable[[str], None]) -> Iterator[None]:
     Args:
         request: Called in another thread.
     """
-    came = heard = 0
+    received = read = 0
     left = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came += 1
-        if came > 1:
+        nonlocal received
+        received += 1
+        if received > 1:
             raise KeyboardInterrupt
 
     def listen(number: int) -> None:
-        nonlocal heard
-        heard += 1
-        if heard == 1:
+        nonlocal read
+        read += 1
+        if read == 1:
             request(signal.Signals(number).name)
         elif not left.wait(_SIGNAL_TIMEOUT):
             os._exit(128 + number)

@@ -78,11 +78,13 @@ class Layout:
         A mesh axis of several logical axes shards the last one: a batch that is sharded over the
         axis of the experts leaves the axis to the experts in arrays that have both.
         """
-        asked = [() if axis is None else getattr(self.rules, axis) for axis in axes]
-        taken = [{name for later in asked[i + 1 :] for name in later} for i in range(len(asked))]
+        requested = [() if axis is None else getattr(self.rules, axis) for axis in axes]
+        taken = [
+            {name for later in requested[i + 1 :] for name in later} for i in range(len(requested))
+        ]
         names = [
             tuple(name for name in own if name not in later)
-            for own, later in zip(asked, taken, strict=True)
+            for own, later in zip(requested, taken, strict=True)
         ]
         return xlashard.PartitionSpec(*(x[0] if len(x) == 1 else (x or None) for x in names))
 

@@ -120,8 +120,8 @@ def _scaled_product(
 def _spread(scale: jax.Array, term: str, out: str) -> jax.Array:
     """Return the scales of a factor, with the dimensions of the result."""
     order = [x for x in out if x in term]
-    gone = tuple(i for i, x in enumerate(term) if x not in out)
-    kept = jnp.squeeze(scale, gone)
+    summed = tuple(i for i, x in enumerate(term) if x not in out)
+    kept = jnp.squeeze(scale, summed)
     left = [x for x in term if x in out]
     kept = kept.transpose([left.index(x) for x in order])
     return jnp.expand_dims(kept, tuple(i for i, x in enumerate(out) if x not in term))

@@ -325,13 +325,13 @@ def _dense(x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: L
 
 def write_text(parameters: Any, layout: Layout, settings: Settings) -> bytes:
     """Generate the text that the settings request, without its prompt."""
-    asked = settings.generation
-    prompt = np.frombuffer(asked.prompt.encode() or b"\n", np.uint8)
+    generation = settings.generation
+    prompt = np.frombuffer(generation.prompt.encode() or b"\n", np.uint8)
     program = xlashard.pjit(
-        functools.partial(generate, count=asked.bytes, model=settings.model),
+        functools.partial(generate, count=generation.bytes, model=settings.model),
         out_shardings=layout.sharding(),
     )
-    seed, temperature = np.uint32(settings.run.seed), np.float32(asked.temperature)
+    seed, temperature = np.uint32(settings.run.seed), np.float32(generation.temperature)
     return np.asarray(program(parameters, prompt, seed, temperature)).tobytes()
 
 

@@ -179,5 +179,5 @@ def _line_choices(report: PreflightFields) -> dict[str, list[str]]:
 
 def _traffic_along(axis: AxisReport, time: TimeEstimate) -> tuple[int, float]:
     """Return the bytes sent along a mesh axis, and their time."""
-    found = [t for t in time.traffic if axis.name in t.along.split(", ")]
-    return sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
+    traffic = [t for t in time.traffic if axis.name in t.along.split(", ")]
+    return sum(t.sent_bytes for t in traffic), sum(t.seconds for t in traffic)
