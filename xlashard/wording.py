@@ -1,10 +1,11 @@
-"""Amounts, limits, shapes, types, processes and tables as people read and write them."""
+"""Amounts, limits, types, processes and how they ended, as people read and write them."""
 
 import difflib
 import io
 import math
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -230,6 +231,22 @@ def shape_text(shape: Iterable[int]) -> str:
 def typed(dtype: object, shape: Iterable[int]) -> str:
     """Format a type by the name of its dtype and its shape: `float32[8,16]`."""
     return f"{dtype}{shape_text(shape)}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal: `SIGKILL` for 9, `signal 40` for one without a name.
+
+    Python names no real-time signals but the first and the last.
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_text(code: int) -> str:
+    """Describe an exit code, or a negative number of a signal: `exit code 3`, `killed by SIGKILL`."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 _PROCESSES_SHOWN = 8

@@ -110,6 +110,7 @@ def test_variables() -> None:
     [
         (None, "", ["no answer in 180 s", "JAX_PLATFORMS=cpu"]),
         (-6, "F1123 log\nCheck failed: x\n", ["SIGABRT", "Check failed: x"]),
+        (-40, "log\n", ["signal 40", "log"]),
         (1, "Traceback\nImportError: no jax\nDocumentation: y\n", ["ImportError: no jax"]),
     ],
 )

@@ -85,6 +85,13 @@ def test_a_failure_costs_its_own_job_only():
 
 
 @pytest.mark.slow
+def test_a_real_time_signal_has_a_number_in_place_of_a_name():
+    found = ran(behaving("die", "well", signal=signal.SIGRTMIN + 1), workers=1)
+    assert f"signal {signal.SIGRTMIN + 1}" in found["0 die"]["reason"]
+    assert found["1 well"]["outcome"] == "fits"
+
+
+@pytest.mark.slow
 def test_a_process_that_takes_too_much_is_ended():
     large = behaving("grow", "well", bytes=300 * 2**20)
     found = ran(large, workers=1, bytes=150 * 2**20)

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -19,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
-from xlashard.wording import print_error, printable
+from xlashard.wording import print_error, printable, signal_name
 
 # Seconds for the process that tries JAX.
 _TIMEOUT = 180.0
@@ -289,7 +288,7 @@ def check_probe(code: int | None, output: str, errors: str, *, has_libtpu: bool)
         observed = f"no answer in {_TIMEOUT:.0f} s"
         advice = "if another process uses the accelerator, end it; or write JAX_PLATFORMS=cpu"
     elif code < 0:
-        observed = f"the process was ended by {signal.Signals(-code).name}: {last}"
+        observed = f"the process was ended by {signal_name(-code)}: {last}"
         advice = "install versions that fit together: pip install --upgrade xlashard jax jaxlib"
     else:
         observed = last or f"the process ended with {code}"

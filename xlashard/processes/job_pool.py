@@ -20,7 +20,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, Self
 
-from xlashard.wording import in_bytes
+from xlashard.wording import in_bytes, signal_name
 
 _WORKER = Path(__file__).with_name("job_worker.py")
 FAILED = "failed"
@@ -339,7 +339,7 @@ def _failure(reason: str) -> dict[str, Any]:
 def _code_text(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
+    name = signal_name(-code)
     if -code == signal.SIGKILL:
         return f"{name}, as when the machine runs out of memory"
     return name

@@ -20,9 +20,8 @@ from xlashard.testing.supervision import (
     Verdict,
     collect_signals,
     is_noise,
-    signal_name,
 )
-from xlashard.wording import print_error
+from xlashard.wording import print_error, signal_name
 
 _EXAMPLE = "xlashard pod -n 4 -d 2 -- python script.py"
 # Output lines of a hidden process that are shown when it fails.

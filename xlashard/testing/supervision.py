@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from xlashard.errors import counted
-from xlashard.processes import format_processes
 from xlashard.testing.launcher import Launch, OutputChunk, ProcessExit
+from xlashard.wording import exit_text, format_processes, signal_name
 
 if sys.platform == "linux":
     import resource
@@ -99,9 +99,9 @@ class Verdict:
             return f"stopped by {signal_name(self.stopped_by)}"
         if self.first is None:
             return ""
-        text = f"process {self.first.process} failed first: {describe_code(self.first.code)}"
+        text = f"process {self.first.process} failed first: {exit_text(self.first.code)}"
         for end in self.failed[1:]:
-            text += f", then process {end.process}: {describe_code(end.code)}"
+            text += f", then process {end.process}: {exit_text(end.code)}"
         others = [number for number in self.ended if number != self.first.process]
         if others:
             text += (
@@ -118,26 +118,13 @@ class Verdict:
         return next((code if code > 0 else 128 - code for code in failed), 0)
 
 
-def describe_code(code: int) -> str:
-    """Describe an exit code: `exit code 3`, `killed by SIGKILL`."""
-    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal: `SIGKILL` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _timeout_text(verdict: Verdict) -> str:
     text = f"{format_processes(verdict.timed_out)} did not end within {verdict.rules.timeout:g} s"
     if verdict.paused:
         was = "was" if len(verdict.paused) == 1 else "were"
         text += f"; {format_processes(verdict.paused)} {was} stopped by a signal (SIGSTOP)"
     if verdict.first is not None:
-        text += f"; process {verdict.first.process}: {describe_code(verdict.first.code)}"
+        text += f"; process {verdict.first.process}: {exit_text(verdict.first.code)}"
     return text
 
 
@@ -268,7 +255,7 @@ class PodRun:
         return "\n".join([self.verdict.summary(), *(self._section(n, lines) for n in order)])
 
     def _section(self, number: int, lines: int) -> str:
-        title = f"process {number} ({describe_code(self.verdict.codes[number])})"
+        title = f"process {number} ({exit_text(self.verdict.codes[number])})"
         text = last_lines(self.outputs[number], lines)
         return f"--- {title} ---\n{text or '[it wrote nothing]'}"
 

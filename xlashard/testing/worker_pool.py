@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Self
 
 from xlashard.errors import PodError
-from xlashard.processes import format_processes
 from xlashard.testing.launcher import (
     CHANNEL,
     Event,
@@ -25,13 +24,13 @@ from xlashard.testing.pod_worker import RemoteException, Reply, Unpacker, pack
 from xlashard.testing.supervision import (
     AFTER_ABORT,
     EndingRules,
-    describe_code,
     is_paused,
     last_lines,
     show_stacks,
     without_machinery,
     without_noise,
 )
+from xlashard.wording import exit_text, format_processes
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _WORKER = "xlashard.testing.pod_worker"
@@ -96,7 +95,7 @@ class PoolResult:
         for place, event in enumerate(self.ended):
             if event.process == process:
                 first = ", before the others" if not place and self.size.processes > 1 else ""
-                return f"ended{first}: {describe_code(event.code)}"
+                return f"ended{first}: {exit_text(event.code)}"
         return "did not reply"
 
     def order(self) -> list[int]:

@@ -36,7 +36,7 @@ def _raise(request):
 def _die(request):
     sys.stderr.write("a line\nthe last words\n")
     sys.stderr.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), request.get("signal", signal.SIGKILL))
 
 
 def _leave(request):
