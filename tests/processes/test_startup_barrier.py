@@ -1,5 +1,6 @@
 """Arriving, missing and conflicting processes, with threads in their place: it is all sockets."""
 
+import errno
 import re
 import socket
 from collections.abc import Iterator
@@ -292,6 +293,13 @@ def test_address_in_use_raises_oserror() -> None:
     with listen(host.bind):
         (error,) = outcomes([host])
     assert isinstance(error, OSError) and "in use" in str(error)
+
+
+def test_errors_of_listening_leave_the_address_to_the_caller() -> None:
+    with pytest.raises(OSError, match="assign") as caught:
+        listen(("192.0.2.1", 8476))
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+    assert "192.0.2.1" not in str(caught.value)
 
 
 def test_address_reserved_by_a_launcher_is_usable() -> None:

@@ -273,9 +273,9 @@ def _listen_text(info: ClusterInfo, bind: tuple[str, int], error: OSError) -> st
             "processes: export JAX_COORDINATOR_PORT=8477"
         )
     return (
-        f"process 0 of {info.processes} cannot listen at {where} ({error}): the coordinator must "
-        "be an address of the machine of process 0; if the other processes reach that machine by "
-        f"{info.coordinator}, but its own address differs, write "
+        f"process 0 of {info.processes} cannot listen at {where} ({error.strerror}): the "
+        "coordinator must be an address of the machine of process 0; if the other processes reach "
+        f"that machine by {info.coordinator}, but its own address differs, write "
         f"initialize(bind='0.0.0.0:{bind[1]}')"
     )
 

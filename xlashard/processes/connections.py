@@ -157,13 +157,18 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 def _listener(address: tuple[str, int], *, reuse_port: bool) -> socket.socket:
     family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(
-        place,
-        family=family,
-        backlog=socket.SOMAXCONN,
-        reuse_port=reuse_port,
-        dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
-    )
+    try:
+        return socket.create_server(
+            place,
+            family=family,
+            backlog=socket.SOMAXCONN,
+            reuse_port=reuse_port,
+            dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        # Python adds the address, which callers name themselves.
+        # no-catalogue: needs a port or an address of another program
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
