@@ -5,14 +5,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.facts import naming
 from tests.forking import python_command
 from tests.testing.helpers import environment
+from xlashard.errors import ArgumentError
 from xlashard.testing.launcher import PodSize, ProcessExit
 from xlashard.testing.pod_worker import RemoteException, Reply
+from xlashard.testing.pytest_plugin.controller import PodMarker
 from xlashard.testing.supervision import EndingRules
 from xlashard.testing.worker_pool import PoolResult, pod_error
 
@@ -191,7 +195,7 @@ def test_debugger_is_rejected(report: PytestRun) -> None:
             "test_has_a_wrong_word",
             "takes no 'proceses'; valid arguments are processes, devices, timeout",
         ),
-        ("test_has_a_wrong_number", "processes is '2', not a whole number of 1 or more"),
+        ("test_has_a_wrong_number", "processes is '2'; it must be a whole number of 1 or more"),
         ("test_has_a_wrong_place", "takes its arguments by name"),
         ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
     ],
@@ -201,6 +205,32 @@ def test_invalid_markers_are_reported_early(report: PytestRun, name: str, text: 
     section = report.section(f"ERROR at setup of {name.replace('::', '.')}")
     assert text in section
     assert "Traceback" not in section and "During handling" not in section
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        ({"processes": 0}, "processes is 0;"),
+        ({"processes": True}, "processes is True;"),
+        ({"devices": 1.5}, "devices is 1.5;"),
+        ({"timeout": "60"}, "timeout is '60';"),
+        ({"timeout": 0}, "timeout is 0;"),
+        ({"timeout": float("nan")}, "timeout is nan;"),
+        ({"timeout": True}, "timeout is True;"),
+        ({"fresh": "no"}, "fresh is 'no';"),
+        ({"device": 2}, "no 'device'; valid arguments are processes, devices, timeout, fresh"),
+    ],
+)
+def test_arguments_of_a_marker(arguments: dict[str, Any], fact: str) -> None:
+    item: Any = SimpleNamespace(get_closest_marker=lambda _: pytest.mark.pod(**arguments).mark)
+    with pytest.raises(ArgumentError, match=naming(fact, "@pytest.mark.pod(")):
+        PodMarker.of_test(item)
+
+
+def test_a_marker_without_a_limit() -> None:
+    mark = pytest.mark.pod(devices=2, timeout=float("inf")).mark
+    item: Any = SimpleNamespace(get_closest_marker=lambda _: mark)
+    assert PodMarker.of_test(item) == PodMarker(2, 2, float("inf"))
 
 
 def test_outcome_counts(report: PytestRun) -> None:

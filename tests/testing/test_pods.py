@@ -1,6 +1,7 @@
 """`pod`: functions and scripts in real processes, and the reports of their failures."""
 
 import functools
+import math
 import re
 import subprocess
 import sys
@@ -41,6 +42,11 @@ def test_results_by_process(pair: Pod) -> None:
     assert pair.run(functions.gathered, 3) == [6, 6]
     assert pair.run(functools.partial(functions.gathered, times=2), 5) == [20, 20]
     assert pair.run(jax.process_index) == [0, 1]
+
+
+def test_a_call_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "_python", pod_python)
+    assert pod(processes=1, timeout=math.inf).run(jax.process_count) == [1]
 
 
 def test_processes_are_reused_between_calls(pair: Pod) -> None:

@@ -53,6 +53,23 @@ def check_whole(name: str, value: object, least: int, example: str) -> None:
         )
 
 
+def check_seconds(name: str, value: object, example: str) -> None:
+    """Check that an argument is a time in seconds above 0; infinity is no limit.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        example: Valid call, for the error message.
+
+    Raises:
+        ArgumentError: The value is not a number, or not above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ArgumentError(
+            f"{name} is {value!r}; it must be a number of seconds above 0: {example}"
+        )
+
+
 class EmulatedDevices:
     """Emulated CPU devices, made by `emulated_devices`; as a context manager it returns them."""
 

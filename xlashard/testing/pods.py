@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
-from xlashard.testing.emulated_devices import check_whole
+from xlashard.testing.emulated_devices import check_seconds, check_whole
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.pod_worker import FunctionCall, check_is_no_import, name_of, unwrap_partial
 from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
@@ -181,10 +181,7 @@ def pod(
     for name, value in (("processes", processes), ("devices_per_process", devices_per_process)):
         check_whole(name, value, 1, "pod(processes=2, devices_per_process=4)")
     for name, value in (("timeout", timeout), ("grace", grace)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ArgumentError(
-                f"{name} is {value!r}; it must be a number of seconds above 0: pod({name}=60)"
-            )
+        check_seconds(name, value, f"pod({name}=60)")
     return EmulatedPod(
         PodSize(processes, devices_per_process),
         EndingRules(timeout, grace),

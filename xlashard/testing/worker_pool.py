@@ -35,6 +35,8 @@ from xlashard.wording import exit_text, format_processes
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _WORKER = "xlashard.testing.pod_worker"
 _START_TIMEOUT = 300.0
+# Longest wait for events, in seconds; the system's calls reject longer ones.
+_LONGEST_WAIT = 3600.0
 
 
 # Output lines of each process in an error.
@@ -226,7 +228,7 @@ class WorkerPool:
                 result.late = tuple(sorted(waiting))
                 result.paused = tuple(n for n in waiting if is_paused(self._launch.pids[n]))
                 return
-            self._note(self._launch.events(end - now), result)
+            self._note(self._launch.events(min(end - now, _LONGEST_WAIT)), result)
             has_failed = result.ended or not all(reply.well for reply in result.replies.values())
             if has_failed and not failed:
                 failed = True

@@ -16,8 +16,9 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from xlashard.errors import LaunchError, PodError
+from xlashard.errors import ArgumentError, LaunchError, PodError
 from xlashard.processes import format_processes
+from xlashard.testing.emulated_devices import check_seconds, check_whole
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.pod_command import PrefixPrinter
 from xlashard.testing.pod_worker import ChannelHandover, FunctionName, RemoteException
@@ -32,6 +33,7 @@ from xlashard.testing.supervision import EndingRules, last_lines
 from xlashard.testing.worker_pool import PoolResult, WorkerPool, pod_error
 
 _TIMEOUT = 180.0
+_EXAMPLE = "@pytest.mark.pod(processes=2, devices=4)"
 # Idle processes occupy some hundred MB each.
 _MOST_IDLE = 4
 # Output lines of each process in a report.
@@ -60,10 +62,29 @@ class PodMarker:
 
     @classmethod
     def of_test(cls, item: pytest.Item) -> "PodMarker":
-        """Return the arguments of the closest marker of a test, which `check` has validated."""
+        """Return the arguments of the closest marker of a test.
+
+        Raises:
+            ArgumentError: An argument is unknown or invalid.
+        """
         marker = item.get_closest_marker("pod")
         assert marker is not None
-        return cls(**marker.kwargs)
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [name for name in marker.kwargs if name not in known]
+        if marker.args or unknown:
+            what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
+            raise ArgumentError(  # no-catalogue: raised inside pytest
+                f"it {what}; valid arguments are {', '.join(known)}: {_EXAMPLE}"
+            )
+        requested = cls(**marker.kwargs)
+        check_whole("processes", requested.processes, 1, _EXAMPLE)
+        check_whole("devices", requested.devices, 1, _EXAMPLE)
+        check_seconds("timeout", requested.timeout, "@pytest.mark.pod(timeout=60)")
+        if not isinstance(requested.fresh, bool):
+            raise ArgumentError(  # no-catalogue: raised inside pytest
+                f"fresh is {requested.fresh!r}; it must be True or False: @pytest.mark.pod(fresh=True)"
+            )
+        return requested
 
     @property
     def size(self) -> PodSize:
@@ -98,31 +119,13 @@ def check(item: pytest.Item) -> None:
             "unittest.TestCase, run on pods; write def test_it(): with @pytest.mark.pod",
             pytrace=False,
         )
-    marker = item.get_closest_marker("pod")
-    problem = "" if marker is None else _marker_problem(marker)
+    problem = ""
+    try:
+        PodMarker.of_test(item)
+    except ArgumentError as error:
+        problem = str(error)
     if problem:
-        pytest.fail(
-            f"{item.nodeid}: invalid marker pod: {problem}. Write for example:\n"
-            "  @pytest.mark.pod(processes=2, devices=4)",
-            pytrace=False,
-        )
-
-
-def _marker_problem(marker: pytest.Mark) -> str:
-    """Describe why the arguments of a marker are invalid; "" if they are valid."""
-    known = [field.name for field in dataclasses.fields(PodMarker)]
-    unknown = [name for name in marker.kwargs if name not in known]
-    if marker.args or unknown:
-        what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
-        return f"it {what}; valid arguments are {', '.join(known)}"
-    requested = PodMarker(**marker.kwargs)
-    for name in ("processes", "devices"):
-        value = getattr(requested, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            return f"{name} is {value!r}, not a whole number of 1 or more"
-    if not isinstance(requested.timeout, int | float) or requested.timeout <= 0:
-        return f"timeout is {requested.timeout!r}, not a number of seconds above 0"
-    return ""
+        pytest.fail(f"{item.nodeid}: invalid marker pod: {problem}", pytrace=False)
 
 
 @dataclasses.dataclass(frozen=True)
