@@ -245,8 +245,26 @@ def signal_name(number: int) -> str:
 
 
 def exit_text(code: int) -> str:
-    """Describe an exit code, or a negative number of a signal: `exit code 3`, `killed by SIGKILL`."""
+    """Describe an exit code, or the negative number of a signal: `killed by SIGKILL`."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
+
+
+def error_line(error: BaseException, *plain: type[BaseException]) -> str:
+    """Return an error in one line: its class, and the first line of its message.
+
+    Args:
+        error: The error.
+        plain: Classes whose messages are shown without the class.
+
+    Example:
+        >>> error_line(KeyError("a")), error_line(ValueError()), error_line(OSError("b"), OSError)
+        ("KeyError: 'a'", 'ValueError', 'b')
+    """
+    name = type(error).__name__
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return name
+    return lines[0] if isinstance(error, plain) else f"{name}: {lines[0]}"
 
 
 _PROCESSES_SHOWN = 8

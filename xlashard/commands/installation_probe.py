@@ -19,7 +19,7 @@ import xlashard
 from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard.commands.installation import STEPS, Check
 from xlashard.tpu import topology
-from xlashard.wording import in_bytes
+from xlashard.wording import error_line, in_bytes
 
 _CHIPS = {
     "TPU": (("/dev/accel*", "/dev/vfio/[0-9]*"), "pip install 'xlashard[tpu]'"),
@@ -103,8 +103,7 @@ def check_tpu_program(subject: str) -> Check:
         x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=rows)
         xlashard.jit(lambda x: x @ x.T).lower(x).compile()
     except Exception as error:
-        text = str(error).partition("\n")[0]
-        return Check(subject, "fail", f"{type(error).__name__}: {text}", "see libtpu above")
+        return Check(subject, "fail", error_line(error), "see libtpu above")
     seconds = time.monotonic() - started
     return Check(subject, "ok", f"compiled for v5e-4, without a chip, in {seconds:.1f} s")
 

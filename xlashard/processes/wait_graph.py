@@ -21,13 +21,15 @@ from xlashard._jax.runtime import coordination
 from xlashard.documents import JsonRecord
 from xlashard.lazily import dataclass
 from xlashard.processes import store
-from xlashard.wording import format_processes
+from xlashard.wording import error_line, format_processes
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Sub-packages that use this package like a user's program.
 _USERS = (str(_PACKAGE / "train"),)
 # Maximum number of statuses per search, which bounds its cost in a large pod.
 _READ = 64
+# Maximum length of the error that has ended a program.
+_LONGEST = 240
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,7 @@ class StatusPublisher:
 
 def how_ended(error: BaseException | None) -> str:
     """Describe how a program ended: by an exception, or None."""
-    if error is None:
-        return "its program has completed"
-    first = str(error).split("\n", 1)[0]
-    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
+    return "its program has completed" if error is None else error_line(error)[:_LONGEST]
 
 
 own_status = StatusPublisher()

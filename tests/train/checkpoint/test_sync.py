@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from xlashard.processes import RENDEZVOUS, BarrierTimeoutError
-from xlashard.train.checkpoint.arrays import ArrayFiles, MissingProcessError, ProcessSync, reason
+from xlashard.train.checkpoint.arrays import (
+    ArrayFiles,
+    MissingProcessError,
+    ProcessSync,
+    SyncResult,
+    reason,
+)
 from xlashard.train.errors import CheckpointError
 
 
@@ -20,6 +26,12 @@ def test_one_process_hears_itself() -> None:
         "token",
     )
     assert str(sync.exchange("save step 1")) == ""
+
+
+def test_equal_problems_of_several_processes_are_told_once() -> None:
+    full = "No space left on device"
+    result = SyncResult({3: "File too large", 4: full, 5: full}, "")
+    assert str(result) == f"processes 4, 5: {full}; process 3: File too large"
 
 
 def in_vain(calls: list[str]) -> Callable[..., dict[int, str]]:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from xlashard.train.errors import PeerError, RunError
-from xlashard.train.loop.stop import Group, OwnCalls, Stop, StopMessage, first_line
+from xlashard.train.loop.stop import Group, OwnCalls, Stop, StopMessage, describe_error
 
 
 class Watched:
@@ -96,8 +96,8 @@ def test_a_failure_of_another_process_ends_this_one() -> None:
         (ValueError("one\ntwo"), "ValueError: one"),
         (RunError("one\ntwo"), "one"),
         (KeyboardInterrupt(), "a second signal ended it at once"),
-        (MemoryError(), "MemoryError: "),
+        (MemoryError(), "MemoryError"),
     ],
 )
 def test_failures_are_reported_in_one_line(error: BaseException, line: str) -> None:
-    assert first_line(error) == line
+    assert describe_error(error) == line

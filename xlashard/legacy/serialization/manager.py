@@ -19,6 +19,7 @@ from xlashard.legacy.serialization.array_writing import serialize_all
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec, run_coroutine
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
+from xlashard.wording import error_line, format_by_process
 
 logger = logging.getLogger("xlashard.legacy")
 """Logger of failed checkpoints, for programs that never wait for them."""
@@ -111,7 +112,7 @@ class AsyncManager:
         barrier = Barrier(processes, self._series, self._timeout_secs, what=what)
         try:
             reports = RENDEZVOUS.exchange(
-                barrier, json.dumps("" if own is None else _first_line(own))
+                barrier, json.dumps("" if own is None else error_line(own, SerializationError))
             )
         except BarrierTimeoutError as missed:
             return own or ProcessesError(
@@ -127,8 +128,9 @@ class AsyncManager:
         }
         if own is not None or not failed:
             return own
-        reported = "; ".join(f"process {process}: {text}" for process, text in failed.items())
-        return ProcessesError(f"{what} failed: {reported}", processes=tuple(failed))
+        return ProcessesError(
+            f"{what} failed: {format_by_process(failed)}", processes=tuple(failed)
+        )
 
 
 def _failure(act: Callable[[], Any]) -> BaseException | None:
@@ -137,12 +139,6 @@ def _failure(act: Callable[[], Any]) -> BaseException | None:
     except Exception as error:
         return error
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else ""
-    return text if isinstance(error, SerializationError) else f"{type(error).__name__}: {text}"
 
 
 class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):

@@ -21,13 +21,9 @@ from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
 from xlashard.errors import DeadlockError
-from xlashard.processes import (
-    RENDEZVOUS,
-    Barrier,
-    BarrierTimeoutError,
-    format_by_process,
-)
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 from xlashard.train.errors import CheckpointError
+from xlashard.wording import error_line, format_by_process
 
 
 class MissingProcessError(CheckpointError):
@@ -49,7 +45,7 @@ class SyncResult:
     def __str__(self) -> str:
         if len(self.problems) == jax.process_count() and len(set(self.problems.values())) == 1:
             return self.problems[0]
-        return "; ".join(f"process {process}: {text}" for process, text in self.problems.items())
+        return format_by_process(self.problems)
 
 
 @dataclass(frozen=True)
@@ -310,13 +306,8 @@ def reason(error: BaseException) -> str:
     """Return the first line of an error, without TensorStore specifications."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    kind = type(error).__name__
-    lines = str(error).strip().splitlines()
-    if not lines:
-        return kind
     code = re.search(r"os_error_code='(\d+)'", str(error))
     if code and int(code[1]) in _FULL:
         return os.strerror(int(code[1]))
-    text = lines[0].partition(" [tensorstore_spec=")[0]
     # ValueErrors of TensorStore include their kind in the text.
-    return text if isinstance(error, ValueError | CheckpointError) else f"{kind}: {text}"
+    return error_line(error, ValueError, CheckpointError).partition(" [tensorstore_spec=")[0]

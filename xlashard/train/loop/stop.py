@@ -30,7 +30,7 @@ from xlashard.documents import JsonRecord
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store
 from xlashard.processes.stack_dump import OWN_THREADS
 from xlashard.train.errors import PeerError, RunError
-from xlashard.wording import print_error
+from xlashard.wording import error_line, print_error
 
 _POLL_TIMEOUT = 30.0
 """Timeout in seconds of one wait for messages."""
@@ -274,7 +274,7 @@ class Stop:
             # Each process reports errors that every process finds itself.
             if not isinstance(error, RunError):
                 self.check(error)
-        self._calls.send(StopMessage("fail", self.group.index, first_line(error)))
+        self._calls.send(StopMessage("fail", self.group.index, describe_error(error)))
 
     def _barrier(self, what: str, timeout: float) -> Barrier:
         processes = tuple(range(self.group.count))
@@ -341,12 +341,11 @@ def _preempted(point: int) -> bool:
         return False  # The service is disabled.
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error, with its type unless it is a RunError."""
+def describe_error(error: BaseException) -> str:
+    """Return the error that has ended a process, in one line for the other processes."""
     if isinstance(error, KeyboardInterrupt):
         return "a second signal ended it at once"
-    text = (str(error).strip().splitlines() or [""])[0]
-    return text if isinstance(error, RunError) else f"{type(error).__name__}: {text}"
+    return error_line(error, RunError)
 
 
 def _describe_failure(call: StopMessage) -> str:
