@@ -1,7 +1,9 @@
 """Wait for asynchronous work of other threads or processes."""
 
+import os
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
@@ -14,3 +16,19 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) 
     while not condition():
         assert time.monotonic() < end, f"in {seconds:g} s there was no {what}"
         time.sleep(0.02)
+
+
+def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:
+    """Return whether all processes end within some seconds."""
+    return all(_gone(pid, seconds) for pid in pids)
+
+
+def _gone(pid: int, seconds: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)

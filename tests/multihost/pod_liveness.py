@@ -1,6 +1,5 @@
 """Run in each process of a pod of three: barriers, and liveness of peers."""
 
-import contextlib
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import xlashard
-from tests.processes import expect
+from tests.processes import expect, listening_addresses
 from xlashard import multihost
 from xlashard.errors import DeadlockError, ProcessesError
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store, wait_graph
@@ -43,28 +42,13 @@ def check_place() -> None:
     assert f"joined as number {ME} of 3" in str(error) and "processes=4" in str(error)
 
 
-def listeners(pid: int) -> set[str]:
-    """Return the addresses at which a process listens, in hexadecimal."""
-    sockets = set()
-    for file in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(f"/proc/{pid}/fd/{file}"))
-    addresses = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
-                addresses.add(words[1].partition(":")[0])
-    return addresses
-
-
 def check_nothing_listens_elsewhere() -> None:
     mesh = Mesh(np.array(jax.devices()), ("x",))
     everywhere = NamedSharding(mesh, PartitionSpec("x"))
     x = xlashard.make_array_from_callback((3,), everywhere, lambda index: np.ones(1, np.float32))
     assert float(xlashard.pjit(lambda x: x.sum())(x)) == 3  # gloo has connected
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
-    addresses = listeners(os.getpid())
+    addresses = listening_addresses()
     assert addresses and addresses <= loopback, addresses
 
 

@@ -18,6 +18,8 @@ from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.supervision import EndingRules, PodRun, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
+# State of a socket in /proc/net/tcp.
+_LISTENING = "0A"
 
 
 def run_many(
@@ -98,6 +100,21 @@ def free_port() -> int:
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("", port))
             return port
+
+
+def listening_addresses() -> set[str]:
+    """Return the addresses at which this process listens, as the kernel writes them."""
+    sockets = set()
+    for file in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # The folder that is being listed.
+            sockets.add(os.readlink(f"/proc/self/fd/{file}"))
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in sockets:
+                addresses.add(fields[1].partition(":")[0])
+    return addresses
 
 
 def join_the_others() -> None:

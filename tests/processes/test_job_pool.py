@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import all_gone, wait_for
 from xlashard.processes import job_pool
 from xlashard.processes.job_pool import (
     JobPool,
@@ -41,7 +41,7 @@ def test_processes_take_job_after_job():
     }
     pids = {answer["pid"] for answer in found.values()}
     assert 1 <= len(pids) <= 2 and os.getpid() not in pids
-    assert not any(map(is_alive, pids))
+    assert all_gone(pids, 0)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_processes_are_kept_between_series_of_jobs():
         next(unfinished)
         unfinished.close()
         assert [job.key for job, _ in pool.run(behaving("well"))] == ["0 well"]
-    assert not any(map(is_alive, {*answered, again["pid"]}))
+    assert all_gone({*answered, again["pid"]}, 0)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_workers_end_with_the_iterator(tmp_path):
     wait_for(lambda: any(tmp_path.iterdir()), "process that waits")
     answers.close()
     pids = [int(file.name) for file in tmp_path.iterdir()]
-    assert pids and not any(map(is_alive, pids))
+    assert pids and all_gone(pids, 0)
 
 
 @pytest.mark.slow
@@ -135,16 +135,8 @@ def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path, number):
             sweep.wait(60)
         finally:
             sweep.kill()
-    wait_for(lambda: not any(map(is_alive, pids)), "end of both")
+    assert all_gone(pids)
     assert sweep.returncode in (-number, 130, 1)
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):

@@ -1,7 +1,6 @@
 """Processes of a pod that need no JAX, and checks that they have ended."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -69,22 +68,6 @@ def families(lines: Iterable[str], processes: int) -> list[int]:
         if len(members) == 3 * processes:
             return members
     raise AssertionError(f"the processes ended early: {members}")
-
-
-def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:
-    """Return whether all processes end within some seconds."""
-    return all(_gone(pid, seconds) for pid in pids)
-
-
-def _gone(pid: int, seconds: float) -> bool:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)
 
 
 def start(command: Sequence[str], **more: str) -> subprocess.Popen[str]:

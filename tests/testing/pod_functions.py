@@ -5,13 +5,12 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-_LISTENING = "0A"
+from tests.processes import listening_addresses
 
 
 def place() -> tuple[int, int, int]:
@@ -90,19 +89,7 @@ def give_a_global_array() -> object:
     return make_array_from_callback((4,), NamedSharding(mesh, P("all")), np.ones(4).__getitem__)
 
 
-def listening() -> list[str]:
-    """Return the addresses, as hexadecimal numbers, where this process listens."""
+def listening() -> set[str]:
+    """Return the addresses where this process listens after a collective."""
     gathered(1)
-    own = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            own.add(os.readlink(descriptor))
-        except OSError:
-            continue  # The process that listed the others.
-    addresses = []
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in own:
-                addresses.append(fields[1].partition(":")[0])
-    return addresses
+    return listening_addresses()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.facts import naming
-from tests.testing.helpers import all_gone, plan, python, ran
+from tests.testing.helpers import plan, python, ran
+from tests.waiting import all_gone
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import LaunchError
 from xlashard.testing.emulated_devices import (

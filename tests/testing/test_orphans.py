@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.helpers import all_gone, families, family, plan, python, ran, start
+from tests.testing.helpers import families, family, plan, python, ran, start
+from tests.waiting import all_gone
 from xlashard.testing.launcher import Launch, OutputChunk
 
 POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]

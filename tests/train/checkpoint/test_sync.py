@@ -28,7 +28,7 @@ def test_one_process_hears_itself() -> None:
     assert str(sync.exchange("save step 1")) == ""
 
 
-def test_equal_problems_of_several_processes_are_told_once() -> None:
+def test_equal_problems_of_several_processes_share_a_clause() -> None:
     full = "No space left on device"
     result = SyncResult({3: "File too large", 4: full, 5: full}, "")
     assert str(result) == f"processes 4, 5: {full}; process 3: File too large"
