@@ -1,12 +1,13 @@
 """Background threads end before the interpreter finalizes."""
 
+import signal
 import subprocess
 import threading
 
 import pytest
 
 from tests.forking import python_command
-from xlashard.background import end_thread, start_background
+from xlashard.background import end_thread, handling_signals, repeating, start_background
 
 # The thread holds the lock of stderr most of the time, and prints after its stop.
 _PRINTING = """
@@ -63,6 +64,34 @@ def test_a_thread_ends_by_itself_or_by_its_stop() -> None:
     own = start_background(lambda: end_thread(threading.current_thread(), int), int, "own")
     own.join(10)
     assert not own.is_alive() and not errors
+
+
+def test_work_is_repeated_inside_a_block_until_it_is_stopped() -> None:
+    calls: list[str] = []
+    again = threading.Event()
+
+    def act() -> None:
+        calls.append(threading.current_thread().name)
+        if len(calls) > 1:
+            again.set()
+
+    with repeating(act, 0.001, "counting") as stop:
+        assert again.wait(60)
+        stop()
+    made = len(calls)
+    assert set(calls) == {"counting"}
+    with repeating(act, 3600, "counting"):
+        pass
+    assert len(calls) == made
+    assert "counting" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_signals_have_their_handlers_back_after_a_block() -> None:
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGHUP)
+    with handling_signals(lambda number, _: came.append(number), [signal.SIGHUP]):
+        signal.raise_signal(signal.SIGHUP)
+    assert came == [signal.SIGHUP] and signal.getsignal(signal.SIGHUP) is before
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Background threads that end before the interpreter finalizes, and threads that see signals.
+"""Threads that end before the interpreter finalizes, handlers of signals, ends of processes.
 
 Before Python 3.14 a daemon thread that still runs during finalization can abort the process, for
 example while it holds the lock of an output stream.
@@ -9,9 +9,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and the signal of clusters before preemption."""
@@ -65,6 +69,31 @@ def end_thread(thread: threading.Thread, stop: Callable[[], object]) -> None:
         thread.join(_JOIN)
 
 
+@contextmanager
+def repeating(act: Callable[[], object], seconds: float, name: str) -> Iterator[Callable[[], None]]:
+    """Call a function every few seconds in another thread, inside the block.
+
+    Args:
+        act: The function.
+        seconds: Seconds between two calls, and before the first.
+        name: Name of the thread.
+
+    Yields:
+        A function that stops the calls before the end of the block.
+    """
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(seconds):
+            act()
+
+    thread = start_background(run, done.set, name)
+    try:
+        yield done.set
+    finally:
+        end_thread(thread, done.set)
+
+
 def _end_all() -> None:
     for thread, stop in list(_STOPS.items()):
         end_thread(thread, stop)
@@ -82,9 +111,29 @@ class StopSignal(KeyboardInterrupt):
         self.exit_code = 128 + number
 
 
+type SignalHandler = Callable[[int, FrameType | None], object]
+
+
+@contextmanager
+def handling_signals(handle: SignalHandler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+    """Handle signals inside the block, which must be in the main thread.
+
+    Args:
+        handle: Handler of the signals.
+        numbers: The signals.
+    """
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: a handler that Python did not set cannot be restored.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 @contextmanager
 def listening_to_signals(
-    handle: Callable[[int, FrameType | None], object],
+    handle: SignalHandler,
     listen: Callable[[int], object],
     name: str = "signals",
 ) -> Iterator[None]:
@@ -112,19 +161,25 @@ def listening_to_signals(
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     listener = threading.Thread(target=read, name=name, daemon=True)
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    woken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     listener.start()
     try:
-        yield
+        with handling_signals(handle):
+            woken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(woken)
     finally:
-        signal.set_wakeup_fd(woken)
-        for number, handler in before.items():
-            # None: a handler that Python did not set cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         sender.close()
         listener.join()
         receiver.close()
+
+
+def end_process(process: "Popen[bytes]") -> None:
+    """Kill a process that leads its own session, and its children, unless it has ended."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 atexit.register(_end_all)

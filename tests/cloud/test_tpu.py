@@ -1,9 +1,13 @@
 """Creating, querying and deleting a TPU, and the flags that gcloud gets."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.cloud.conftest import Cloud
 from tests.facts import naming
+from tests.waiting import all_gone, wait_for
 from xlashard.cloud.session import Command, Finished, Runner, backoff
 from xlashard.cloud.tpu import create, delete, query, ready_status
 from xlashard.errors import CloudError
@@ -99,6 +103,22 @@ def test_a_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CloudError, match=naming("'gcloud'", "PATH", "--dry_run")):
         Runner().run(Command(("gcloud", "version"), "look"))
+
+
+def test_an_interrupt_ends_a_command_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+
+    def interrupted(process: "subprocess.Popen[bytes]") -> None:
+        wait_for(lambda: child.exists() and child.read_text().endswith("\n"), "child")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    script = f"sleep 600 & echo $! > {child}; wait"
+    with pytest.raises(KeyboardInterrupt):
+        Runner().run(Command(("sh", "-c", script), "look"))
+    assert all_gone([int(child.read_text())])
 
 
 def test_pauses_grow_to_a_limit() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.cloud.jobs import end_process
+from xlashard.background import end_process
 from xlashard.cloud.session import Command, Finished, Session
 from xlashard.cloud.tpu import REMOTE, copy_tools, ready_status, run_on_all
 from xlashard.errors import counted

@@ -2,10 +2,8 @@
 
 import contextlib
 import enum
-import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xlashard.background import start_background
+from xlashard.background import end_process, start_background
 from xlashard.cloud.cloud_settings import check_command
 from xlashard.cloud.session import Session, backoff
 from xlashard.cloud.tpu import (
@@ -265,13 +263,6 @@ class _Follower:
                     sys.stdout.write(f"[{self._worker}] {as_shown(line.rstrip(b'\n'))}\n")
                     sys.stdout.flush()
         return path.read_bytes()
-
-
-def end_process(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a local process and its children, unless it has ended."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _summary(status: ExitStatus, folder: Path, workers: int) -> str:

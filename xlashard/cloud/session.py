@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, Literal, get_args, get_origin
 
+from xlashard.background import end_process, handling_signals
 from xlashard.cloud.cloud_settings import (
     Accelerator,
     CloudSettings,
@@ -105,7 +106,7 @@ class Runner:
         try:
             output = process.communicate()
         except BaseException:
-            process.kill()
+            end_process(process)
             process.wait()
             raise
         texts = (text.decode("utf-8", errors="replace") for text in output)
@@ -321,24 +322,22 @@ def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str
         return int(error.code or 0)
     flags = {key: value for key, value in values.items() if "." in key and value is not None}
     dry = values["dry_run"]
-    on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        settings = load_settings(values["config"], flags)
-        return step(Session(settings, Runner(dry), (lambda text: None) if dry else _report))
-    except CloudError as error:
-        print_error(error)
-        return error.code or 1
-    except RunError as error:  # A setting is unknown or invalid.
-        print_error(error)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    finally:
-        signal.signal(signal.SIGTERM, on_sigterm)
+    with handling_signals(signal.default_int_handler, [signal.SIGTERM]):
+        try:
+            settings = load_settings(values["config"], flags)
+            return step(Session(settings, Runner(dry), (lambda text: None) if dry else _report))
+        except CloudError as error:
+            print_error(error)
+            return error.code or 1
+        except RunError as error:  # A setting is unknown or invalid.
+            print_error(error)
+            return 2
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return 130
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
 
 
 def _report(text: str) -> None:

@@ -16,7 +16,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from xlashard.background import StopSignal, end_thread, listening_to_signals, start_background
+from xlashard.background import StopSignal, listening_to_signals, repeating
 from xlashard.costs.kernel_costs import read_kernel_cost_words
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
@@ -178,27 +178,23 @@ def status_line(what: str, *, spinner: bool = True) -> Iterator[None]:
     console = Console(stderr=True)
     status = console.status(Text(what)) if console.is_terminal and spinner else None
     interval = _LINE_INTERVAL if status is None else _SPINNER_INTERVAL
-    done = threading.Event()
 
     def show() -> None:
-        while not done.wait(interval):
-            text = f"{what}: {time.monotonic() - started:.0f} s"
-            if status is not None:
-                status.update(Text(text))
-            elif not console.is_terminal:
-                print(text, file=sys.stderr, flush=True)
-
-    def hide() -> None:
-        done.set()
+        text = f"{what}: {time.monotonic() - started:.0f} s"
         if status is not None:
-            status.stop()
+            status.update(Text(text))
+        elif not console.is_terminal:
+            print(text, file=sys.stderr, flush=True)
 
-    thread = start_background(show, done.set, "progress")
-    try:
+    with repeating(show, interval, "progress") as stop_showing:
+
+        def hide() -> None:
+            stop_showing()
+            if status is not None:
+                status.stop()
+
         with _ending_at_signals(what, started, hide), status or nullcontext():
             yield
-    finally:
-        end_thread(thread, done.set)
 
 
 @contextmanager

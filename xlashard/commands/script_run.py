@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import xlashard
+from xlashard.background import handling_signals, repeating
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.program_runner import (
@@ -104,8 +106,8 @@ def run_script(
     began = time.monotonic()
     with (
         _when_imported("jax", recorder.begin),
+        repeating(partial(_show_progress, result, began), _EVERY, "progress"),
         _stoppable(recorder, stop),
-        _progress(result, began),
     ):
         try:
             run_program(program)
@@ -200,40 +202,28 @@ def _stoppable(recorder: _LazyRecorder, stop: StopRule) -> Iterator[None]:
         recorder.reason = recorder.reason or f"{stop.seconds:g} s are over"
         _thread.interrupt_main()
 
-    before = signal.signal(signal.SIGINT, stopped)
     timer = threading.Timer(stop.seconds or 0.0, late)
     timer.daemon = True
-    if stop.seconds is not None:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        signal.signal(signal.SIGINT, before)
+    with handling_signals(stopped, [signal.SIGINT]):
+        if stop.seconds is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
-@contextlib.contextmanager
-def _progress(result: ScriptRun, began: float) -> Iterator[None]:
-    """Print a line of progress every 15 s to standard error."""
-    ended = threading.Event()
-
-    def show() -> None:
-        while not ended.wait(_EVERY):
-            programs = [p for p in result.programs if not p.is_operation]
-            most = max(programs, key=lambda p: p.calls, default=None)
-            calls = f", {most.name} called {most.calls} times" if most and most.calls else ""
-            print(
-                f"xlashard: {result.title} has run for {time.monotonic() - began:.0f} s: "
-                f"{len(programs)} programs{calls}; Ctrl-C ends it and shows the report",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    threading.Thread(target=show, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
+def _show_progress(result: ScriptRun, began: float) -> None:
+    """Print a line of progress to standard error."""
+    programs = [p for p in result.programs if not p.is_operation]
+    most = max(programs, key=lambda p: p.calls, default=None)
+    calls = f", {most.name} called {most.calls} times" if most and most.calls else ""
+    print(
+        f"xlashard: {result.title} has run for {time.monotonic() - began:.0f} s: "
+        f"{len(programs)} programs{calls}; Ctrl-C ends it and shows the report",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @contextlib.contextmanager

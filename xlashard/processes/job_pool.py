@@ -20,6 +20,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, Self
 
+from xlashard.background import end_process
 from xlashard.wording import in_bytes, signal_name
 
 _WORKER = Path(__file__).with_name("job_worker.py")
@@ -288,9 +289,7 @@ class _Worker:
 
     def _end(self) -> None:
         self.is_alive = False
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        end_process(self._process)
 
     def _resident_bytes(self) -> int:
         try:

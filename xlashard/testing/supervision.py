@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from xlashard.background import SIGNALS, handling_signals
 from xlashard.errors import counted
 from xlashard.testing.launcher import Launch, OutputChunk, ProcessExit
 from xlashard.wording import exit_text, format_processes, signal_name
@@ -275,18 +275,9 @@ def run_to_end(launch: Launch, rules: EndingRules) -> PodRun:
 @contextlib.contextmanager
 def collect_signals() -> Iterator[deque[int]]:
     """Collect signals that ask this process to stop, instead of handling them."""
-    numbers_received: deque[int] = deque()
-
-    def keep(number: int, _: FrameType | None) -> None:
-        numbers_received.append(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, keep) for number in numbers}
-    try:
-        yield numbers_received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    received: deque[int] = deque()
+    with handling_signals(lambda number, _: received.append(number), (*SIGNALS, signal.SIGHUP)):
+        yield received
 
 
 def without_machinery(text: str) -> str:
