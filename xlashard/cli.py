@@ -6,19 +6,18 @@ NumPy or rich: ``--help`` takes the time of Python's start (`xlashard/__init__.p
 """
 
 import argparse
-import difflib
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
 from xlashard.commands import cli_args, program_args
 from xlashard.errors import XlashardError
-from xlashard.wording import print_error
+from xlashard.wording import closest, print_error
 
 
 class _Command(NamedTuple):
@@ -204,7 +203,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        close = _closest(str(value), action.choices)
+        close = closest(str(value), map(str, action.choices))
         known = ", ".join(map(str, action.choices))
         advice = f"did you mean {close}?" if close else f"expected one of {known}"
         noun = action.metavar or action.dest
@@ -220,14 +219,9 @@ def _unknown_text(words: Sequence[str], arguments: argparse.Namespace) -> str:
     for word in words:
         if not word.startswith("-"):
             continue
-        close = _closest(word.partition("=")[0], arguments.parser._option_string_actions)
+        close = closest(word.partition("=")[0], arguments.parser._option_string_actions)
         texts.append(f"unknown option {word}" + (f"; did you mean {close}?" if close else ""))
     return ", ".join(texts) or f"too many arguments: {' '.join(words)}"
-
-
-def _closest(word: str, known: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(word, list(map(str, known)), n=1)
-    return close[0] if close else None
 
 
 class _ShowVersion(argparse.Action):

@@ -21,12 +21,12 @@ The launcher of emulated pods (`xlashard pod`) is the only program that sets the
 | `XLASHARD_POD_DEVICES` | how many devices each has |
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from xlashard.errors import ConfigError
 from xlashard.lazily import dataclass
+from xlashard.wording import closest
 
 type PartitionerName = Literal["shardy", "gspmd"]
 
@@ -196,16 +196,11 @@ def _one_of(name: str, environment: Mapping[str, str], names: Any) -> Any:
         return None
     raise ConfigError(
         f"{name} is {text!r}; it must be {' or '.join(map(repr, known))}: "
-        f"export {name}={_closest(text.lower(), known) or known[0]}"
+        f"export {name}={closest(text.lower(), known) or known[0]}"
     )
 
 
 def _unknown_text(name: str) -> str:
-    close = _closest(name.removeprefix(PREFIX), tuple(n.removeprefix(PREFIX) for n in _FOR_USERS))
+    close = closest(name.removeprefix(PREFIX), (n.removeprefix(PREFIX) for n in _FOR_USERS))
     advice = f"did you mean {PREFIX}{close}?" if close else f"known: {', '.join(_FOR_USERS)}"
     return f"the environment sets {name}, which is not a setting of xlashard; {advice}"
-
-
-def _closest(name: str, known: tuple[str, ...]) -> str | None:
-    close = difflib.get_close_matches(name, known, n=1)
-    return close[0] if close else None

@@ -249,6 +249,16 @@ def exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that a misspelt one may stand for; None if none resembles it.
+
+    Example:
+        >>> closest("proceses", ["processes", "devices"])
+        'processes'
+    """
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
 def error_line(error: BaseException, *plain: type[BaseException]) -> str:
     """Return an error in one line: its class, and the first line of its message.
 

@@ -7,7 +7,6 @@ are made in the same process, because a traced program can't leave it.
 import _thread
 import argparse
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import os
@@ -35,7 +34,7 @@ from xlashard.program_runner import (
     read_script,
 )
 from xlashard.program_runner import run as run_program
-from xlashard.wording import in_bytes, print_error, printable
+from xlashard.wording import closest, in_bytes, print_error, printable
 
 if TYPE_CHECKING:
     from xlashard.pjit.stages.recorded import RecordedProgram
@@ -344,8 +343,8 @@ def _nothing_selected(result: ScriptRun, patterns: Sequence[str], least: int | N
         known = f"the largest, {largest.name}, has {in_bytes(_nbytes(largest))}"
     elif names:
         known = f"its programs are {', '.join(names)}"
-        for close in difflib.get_close_matches(patterns[0], names, n=1):
-            known += f"; did you mean {close}?"
+        close = closest(patterns[0], names)
+        known += f"; did you mean {close}?" if close else ""
     else:
         request, operations = " under jit", counted(len(result.programs), "operation")
         known = f"write --min-bytes 0 for its {operations} outside of jit"

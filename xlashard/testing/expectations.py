@@ -1,6 +1,5 @@
 """Assertions on the collectives, the reshards and the memory of a program, for user tests."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from xlashard.pjit.report.program_report import (
     values_text,
 )
 from xlashard.testing.emulated_devices import check_whole
-from xlashard.wording import in_bytes
+from xlashard.wording import closest, in_bytes
 
 _TOTAL = "total"
 _OTHERS = "others"
@@ -124,12 +123,11 @@ def _limit(word: str, value: Any) -> _Limit:
             break
     else:
         known = [name + end for name in _NAMES for end in ("", "_at_most", "_bytes_at_most")]
-        close = difflib.get_close_matches(word, known, n=1)
-        advice = (
-            f"did you mean {close[0]}?" if close else (f"valid names are {', '.join(_NAMES)}, also")
-        )
-        more = "" if close else " with _at_most or _bytes_at_most after them"
-        raise ArgumentError(f"assert_collectives takes no {word!r}; {advice}{more}")
+        close = closest(word, known)
+        endings = "also with _at_most or _bytes_at_most after them"
+        names = f"valid names are {', '.join(_NAMES)}, {endings}"
+        advice = f"did you mean {close}?" if close else names
+        raise ArgumentError(f"assert_collectives takes no {word!r}; {advice}")
     check_whole(word, value, 0, f"{word}=2")
     return _Limit(word, name, measure, value)
 

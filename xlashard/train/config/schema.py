@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from xlashard.documents import parse_toml
 from xlashard.train.errors import SettingsError
+from xlashard.wording import closest
 
 
 @dataclass(frozen=True)
@@ -273,9 +274,9 @@ def _unknown(
     tables = _tables(known)
     if path in tables:
         return f"{path} is a table. Its keys are: {', '.join(tables[path])}."
-    close = difflib.get_close_matches(path, tables, n=1, cutoff=0.6)
+    close = closest(path, tables)
     if isinstance(raw, Mapping) and close:
-        meant = f"[{close[0]}]"
+        meant = f"[{close}]"
         return f"[{path}] is not a table of settings. Did you mean {meant}? Write:\n  {meant}"
     leaf = _nearest(path, known)
     if leaf is None:
