@@ -156,7 +156,7 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Progress:
     _check_same_corpus(stop, corpus.mark)
     recipe = make_recipe(settings)
     make = partial(new_folder, place.runs, settings.run.name)
-    path = resumed.folder if resumed else Path(stop.broadcast("folder", make))
+    path = resumed.folder if resumed else Path(stop.broadcast("the folder", make))
     timeout = settings.pod.watchdog
     watchdog = Watchdog(timeout, folder=path) if timeout else None
     with (
@@ -201,7 +201,7 @@ def _train(run: Run, state: State, progress: Progress) -> bool:
 
 def _is_finished(stop: Stop, resumed: Resumed) -> bool:
     finished = partial(is_finished, resumed.folder, resumed.settings.training.steps)
-    return stop.broadcast("finished", finished) == "True"
+    return stop.broadcast("the state of the run", finished) == "True"
 
 
 def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Resumed) -> None:

@@ -206,25 +206,18 @@ class Stop:
                 error.missing(f"did not reach {what!r} within {_BARRIER_TIMEOUT:g} s")
             ) from None
 
-    def broadcast(self, name: str, make: Callable[[], object]) -> str:
-        """Return a value of the first process in every process.
+    def broadcast(self, what: str, make: Callable[[], object]) -> str:
+        """Return a value of the first process in every process, at a barrier.
 
         Args:
-            name: Name of the value.
+            what: Name of the value.
             make: Returns the value, of which the text is broadcast; called in the first process.
 
         Raises:
-            PeerError: Another process failed.
+            PeerError: Another process failed, or missed the barrier.
         """
-        key = f"train/{self.group.run}/{name}"
-        if self.group.index == 0:
-            value = str(make())
-            if self.group.count > 1:
-                store.write(key, value.encode())
-            return value
-        while (value := store.read(key, 1.0)) is None:
-            self.check()
-        return value.decode()
+        own = str(make()) if self.group.index == 0 else ""
+        return self.exchange(what, own)[0]
 
     def check(self, cause: BaseException | None = None) -> None:
         """Raise PeerError if another process failed."""
