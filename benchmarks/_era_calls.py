@@ -4,14 +4,14 @@ The function adds one to each of its leaves, arrays of eight numbers, so nearly 
 dispatch, including the choice of the array mode. Results are the arguments of the next call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import jax
 import numpy as np
 
 import xlashard
+from benchmarks._devices import Loop, add_one
 from benchmarks._measure import Options, Report, interleave
 from xlashard import Mesh, P, legacy
 
@@ -21,23 +21,6 @@ WORLDS = {
     "ShardedDeviceArray in and out": legacy.ArrayMode(jax_array=False),
     "Array in and out": legacy.ArrayMode(),
 }
-
-
-def add_one(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Add one to each leaf: the function under test."""
-    return [leaf + 1 for leaf in leaves]
-
-
-class Loop:
-    """Call a function on its own last results."""
-
-    def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
-        self.call = call
-        self.state = call(state)
-
-    def __call__(self) -> None:
-        """Make one call."""
-        self.state = self.call(self.state)
 
 
 @contextmanager
@@ -57,11 +40,11 @@ def calls(report: Report, options: Options) -> None:
         for count in LEAVES:
             host = [np.full((8,), i, np.float32) for i in range(count)]
             with in_mode(mode, mesh):
+                ours = xlashard.pjit(add_one, P("data"), P("data"))
+                eras = legacy.pjit(add_one, P("data"), P("data"))
                 candidates = {
-                    "xlashard.pjit, Array": Loop(
-                        xlashard.pjit(add_one, P("data"), P("data")), host
-                    ),
-                    "legacy.pjit": Loop(legacy.pjit(add_one, P("data"), P("data")), host),
+                    "xlashard.pjit, Array": Loop(ours, ours(host)),
+                    "legacy.pjit": Loop(eras, eras(host)),
                 }
                 # Eight threads on few cores: single rounds are noisy.
                 measured = interleave(candidates, rounds=3 * options.rounds)

@@ -15,18 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_COUNT = "--xla_force_host_platform_device_count"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if _COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+from benchmarks._devices import emulated
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import orbax.checkpoint as ocp  # noqa: E402
+os.environ.update(emulated(8))
 
-from benchmarks._measure import Report, interleave, read_options  # noqa: E402
-from xlashard import Mesh, NamedSharding, P, device_put, pjit  # noqa: E402
-from xlashard.train.checkpoint import Checkpoints, RunMetadata  # noqa: E402
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from benchmarks._measure import Report, interleave, read_options
+from xlashard import Mesh, NamedSharding, P, device_put, pjit
+from xlashard.train.checkpoint import Checkpoints, RunMetadata
 
 LEAVES = 12
 COLUMNS = 1024

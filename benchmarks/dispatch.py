@@ -8,11 +8,11 @@ dispatch. Results are fed back as the next call's arguments, as a training loop 
 
 import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from benchmarks._devices import Loop, add_one, emulated
+
+os.environ.update(emulated(8))
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,23 +26,6 @@ GOALS = {
     1: {"pjit": 1.10, "bound step": 0.90},
     8: {"pjit": 1.00, "bound step": 0.97},
 }
-
-
-def add_one(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Add one to each leaf: the function under test."""
-    return [leaf + 1 for leaf in leaves]
-
-
-class Loop:
-    """Call a function on its own last results."""
-
-    def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
-        self.call = call
-        self.state = state
-
-    def __call__(self) -> None:
-        """Make one call."""
-        self.state = self.call(self.state)
 
 
 def candidates(num_devices: int, num_leaves: int) -> dict[str, Callable[[], object]]:

@@ -11,8 +11,9 @@ wall time on a shared machine.
 import os
 import time
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from benchmarks._devices import emulated
+
+os.environ.update(emulated(8))
 
 from collections.abc import Callable
 from typing import Any

@@ -9,8 +9,9 @@ files that they lie in.
 
 import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from benchmarks._devices import emulated
+
+os.environ.update(emulated(8))
 
 import itertools
 import sys

@@ -21,26 +21,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_COUNT = "--xla_force_host_platform_device_count"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if _COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+from benchmarks._devices import emulated
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+os.environ.update(emulated(8))
 
-from benchmarks._era_calls import calls  # noqa: E402
-from benchmarks._gda_loops import (  # noqa: E402
+import jax
+import numpy as np
+
+from benchmarks._era_calls import calls
+from benchmarks._gda_loops import (
     Index,
     from_callback_in_loops,
     indices_replica_ids_in_loops,
 )
-from benchmarks._measure import Options, Report, interleave, read_options  # noqa: E402
-from xlashard import Mesh, NamedSharding, P  # noqa: E402
-from xlashard.legacy import GlobalDeviceArray  # noqa: E402
-from xlashard.legacy.arrays import shards  # noqa: E402
-from xlashard.legacy.arrays.shards import target_of  # noqa: E402
-from xlashard.legacy.shardings.partition_spec import PartitionSpec  # noqa: E402
+from benchmarks._measure import Options, Report, interleave, read_options
+from xlashard import Mesh, NamedSharding, P
+from xlashard.legacy import GlobalDeviceArray
+from xlashard.legacy.arrays import shards
+from xlashard.legacy.arrays.shards import target_of
+from xlashard.legacy.shardings.partition_spec import PartitionSpec
 
 SHAPE = (2048, 2048)
 OWN = 8

@@ -11,17 +11,16 @@ import os
 import sys
 from collections.abc import Callable
 
-_COUNT = "--xla_force_host_platform_device_count"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if _COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+from benchmarks._devices import emulated
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+os.environ.update(emulated(8))
 
-import xlashard  # noqa: E402
-from benchmarks._measure import Report, interleave, read_options  # noqa: E402
-from xlashard import Array, Mesh, NamedSharding, P  # noqa: E402
+import jax
+import numpy as np
+
+import xlashard
+from benchmarks._measure import Report, interleave, read_options
+from xlashard import Array, Mesh, NamedSharding, P
 
 DEVICES = jax.devices()[:8]
 SHARDING = NamedSharding(Mesh(np.array(DEVICES), ("d",)), P("d")).jax_sharding()

@@ -8,8 +8,9 @@ arguments and of its result given. Every sample makes all functions anew.
 
 import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=128")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from benchmarks._devices import emulated
+
+os.environ.update(emulated(128))
 
 import functools
 import time

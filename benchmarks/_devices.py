@@ -1,0 +1,41 @@
+"""Emulated CPU devices and repeat calls of several benchmarks.
+
+It imports no JAX, which must start after a benchmark has chosen its devices.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+_COUNT = "--xla_force_host_platform_device_count"
+
+
+def emulated(count: int) -> dict[str, str]:
+    """Return environment variables by which JAX starts with emulated CPU devices.
+
+    A platform or a number of devices that the environment has already wins.
+
+    Args:
+        count: Number of devices.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _COUNT not in flags:
+        flags = f"{flags} {_COUNT}={count}".strip()
+    return {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"), "XLA_FLAGS": flags}
+
+
+def add_one(leaves: list[Any]) -> list[Any]:
+    """Add one to each leaf: the function of benchmarks of repeat calls."""
+    return [leaf + 1 for leaf in leaves]
+
+
+class Loop:
+    """Call a function on its own last results."""
+
+    def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
+        self.call = call
+        self.state = state
+
+    def __call__(self) -> None:
+        """Make one call."""
+        self.state = self.call(self.state)
