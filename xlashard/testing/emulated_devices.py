@@ -130,14 +130,24 @@ def emulated_devices(count: int) -> EmulatedDevices:
             return devices
         if backend_has_started():
             _ = devices.devices  # Raises an error if too few devices exist.
-            return devices
-        os.environ["XLA_FLAGS"] = flags_for_devices(os.environ.get("XLA_FLAGS", ""), count)
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ.pop("JAX_NUM_CPU_DEVICES", None)
-        jax.config.update("jax_platforms", "cpu")
-        # This option overrides the flag, which XLA may have read already.
-        jax.config.update("jax_num_cpu_devices", count)
+        request_devices(count)
         return devices
+
+
+def request_devices(count: int) -> None:
+    """Let JAX start with emulated CPU devices; nothing changes if it runs already.
+
+    Args:
+        count: Number of devices of this process.
+    """
+    if backend_has_started():
+        return
+    os.environ["XLA_FLAGS"] = flags_for_devices(os.environ.get("XLA_FLAGS", ""), count)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+    jax.config.update("jax_platforms", "cpu")
+    # This option overrides the flag, which XLA may have read already.
+    jax.config.update("jax_num_cpu_devices", count)
 
 
 def _too_few_text(devices: int, count: int) -> str:
@@ -199,21 +209,10 @@ def flags_for_devices(flags: str, devices: int) -> str:
         '--xla_a=1 --xla_cpu_collective_call_terminate_timeout_seconds=9
         --xla_force_host_platform_device_count=4'
     """
-    kept = [
-        flag for flag in flags_with_timeout(flags).split() if not _sets(flag, DEVICE_COUNT_FLAG)
-    ]
+    kept = [flag for flag in flags.split() if not _sets(flag, DEVICE_COUNT_FLAG)]
+    if not any(_sets(flag, _COLLECTIVE_TIMEOUT_FLAG) for flag in kept):
+        kept.append(f"{_COLLECTIVE_TIMEOUT_FLAG}={_COLLECTIVE_TIMEOUT}")
     return " ".join([*kept, f"{DEVICE_COUNT_FLAG}={devices}"])
-
-
-def flags_with_timeout(flags: str) -> str:
-    """Return `XLA_FLAGS` with a long timeout for collectives between emulated devices.
-
-    Args:
-        flags: Current value of `XLA_FLAGS`; a timeout in it is kept.
-    """
-    if any(_sets(flag, _COLLECTIVE_TIMEOUT_FLAG) for flag in flags.split()):
-        return flags
-    return f"{flags} {_COLLECTIVE_TIMEOUT_FLAG}={_COLLECTIVE_TIMEOUT}".strip()
 
 
 def flagged_devices(flags: str) -> int | None:

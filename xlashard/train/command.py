@@ -1,7 +1,6 @@
 """``xlashard train``: from command-line arguments to a run and its exit code."""
 
 import argparse
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -11,7 +10,7 @@ import jax
 
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
-from xlashard.testing.emulated_devices import flags_with_timeout
+from xlashard.testing.emulated_devices import request_devices
 from xlashard.train.config.schema import reference, toml_value
 from xlashard.train.config.settings import Settings, load_settings
 from xlashard.train.errors import DataError, RunError, SettingsError
@@ -102,12 +101,8 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
             f"many as divide it, or write, with a mesh of that size:\n"
             f"  --set devices.emulate={max(round(emulated / processes), 1) * processes}"
         )
-    os.environ["XLA_FLAGS"] = flags_with_timeout(os.environ.get("XLA_FLAGS", ""))
-    try:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", emulated // processes)
-    except RuntimeError:
-        pass  # JAX already runs; its devices are checked below.
+    request_devices(emulated // processes)
+    # JAX may run already, with other devices.
     devices = jax.devices("cpu")
     if processes > 1 and len(devices) != emulated:
         raise SettingsError(
