@@ -26,12 +26,9 @@ from xlashard.cloud.tpu import (
     worker_script,
 )
 from xlashard.errors import CloudError, counted
+from xlashard.multihost.shutdown import GONE_EXIT_CODE
 from xlashard.testing.pod_command import as_shown
 from xlashard.testing.supervision import last_lines
-
-# Exit code of `xlashard train` when another process is gone, and of a job that was killed.
-_PEER_GONE = 75
-
 
 # Google Cloud reports a preemption some seconds after the VM is gone.
 _SETTLES = 60.0
@@ -373,7 +370,8 @@ def watch(session: Session) -> int:
 def _reaction(session: Session, status: ExitStatus) -> Next:
     if session.runner.dry or status.code in (0, INTERRUPTED):
         return Next.STOP
-    if not status.unreachable and status.code != _PEER_GONE:
+    # `remote/worker.sh` reports the same code for a job that was killed.
+    if not status.unreachable and status.code != GONE_EXIT_CODE:
         return Next.STOP
     deadline = time.monotonic() + min(_SETTLES, 4 * session.settings.wait.poll)
     while not (lost := lost_reason(session)):
