@@ -1,4 +1,4 @@
-"""Threads that end before the interpreter finalizes, handlers of signals, ends of processes.
+"""Threads that end before the interpreter finalizes, handlers of signals, child processes.
 
 Before Python 3.14 a daemon thread that still runs during finalization can abort the process, for
 example while it holds the lock of an output stream.
@@ -8,6 +8,7 @@ import atexit
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -173,6 +174,11 @@ def listening_to_signals(
         sender.close()
         listener.join()
         receiver.close()
+
+
+def python_path() -> str:
+    """Return a `PYTHONPATH` by which a new process imports the modules that this one does."""
+    return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
 
 
 def end_process(process: "Popen[bytes]") -> None:

@@ -7,17 +7,15 @@ NumPy or rich: ``--help`` takes the time of Python's start (`xlashard/__init__.p
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import xlashard
 from xlashard.commands import cli_args, program_args
 from xlashard.errors import XlashardError
-from xlashard.wording import closest, print_error
+from xlashard.wording import closest, drop_output, print_error, replace_unencodable
 
 
 class _Command(NamedTuple):
@@ -130,10 +128,7 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 failed, 2 wrong use or settings, 130 stopped by
         Ctrl-C, 143 by SIGTERM.
     """
-    # A character that the terminal cannot encode is replaced; it does not end the work.
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):
-            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    replace_unencodable()
     try:
         try:
             return _run(_parse(sys.argv[1:] if words is None else words))
@@ -143,9 +138,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(str(error) or "stopped by Ctrl-C", file=sys.stderr)
         return getattr(error, "exit_code", 128 + signal.SIGINT)
     except BrokenPipeError:
-        # The reader has exited, as in `xlashard ... | head`; Python's flush at exit succeeds, too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return drop_output()
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

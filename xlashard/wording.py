@@ -3,11 +3,13 @@
 import difflib
 import io
 import math
+import os
 import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xlashard.errors import ArgumentError
@@ -55,6 +57,25 @@ class Escaped:
 def print_error(error: object) -> None:
     """Print an error of a command to standard error, printable."""
     print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
+
+
+def replace_unencodable() -> None:
+    """Let standard output and error replace the characters that a terminal cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a stream of another class
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def drop_output() -> int:
+    """Drop the rest of standard output, whose reader has exited, as in `xlashard ... | head`.
+
+    Python's flush at exit succeeds, too.
+
+    Returns:
+        The exit code of a process that SIGPIPE ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def plain_text(shown: "RenderableType", width: int | None = None) -> str:

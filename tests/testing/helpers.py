@@ -1,4 +1,4 @@
-"""Processes of a pod that need no JAX, and checks that they have ended."""
+"""Processes of a pod that need no JAX."""
 
 import os
 import signal

@@ -25,7 +25,7 @@ from xlashard.cloud.cloud_settings import (
 from xlashard.errors import CloudError
 from xlashard.train.config.schema import Leaf, leaves, reference
 from xlashard.train.errors import RunError
-from xlashard.wording import print_error, printable
+from xlashard.wording import drop_output, print_error, printable, replace_unencodable
 
 _VM = ("gcloud", "compute", "tpus", "tpu-vm")
 
@@ -312,9 +312,7 @@ def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str
     Returns:
         The exit code: that of the step, 2 for invalid flags or settings, 1 for another failure.
     """
-    # A terminal that lacks a letter shows another one.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    replace_unencodable()
     parser = _parser(os.path.basename(argv[0]), groups, description)
     try:
         values = vars(parser.parse_args(list(argv[1:])))
@@ -336,8 +334,7 @@ def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str
             print("stopped", file=sys.stderr)
             return 130
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
+            return drop_output()
 
 
 def _report(text: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Literal, NamedTuple
 
+from xlashard.background import python_path
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.wording import print_error, printable, signal_name
@@ -243,7 +244,6 @@ def _probe() -> tuple[int | None, str, str]:
     Returns:
         Its exit code, None after a timeout; its output; and its errors.
     """
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     try:
         done = subprocess.run(
             _PROBE,
@@ -251,7 +251,7 @@ def _probe() -> tuple[int | None, str, str]:
             timeout=_TIMEOUT,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": python_path()},
         )
     except subprocess.TimeoutExpired as error:
         return None, _decoded(error.stdout), _decoded(error.stderr)

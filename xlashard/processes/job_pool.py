@@ -20,7 +20,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, Self
 
-from xlashard.background import end_process
+from xlashard.background import end_process, python_path
 from xlashard.wording import in_bytes, signal_name
 
 _WORKER = Path(__file__).with_name("job_worker.py")
@@ -323,12 +323,7 @@ def _pass_text(lines: Sequence[str]) -> str:
 
 def _environment() -> dict[str, str]:
     """Return the environment of worker processes, which compile for TPUs without using one."""
-    paths = [os.path.abspath(path) for path in sys.path]
-    return {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-    }
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
 
 
 def _failure(reason: str) -> dict[str, Any]:
