@@ -119,13 +119,11 @@ def check(item: pytest.Item) -> None:
             "unittest.TestCase, run on pods; write def test_it(): with @pytest.mark.pod",
             pytrace=False,
         )
-    problem = ""
     try:
         PodMarker.of_test(item)
     except ArgumentError as error:
-        problem = str(error)
-    if problem:
-        pytest.fail(f"{item.nodeid}: invalid marker pod: {problem}", pytrace=False)
+        problem = f"{item.nodeid}: invalid marker pod: {error}"
+        raise pytest.fail.Exception(problem, pytrace=False) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,9 +362,8 @@ def _failure_repr(report: pytest.TestReport, merged: MergedReport) -> ExceptionC
         message = f"{_who(parts)}: {crash.message if crash else _gist(parts[0])}"
     # pytest's summary uses the last link.
     trace, _, description = chain[-1]
-    return ExceptionChainRepr(
-        [*chain[:-1], (trace, ReprFileLocation(*place, message), description)]
-    )
+    last = (trace, ReprFileLocation(*place, message), description)
+    return ExceptionChainRepr([*chain[:-1], last])
 
 
 def _who(parts: list[ProcessOutcome]) -> str:
