@@ -12,7 +12,7 @@ from rich.text import Text
 from tests.facts import naming
 from tests.together import Together
 from xlashard.cloud.cloud_settings import load_settings as load_cloud_settings
-from xlashard.documents import parse_json, parse_toml, read_text, read_toml
+from xlashard.documents import parse_json, parse_toml, read_text, read_toml, write_whole
 from xlashard.errors import CloudError
 from xlashard.train.config.settings import load_settings
 from xlashard.train.errors import SettingsError
@@ -116,3 +116,19 @@ def test_control_characters_are_printed_as_escapes() -> None:
         "a\\x1b[31mb\\x00\\x9b2J\\r\n\tc\\udcff\\u202e"
     )
     assert printable("Größe × 8 µs 漢字 🙂") == "Größe × 8 µs 漢字 🙂"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_whole(file, "é")
+    assert file.read_bytes() == "é".encode()
+    write_whole(file, b"new")
+    assert file.read_bytes() == b"new"
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "\ud800")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OSError):
+        write_whole(folder, "a folder is in its place")
+    assert file.read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

@@ -3,7 +3,8 @@
 Every reader of such a document goes through this module, so that any content ends in a ValueError
 and never in a RecursionError, nor in the memory of the whole machine.
 
-The JSON of dataclasses, and its schema, follow from their annotations and docstrings.
+The JSON of dataclasses, and its schema, follow from their annotations and docstrings. A file that
+others may read meanwhile is written whole.
 """
 
 import inspect
@@ -13,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,25 @@ def read_text(path: str | os.PathLike[str], largest: int = LARGEST) -> str:
     if len(data) > largest:
         raise ValueError(f"it is longer than {in_bytes(largest)}")
     return data.decode("utf-8")
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write a file, whole or not at all: another process reads the old file or the new one.
+
+    Args:
+        path: The file, in an existing folder.
+        data: Its content; text is written in UTF-8.
+
+    Raises:
+        OSError: The file can't be written; the old one stays.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(data.encode() if isinstance(data, str) else data)
+        unfinished.replace(path)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
 
 
 def parse_json(text: str | bytes) -> Any:

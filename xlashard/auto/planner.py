@@ -6,7 +6,6 @@ compilation cache, the layout is kept there for later processes.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ from xlashard._version import __version__
 from xlashard.auto.auto_program import AutoProgram, topology_of
 from xlashard.auto.auto_shard import PROOF_SECONDS, solve
 from xlashard.auto.problem import ConstraintSite, ProgramLayout, insert_constraints
+from xlashard.documents import write_whole
 from xlashard.errors import ProcessesError
 from xlashard.pjit.compile import PROGRAMS
 from xlashard.pjit.function import Function
@@ -148,9 +148,7 @@ class _LayoutStore:
         layout = plan_program(self._program)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            written = file.with_suffix(f".{os.getpid()}")
-            written.write_text(_text(layout))
-            written.replace(file)
+            write_whole(file, _text(layout))
         return layout
 
     def _planned(self, digest: str) -> ProgramLayout:

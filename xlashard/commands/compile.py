@@ -1,9 +1,7 @@
 """``xlashard compile``: a program compiled for TPU chips here, in a file for where they are."""
 
 import argparse
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from xlashard.commands.common import (
@@ -16,6 +14,7 @@ from xlashard.commands.common import (
     topologies_for,
 )
 from xlashard.commands.result_files import check_writable
+from xlashard.documents import write_whole
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit.stages.compiled import Compiled
 from xlashard.preflights.preflight_run import lower_for
@@ -86,13 +85,8 @@ def _described(compiled: Compiled, file: Path) -> str:
 
 def _write(file: Path, data: bytes) -> None:
     """Write a file, whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(data)
-        unfinished.replace(file)
+        write_whole(file, data)
     except OSError as error:
         raise ArgumentError(f"{file} can't be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()

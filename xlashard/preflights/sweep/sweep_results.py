@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from xlashard.documents import ReportFormat
+from xlashard.documents import ReportFormat, write_whole
 from xlashard.errors import ArgumentError
 from xlashard.gpu.gpu_models import GPU_MODELS
 from xlashard.hardware.chip import Links
@@ -226,10 +226,7 @@ class ResultStore:
     def keep_report(self, name: str, report: PreflightReport) -> str:
         """Write a whole report and return its path in the folder."""
         place = f"{_REPORTS}/{name}.json"
-        file = self.folder / place
-        unfinished = file.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(report.to_json(), encoding="utf-8")
-        unfinished.replace(file)
+        write_whole(self.folder / place, report.to_json())
         return place
 
     def keep(self, result: SweepResult) -> None:

@@ -1,7 +1,6 @@
 """Folder of a run: settings, metrics, loss curve; and selection of a run to resume."""
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from xlashard.documents import parse_json
+from xlashard.documents import parse_json, write_whole
 from xlashard.train.checkpoint.writing import steps_in
 from xlashard.train.config.schema import leaves, to_toml, toml_value
 from xlashard.train.config.settings import Settings, load_settings
@@ -44,10 +43,10 @@ class RunFolder:
     def __init__(self, path: Path, settings: Settings, kept: Sequence[dict[str, Any]] = ()):
         self.path = path
         self._curves: dict[str, Points] = {kind: ([], []) for kind in _DRAWN}
-        _replace(path / SETTINGS, to_toml(settings))
+        write_whole(path / SETTINGS, to_toml(settings))
         for line in kept:
             self._draw(**line)
-        _replace(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        write_whole(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
 
     def __enter__(self) -> Self:
@@ -157,13 +156,6 @@ def _is_measurement(record: Any) -> bool:
     return isinstance(record.get("kind"), str) and all(
         isinstance(record.get(name), int | float) for name in needed
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
 
 
 type Points = tuple[list[int], list[float]]
