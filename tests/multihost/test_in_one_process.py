@@ -1,5 +1,6 @@
 """Host-local arrays and host collectives in a single process."""
 
+import subprocess
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType
 
+from tests.forking import python_command
 from tests.multihost.specs import all_specs, host_local_part
 from xlashard import Array, Mesh, NamedSharding, P, device_put, multihost, pjit
 from xlashard.errors import ArgumentError, TransferGuardError
@@ -166,3 +168,20 @@ def test_pack_and_unpack_round_trip(kinds: list[Any], processes: int) -> None:
         expected = np.stack([row[number] for row in rows])
         assert (out.dtype, out.shape) == (expected.dtype, expected.shape)
         assert out.tobytes() == expected.tobytes() and out.flags.writeable
+
+
+_LEAVING = """
+import os, sys
+from xlashard import multihost
+reader, writer = os.pipe()
+os.close(reader)
+sys.stdout = os.fdopen(writer, "w")
+sys.stdout.write("text that no process reads")
+multihost.leave(3, "no more data")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_leaves_with_its_code_though_its_output_is_closed() -> None:
+    done = subprocess.run([*python_command(), "-c", _LEAVING], timeout=60, check=False)
+    assert done.returncode == 3

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import socket
-import sys
 from typing import NoReturn
 
 from xlashard._jax.runtime import coordination
@@ -22,7 +21,7 @@ from xlashard.multihost.cluster_info import (
     split_address,
     start_text,
 )
-from xlashard.multihost.shutdown import ShutdownHandler
+from xlashard.multihost.shutdown import ShutdownHandler, flush
 from xlashard.processes import format_processes
 from xlashard.processes.connections import Connection, ProcessIdentity, address_text
 from xlashard.processes.stack_dump import stack_server
@@ -176,8 +175,7 @@ def leave(code: int, how: str) -> NoReturn:
         )
     if _joined.ending is not None:
         _joined.ending.leave(code, how)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     os._exit(code)
 
 
