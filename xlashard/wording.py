@@ -66,6 +66,13 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def flush_output() -> None:
+    """Flush standard output and error, as far as they are open."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
 def drop_output() -> int:
     """Drop the rest of standard output, whose reader has exited, as in `xlashard ... | head`.
 

@@ -26,7 +26,7 @@ from xlashard.cloud.tpu import (
     worker_script,
 )
 from xlashard.errors import CloudError, counted
-from xlashard.multihost.shutdown import GONE_EXIT_CODE
+from xlashard.multihost import GONE_EXIT_CODE
 from xlashard.testing.pod_command import as_shown
 from xlashard.testing.supervision import last_lines
 

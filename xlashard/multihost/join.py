@@ -21,7 +21,7 @@ from xlashard.multihost.cluster_info import (
     split_address,
     start_text,
 )
-from xlashard.multihost.shutdown import ShutdownHandler, flush
+from xlashard.multihost.shutdown import ShutdownHandler
 from xlashard.processes import format_processes
 from xlashard.processes.connections import Connection, ProcessIdentity, address_text
 from xlashard.processes.stack_dump import stack_server
@@ -31,6 +31,7 @@ from xlashard.processes.startup_barrier import (
     StartupBarrier,
     wait_for_all,
 )
+from xlashard.wording import flush_output
 
 logger = logging.getLogger("xlashard.multihost")
 
@@ -175,7 +176,7 @@ def leave(code: int, how: str) -> NoReturn:
         )
     if _joined.ending is not None:
         _joined.ending.leave(code, how)
-    flush()
+    flush_output()
     os._exit(code)
 
 

@@ -16,6 +16,7 @@ from xlashard.processes import format_processes
 from xlashard.processes.connections import Connection, LivenessMonitor
 from xlashard.processes.stack_dump import OWN_THREADS, ThreadStack, own_stacks, stack_server
 from xlashard.processes.wait_graph import how_ended, own_status
+from xlashard.wording import flush_output
 
 GONE_EXIT_CODE = 75
 """Exit code of a process that ends because a peer is gone: try again (`EX_TEMPFAIL`)."""
@@ -80,7 +81,7 @@ class ShutdownHandler:
         _close(how)
         if self._lines is not None:
             self._lines.goodbye(_LEAVING if coordination.process_index() == 0 else 0)
-        flush()
+        flush_output()
         os._exit(code)
 
     def _notify_peers(self) -> None:
@@ -212,23 +213,16 @@ def exit_without_peers(processes: tuple[int, ...]) -> None:
 
 def exit_at_once(code: int) -> NoReturn:
     """End this process immediately; process 0 first gives its peers time to be notified."""
-    flushing = threading.Thread(target=flush, daemon=True)
+    flushing = threading.Thread(target=flush_output, daemon=True)
     try:
         flushing.start()
         flushing.join(_FLUSH)
     except RuntimeError:
         # During interpreter shutdown no new thread starts, and no other thread prints.
-        flush()
+        flush_output()
     if coordination.process_index() == 0:
         time.sleep(_PEER_NOTICE)
     os._exit(code)
-
-
-def flush() -> None:
-    """Flush the output streams."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
 
 
 def _report(text: str, **fields: object) -> None:

@@ -27,6 +27,7 @@ import jax
 from xlashard._jax.runtime.coordination import join
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError
+from xlashard.wording import flush_output
 
 _MAIN = "__main__"
 # Module name under which a worker runs the main program: only its definitions run.
@@ -363,8 +364,7 @@ def _call(request: FunctionCall) -> Reply:
     except BaseException as error:
         return Reply(False, RemoteException.of(error), place_of(error))
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_output()
 
 
 def _packed(reply: Reply) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 from xlashard.errors import PodError
 from xlashard.testing.pod_worker import RemoteException, Reply, pack, receive, travels
+from xlashard.wording import flush_output
 
 PLUGIN_NAME = "xlashard_pytest_inside"
 """Registered name of the plugin below, by which `xlashard_pytest` detects a worker."""
@@ -165,8 +166,7 @@ class _Inside:
                 self._pending = request
                 return True
             answer = self._run(session, items, request)
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+            flush_output()
             self._channel.sendall(pack(Reply(self._is_well(answer), answer, self._place())))
             request = None
 
