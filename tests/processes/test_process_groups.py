@@ -1,6 +1,6 @@
 """Names of processes in messages."""
 
-from xlashard.processes import format_by_process, format_processes
+from xlashard.wording import format_by_process, format_processes
 
 
 def test_long_lists_are_truncated() -> None:

@@ -33,6 +33,7 @@ from xlashard.config import CheckName, read_flags
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError
 from xlashard.lazily import deferred
 from xlashard.sharding import Sharding, XLACompatibleSharding
+from xlashard.wording import format_by_process
 
 if TYPE_CHECKING:
     from xlashard import processes
@@ -201,7 +202,7 @@ def _find_process_copies(unclear: Sequence[_Leaf]) -> list[_Leaf]:
 
 
 def _listed(types: dict[int, list[str]]) -> str:
-    return processes.format_by_process({p: ", ".join(kinds[:_SHOWN]) for p, kinds in types.items()})
+    return format_by_process({p: ", ".join(kinds[:_SHOWN]) for p, kinds in types.items()})
 
 
 type _Key = tuple[Any, ...]

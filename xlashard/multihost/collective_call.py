@@ -34,11 +34,9 @@ from xlashard.processes import (
     ValueDifference,
     checked_seconds,
     differences,
-    format_by_process,
-    format_processes,
 )
 from xlashard.processes.store import quote_key
-from xlashard.wording import typed
+from xlashard.wording import format_by_process, format_processes, typed
 
 
 @dataclass(eq=False)

@@ -36,12 +36,12 @@ from xlashard.multihost.collective_call import (
 )
 from xlashard.multihost.host_mesh import HostMesh
 from xlashard.pjit.lower import ClosedValues
-from xlashard.processes import NamedValue, ValueDifference, digest, format_processes, minority
+from xlashard.processes import NamedValue, ValueDifference, digest, minority
 from xlashard.program.consistency import CONSISTENCY, Policy
 from xlashard.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.sharding import PartitionSpec, XLACompatibleSharding, from_jax, spec_of
-from xlashard.wording import typed
+from xlashard.wording import format_processes, typed
 
 type PieceDigests = dict[str, dict[str, str]]
 """Digests of the pieces that a process holds, by path of the value and name of the piece."""

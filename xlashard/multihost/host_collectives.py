@@ -33,15 +33,9 @@ from xlashard.multihost.collective_call import (
 from xlashard.multihost.consistency import PieceDigests, tile_digests, unequal_tiles
 from xlashard.multihost.host_local_arrays import host_local_array_to_global_array
 from xlashard.pjit.api import pjit
-from xlashard.processes import (
-    NamedValue,
-    ValueDifference,
-    digest,
-    format_differences,
-    format_processes,
-    minority,
-)
+from xlashard.processes import NamedValue, ValueDifference, digest, format_differences, minority
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+from xlashard.wording import format_processes
 
 # Up to this total size the values are exchanged with the barrier itself, which takes one round trip
 # in any case. The devices would take another one, and a program.

@@ -29,7 +29,6 @@ from xlashard.array.reshard.plan import same_shards
 from xlashard.errors import ArgumentError, BoxError, counted
 from xlashard.geometry import MeshGrid, Spec, validate_spec
 from xlashard.lazily import dataclass
-from xlashard.processes import format_processes
 from xlashard.sharding import (
     AbstractMesh,
     Mesh,
@@ -39,6 +38,7 @@ from xlashard.sharding import (
     grid_of,
     spec_of,
 )
+from xlashard.wording import format_processes
 
 # Largest mesh that an error message draws, in devices.
 _DRAWN = 64

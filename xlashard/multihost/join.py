@@ -22,7 +22,6 @@ from xlashard.multihost.cluster_info import (
     start_text,
 )
 from xlashard.multihost.shutdown import ShutdownHandler
-from xlashard.processes import format_processes
 from xlashard.processes.connections import Connection, ProcessIdentity, address_text
 from xlashard.processes.stack_dump import stack_server
 from xlashard.processes.startup_barrier import (
@@ -31,7 +30,7 @@ from xlashard.processes.startup_barrier import (
     StartupBarrier,
     wait_for_all,
 )
-from xlashard.wording import flush_output
+from xlashard.wording import flush_output, format_processes
 
 logger = logging.getLogger("xlashard.multihost")
 

@@ -12,7 +12,7 @@ from xlashard._jax.runtime import coordination
 from xlashard.background import start_background
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
-from xlashard.processes import checked_seconds, format_processes, group_by_value
+from xlashard.processes import checked_seconds
 from xlashard.processes.stack_dump import (
     OWN_THREADS,
     DumpRequest,
@@ -21,6 +21,7 @@ from xlashard.processes.stack_dump import (
     stack_server,
 )
 from xlashard.processes.wait_graph import read_status
+from xlashard.wording import format_processes, group_by_value
 
 logger = logging.getLogger("xlashard.watchdog")
 

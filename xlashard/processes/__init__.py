@@ -24,6 +24,3 @@ from xlashard.processes.rendezvous import Barrier as Barrier
 from xlashard.processes.rendezvous import BarrierTimeoutError as BarrierTimeoutError
 from xlashard.processes.rendezvous import checked_seconds as checked_seconds
 from xlashard.processes.rendezvous import processes_of as processes_of
-from xlashard.wording import format_by_process as format_by_process
-from xlashard.wording import format_processes as format_processes
-from xlashard.wording import group_by_value as group_by_value

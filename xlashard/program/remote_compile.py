@@ -24,19 +24,13 @@ from typing import Any, NamedTuple
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.runtime import compiler, coordination, executables, offline
 from xlashard.errors import ProcessesError, SharedBinaryWarning
-from xlashard.processes import (
-    RENDEZVOUS,
-    Barrier,
-    BarrierTimeoutError,
-    format_processes,
-    job_pool,
-    store,
-)
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, job_pool, store
 from xlashard.processes.dump_folder import temporary_dump_folder
 from xlashard.program.consistency import CONSISTENCY, is_shared
 from xlashard.program.consistency.fingerprint import ProgramFingerprint
 from xlashard.program.environment import Environment
 from xlashard.program.executables import LoadedExecutable, Source
+from xlashard.wording import format_processes
 
 _OWN_FILES = str(Path(__file__).parents[1])
 

@@ -33,6 +33,7 @@ from xlashard.errors import (
 from xlashard.geometry import Index, Tiling
 from xlashard.lazily import deferred
 from xlashard.sharding import GSPMDSharding, Sharding, from_jax
+from xlashard.wording import format_by_process
 
 if TYPE_CHECKING:
     from xlashard import processes
@@ -359,7 +360,7 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
     if len(set(came.values())) > 1:
         raise ProcessesError(  # no-catalogue: needs several processes
             f"x.to_host('gather') was called with different arrays at the same time: "
-            f"{processes.format_by_process(came)}; "
+            f"{format_by_process(came)}; "
             "let all processes gather the same arrays in the same order",
             processes=tuple(came),
         )

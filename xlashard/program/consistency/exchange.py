@@ -10,14 +10,7 @@ from xlashard._jax.runtime import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
 from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError, counted
 from xlashard.lazily import dataclass
-from xlashard.processes import (
-    RENDEZVOUS,
-    Barrier,
-    BarrierTimeoutError,
-    format_processes,
-    minority,
-    store,
-)
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, minority, store
 from xlashard.program.consistency.difference import (
     Difference,
     environment_difference,
@@ -30,6 +23,7 @@ from xlashard.program.consistency.fingerprint import (
     ValueNamer,
     shared_environment,
 )
+from xlashard.wording import format_processes
 
 UNCHECKED = "programs/unchecked"
 """Folder of the store with the processes that don't compare their programs."""

@@ -17,7 +17,6 @@ from _pytest._code.code import (
 )
 
 from xlashard.errors import ArgumentError, LaunchError, PodError
-from xlashard.processes import format_processes
 from xlashard.testing.emulated_devices import check_seconds, check_whole
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.pod_command import PrefixPrinter
@@ -31,6 +30,7 @@ from xlashard.testing.pytest_plugin.in_worker import (
 )
 from xlashard.testing.supervision import EndingRules, last_lines
 from xlashard.testing.worker_pool import PoolResult, WorkerPool, pod_error
+from xlashard.wording import format_processes
 
 _TIMEOUT = 180.0
 _EXAMPLE = "@pytest.mark.pod(processes=2, devices=4)"
