@@ -9,7 +9,7 @@ from xlashard._jax.trace.jitted import inner_stage
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.hlo.collective_kinds import KINDS, RESHARDING_KINDS
 from xlashard.pjit.report.explain import explain
-from xlashard.pjit.report.model import CollectiveReport, MemoryReport
+from xlashard.pjit.report.model import CollectiveReport
 from xlashard.pjit.report.program_report import (
     ProgramReport,
     collectives_text,
@@ -212,7 +212,7 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
                 f"the compiler for {report.place.platform} does not report the memory of "
                 f"{report.name}; see where it was compiled: print(xlashard.explain(f, x).place)"
             )
-        peak = peak_bytes(memory)
+        peak = memory.total_bytes - memory.code_bytes
         if peak <= most:
             return
         own_results = memory.result_bytes - memory.alias_bytes
@@ -224,12 +224,6 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
             f"take over no argument's buffers, {in_bytes(memory.temporary_bytes)} while it runs\n\n"
             + "\n\n".join(filter(None, tables))
         )
-
-
-def peak_bytes(memory: MemoryReport) -> int:
-    """Return the memory that a program needs on one device at once, in bytes."""
-    own_results = memory.result_bytes - memory.alias_bytes
-    return memory.argument_bytes + own_results + memory.temporary_bytes
 
 
 def _report(name: str, f: Any, args: Any) -> ProgramReport:
