@@ -8,10 +8,16 @@ import pytest
 from jax._src import cloud_tpu_init
 from jax._src.clusters import cloud_tpu_cluster
 
+from tests.facts import naming
 from xlashard.config import PodPlace, place_variables
-from xlashard.errors import ProcessesError
+from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.multihost import cluster_info
-from xlashard.multihost.cluster_info import InitializeRequest, bind_address, find_cluster
+from xlashard.multihost.cluster_info import (
+    InitializeRequest,
+    bind_address,
+    check_types,
+    find_cluster,
+)
 
 SLURM = {
     "SLURM_JOB_ID": "4097",
@@ -75,6 +81,12 @@ def detected(**changes: Any) -> tuple[str, int, int, str, tuple[int, ...] | None
 def test_default_is_one_process() -> None:
     assert detected() == ("one process", 1, 0, "", None)
     assert detected(processes=1) == ("one process", 1, 0, "", None)
+
+
+@pytest.mark.parametrize("name", ["timeout", "heartbeat"])
+def test_errors_of_times_suggest_the_same_argument(name: str) -> None:
+    with pytest.raises(ArgumentError, match=naming(f"initialize: {name}", "'long'", f"{name}=600")):
+        check_types(asked(**{name: "long"}))
 
 
 def test_slurm(setting: Any) -> None:

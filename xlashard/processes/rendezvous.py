@@ -111,7 +111,7 @@ def checked_seconds(value: object, name: str) -> float:
 
     Args:
         value: The user's value.
-        name: Function and argument, for the error message.
+        name: Function and argument, for the error message: `initialize: timeout`.
 
     Raises:
         ArgumentError: The value is not a finite number >= 0.
@@ -121,7 +121,7 @@ def checked_seconds(value: object, name: str) -> float:
         shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
         raise ArgumentError(
             f"{name} must be a number of seconds from 0 to {_FOR_EVER:.0e}, not {shown:.60}: write "
-            "timeout=600"
+            f"{name.rpartition(' ')[2]}=600"
         )
     return float(value)
 
