@@ -24,6 +24,8 @@ SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
 """Names in a run's folder."""
 
 
+# Decay of the running mean of a curve.
+_DECAY = 0.9
 # Kinds of records that are points of a curve.
 _DRAWN = ("train", "eval")
 
@@ -186,13 +188,13 @@ def draw_curve(path: Path, train: Points, held_out: Points) -> None:
     figure.savefig(path)
 
 
-def running_mean(values: list[float], decay: float = 0.9) -> np.ndarray:
+def running_mean(values: list[float]) -> np.ndarray:
     """Return the bias-corrected exponential running mean."""
     mean = weight = 0.0
     means = []
     for value in values:
-        mean = decay * mean + (1 - decay) * value
-        weight = decay * weight + (1 - decay)
+        mean = _DECAY * mean + (1 - _DECAY) * value
+        weight = _DECAY * weight + (1 - _DECAY)
         means.append(mean / weight)
     return np.asarray(means)
 
