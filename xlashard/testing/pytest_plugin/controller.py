@@ -76,15 +76,15 @@ class PodMarker:
             raise ArgumentError(  # no-catalogue: raised inside pytest
                 f"it {what}; valid arguments are {', '.join(known)}: {_EXAMPLE}"
             )
-        requested = cls(**marker.kwargs)
-        check_whole("processes", requested.processes, 1, _EXAMPLE)
-        check_whole("devices", requested.devices, 1, _EXAMPLE)
-        check_seconds("timeout", requested.timeout, "@pytest.mark.pod(timeout=60)")
-        if not isinstance(requested.fresh, bool):
+        pod = cls(**marker.kwargs)
+        check_whole("processes", pod.processes, 1, _EXAMPLE)
+        check_whole("devices", pod.devices, 1, _EXAMPLE)
+        check_seconds("timeout", pod.timeout, "@pytest.mark.pod(timeout=60)")
+        if not isinstance(pod.fresh, bool):
             raise ArgumentError(  # no-catalogue: raised inside pytest
-                f"fresh is {requested.fresh!r}; it must be True or False: @pytest.mark.pod(fresh=True)"
+                f"fresh is {pod.fresh!r}; it must be True or False: @pytest.mark.pod(fresh=True)"
             )
-        return requested
+        return pod
 
     @property
     def size(self) -> PodSize:
