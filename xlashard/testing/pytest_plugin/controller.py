@@ -123,7 +123,7 @@ def check(item: pytest.Item) -> None:
         PodMarker.of_test(item)
     except ArgumentError as error:
         problem = f"{item.nodeid}: invalid marker pod: {error}"
-        raise pytest.fail.Exception(problem, pytrace=False) from None
+        raise pytest.fail.Exception(problem, pytrace=False) from None  # no-catalogue: in pytest
 
 
 @dataclasses.dataclass(frozen=True)
