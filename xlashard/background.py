@@ -113,6 +113,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 type SignalHandler = Callable[[int, FrameType | None], object]
+"""Function of the number of a signal and of the frame that it interrupts."""
 
 
 @contextmanager
