@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ from xlashard import (  # noqa: E402
     reshard_plan,
     with_sharding_constraint,
 )
+from xlashard.array.reshard import execute  # noqa: E402
 from xlashard.errors import (  # noqa: E402
     ArgumentError,
     DeletedError,
@@ -49,6 +51,9 @@ from xlashard.errors import (  # noqa: E402
     NotAddressableError,
     PlacementError,
 )
+
+NARROW = ("int2", "float6_e2m3fn", *(["int1"] if hasattr(ml_dtypes, "int1") else []))
+"""Dtypes that XLA can't send between CPU devices."""
 
 
 def make(sharding: Sharding, v: np.ndarray = V) -> Array:
@@ -188,13 +193,12 @@ def making() -> None:
 
 def moving_everything() -> None:
     """Reshard dtypes that XLA can't send between processes, other memories, and keys."""
-    for name in ("int2", "uint2", "int4", "float6_e2m3fn", "float8_e4m3fn", "bool", "complex64"):
+    for name in (*NARROW, "uint2", "int4", "float8_e4m3fn", "bool", "complex64"):
         dtype = np.dtype(getattr(ml_dtypes, name, name))
         v = (np.arange(32) % 2).astype(dtype).reshape(8, 4)
         for source, target in ((FIRST, SECOND), (ROWS, SECOND)):
             check(device_put(make(source, v), target), v)
-        if name != "float6_e2m3fn":  # XLA can't compile it for a CPU
-            check(device_put(make(ROWS, v), NamedSharding(MESH, P(None, "device"))), v)
+        check(device_put(make(ROWS, v), NamedSharding(MESH, P(None, "device"))), v)
     host = ROWS.with_memory_kind("pinned_host")
     for source, target in ((FIRST, host), (host, SECOND), (host, ROWS), (ROWS, host)):
         y = device_put(make(source), target)
@@ -231,7 +235,37 @@ def plans() -> None:
         assert "MiB" not in str(report)
 
 
-for step in (a_part, operators, nothing, making, moving_everything, plans):
+def routes_of_narrow_elements() -> None:
+    """The report names the copies of elements as bytes that are made."""
+    columns = NamedSharding(MESH, P(None, ("process", "device")))
+    routes = ((ROWS, SECOND, ["permute"]), (ROWS, columns, ["compiled"]))
+    for name in (*NARROW, "int4"):
+        v = np.zeros((8, 4), getattr(ml_dtypes, name))
+        for source, target, route in routes:
+            x = make(source, v)
+            report = reshard_plan(x, target)
+            peak = reshard_plan(np.zeros((8, 4), np.int8), target, source=source).peak_bytes
+            if name in NARROW:
+                route = ["to bytes", *route, "from bytes"]
+                peak += max(report.source_shard_bytes, report.target_shard_bytes)
+            assert list(map(str, report.route)) == route, (name, report.route)
+            assert report.peak_bytes == peak
+            with patch.object(execute, "_run", wraps=execute._run) as run:
+                check(device_put(x, target), v)
+            assert [str(call.args[0]) for call in run.call_args_list] == route
+            assert not x.is_deleted()
+        assert reshard_plan(make(ROWS, v), ROWS).route == ("keep",)
+
+
+for step in (
+    a_part,
+    operators,
+    nothing,
+    making,
+    moving_everything,
+    plans,
+    routes_of_narrow_elements,
+):
     step()
     sync_global_devices(step.__name__)
 print("all agree")

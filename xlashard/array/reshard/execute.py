@@ -13,7 +13,6 @@ from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard._jax.runtime.transfer import (
     Handle,
     assemble,
-    bits_of,
     copy_to,
     make_aval,
     put,
@@ -123,17 +122,9 @@ def reshard(
     source = source or resolve_sharding(handle.shape, from_jax(handle.sharding))
     if handle.committed and not (donate or fresh) and handle.sharding == target.jax_sharding:
         return handle
-    # The host cannot slice elements of less than a byte. It must copy those of two bits all the
-    # same: XLA's collectives between CPU devices write past the end of their buffers.
-    if _is_narrow(handle) and not (
-        (source.sharding.is_fully_addressable and target.sharding.is_fully_addressable)
-        or plan.same_shards(source, target)
-    ):
-        moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
-        return _as_bytes(moved, handle.dtype)
     first = handle
     for step in plan.plan_steps(source, target, handle.dtype):
-        task = ReshardTask(handle, source, step.target, donate, fresh)
+        task = ReshardTask(handle, source, step.target, donate, fresh, first.dtype)
         before, handle = handle, _run(step.strategy, task)
         if before is not first:
             before.delete()
@@ -142,32 +133,16 @@ def reshard(
     return handle
 
 
-def _is_narrow(handle: Handle) -> bool:
-    """Return True if XLA's programs for CPU devices cannot send elements of this size.
-
-    Collectives write past the end of their buffers for two bits; six bits do not compile.
-    """
-    narrow = bits_of(handle.dtype) in (2, 6)
-    return narrow and handle.sharding._device_assignment[0].platform == "cpu"
-
-
-def _as_bytes(handle: Handle, dtype: Any) -> Handle:
-    """Return the elements as a dtype of one byte each, by way of the CPU's host memory."""
-    aval = make_aval(handle.shape, dtype, handle.sharding, handle.weak_type)
-    buffers = split(handle)
-    if not buffers:
-        return assemble(aval, handle.sharding, buffers)
-    pieces = [np.asarray(buffer).view(dtype) for buffer in buffers]
-    devices = [next(iter(buffer.devices())) for buffer in buffers]
-    return put(aval, handle.sharding, separate(pieces), devices)
-
-
 _ON_SAME_DEVICES = ("keep", "copy", "compiled", "split")
 
 
 def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
     """Run one step of a plan; nothing runs if this process has no device of it."""
-    handle, source, target, donate, fresh = task
+    handle, source, target, donate, fresh, dtype = task
+    if strategy is plan.Strategy.TO_BYTES:
+        return _with_dtype(handle, np.uint8)
+    if strategy is plan.Strategy.FROM_BYTES:
+        return _with_dtype(handle, dtype)
     if not (source.positions or target.positions):
         return assemble(task.aval, target.jax_sharding, [])
     if strategy in _ON_SAME_DEVICES and source.sharding.devices != target.sharding.devices:
@@ -200,6 +175,17 @@ def _run(strategy: "plan.Strategy", task: ReshardTask) -> Handle:
             return p2p.reshard_by_pieces(task)
         case plan.Strategy.PERMUTE:
             return permute.PermuteReshard(task).run()
+
+
+def _with_dtype(handle: Handle, dtype: Any) -> Handle:
+    """Return elements as bytes, or bytes as elements of a dtype, by way of the host."""
+    aval = make_aval(handle.shape, dtype, handle.sharding, handle.weak_type)
+    buffers = split(handle)
+    if not buffers:
+        return assemble(aval, handle.sharding, buffers)
+    pieces = [np.asarray(buffer).view(dtype) for buffer in buffers]
+    devices = [next(iter(buffer.devices())) for buffer in buffers]
+    return put(aval, handle.sharding, separate(pieces), devices)
 
 
 def _split(task: ReshardTask) -> Handle:

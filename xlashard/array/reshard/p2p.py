@@ -90,7 +90,7 @@ def reshard_by_pieces(task: ReshardTask) -> Handle:
         task: The array, wholly in this process and in the default memory of its devices; devices
             of other processes are skipped in the target.
     """
-    handle, _, target, donate, fresh = task
+    handle, _, target, donate, fresh, _ = task
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
     senders, pieces_by_target = exchange(
@@ -228,7 +228,7 @@ def reshard_in_host_memory(task: ReshardTask) -> Handle:
 
     If the array is donated, each of its buffers is freed as soon as it is copied.
     """
-    handle, _, target, donate, fresh = task
+    handle, _, target, donate, fresh, _ = task
     plan = _copy_plan(handle.shape, handle.itemsize, *task.ends)
     windows = [host_view(buffer)[0] for buffer in split(handle)]
     blocks: dict[int, np.ndarray] = {}

@@ -16,6 +16,13 @@ from xlashard.geometry import Tiling, refine, transfer_load
 from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding
 
+# XLA's collectives between CPU devices write past the end of their buffers for two bits; it does
+# not compile six, and stores one bit as a byte in some programs.
+_SENT_AS_BYTES = (1, 2, 6)
+
+# Bits of the elements that the host cannot slice.
+_PACKED = (4, 6)
+
 _COMPARISONS_KEPT = 512
 _PLANS_KEPT = 512
 
@@ -41,6 +48,10 @@ class Strategy(StrEnum):
     """Shards are sliced, copied to other devices, and joined there."""
     PERMUTE = "permute"
     """The same between processes: in each round a compiled permutation sends pieces."""
+    TO_BYTES = "to bytes"
+    """Every element is copied into a byte, by way of the host; the shards stay in place."""
+    FROM_BYTES = "from bytes"
+    """Every byte is copied back into an element."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,19 @@ def plan_steps(source: ResolvedSharding, target: ResolvedSharding, dtype: Any) -
     Args:
         source: The sharding of the array.
         target: The sharding of the result.
-        dtype: The dtype of the array. The host cannot slice elements that share a byte.
+        dtype: The dtype of the array. Elements of less than a byte take other steps.
     """
-    packed = not jnp.issubdtype(dtype, jax.dtypes.extended) and bits_of(dtype) in (4, 6)
-    return _steps(source, target, not packed and in_one_memory(source, target))
+    bits = 8 if jnp.issubdtype(dtype, jax.dtypes.extended) else bits_of(dtype)
+    if bits in _SENT_AS_BYTES and _is_sent_between_cpus(source, target):
+        as_bytes = _steps(source, target, False)
+        return Step(Strategy.TO_BYTES, source), *as_bytes, Step(Strategy.FROM_BYTES, target)
+    return _steps(source, target, bits not in _PACKED and in_one_memory(source, target))
+
+
+def _is_sent_between_cpus(source: ResolvedSharding, target: ResolvedSharding) -> bool:
+    """Return True if processes exchange shards of an array on CPU devices."""
+    in_this_process = source.sharding.is_fully_addressable and target.sharding.is_fully_addressable
+    return source.on_host and not in_this_process and not same_shards(source, target)
 
 
 @cleared_with_jax

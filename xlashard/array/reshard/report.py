@@ -47,6 +47,8 @@ _DESCRIPTIONS = {
     Strategy.CARRY: "whole shards go from device to device",
     Strategy.P2P: "pieces of shards go from device to device",
     Strategy.PERMUTE: "pieces of shards go between processes, by rounds of compiled permutations",
+    Strategy.TO_BYTES: "each element is copied into a byte, which XLA can send",
+    Strategy.FROM_BYTES: "each byte is copied back into an element",
 }
 
 
@@ -84,7 +86,8 @@ class ReshardReport:
         source_shard_bytes: Bytes on each source device.
         target_shard_bytes: Bytes on each destination device.
         peak_bytes: Peak bytes on a device: its two shards and, where tiles change, buffers for at
-            most one more. Emulated devices share blocks, and need less.
+            most one more; for elements that are sent as bytes, a copy of a shard. Emulated devices
+            share blocks, and need less.
 
     Example:
         >>> import numpy as np
@@ -288,6 +291,8 @@ def _peak(
 ) -> int:
     if route == (Step(Strategy.KEEP, there),):
         return shards[0]
+    if route[0].strategy is Strategy.TO_BYTES:
+        return max(shards) + _peak(route[1:-1], here, there, shards)
     shared = not set(here.sharding.devices).isdisjoint(there.sharding.devices)
     # A source that was copied to the destination's devices lies there like any other.
     shared |= len(route) > 1
