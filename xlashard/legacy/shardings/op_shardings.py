@@ -28,6 +28,7 @@ from xlashard.geometry import (
     spec_from_tile_assignment,
 )
 from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.geometry.spec import divisibility_text
 from xlashard.legacy.shardings.parsed_specs import (
     CanonicalizedParsedPartitionSpec,
     ParsedPartitionSpec,
@@ -218,14 +219,16 @@ def mesh_sharding_specs(
             [axis for axis, at in aval_axes.items() if at == dim] for dim in range(len(shape))
         ]
         for dim, axes in enumerate(by_dim):
-            tiles = math.prod(axis_sizes[axis] for axis in axes)
+            factors = [(axis, axis_sizes[axis]) for axis in axes]
+            tiles = math.prod(size for _, size in factors)
             if not allow_uneven_axes and shape[dim] % tiles:
                 raise DivisibilityError(
-                    f"dimension {dim} of shape {shape} is not divisible by {tiles}, the size of "
-                    f"the mesh axes {axes}: change its size, or pass allow_uneven_axes=True",
+                    f"{divisibility_text(dim, shape, tiles, factors)}: pad it, or pass "
+                    "allow_uneven_axes=True",
                     dim=dim,
                     tiles=tiles,
                     shape=shape,
+                    axes=factors,
                 )
         cuts = {axis: number for number, axis in enumerate(a for axes in by_dim for a in axes)}
         return ShardingSpec(

@@ -23,6 +23,7 @@ from xlashard.errors import (
     UnevenShardingWarning,
     XlashardWarning,
 )
+from xlashard.geometry.spec import uneven_text
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.shardings.resources import described, or_whole
 from xlashard.sharding import (
@@ -65,15 +66,20 @@ class UnevenDimension:
 
     Attributes:
         dim: The dimension.
-        size: Its size.
+        shape: Shape of the array.
         shards: Number of tiles along it.
         axes: Name and size of each mesh axis that shards it; empty if unknown.
     """
 
     dim: int
-    size: int
+    shape: tuple[int, ...]
     shards: int
     axes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return the size of the dimension."""
+        return self.shape[self.dim]
 
     @property
     def shard_size(self) -> int:
@@ -91,12 +97,8 @@ class UnevenDimension:
         return self.shards - -(-self.size // self.shard_size) if self.size else self.shards
 
     def describe(self) -> str:
-        """Describe the division: `dimension 0 of size 10 does not divide by 4 ('x'=4)`."""
-        axes = ", ".join(f"{name!r}={size}" for name, size in self.axes)
-        return (
-            f"dimension {self.dim} of size {self.size} does not divide by {self.shards}"
-            f"{f' ({axes})' if axes else ''}"
-        )
+        """Describe the division, with the sizes of the mesh axes."""
+        return uneven_text(self.dim, self.shape, self.shards, self.axes)
 
     def describe_padding(self) -> str:
         """Describe the tiles: `12, 3 on each device`."""
@@ -194,7 +196,7 @@ def uneven_dimensions(
     if isinstance(sharding, NamedSharding):
         axes, sizes = sharding.normal_spec.for_rank(len(shape)), sharding.mesh.shape
     return tuple(
-        UnevenDimension(i, shape[i], counts[i], tuple((a, sizes[a]) for a in axes[i] or ()))
+        UnevenDimension(i, tuple(shape), counts[i], tuple((a, sizes[a]) for a in axes[i] or ()))
         for i in uneven
     )
 
