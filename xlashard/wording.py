@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlashard.errors import ArgumentError
 
@@ -314,6 +314,23 @@ def format_processes(processes: Sequence[int]) -> str:
     more = len(processes) - _PROCESSES_SHOWN
     noun = "process" if len(processes) == 1 else "processes"
     return f"{noun} {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+_DEVICES_SHOWN = 16
+
+
+def format_devices(devices: Sequence[Any]) -> str:
+    """Return `device 0 (cpu)` or `2 devices [0, 1] (cpu)`; long lists are truncated.
+
+    Args:
+        devices: Devices of JAX.
+    """
+    if not devices:
+        return "no device"
+    ids = [device.id for device in devices]
+    shown = str(ids) if len(ids) <= _DEVICES_SHOWN else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
+    listed = f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices {shown}"
+    return f"{listed} ({devices[0].platform})"
 
 
 def group_by_value[T: Hashable](by_process: Mapping[int, T]) -> list[tuple[T, list[int]]]:

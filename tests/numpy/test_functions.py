@@ -334,11 +334,14 @@ def test_ranges_are_made_on_the_requested_device() -> None:
 def test_devices_that_differ_are_named_by_argument() -> None:
     x, y = (device_put(np.ones(8, np.float32), device) for device in DEVICES[:2])
     for call, texts in (
-        (lambda: xnp.add(x, y), ("add needs", "x, float32[8], is on [0]", "y, float32[8], on [1]")),
-        (lambda: xnp.dot(x, b=y), ("dot needs", "a, float32[8], is on [0]", "b.sharding")),
+        (
+            lambda: xnp.add(x, y),
+            ("add needs", "x, float32[8], is on device 0", "y, float32[8], on device 1"),
+        ),
+        (lambda: xnp.dot(x, b=y), ("dot needs", "a, float32[8], is on device 0", "b.sharding")),
         (lambda: xnp.concatenate([x, y]), ("concatenate", "arrays[0], ", "arrays[1], ")),
-        (lambda: xnp.add.outer(x, y), ("add.outer needs", "on [0]", "on [1]")),
-        (lambda: x.dot(y), ("dot needs", "on [0]", "on [1]")),
+        (lambda: xnp.add.outer(x, y), ("add.outer needs", "on device 0", "on device 1")),
+        (lambda: x.dot(y), ("dot needs", "on device 0", "on device 1")),
     ):
         with pytest.raises(DeviceMismatchError) as caught:
             call()

@@ -16,6 +16,7 @@ from xlashard.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
+from xlashard.wording import format_devices
 
 
 class Partitioner(Enum):
@@ -141,10 +142,9 @@ def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
     its = value.sharding.devices
     if its is devices or its == devices:
         return
-    ids, program_ids = ([d.id for d in ds[:8]] for ds in (its, devices))
     raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
-        f"{value.name or 'a value'} is sharded over {len(its)} devices {ids}, and the program runs "
-        f"on {len(devices)}: {program_ids}"
+        f"{value.name or 'a value'} is sharded over {format_devices(its)}, and the program runs on "
+        f"{format_devices(devices)}"
     )
 
 

@@ -33,6 +33,7 @@ from xlashard.array.reshard.execute import (
 from xlashard.errors import DeviceMismatchError, UnreducedError
 from xlashard.lazily import dataclass
 from xlashard.sharding import from_jax, to_jax
+from xlashard.wording import format_devices
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
 """Types of values that contain no array on devices."""
@@ -279,9 +280,6 @@ def _keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-_IDS_SHOWN = 16
-
-
 @dataclass(frozen=True, slots=True)
 class JaxCall:
     """A call of a function of JAX with arrays.
@@ -366,12 +364,12 @@ def _check_devices(call: JaxCall) -> None:
     bound = [(name, x) for name, x in call.operands() if x.committed]
     for name, x in bound[1:]:
         first, other = bound[0]
-        other_ids, ids = ([d.id for d in y.sharding._device_assignment] for y in (other, x))
-        if other_ids != ids:
+        expected, devices = (tuple(y.sharding._device_assignment) for y in (other, x))
+        if expected != devices:
             raise DeviceMismatchError(
                 f"{call.name} needs its arrays on the same devices in the same order: {first}, "
-                f"{type_text(other)}, is on {_ids_text(other_ids)} and {name}, {type_text(x)}, on "
-                f"{_ids_text(ids)}; move one of them, for example "
+                f"{type_text(other)}, is on {format_devices(expected)} and {name}, {type_text(x)}, "
+                f"on {format_devices(devices)}; move one of them, for example "
                 f"device_put({name}, {first}.sharding)"
             ) from None
 
@@ -387,13 +385,6 @@ def _note_memory(error: ValueError, call: JaxCall) -> None:
                 f"operations of JAX support: write device_put({name}, "
                 f"{name}.sharding.with_memory_kind({usual!r}))"
             )
-
-
-def _ids_text(ids: list[int]) -> str:
-    if len(ids) <= _IDS_SHOWN:
-        return str(ids)
-    shown = ", ".join(map(str, ids[: _IDS_SHOWN - 1]))
-    return f"[{shown}, ..., {ids[-1]}] ({len(ids)} devices)"
 
 
 def _retry_on_other_shardings(error: Exception, call: JaxCall) -> Any:

@@ -28,6 +28,7 @@ from xlashard.sharding import (
     Sharding,
     XLACompatibleSharding,
 )
+from xlashard.wording import format_devices
 
 
 class _Replicated(XLACompatibleSharding):
@@ -320,7 +321,7 @@ def _mismatch_text(
     devices, others = first.devices or (), other.devices or ()
     conflict = (
         f"one program runs on one list of devices, but {first.describe(names)} names "
-        f"{_ids(devices)} and {other.describe(names)} names {_ids(others)}"
+        f"{format_devices(devices)} and {other.describe(names)} names {format_devices(others)}"
     )
     if set(devices) == set(others):
         return f"{conflict}: the same devices in another order; build both meshes in one order"
@@ -330,10 +331,3 @@ def _mismatch_text(
         f"{conflict}: give shardings on one mesh, and call inside `with jax.set_mesh(mesh):` of "
         "that mesh, or without a mesh in force"
     )
-
-
-def _ids(devices: Sequence[Device]) -> str:
-    ids = [d.id for d in devices]
-    shown = str(ids) if len(ids) <= 16 else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
-    plural = "device" if len(ids) == 1 else f"{len(ids)} devices"
-    return f"{plural} {shown} ({devices[0].platform})" if devices else "no device"

@@ -43,6 +43,7 @@ from xlashard.program.parsed_module import (
 )
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding
+from xlashard.wording import format_devices
 
 
 def compile_stablehlo(
@@ -366,15 +367,11 @@ def _devices(
     for other_name, other in sources[1:]:
         if other != first:
             raise DeviceMismatchError(
-                f"a program runs on one list of devices, but {name} names {_ids(first)} and "
-                f"{other_name} names {_ids(other)}: leave devices out, or give the same to both"
+                f"a program runs on one list of devices, but {name} names {format_devices(first)} "
+                f"and {other_name} names {format_devices(other)}: leave devices out, or give the "
+                "same to both"
             )
     return first
-
-
-def _ids(devices: Sequence[Device]) -> str:
-    shown = ", ".join(str(d.id) for d in devices[:8])
-    return f"{len(devices)} [{shown}{', ...' if len(devices) > 8 else ''}]"
 
 
 def _planned(

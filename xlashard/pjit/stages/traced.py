@@ -26,6 +26,7 @@ from xlashard.pjit.stages.info import Stage, StageInfo, struct
 from xlashard.pjit.trace import Call
 from xlashard.program.compile import LoweredProgram, compiler_input
 from xlashard.sharding import XLACompatibleSharding, to_jax
+from xlashard.wording import format_devices
 
 if TYPE_CHECKING:
     from xlashard._jax.runtime.offline import CompileInput, PhaseInput
@@ -253,8 +254,8 @@ class Lowered(Stage, jax.stages.Lowered):
         if not self._request.placement.is_unassigned:
             if devices != lowered:
                 raise DeviceMismatchError(
-                    f"device_assignment of {self.fun_name} is {_ids(devices)}, but its shardings "
-                    f"name {_ids(lowered)}: leave device_assignment out"
+                    f"device_assignment of {self.fun_name} is {format_devices(devices or ())}, but "
+                    f"its shardings name {format_devices(lowered)}: leave device_assignment out"
                 )
             return self._request
         if devices is None or len(devices) != len(lowered):
@@ -267,10 +268,6 @@ class Lowered(Stage, jax.stages.Lowered):
         function = self._traced._function
         call = replace(self._traced._call, assign=lambda _: devices)
         return function.lowering_request(call, function.arguments(call))
-
-
-def _ids(devices: Sequence[Device] | None) -> list[int]:
-    return [device.id for device in devices or ()]
 
 
 def _checked_dialect(dialect: object) -> str:
