@@ -32,7 +32,7 @@ from xlashard._jax.runtime.transfer import (
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
-from xlashard.array.core.base import deletion_cause, type_text
+from xlashard.array.core.base import deleted_text, type_text
 from xlashard.errors import ArgumentError, DeletedError, DonationError, ShardingError
 from xlashard.lazily import dataclass
 from xlashard.sharding import Sharding, XLACompatibleSharding
@@ -113,20 +113,18 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
     handle = base_handle(bare(value))
     if handle is None or not lacks_buffer(handle):
         return
+    name = f"{path} ({dtype_name(aval)})"
     if handle.is_deleted():
-        raise DeletedError(_deleted_text(value, path, aval))
-    raise DeletedError(
-        f"{path} ({dtype_name(aval)}) lacks the buffer of one of its devices: that shard was "
-        "deleted or donated by itself; make it anew"
+        taker = value._deleted_by if isinstance(value, Array) else None
+        raise DeletedError(deleted_text(name, bare(value), taker))
+    raise DeletedError(_lost_shard_text(name))
+
+
+def _lost_shard_text(name: str) -> str:
+    return (
+        f"{name} lacks the buffer of one of its devices: that shard was deleted or donated by "
+        "itself; make it anew"
     )
-
-
-def _deleted_text(value: Any, path: str, aval: Any) -> str:
-    how = deletion_cause(bare(value), value._deleted_by if isinstance(value, Array) else None)
-    advice = "make it anew"
-    if "donated to" in how:
-        advice = "use what that call returned, or leave the argument out of its donate_argnums"
-    return f"{path} ({dtype_name(aval)}) has been deleted: {how}; {advice}"
 
 
 def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
@@ -302,10 +300,8 @@ def check_unshared(
         return
     first, second = (paths[i] for i in pair)
     if pair[0] == pair[1]:
-        raise DeletedError(  # no-catalogue: needs a shard that is deleted during the call
-            f"{first} lacks the buffer of one of its devices: that shard was deleted or donated by "
-            f"itself; make {first} anew before you call {name}"
-        )
+        # no-catalogue: needs a shard that is deleted during the call
+        raise DeletedError(_lost_shard_text(first))
     taken = first if donated[pair[0]] else second
     raise DonationError(
         f"{name} got the same buffers as {first} and as {second}, and {taken} is donated: "

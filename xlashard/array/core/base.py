@@ -296,9 +296,9 @@ def check_alive(*operands: Any) -> None:
     for x in operands:
         if isinstance(x, ArrayBase):
             if x._buffers.is_deleted():
-                raise DeletedError(_deleted_text(x._buffers, x._deleted_by)) from None
+                raise DeletedError(_deleted_array_text(x._buffers, x._deleted_by)) from None
         elif type(x) is HandleType and x.is_deleted():
-            raise DeletedError(_deleted_text(x, None)) from None
+            raise DeletedError(_deleted_array_text(x, None)) from None
 
 
 def check_alive_as(name: Callable[[], str], x: Any) -> None:
@@ -313,10 +313,23 @@ def check_alive_as(name: Callable[[], str], x: Any) -> None:
         raise DeletedError(f"{name()}: {error}") from None
 
 
-def _deleted_text(handle: Handle, consumer: str | None) -> str:
+def _deleted_array_text(handle: Handle, consumer: str | None) -> str:
+    return deleted_text(f"an Array {type_text(handle)}", handle, consumer)
+
+
+def deleted_text(name: str, handle: Handle, consumer: str | None) -> str:
+    """Describe a deleted array: what deleted it, and what to do instead.
+
+    Args:
+        name: The array as errors name it.
+        handle: Its handle.
+        consumer: The callable that it was donated to, if known.
+    """
     how = deletion_cause(handle, consumer)
-    advice = "use what that call returned instead" if "donated to" in how else "make it anew"
-    return f"an Array {type_text(handle)} has been deleted: {how}; {advice}"
+    advice = "make it anew"
+    if "donated to" in how:
+        advice = "use what that call returned, or call it without donating the array"
+    return f"{name} has been deleted: {how}; {advice}"
 
 
 def reshape_buffer(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = None) -> Handle:
