@@ -26,14 +26,13 @@ from xlashard.errors import (
     CompileError,
     GeometryError,
     PlacementError,
-    ResourceError,
     ShardingError,
     XlashardError,
 )
 from xlashard.multihost.collective_call import CollectiveCall, named_leaves
 from xlashard.multihost.consistency import compare_parts, read_check
 from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
-from xlashard.pjit.constraint import constrain
+from xlashard.pjit.constraint import batched_spec, constrain
 from xlashard.sharding import Mesh, PartitionSpec, partition_spec, spec_of
 
 TO_GLOBAL = "host_local_array_to_global_array"
@@ -168,7 +167,7 @@ def _mapped(
         try:
             out.append(_converted(leaf, host, spec, to_global))
         except XlashardError as error:
-            raise _with_context(error, leaf_path(inputs, number, name), host, spec) from None
+            raise error_at(error, leaf_path(inputs, number, name), host, spec) from None
     return treedef.unflatten(out)
 
 
@@ -186,10 +185,8 @@ def _specs_of(pspecs: Any, inputs: Any, name: str) -> list[PartitionSpec]:
     return out
 
 
-def _with_context(
-    error: XlashardError, path: str, host: HostMesh, spec: PartitionSpec
-) -> XlashardError:
-    """Add the leaf's path to an error, and spec and mesh to a shape error."""
+def error_at(error: XlashardError, path: str, host: HostMesh, spec: PartitionSpec) -> XlashardError:
+    """Return an error with the path of its leaf; that of a shape with its spec and mesh too."""
     if isinstance(error, GeometryError):
         return PlacementError(
             f"{path} under {spec_of(spec).describe()} on {host.describe()}: {error}"
@@ -258,14 +255,8 @@ def _with_batch(
     axis_data: Any, dim: int, *, global_mesh: Mesh, pspec: PartitionSpec
 ) -> dict[str, Any]:
     """Return the parameters for a batch dimension, sharded over `spmd_axis_name` if given."""
-    axes, spec = spmd_axis_names(axis_data), spec_of(pspec)
-    clash = [axis for axis in axes if axis in spec.axes]
-    if clash:
-        raise ResourceError(
-            f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the inner spec "
-            f"{spec.describe()} already uses that axis: remove it from one of them"
-        )
-    return {"global_mesh": global_mesh, "pspec": partition_spec(spec.insert(dim, axes))}
+    batched = batched_spec(spec_of(pspec), dim, spmd_axis_names(axis_data))
+    return {"global_mesh": global_mesh, "pspec": batched}
 
 
 def _in_program(

@@ -28,6 +28,7 @@ from xlashard.array import device_put
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.target import leaf_paths
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
+from xlashard.geometry import DimAxes, Spec
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.shardings.device_assignment import (
     REPLICATED,
@@ -39,8 +40,8 @@ from xlashard.pjit.shardings.resolve import to_sharding
 from xlashard.pjit.shardings.resources import (
     Resource,
     as_tiles,
-    described,
     expand,
+    misfit,
     read_resources,
 )
 from xlashard.pjit.shardings.uneven import CONSTRAINT, dividing, report_uneven_value
@@ -50,6 +51,7 @@ from xlashard.sharding import (
     GSPMDSharding,
     Mesh,
     NamedSharding,
+    PartitionSpec,
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
@@ -130,11 +132,8 @@ def _fitting(requested: Sharding, aval: Any, path: str) -> XLACompatibleSharding
         sharding = as_tiles(requested, aval.shape)
         sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
-        raise ResourceError(
-            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {described(requested)}: "
-            f"{error}",
-            path=path,
-        ) from None
+        kind = lowering.dtype_name(aval)
+        raise misfit("the sharding", path, kind, requested, error) from None
     return sharding
 
 
@@ -277,16 +276,30 @@ def _with_batch_dim(
         counts = (*tiles.counts[:dim], 1, *tiles.counts[dim:])
         batched = replace(tiles, counts=counts).to_tile_assignment()
         return GSPMDSharding(sharding.devices, batched, memory_kind=sharding.memory_kind)
-    spec = sharding.normal_spec
-    clash = [a for a in axes if a in spec.axes]
-    if clash:
-        raise ResourceError(
-            f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the constraint "
-            f"{sharding.spec} inside uses that axis already: leave it out of one of them"
-        )
     # Only automatic axes may be left to the partitioner.
     free = None if AxisType.Auto in sharding.mesh.axis_types else ()
-    return sharding.with_spec(partition_spec(spec.insert(dim, axes or free)))
+    return sharding.with_spec(batched_spec(sharding.normal_spec, dim, axes or free))
+
+
+def batched_spec(spec: Spec, dim: int, axes: DimAxes) -> PartitionSpec:
+    """Return the spec of a batch of values.
+
+    Args:
+        spec: The spec of one value.
+        dim: The batch dimension.
+        axes: The mesh axes over which `vmap(..., spmd_axis_name=...)` shards the batch; `()` for
+            none, None to leave it to the partitioner.
+
+    Raises:
+        ResourceError: If the spec of one value uses one of the axes.
+    """
+    clash = [axis for axis in axes or () if axis in spec.axes]
+    if clash:
+        raise ResourceError(
+            f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the spec "
+            f"{spec.describe()} inside uses that axis already: leave it out of one of them"
+        )
+    return partition_spec(spec.insert(dim, axes))
 
 
 def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:

@@ -16,7 +16,7 @@ from xlashard.array.placement.target import broadcast_prefix, leaf_paths
 from xlashard.errors import ArgumentError, GeometryError, ResourceError
 from xlashard.pjit.shardings.device_assignment import REPLICATED
 from xlashard.pjit.shardings.resolve import to_sharding
-from xlashard.pjit.shardings.resources import described, expand, read_resources
+from xlashard.pjit.shardings.resources import expand, misfit, read_resources
 from xlashard.pjit.shardings.uneven import uneven_dimensions
 from xlashard.sharding import Mesh, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import typed
@@ -178,10 +178,7 @@ def _padded_shape(sharding: Any, aval: Any, path: str) -> tuple[int, ...]:
     try:
         sharding.check_compatible_aval(shape)
     except GeometryError as error:
-        raise ResourceError(
-            f"the sharding of {path} ({_typed(aval)}) is {described(sharding)}: {error}",
-            path=path,
-        ) from None
+        raise misfit("the sharding", path, _typed(aval), sharding, error) from None
     sizes = {uneven.dim: uneven.padded_size for uneven in uneven_dimensions(sharding, shape)}
     return tuple([sizes.get(dim, size) for dim, size in enumerate(shape)])
 

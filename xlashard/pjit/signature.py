@@ -304,9 +304,9 @@ class Parameters:
         positional, keywords = args_tree.children(), kwargs_tree.node_data()[1]
         if not keywords and args_tree == tree.treedef:
             return list(tree.leaves)
-        positions = self._dynamic_positions(len(positional))
+        positions = self.dynamic_positions(len(positional))
         entry_of = {
-            name: len(self._dynamic_positions(before=self.signature.names.index(name)))
+            name: len(self.dynamic_positions(before=self.signature.names.index(name)))
             for name in keywords
             if name in self.signature.names
         }
@@ -324,8 +324,13 @@ class Parameters:
                 out += [Resource(UNSPECIFIED)] * subtree.num_leaves
         return out
 
-    def _dynamic_positions(self, number: int | None = None, *, before: int = 0) -> list[int]:
-        """Return the first positions that are not static: a number of them, or all before one."""
+    def dynamic_positions(self, number: int | None = None, *, before: int = 0) -> list[int]:
+        """Return the first positions that are not static.
+
+        Args:
+            number: How many of them; None for all before a position.
+            before: That position.
+        """
         if number is None:
             return [i for i in range(before) if i not in self.static_argnums]
         return list(islice((i for i in count() if i not in self.static_argnums), number))
@@ -340,9 +345,9 @@ class Parameters:
                 f"{tree.what}=({tree.text()},)"
             )
         entries_text = counted(len(entries), "entry", "entries")
-        named = self._dynamic_positions(before=len(self.signature.names))
+        named = self.dynamic_positions(before=len(self.signature.names))
         if len(entries) < needed or (self.signature.rest is not None and len(entries) > needed):
-            verb, named = "was called with", self._dynamic_positions(needed)
+            verb, named = "was called with", self.dynamic_positions(needed)
         elif len(entries) > needed and len(entries) > len(named):
             verb = "takes"
         else:

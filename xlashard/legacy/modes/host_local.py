@@ -6,7 +6,7 @@ Shards that are placed as their resource specifies are neither copied nor moved.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import count, islice
+from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -19,9 +19,10 @@ from xlashard._jax.trace.tracing import abstractify
 from xlashard.array import Array, device_put
 from xlashard.array.core.handles import is_key_array, key_handle, keys_over, wrap_result
 from xlashard.array.device_buffers import make_array_from_single_device_arrays
-from xlashard.array.placement.target import at_path, resolve_sharding
-from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
+from xlashard.array.placement.target import leaf_paths, resolve_sharding
+from xlashard.errors import BoxError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction, host_local_class, is_global
+from xlashard.multihost.host_local_arrays import error_at
 from xlashard.multihost.host_mesh import HostMesh, as_global, as_host_local, host_mesh
 from xlashard.pjit.callables import dispatcher_of
 from xlashard.pjit.shardings.resolve import to_sharding
@@ -140,18 +141,13 @@ class HostLocal:
         path = self._path(dynamic, index)
         if isinstance(error, BoxError):
             return BoxError(_block_text(path, error))
-        if isinstance(error, GeometryError):
-            return PlacementError(
-                f"{path} is host-local, with {spec} on {self._host.describe()}: {error}"
-            )
-        return at_path(error, path)
+        return error_at(error, path, self._host, spec)
 
     def _path(self, dynamic: tuple[Any, ...], index: int) -> str:
         parameters = self._function.parameters
-        positions = (i for i in count() if i not in parameters.static_argnums)
-        path = jax.tree_util.tree_flatten_with_path(dynamic)[0][index][0]
-        name = parameters.signature.name(next(islice(positions, path[0].idx, None)))
-        return name + jax.tree_util.keystr(path[1:])
+        names = map(parameters.signature.name, parameters.dynamic_positions(len(dynamic)))
+        paths = chain.from_iterable(map(leaf_paths, dynamic, names))
+        return next(islice(paths, index, None))
 
     def _specs(
         self, resources_of: Callable[[Any], Sequence[Resource]], what: str, tree: Any

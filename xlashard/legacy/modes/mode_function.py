@@ -223,7 +223,7 @@ def _check_partitioning(argument: Argument, request: Any, what: str) -> None:
 def _spec_of(sharding: XLACompatibleSharding) -> str:
     if not isinstance(sharding, NamedSharding):
         return "its spec"
-    return f"P({', '.join(map(repr, sharding.spec.partitions))})"
+    return sharding.normal_spec.describe()
 
 
 def _check_same_everywhere(call: Call) -> None:

@@ -37,6 +37,7 @@ from xlashard.pjit.shardings.resources import (
     as_code,
     as_tiles,
     described,
+    misfit,
     or_whole,
 )
 from xlashard.pjit.shardings.unreduced import reshard_problem
@@ -279,7 +280,7 @@ def _fitting(
     """
     if requested is REPLICATED:
         return _replicated(devices, mesh)
-    _, path, aval = value
+    keyword, path, aval = value
     shape = tuple(aval.shape)
     if not isinstance(requested, XLACompatibleSharding):
         try:
@@ -300,9 +301,8 @@ def _fitting(
         if isinstance(error, DivisibilityError):
             pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
             hint = f". {or_whole(pad, requested, [error.dim])}"
-        raise ResourceError(
-            f"{_describe(value)} is {described(requested)}: {error}{hint}", path=path
-        ) from None
+        kind = dtype_name(aval)
+        raise misfit(keyword, path, kind, requested, f"{error}{hint}") from None
     return requested
 
 

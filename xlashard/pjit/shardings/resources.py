@@ -227,6 +227,21 @@ def described(sharding: Sharding) -> str:
     return f"NamedSharding({shape}; {sharding.spec}{_memory(sharding)})"
 
 
+def misfit(what: str, path: str, kind: str, sharding: Sharding, problem: object) -> ResourceError:
+    """Return the error for a sharding that does not fit its value.
+
+    Args:
+        what: The keyword of the sharding, or `the sharding`.
+        path: The path of the value.
+        kind: The type of the value: `float32[8,16]`.
+        sharding: The sharding.
+        problem: What does not fit, and what to write.
+    """
+    return ResourceError(
+        f"{what} of {path} ({kind}) is {described(sharding)}: {problem}", path=path
+    )
+
+
 def as_code(sharding: Sharding) -> str:
     """Return a sharding as code, on the mesh or devices at hand."""
     if isinstance(sharding, NamedSharding):
