@@ -13,7 +13,8 @@ donated arrays only.
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any
 
 import jax
@@ -249,6 +250,16 @@ def arguments_may_move(
             what = f"{path} ({type_text(handle)})"
             check_transfer(guards, Transfer.DEVICE_TO_DEVICE, what, advice)
     return jax.transfer_guard("allow")
+
+
+def split_by_donation[T](values: Sequence[T], donated: Sequence[bool]) -> tuple[list[T], list[T]]:
+    """Return the donated values, and the others.
+
+    Args:
+        values: The values.
+        donated: For each value, True if it is donated.
+    """
+    return list(compress(values, donated)), list(compress(values, map(not_, donated)))
 
 
 _EXCLUSIVE = attrgetter("_exclusive")

@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
-from operator import not_
 from typing import Any, Protocol
 
 import jax
@@ -24,7 +23,12 @@ from xlashard._jax.trace.rewriting import boundary, surround
 from xlashard.array.core import base as array_base
 from xlashard.array.core.base import DonationTracker, release_shards
 from xlashard.lazily import dataclass
-from xlashard.pjit.arguments import describe_arguments, follow_layouts, may_share
+from xlashard.pjit.arguments import (
+    describe_arguments,
+    follow_layouts,
+    may_share,
+    split_by_donation,
+)
 from xlashard.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.pjit.constraint import boundary_p, constraint_params, only_places
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
@@ -197,8 +201,7 @@ def _impl(
     call, miss = PROGRAMS.cached(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
     if not any(donated_invars):
         return call(*args)
-    donated = list(compress(args, donated_invars))
-    others = list(compress(args, map(not_, donated_invars)))
+    donated, others = split_by_donation(args, donated_invars)
     try:
         return miss(*args)[0] if may_share(donated, others) else call(*args)
     finally:

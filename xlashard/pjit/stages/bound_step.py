@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Sequence
 from itertools import compress
-from operator import not_
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from xlashard.pjit.arguments import (
     check_unshared,
     check_values,
     may_share,
+    split_by_donation,
 )
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import explained_nan
@@ -240,27 +240,20 @@ class BoundStep:
             for handle, path in zip(self._alive(), plan.state_paths, strict=True):
                 check_alive(handle, path, handle.aval)
         if not self._given:
-            leaves, donated = jax.tree_util.tree_leaves(rest), plan.donated_inputs
+            leaves = jax.tree_util.tree_leaves(rest)
+            donated, others = split_by_donation(leaves, plan.donated_inputs)
             state = self._alive() if self._is_shared else ()
-            others = [*compress(leaves, map(not_, donated)), *self._consts, *state]
-            if not may_share(list(compress(leaves, donated)), others):
+            if not may_share(donated, [*others, *self._consts, *state]):
                 return
-        closed_over = [f"an array that {plan.name} closes over"] * len(self._consts)
-        inputs = [i.path for i in plan.inputs if i.position is not None]
-        paths = [*closed_over, *plan.state_paths, *inputs]
-        if plan.order is not None:
-            paths = [paths[i] for i in plan.order]
-        pair, donated = self._program.shared_pair(handles), self._program.parts.plan.donated
-        check_unshared(pair, paths, donated, plan.name)
+        pair, program_plan = self._program.shared_pair(handles), self._program.parts.plan
+        check_unshared(pair, plan.program_paths, program_plan.donated, plan.name)
 
     def _explained(
         self, error: NonFiniteError, state: Sequence[Any], rest: tuple[Any, ...]
     ) -> NonFiniteError:
         plan, leaves = self._plan, jax.tree_util.tree_leaves(rest)
-        at, others = plan.before, [i.path for i in plan.inputs]
-        values = (*leaves[:at], *state, *leaves[at:])
-        paths = (*others[:at], *plan.state_paths, *others[at:])
-        return explained_nan(error, plan.name, self._body, values, paths)
+        values = (*leaves[: plan.before], *state, *leaves[plan.before :])
+        return explained_nan(error, plan.name, self._body, values, plan.paths)
 
     def _note_donated(self, rest: tuple[Any, ...]) -> None:
         consumer = f"the bound step {self._plan.name}"

@@ -49,6 +49,8 @@ class StepPlan:
 
     Attributes:
         name: The function's name.
+        paths: The paths of all leaves of its arguments.
+        program_paths: The paths of the arguments that the program takes.
         state_tree: The tree of the state.
         state_paths: The paths of its leaves.
         keys: True if keys, whose handles differ, are among the state's leaves or the results.
@@ -65,6 +67,8 @@ class StepPlan:
     """
 
     name: str
+    paths: tuple[str, ...]
+    program_paths: tuple[str, ...]
     state_tree: Any
     state_paths: tuple[str, ...]
     keys: bool
@@ -107,6 +111,8 @@ def plan_step(compiled: CompiledProgram, info: StageInfo, argnum: int) -> StepPl
     inputs_donated = tuple(donated for i, donated in enumerate(info.donated) if i not in state)
     return StepPlan(
         name=name,
+        paths=info.paths,
+        program_paths=tuple(compiled.argument_paths(info.paths, name)),
         state_tree=state_tree,
         state_paths=tuple(info.paths[i] for i in state),
         keys=any(map(is_extended, info.out_avals)),

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import compress
-from operator import not_
 from typing import Any, Self
 
 import jax
@@ -13,7 +12,7 @@ from xlashard._jax.runtime.shardings import Device, Format, if_reported
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shorten, shortened
 from xlashard.array.core.base import SHARDS, DonationTracker, release_shards
 from xlashard.errors import ArgumentError
-from xlashard.pjit.arguments import describe_arguments, may_share
+from xlashard.pjit.arguments import describe_arguments, may_share, split_by_donation
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.stages.bound_step import BoundStep
@@ -173,8 +172,8 @@ class Executable:
         values = jax.tree_util.tree_leaves((args, kwargs))
         if len(values) != len(donated):
             return [], []  # of another structure, which the call refuses
-        others = [*compress(values, map(not_, donated)), *self._compiled.consts]
-        return list(compress(values, donated)), others
+        taken, others = split_by_donation(values, donated)
+        return taken, [*others, *self._compiled.consts]
 
     @cached_property
     def _dispatcher(self) -> Any:
